@@ -1,0 +1,1 @@
+//! Checkpoints: files in, named tensors out.

@@ -1,0 +1,1 @@
+//! The library face: load a model, submit requests, stream tokens.

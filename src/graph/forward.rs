@@ -1,0 +1,1 @@
+//! The gpt-oss forward pass.

@@ -1,0 +1,1 @@
+//! OpenAI's harmony chat format.

@@ -1,0 +1,1 @@
+//! Worker processes around the compilers.

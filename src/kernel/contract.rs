@@ -1,0 +1,1 @@
+//! What an op is (`op.toml`) and what a template says of itself (front matter).

@@ -1,0 +1,1 @@
+//! Where templates come from, what shadows what, and which fit a target.

@@ -1,0 +1,1 @@
+//! A template, a problem, parameters and a target in; self-contained source out.

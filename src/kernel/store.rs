@@ -1,0 +1,1 @@
+//! Key to object: cached or freshly compiled, many at once.

@@ -1,0 +1,20 @@
+//! gpt-oss on AMD GPUs, with kernels that are data.
+//!
+//! The dependencies point one way: `cli → engine → scheduler → graph → kernel → gpu`. `checkpoint`,
+//! `tokenizer`, `harmony`, `tuning` and `target` know none of those. Start reading in
+//! [`graph::forward`], the forward pass of the model.
+
+pub mod checkpoint;
+pub mod cli;
+pub mod config;
+pub mod dtype;
+pub mod error;
+pub mod engine;
+pub mod graph;
+pub mod harmony;
+pub mod kernel;
+pub mod reference;
+pub mod scheduler;
+pub mod target;
+pub mod tokenizer;
+pub mod tuning;

@@ -1,0 +1,1 @@
+//! A plain-loop reference of every op.

@@ -1,0 +1,1 @@
+//! Tuning tables: which template, with which parameters, for which shapes.
