@@ -1,0 +1,45 @@
+//! Errors, at the edge: the chain of causes, then one hint, then the exit code.
+
+use std::io;
+use std::process::ExitCode;
+
+use super::output::Output;
+use crate::error::Hint;
+
+/// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
+pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)) {
+        return ExitCode::SUCCESS;
+    }
+    let message: Vec<String> = error.chain().map(ToString::to_string).collect();
+    output.error(&message.join("\n  caused by: "));
+    if let Some(hint) = error.chain().find_map(hint) {
+        output.hint(&hint);
+    }
+    if error.chain().any(|cause| cause.is::<UsageError>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+/// Flags that parse one by one and make no sense together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct UsageError(pub String);
+
+/// The hint of an error of ours. Every error type that has hints is listed here.
+fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+        cause.downcast_ref::<E>().and_then(Hint::hint)
+    }
+    of::<NoHint>(cause)
+}
+
+/// Stands where the list of error types is still empty.
+#[derive(Debug, thiserror::Error)]
+#[error("no hint")]
+struct NoHint;
+
+impl Hint for NoHint {
+    fn hint(&self) -> Option<String> {
+        None
+    }
+}
