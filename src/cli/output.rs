@@ -167,7 +167,10 @@ mod tests {
     #[test]
     fn a_table_aligns_numbers_right_and_ends_no_line_with_blanks() {
         let rows = vec![vec!["a".into(), "1".into(), "x".into()], vec!["long".into(), "1,000".into(), "y".into()]];
-        assert_eq!(table(&["name", "us", "note"], &rows, &["us"]), "name     us  note\na         1  x\nlong  1,000  y\n");
+        assert_eq!(
+            table(&["name", "us", "note"], &rows, &["us"]),
+            "name     us  note\na         1  x\nlong  1,000  y\n"
+        );
     }
 
     #[test]

@@ -9,7 +9,10 @@ use crate::error::Hint;
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
-    if error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)) {
+    if error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
+    {
         return ExitCode::SUCCESS;
     }
     let message: Vec<String> = error.chain().map(ToString::to_string).collect();

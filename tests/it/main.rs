@@ -1,1 +1,1 @@
-fn main() {}
+//! Integration tests, one binary: a module per room.
