@@ -1,1 +1,71 @@
-//! Devices.
+//! Devices, memory, modules and launches: everything between the graph and a driver.
+//!
+//! A [`Driver`] is one device. It allocates [`Buffer`]s, loads compiled [`Kernel`]s and launches them over a grid
+//! of blocks. Nothing above this crate holds a raw pointer. There is one driver so far: [`host`], this machine's
+//! cores, where a block is one call of a C function.
+//!
+//! What makes [`Driver::launch`] a safe function is checked in [`launch`]: the kernel's own description of its
+//! arguments equals the contract's when it is loaded, and every launch passes the right number of arguments of
+//! the right kind, in memory that is long enough and writable where the kernel writes. That a kernel stays
+//! within the lengths its contract states is the template's part, tested against the references.
+
+pub mod host;
+
+mod error;
+mod launch;
+mod memory;
+
+pub use error::GpuError;
+pub use launch::{Argument, ArgumentKind, ArgumentSpec, Kernel, KernelSpec, Launch};
+pub use memory::{Buffer, BufferView};
+
+use bytes::Bytes;
+
+/// One device: memory, modules, launches. Launches run in the order they are made.
+pub trait Driver: Send + Sync {
+    /// The device in words, for people: name, cores or compute units.
+    fn describe(&self) -> String;
+
+    /// Blocks that run at the same time: cores on the host, compute units on a GPU.
+    fn parallelism(&self) -> usize;
+
+    /// Memory for `len_bytes` bytes, zeroed, aligned to 4096 bytes.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError>;
+
+    /// Read-only bytes as device memory. On the host they are used where they lie.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] where a copy is needed.
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError>;
+
+    /// Loads a compiled object and looks its kernel up.
+    ///
+    /// # Errors
+    /// [`GpuError::NotLoadable`], [`GpuError::NoEntry`], or [`GpuError::Abi`] when the object describes other
+    /// arguments than `spec`.
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError>;
+
+    /// Runs a kernel over its grid; what it wrote is visible to what comes after.
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] when the arguments do not fit the kernel's.
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError>;
+
+    /// Copies `bytes` to the start of `view`.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when they do not fit or the memory is read-only.
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError>;
+
+    /// Copies the start of `view` into `bytes`, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when the view is shorter.
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError>;
+
+    /// Runs `work`, which makes launches, in the place from which launches are cheapest.
+    fn enter(&self, work: &mut (dyn FnMut() + Send));
+}

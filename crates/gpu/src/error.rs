@@ -1,0 +1,63 @@
+//! What can go wrong on a device.
+
+/// An error of a device or of what it was asked to do.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    /// The device has no room.
+    #[error("could not allocate {len_bytes} bytes on {device}")]
+    OutOfMemory {
+        /// Which device.
+        device: String,
+        /// What was asked for.
+        len_bytes: usize,
+    },
+    /// The device could not be set up.
+    #[error("could not start the threads of the cpu device")]
+    Threads(#[source] rayon::ThreadPoolBuildError),
+    /// The loader refuses the object.
+    #[error("could not load the object of kernel `{entry}`: {reason}")]
+    NotLoadable {
+        /// The kernel.
+        entry: String,
+        /// The loader's own words.
+        reason: String,
+    },
+    /// The object does not have the kernel.
+    #[error("the object has no symbol `{symbol}`")]
+    NoEntry {
+        /// What was looked up.
+        symbol: String,
+    },
+    /// The object was compiled for other arguments than its contract states.
+    #[error("kernel `{entry}` was compiled for other arguments\n  expected: {expected}\n  found:    {found}")]
+    Abi {
+        /// The kernel.
+        entry: String,
+        /// What the contract states.
+        expected: String,
+        /// What the object states.
+        found: String,
+    },
+    /// A launch with arguments that do not fit.
+    #[error("kernel `{entry}`, argument `{argument}`: expected {expected}, found {found}")]
+    Argument {
+        /// The kernel.
+        entry: String,
+        /// The argument's name.
+        argument: String,
+        /// What the kernel takes.
+        expected: String,
+        /// What it was given.
+        found: String,
+    },
+    /// A copy past the end of a buffer, or into read-only memory.
+    #[error("could not {what} {len_bytes} bytes: the view has {available_bytes}")]
+    Range {
+        /// `read` or `write`.
+        what: &'static str,
+        /// What was asked for.
+        len_bytes: usize,
+        /// What there is.
+        available_bytes: usize,
+    },
+}

@@ -1,0 +1,313 @@
+//! The `cpu` device: a block is one call of a C function, and the blocks of a grid run on all cores.
+//!
+//! An object is a shared library with two symbols: `<entry>`, the kernel, and `<entry>_abi`, a string that describes
+//! its arguments. It is loaded from memory (a memfd), so the bytes whose digest was verified are the bytes that run.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use rayon::ThreadPool;
+
+use crate::launch::{Argument, Kernel, KernelSpec, Launch};
+use crate::memory::{Buffer, BufferView};
+use crate::{Driver, GpuError};
+
+/// The signature of every host kernel: arguments (pointers as they are, values by address), private memory of the
+/// calling thread, and which block to run.
+type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u32);
+
+/// A kernel in a loaded shared library, which stays loaded as long as this lives.
+#[derive(Clone)]
+pub(crate) struct Function {
+    entry: Entry,
+    _library: Arc<Library>,
+}
+
+/// This machine's cores.
+pub struct HostDriver {
+    pool: ThreadPool,
+    /// Held while anything reads or writes buffers: what makes the safe functions of [`Driver`] race-free.
+    stream: Mutex<()>,
+}
+
+impl HostDriver {
+    /// A device with `n_threads` threads; 0 means one for every core.
+    ///
+    /// # Errors
+    /// [`GpuError::Threads`].
+    pub fn new(n_threads: usize) -> Result<Self, GpuError> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(n_threads)
+            .thread_name(|i| format!("cpu device {i}"))
+            .build()
+            .map_err(GpuError::Threads)?;
+        Ok(Self { pool, stream: Mutex::new(()) })
+    }
+}
+
+impl Driver for HostDriver {
+    fn describe(&self) -> String {
+        format!("cpu ({} threads)", self.parallelism())
+    }
+
+    fn parallelism(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory { device: "cpu".into(), len_bytes })
+    }
+
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
+        Ok(Buffer::read_only(bytes))
+    }
+
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
+        let refused = |reason: String| GpuError::NotLoadable { entry: spec.entry.clone(), reason };
+        let library = open_from_memory(object).map_err(refused)?;
+        let found = abi(&library, &format!("{}_abi", spec.entry))?;
+        if found != spec.abi {
+            return Err(GpuError::Abi { entry: spec.entry, expected: spec.abi, found });
+        }
+        let missing = |_| GpuError::NoEntry { symbol: spec.entry.clone() };
+        // SAFETY: the ABI string says that this object was rendered by us for exactly these arguments, and every
+        // rendered host kernel exports its entry with the type `Entry`.
+        let entry = *unsafe { library.get::<Entry>(spec.entry.as_bytes()) }.map_err(missing)?;
+        Ok(Kernel { spec: Arc::new(spec), function: Function { entry, _library: Arc::new(library) } })
+    }
+
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
+        kernel.check(launch.args)?;
+        let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let args = Pointers(launch.args.iter().map(pointer).collect());
+        let [x, y, z] = launch.grid.map(u64::from);
+        let n_blocks = x * y * z;
+        let run = |block: u64| {
+            with_scratch(kernel.spec.scratch_bytes, |scratch| {
+                let index = |n: u64| n as u32; // each is below its grid dimension, a u32
+                // SAFETY: `check` made sure that the arguments are what the kernel takes and that `launch.args`,
+                // which outlives this call, holds them; the stream lock keeps everything else off the buffers;
+                // `scratch` is private to this thread. Staying inside the lengths is the template's contract.
+                unsafe {
+                    (kernel.function.entry)(
+                        args.as_ptr(),
+                        scratch,
+                        index(block % x),
+                        index(block / x % y),
+                        index(block / x / y),
+                    );
+                }
+            });
+        };
+        match n_blocks {
+            0 => {}
+            1 => run(0),
+            _ => self.on_all_cores(n_blocks, &run),
+        }
+        Ok(())
+    }
+
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
+        let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        view.copy_from(bytes)
+    }
+
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
+        let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        view.copy_to(bytes)
+    }
+
+    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        // Launching from a thread of the pool saves waking this one up after every launch.
+        self.pool.install(work);
+    }
+}
+
+impl HostDriver {
+    /// Hands the blocks out one by one, so that a slow block does not hold up a share of the grid.
+    fn on_all_cores(&self, n_blocks: u64, run: &(impl Fn(u64) + Sync)) {
+        let next = AtomicU64::new(0);
+        self.pool.broadcast(|_| {
+            loop {
+                let block = next.fetch_add(1, Ordering::Relaxed);
+                if block >= n_blocks {
+                    break;
+                }
+                run(block);
+            }
+        });
+    }
+}
+
+/// The argument array of a launch: shared by the threads that run its blocks, and only read by them.
+struct Pointers(Vec<*const c_void>);
+
+impl Pointers {
+    fn as_ptr(&self) -> *const *const c_void {
+        self.0.as_ptr()
+    }
+}
+
+// SAFETY: the pointers are only read through while the launch that made them runs; what they point at is either a
+// value of the launch's own argument list or a buffer, which the stream lock keeps to this launch.
+unsafe impl Sync for Pointers {}
+
+/// Where an argument is: the memory itself, or the value's place in the caller's list.
+fn pointer(arg: &Argument) -> *const c_void {
+    match arg {
+        Argument::Memory { view, .. } => view.address().cast_const().cast(),
+        Argument::U32(value) => (&raw const *value).cast(),
+        Argument::I32(value) => (&raw const *value).cast(),
+        Argument::F32(value) => (&raw const *value).cast(),
+    }
+}
+
+/// One cache line, so that vectors of 64 bytes can be loaded aligned.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct Line(#[expect(dead_code, reason = "only its address is used")] [u8; 64]);
+
+/// Calls `f` with at least `len_bytes` bytes of this thread's own, 64-byte aligned; contents are what was left there.
+fn with_scratch(len_bytes: usize, f: impl FnOnce(*mut c_void)) {
+    thread_local! {
+        static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        let n_lines = len_bytes.div_ceil(size_of::<Line>());
+        if scratch.len() < n_lines {
+            scratch.resize(n_lines, Line([0; 64]));
+        }
+        f(scratch.as_mut_ptr().cast());
+    });
+}
+
+/// Opens a shared library from its bytes.
+#[cfg(target_os = "linux")]
+fn open_from_memory(object: &[u8]) -> Result<Library, String> {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(object).map_err(|e| e.to_string())?;
+    open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
+}
+
+/// Opens a shared library from its bytes.
+#[cfg(not(target_os = "linux"))]
+fn open_from_memory(object: &[u8]) -> Result<Library, String> {
+    use std::io::Write;
+
+    let mut file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
+    file.write_all(object).map_err(|e| e.to_string())?;
+    open(file.path())
+}
+
+fn open(path: &std::path::Path) -> Result<Library, String> {
+    // SAFETY: the object was compiled from a rendered template by a compiler the user chose, and the cache refuses
+    // entries that anyone else could have written; a C object has no constructors unless a template writes them.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())
+}
+
+/// The string that an object describes its arguments with.
+fn abi(library: &Library, symbol: &str) -> Result<String, GpuError> {
+    // SAFETY: only the address is taken here.
+    let found = unsafe { library.get::<*const c_char>(symbol.as_bytes()) };
+    let address = found.map_err(|_| GpuError::NoEntry { symbol: symbol.to_string() })?.as_raw_ptr();
+    // SAFETY: rendered objects define the symbol as a NUL-terminated `const char[]`, and the library is still loaded.
+    let text = unsafe { CStr::from_ptr(address.cast::<c_char>()) };
+    Ok(text.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::launch::{ArgumentKind, ArgumentSpec};
+
+    const SOURCE: &str = r#"
+        const char scale_abi[] = "x y n factor";
+        void scale(void* const* args, void* scratch, unsigned bx, unsigned by, unsigned bz) {
+            const float* x = args[0]; float* y = args[1];
+            unsigned n = *(const unsigned*)args[2]; float factor = *(const float*)args[3];
+            float* copy = scratch;
+            for (unsigned i = 0; i < n; ++i) copy[i] = x[bx * n + i] * factor;
+            for (unsigned i = 0; i < n; ++i) y[bx * n + i] = copy[i];
+        }
+    "#;
+
+    fn compile(source: &str) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let (c, so) = (dir.path().join("k.c"), dir.path().join("k.so"));
+        std::fs::write(&c, source).unwrap();
+        let status = Command::new("cc").args(["-shared", "-fPIC", "-O2", "-o"]).arg(&so).arg(&c).status().unwrap();
+        assert!(status.success());
+        std::fs::read(so).unwrap()
+    }
+
+    fn spec() -> KernelSpec {
+        let arg = |name: &str, kind| ArgumentSpec { name: name.into(), kind };
+        KernelSpec {
+            entry: "scale".into(),
+            abi: "x y n factor".into(),
+            args: vec![
+                arg("x", ArgumentKind::Read),
+                arg("y", ArgumentKind::Write),
+                arg("n", ArgumentKind::U32),
+                arg("factor", ArgumentKind::F32),
+            ],
+            scratch_bytes: 100 * 4,
+        }
+    }
+
+    fn memory(view: &BufferView, required_bytes: usize) -> Argument {
+        Argument::Memory { view: view.clone(), required_bytes }
+    }
+
+    #[test]
+    fn every_block_runs_once_with_its_arguments_and_scratch() {
+        let driver = HostDriver::new(3).unwrap();
+        let kernel = driver.load(&compile(SOURCE), spec()).unwrap();
+        let values: Vec<f32> = (0..100 * 100).map(|i| i as f32).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let x = driver.upload(bytes.clone().into()).unwrap().view();
+        let y = driver.allocate(bytes.len()).unwrap().view();
+        let args = [memory(&x, bytes.len()), memory(&y, bytes.len()), Argument::U32(100), Argument::F32(2.0)];
+        driver.enter(&mut || driver.launch(&kernel, &Launch { grid: [100, 1, 1], args: &args }).unwrap());
+        let mut back = vec![0; bytes.len()];
+        driver.read(&y, &mut back).unwrap();
+        let got: Vec<f32> = back.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(got, values.iter().map(|v| v * 2.0).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_launch_that_does_not_fit_is_refused() {
+        let driver = HostDriver::new(1).unwrap();
+        let kernel = driver.load(&compile(SOURCE), spec()).unwrap();
+        let read_only = driver.upload(Bytes::from_static(&[0; 8])).unwrap().view();
+        let y = driver.allocate(8).unwrap().view();
+        let launch =
+            |args: &[Argument]| driver.launch(&kernel, &Launch { grid: [1, 1, 1], args }).unwrap_err().to_string();
+        assert_eq!(launch(&[]), "kernel `scale`, argument `(count)`: expected 4, found 0");
+        let two = [Argument::U32(2), Argument::F32(1.0)];
+        let with = |x: Argument, y: Argument| launch(&[x, y, two[0].clone(), two[1].clone()]);
+        assert!(with(memory(&read_only, 12), memory(&y, 8)).ends_with("expected 12 bytes, found 8 bytes"));
+        assert!(
+            with(memory(&y, 8), memory(&read_only, 8)).ends_with("expected writable memory, found read-only memory")
+        );
+        assert!(with(Argument::U32(1), memory(&y, 8)).contains("argument `x`"));
+    }
+
+    #[test]
+    fn an_object_for_other_arguments_is_refused() {
+        let driver = HostDriver::new(1).unwrap();
+        let object = compile(&SOURCE.replace("x y n factor", "x y n"));
+        assert!(matches!(driver.load(&object, spec()), Err(GpuError::Abi { .. })));
+        assert!(matches!(driver.load(b"not an object", spec()), Err(GpuError::NotLoadable { .. })));
+    }
+}

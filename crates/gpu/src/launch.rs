@@ -1,0 +1,122 @@
+//! A loaded kernel, and the check of every launch against it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::memory::BufferView;
+use crate::{GpuError, host};
+
+/// What a kernel's arguments must be; made from the op's contract by whoever rendered it.
+#[derive(Clone, Debug)]
+pub struct KernelSpec {
+    /// Name of the kernel in the object.
+    pub entry: String,
+    /// What the object must say of its own arguments.
+    pub abi: String,
+    /// The arguments in order.
+    pub args: Vec<ArgumentSpec>,
+    /// Private memory per thread (host), in bytes.
+    pub scratch_bytes: usize,
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Debug)]
+pub struct ArgumentSpec {
+    /// Name in the contract.
+    pub name: String,
+    /// What it is.
+    pub kind: ArgumentKind,
+}
+
+/// What an argument is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArgumentKind {
+    /// Device memory that the kernel only reads.
+    Read,
+    /// Device memory that the kernel writes.
+    Write,
+    /// A 32-bit unsigned integer by value.
+    U32,
+    /// A 32-bit signed integer by value.
+    I32,
+    /// A 32-bit float by value.
+    F32,
+}
+
+/// One argument of a launch.
+#[derive(Clone, Debug)]
+pub enum Argument {
+    /// Device memory, and how many bytes of it the contract's shape says the kernel may touch.
+    Memory {
+        /// Where.
+        view: BufferView,
+        /// The contract's shape, in bytes.
+        required_bytes: usize,
+    },
+    /// By value.
+    U32(u32),
+    /// By value.
+    I32(i32),
+    /// By value.
+    F32(f32),
+}
+
+/// A kernel's arguments and how many blocks of it run.
+#[derive(Clone, Debug)]
+pub struct Launch<'a> {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// In the order of the kernel's.
+    pub args: &'a [Argument],
+}
+
+/// A kernel on a device, ready to be launched.
+#[derive(Clone)]
+pub struct Kernel {
+    pub(crate) spec: Arc<KernelSpec>,
+    pub(crate) function: host::Function,
+}
+
+impl Kernel {
+    /// Name of the kernel.
+    pub fn entry(&self) -> &str {
+        &self.spec.entry
+    }
+
+    /// Checks a launch against the kernel: count, kind, length and access of every argument.
+    pub(crate) fn check(&self, args: &[Argument]) -> Result<(), GpuError> {
+        let mismatch = |argument: &str, expected: String, found: String| GpuError::Argument {
+            entry: self.spec.entry.clone(),
+            argument: argument.to_string(),
+            expected,
+            found,
+        };
+        if args.len() != self.spec.args.len() {
+            return Err(mismatch("(count)", self.spec.args.len().to_string(), args.len().to_string()));
+        }
+        for (spec, arg) in self.spec.args.iter().zip(args) {
+            match (spec.kind, arg) {
+                (ArgumentKind::Read | ArgumentKind::Write, Argument::Memory { view, required_bytes }) => {
+                    if view.len_bytes() < *required_bytes {
+                        let found = format!("{} bytes", view.len_bytes());
+                        return Err(mismatch(&spec.name, format!("{required_bytes} bytes"), found));
+                    }
+                    if spec.kind == ArgumentKind::Write && !view.is_writable() {
+                        return Err(mismatch(&spec.name, "writable memory".into(), "read-only memory".into()));
+                    }
+                }
+                (ArgumentKind::U32, Argument::U32(_))
+                | (ArgumentKind::I32, Argument::I32(_))
+                | (ArgumentKind::F32, Argument::F32(_)) => {}
+                (kind, arg) => return Err(mismatch(&spec.name, format!("{kind:?}"), format!("{arg:?}"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({})", self.spec.entry)
+    }
+}
