@@ -52,4 +52,37 @@ impl ModelConfig {
     pub fn window(&self, l: usize) -> Option<usize> {
         (l % 2 == 0 && self.sliding_window > 0).then_some(self.sliding_window)
     }
+
+    /// YaRN's factor on cos and sin: `0.1 ln(rope_scaling_factor) + 1`, or 1 without scaling (OpenAI's
+    /// `RotaryEmbedding._compute_concentration_and_inv_freq`).
+    pub fn rope_concentration(&self) -> f32 {
+        if self.rope_scaling_factor > 1.0 { 0.1 * self.rope_scaling_factor.ln() + 1.0 } else { 1.0 }
+    }
+
+    /// The angle that position 1 turns pair i by, (head_dim / 2): `rope_theta^(-2i / head_dim)`, and with YaRN a mix of
+    /// that and of the same divided by the scaling factor. Same reference; all in f32, in the seeds' order.
+    pub fn rope_inv_freq(&self) -> Vec<f32> {
+        let half = self.head_dim / 2;
+        let freq = |i: usize| self.rope_theta.powf((2 * i) as f32 / self.head_dim as f32);
+        if self.rope_scaling_factor <= 1.0 {
+            return (0..half).map(|i| 1.0 / freq(i)).collect();
+        }
+        // The pair that turns `rotations` times within the initial context.
+        let pair = |rotations: f64| {
+            let turns = f64::from(self.initial_context_length as f32) / (rotations * 2.0 * std::f64::consts::PI);
+            half as f32 * (turns as f32).ln() / self.rope_theta.ln()
+        };
+        const BETA: f64 = 32.0;
+        const ALPHA: f64 = 1.0;
+        // OpenAI's program refuses a range that leaves [0, head_dim / 2 - 1]; Hugging Face's clamps it, and so do we.
+        let low = pair(BETA).max(0.0);
+        let high = pair(ALPHA).min(self.head_dim as f32 - 1.0).max(low + 0.001);
+        let mix = |i: usize| {
+            let ramp = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
+            let (interpolation, extrapolation) = (1.0 / (self.rope_scaling_factor * freq(i)), 1.0 / freq(i));
+            let mask = 1.0 - ramp;
+            interpolation * (1.0 - mask) + extrapolation * mask
+        };
+        (0..half).map(mix).collect()
+    }
 }

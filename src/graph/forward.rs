@@ -1,1 +1,362 @@
-//! The gpt-oss forward pass.
+//! The gpt-oss forward pass, from top to bottom.
+//!
+//! A step has rows: (slot, position, token) triples, prompts and single tokens mixed. Each row runs through all
+//! layers; those that want logits go on to the unembedding and the sampler. Formulas: OpenAI's
+//! `gpt_oss/torch/model.py`; each op's contract in `templates/<op>/op.toml` states its own.
+
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+use crate::graph::kv_cache::KvLayout;
+use crate::graph::{Graph, TensorId};
+use crate::kernel::Precision;
+
+/// Added to the mean square in every norm: OpenAI's `RMSNorm(eps=1e-05)`.
+pub const NORM_EPS: f32 = 1e-5;
+
+/// What the forward pass depends on besides the model's dimensions.
+#[derive(Clone, Debug)]
+pub struct ForwardOptions {
+    /// How exactly sums are done.
+    pub precision: Precision,
+    /// Element type of the checkpoint's tensors.
+    pub weight_dtype: Dtype,
+    /// Most rows of a step.
+    pub max_rows: usize,
+}
+
+/// The forward pass as a graph.
+///
+/// External tensors, filled by the engine: `token`, `slot`, `position` (max_rows, u32); `logit_row`, `temperature`,
+/// `top_k`, `top_p`, `coin` (a row for each logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`,
+/// `v_cache.<l>`. It leaves `logits` and `sampled`.
+pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
+    let mut graph = Graph::new(options.precision);
+    let mut pass = Forward { rows: RowInputs::new(&mut graph), graph: &mut graph, config, kv, options };
+
+    let cos_sin = pass.rope_angles();
+    let mut x = pass.embedding();
+    for l in 0..config.num_hidden_layers {
+        x = pass.attention_block(l, x, cos_sin);
+        x = pass.mlp_block(l, x);
+    }
+    pass.unembedding_and_sampling(x);
+    graph
+}
+
+/// What every layer needs at hand.
+struct Forward<'a> {
+    graph: &'a mut Graph,
+    config: &'a ModelConfig,
+    kv: &'a KvLayout,
+    options: &'a ForwardOptions,
+    rows: RowInputs,
+}
+
+/// The triples of a step.
+#[derive(Clone, Copy)]
+struct RowInputs {
+    token: TensorId,
+    slot: TensorId,
+    position: TensorId,
+}
+
+impl RowInputs {
+    fn new(graph: &mut Graph) -> Self {
+        let mut input = |name| graph.external(name, Dtype::U32);
+        Self { token: input("token"), slot: input("slot"), position: input("position") }
+    }
+}
+
+impl Forward<'_> {
+    /// cos and sin of every row's position, used by all layers: (n_tokens, head_dim).
+    fn rope_angles(&mut self) -> TensorId {
+        let inv_freq = self.graph.external("inv_freq", Dtype::F32);
+        let cos_sin = self.graph.activation("cos_sin".into(), Dtype::F32);
+        self.graph
+            .node("rope_angles", "rope_angles")
+            .dim("half_head_dim", self.config.head_dim / 2)
+            .constant("concentration", self.config.rope_concentration())
+            .arg("inv_freq", inv_freq)
+            .arg("position", self.rows.position)
+            .arg("cos_sin", cos_sin);
+        cos_sin
+    }
+
+    /// x = embedding[token]: the residual stream, (n_tokens, hidden_size).
+    fn embedding(&mut self) -> TensorId {
+        let table = self.weight("embedding.weight");
+        let x = self.graph.activation("x".into(), Dtype::F32);
+        self.graph
+            .node("embedding", "embedding")
+            .dim("n_rows", self.config.vocab_size)
+            .dim("hidden_size", self.config.hidden_size)
+            .dtype("table", self.options.weight_dtype)
+            .arg("table", table)
+            .arg("row", self.rows.token)
+            .arg("y", x);
+        x
+    }
+
+    /// x + out(attention(rope(qkv(norm(x)))))
+    fn attention_block(&mut self, l: usize, x: TensorId, cos_sin: TensorId) -> TensorId {
+        let block = format!("block.{l}.attn");
+        let normed = self.rmsnorm(&format!("{block}.norm"), x);
+        let qkv = self.linear(&format!("{block}.qkv"), normed, self.config.hidden_size, self.config.qkv_size(), None);
+        self.rope_kv(l, qkv, cos_sin);
+        let mixed = self.attention(l, qkv);
+        self.linear(&format!("{block}.out"), mixed, self.config.attention_size(), self.config.hidden_size, Some(x))
+    }
+
+    /// Rotates q and k, and stores k and v in the cache.
+    fn rope_kv(&mut self, l: usize, qkv: TensorId, cos_sin: TensorId) {
+        let (table, k_cache, v_cache) = self.cache(l);
+        let group = self.kv.group_of_layer(l);
+        self.graph
+            .node(format!("block.{l}.attn.rope_kv"), "rope_kv")
+            .dim("num_attention_heads", self.config.num_attention_heads)
+            .dim("num_key_value_heads", self.config.num_key_value_heads)
+            .dim("half_head_dim", self.config.head_dim / 2)
+            .dim("block_tokens", self.kv.block_tokens)
+            .dim("table_blocks", group.table_blocks)
+            .dim("n_slots", self.kv.n_slots)
+            .dim("n_blocks", group.n_blocks)
+            .dtype("kv", self.kv.dtype)
+            .arg("qkv", qkv)
+            .arg("cos_sin", cos_sin)
+            .arg("slot", self.rows.slot)
+            .arg("position", self.rows.position)
+            .arg("block_table", table)
+            .arg("k_cache", k_cache)
+            .arg("v_cache", v_cache);
+    }
+
+    /// softmax(q k / sqrt(head_dim), sink) v over the layer's window.
+    fn attention(&mut self, l: usize, qkv: TensorId) -> TensorId {
+        let (table, k_cache, v_cache) = self.cache(l);
+        let group = self.kv.group_of_layer(l);
+        let sinks = self.weight(&format!("block.{l}.attn.sinks"));
+        let y = self.graph.activation(format!("block.{l}.attn.mixed"), Dtype::F32);
+        self.graph
+            .node(format!("block.{l}.attn"), "attention")
+            .dim("num_attention_heads", self.config.num_attention_heads)
+            .dim("num_key_value_heads", self.config.num_key_value_heads)
+            .dim("half_head_dim", self.config.head_dim / 2)
+            .dim("window", group.window.unwrap_or(0))
+            .dim("block_tokens", self.kv.block_tokens)
+            .dim("table_blocks", group.table_blocks)
+            .dim("n_slots", self.kv.n_slots)
+            .dim("n_blocks", group.n_blocks)
+            .dtype("kv", self.kv.dtype)
+            .dtype("sinks", self.options.weight_dtype)
+            .arg("qkv", qkv)
+            .arg("slot", self.rows.slot)
+            .arg("position", self.rows.position)
+            .arg("block_table", table)
+            .arg("k_cache", k_cache)
+            .arg("v_cache", v_cache)
+            .arg("sinks", sinks)
+            .arg("y", y);
+        y
+    }
+
+    /// x + sum over the chosen experts of p_e * mlp_e(norm(x))
+    fn mlp_block(&mut self, l: usize, x: TensorId) -> TensorId {
+        let block = format!("block.{l}.mlp");
+        let normed = self.rmsnorm(&format!("{block}.norm"), x);
+        let logit = self.linear(&format!("{block}.gate"), normed, self.config.hidden_size, self.config.num_experts, None);
+        let routing = self.route(&block, logit);
+        let activated = self.mlp1(&block, normed, &routing);
+        self.mlp2(&block, activated, &routing, x)
+    }
+
+    /// The chosen experts of every row, their weights, and the rows of every expert.
+    fn route(&mut self, block: &str, logit: TensorId) -> Routing {
+        let mut output = |name: &str, dtype| self.graph.activation(format!("{block}.{name}"), dtype);
+        let expert = output("expert", Dtype::U32);
+        let routing = Routing {
+            weight: output("route_weight", Dtype::F32),
+            expert_begin: output("expert_begin", Dtype::U32),
+            assignment: output("assignment", Dtype::U32),
+            active_expert: output("active_expert", Dtype::U32),
+        };
+        self.graph
+            .node(format!("{block}.route"), "moe_route")
+            .dim("num_experts", self.config.num_experts)
+            .dim("experts_per_token", self.config.experts_per_token)
+            .arg("logit", logit)
+            .arg("expert", expert)
+            .arg("route_weight", routing.weight);
+        self.graph
+            .node(format!("{block}.sort"), "moe_sort")
+            .dim("num_experts", self.config.num_experts)
+            .dim("experts_per_token", self.config.experts_per_token)
+            .arg("expert", expert)
+            .arg("expert_begin", routing.expert_begin)
+            .arg("assignment", routing.assignment)
+            .arg("active_expert", routing.active_expert);
+        routing
+    }
+
+    /// swiglu(mlp1[e] x + bias[e]) for every assignment.
+    fn mlp1(&mut self, block: &str, x: TensorId, routing: &Routing) -> TensorId {
+        let (weight, bias) = (self.weight(&format!("{block}.mlp1_weight")), self.weight(&format!("{block}.mlp1_bias")));
+        let y = self.graph.activation(format!("{block}.activated"), Dtype::F32);
+        self.graph
+            .node(format!("{block}.mlp1"), "moe_mlp1")
+            .dim("hidden_size", self.config.hidden_size)
+            .dim("intermediate_size", self.config.intermediate_size)
+            .dim("num_experts", self.config.num_experts)
+            .dim("experts_per_token", self.config.experts_per_token)
+            .constant("swiglu_limit", self.config.swiglu_limit)
+            .dtype("weight", self.options.weight_dtype)
+            .arg("x", x)
+            .arg("weight", weight)
+            .arg("bias", bias)
+            .arg("expert_begin", routing.expert_begin)
+            .arg("assignment", routing.assignment)
+            .arg("active_expert", routing.active_expert)
+            .arg("y", y);
+        y
+    }
+
+    /// residual + the weighted sum over a row's experts of mlp2[e] x + bias[e].
+    fn mlp2(&mut self, block: &str, x: TensorId, routing: &Routing, residual: TensorId) -> TensorId {
+        let (weight, bias) = (self.weight(&format!("{block}.mlp2_weight")), self.weight(&format!("{block}.mlp2_bias")));
+        let y = self.graph.activation(format!("{block}.x"), Dtype::F32);
+        self.graph
+            .node(format!("{block}.mlp2"), "moe_mlp2")
+            .dim("hidden_size", self.config.hidden_size)
+            .dim("intermediate_size", self.config.intermediate_size)
+            .dim("num_experts", self.config.num_experts)
+            .dim("experts_per_token", self.config.experts_per_token)
+            .dtype("weight", self.options.weight_dtype)
+            .arg("x", x)
+            .arg("weight", weight)
+            .arg("bias", bias)
+            .arg("route_weight", routing.weight)
+            .arg("expert_begin", routing.expert_begin)
+            .arg("assignment", routing.assignment)
+            .arg("active_expert", routing.active_expert)
+            .arg("residual", residual)
+            .arg("y", y);
+        y
+    }
+
+    /// logits = unembedding(norm(x)) of the rows that want them, then a token for each.
+    fn unembedding_and_sampling(&mut self, x: TensorId) {
+        let logit_row = self.graph.external("logit_row", Dtype::U32);
+        let chosen = self.graph.activation("x.chosen".into(), Dtype::F32);
+        self.graph
+            .node("chosen_rows", "embedding")
+            .dim("n_rows", self.options.max_rows)
+            .dim("hidden_size", self.config.hidden_size)
+            .dtype("table", Dtype::F32)
+            .arg("table", x)
+            .arg("row", logit_row)
+            .arg("y", chosen)
+            .logit_rows();
+
+        let normed = self.rmsnorm("norm", chosen);
+        self.last_on_logit_rows();
+        let logits = self.graph.external("logits", Dtype::F32);
+        let weight = self.weight("unembedding.weight");
+        self.graph
+            .node("unembedding", "linear")
+            .dim("in_features", self.config.hidden_size)
+            .dim("out_features", self.config.vocab_size)
+            .flag("has_bias", false)
+            .flag("has_residual", false)
+            .dtype("weight", self.options.weight_dtype)
+            .arg("x", normed)
+            .arg("weight", weight)
+            .arg("y", logits)
+            .logit_rows();
+        self.sample(logits);
+    }
+
+    fn sample(&mut self, logits: TensorId) {
+        let temperature = self.graph.external("temperature", Dtype::F32);
+        let top_k = self.graph.external("top_k", Dtype::U32);
+        let top_p = self.graph.external("top_p", Dtype::F32);
+        let coin = self.graph.external("coin", Dtype::F32);
+        let sampled = self.graph.external("sampled", Dtype::U32);
+        self.graph
+            .node("sample", "sample")
+            .dim("vocab_size", self.config.vocab_size)
+            .arg("logit", logits)
+            .arg("temperature", temperature)
+            .arg("top_k", top_k)
+            .arg("top_p", top_p)
+            .arg("coin", coin)
+            .arg("token", sampled)
+            .logit_rows();
+    }
+
+    /// x * rsqrt(mean(x^2) + eps) * scale
+    fn rmsnorm(&mut self, name: &str, x: TensorId) -> TensorId {
+        let scale = self.weight(&format!("{name}.scale"));
+        let y = self.graph.activation(format!("{name}.y"), Dtype::F32);
+        self.graph
+            .node(name, "rmsnorm")
+            .dim("hidden_size", self.config.hidden_size)
+            .constant("eps", NORM_EPS)
+            .dtype("scale", self.options.weight_dtype)
+            .arg("x", x)
+            .arg("scale", scale)
+            .arg("y", y);
+        y
+    }
+
+    /// weight x + bias (+ residual)
+    fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        in_features: usize,
+        out_features: usize,
+        residual: Option<TensorId>,
+    ) -> TensorId {
+        let (weight, bias) = (self.weight(&format!("{name}.weight")), self.weight(&format!("{name}.bias")));
+        let y = self.graph.activation(format!("{name}.y"), Dtype::F32);
+        let node = self
+            .graph
+            .node(name, "linear")
+            .dim("in_features", in_features)
+            .dim("out_features", out_features)
+            .flag("has_bias", true)
+            .flag("has_residual", residual.is_some())
+            .dtype("weight", self.options.weight_dtype)
+            .arg("x", x)
+            .arg("weight", weight)
+            .arg("bias", bias)
+            .arg("y", y);
+        if let Some(residual) = residual {
+            node.arg("residual", residual);
+        }
+        y
+    }
+
+    fn weight(&mut self, name: &str) -> TensorId {
+        self.graph.weight(name.to_string(), self.options.weight_dtype)
+    }
+
+    /// Block table, keys and values of a layer.
+    fn cache(&mut self, l: usize) -> (TensorId, TensorId, TensorId) {
+        let table = self.graph.external(&format!("block_table.{}", self.kv.group_index(l)), Dtype::U32);
+        let k_cache = self.graph.external(&format!("k_cache.{l}"), self.kv.dtype);
+        let v_cache = self.graph.external(&format!("v_cache.{l}"), self.kv.dtype);
+        (table, k_cache, v_cache)
+    }
+
+    fn last_on_logit_rows(&mut self) {
+        self.graph.nodes.last_mut().expect("just added").rows = crate::graph::Rows::Logits;
+    }
+}
+
+/// Where the rows of a step go, as the MoE kernels read it.
+struct Routing {
+    weight: TensorId,
+    expert_begin: TensorId,
+    assignment: TensorId,
+    active_expert: TensorId,
+}

@@ -1,3 +1,172 @@
 //! The forward pass as a graph, and the plan that launches it.
+//!
+//! - [`forward`]: the gpt-oss forward pass; start here
+//! - [`kv_cache`]: where keys and values of a position live
+//! - [`arena`]: one block of memory for all activations
+//! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//!
+//! A graph is a list of nodes in launch order. It knows ops, dims and tensors; it does not know templates, devices
+//! or how many tokens a step has.
 
+pub mod arena;
 pub mod forward;
+pub mod kv_cache;
+pub mod plan;
+
+use std::collections::BTreeMap;
+
+use crate::dtype::Dtype;
+use crate::kernel::{Precision, Problem};
+
+/// A tensor of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub usize);
+
+/// Where a tensor's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In the checkpoint, under this canonical name.
+    Weight(String),
+    /// In memory that the engine fills before a step (token ids, positions, block tables) or that outlives it
+    /// (caches), under this name.
+    External(String),
+    /// In the arena: written by one node, read by later ones, gone after the last of them.
+    Arena,
+}
+
+/// What is known of a tensor.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// For messages and traces.
+    pub name: String,
+    /// Type of one element.
+    pub dtype: Dtype,
+    /// Where it is.
+    pub storage: Storage,
+}
+
+/// Which rows of a step a node works on: what its `n_tokens` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// Every row of the step.
+    All,
+    /// The rows that want logits.
+    Logits,
+}
+
+/// One op with its tensors.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Where in the model: `block.3.attn.qkv`.
+    pub label: String,
+    /// The op, and everything a rendered kernel may depend on.
+    pub problem: Problem,
+    /// Tensors by the contract's argument names.
+    pub args: BTreeMap<String, TensorId>,
+    /// What `n_tokens` is.
+    pub rows: Rows,
+}
+
+/// Nodes in launch order, and their tensors.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    precision: Precision,
+    /// All tensors; a [`TensorId`] is an index into it.
+    pub tensors: Vec<Tensor>,
+    /// In launch order.
+    pub nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// A graph without nodes.
+    pub fn new(precision: Precision) -> Self {
+        Self { precision, tensors: Vec::new(), nodes: Vec::new() }
+    }
+
+    /// A tensor of the checkpoint.
+    pub fn weight(&mut self, name: String, dtype: Dtype) -> TensorId {
+        self.tensor(name.clone(), dtype, Storage::Weight(name))
+    }
+
+    /// A tensor that the engine keeps.
+    pub fn external(&mut self, name: &str, dtype: Dtype) -> TensorId {
+        self.tensor(name.to_string(), dtype, Storage::External(name.to_string()))
+    }
+
+    /// A tensor in the arena.
+    pub fn activation(&mut self, name: String, dtype: Dtype) -> TensorId {
+        self.tensor(name, dtype, Storage::Arena)
+    }
+
+    /// Adds a node; the builder that comes back says the rest.
+    pub fn node(&mut self, label: impl Into<String>, op: &str) -> NodeBuilder<'_> {
+        let problem = Problem {
+            ops: vec![op.to_string()],
+            dims: BTreeMap::new(),
+            constants: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            dtypes: BTreeMap::new(),
+            precision: self.precision,
+        };
+        self.nodes.push(Node { label: label.into(), problem, args: BTreeMap::new(), rows: Rows::All });
+        NodeBuilder { graph: self }
+    }
+
+    /// The tensor behind an id.
+    pub fn tensor_of(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0]
+    }
+
+    fn tensor(&mut self, name: String, dtype: Dtype, storage: Storage) -> TensorId {
+        self.tensors.push(Tensor { name, dtype, storage });
+        TensorId(self.tensors.len() - 1)
+    }
+}
+
+/// The rest of the node that was added last.
+pub struct NodeBuilder<'g> {
+    graph: &'g mut Graph,
+}
+
+impl NodeBuilder<'_> {
+    /// A dim of the contract.
+    pub fn dim(mut self, name: &str, value: usize) -> Self {
+        let value = u32::try_from(value).expect("the checkpoint's dimensions were checked to fit 32 bits");
+        self.last().problem.dims.insert(name.to_string(), value);
+        self
+    }
+
+    /// A constant of the contract.
+    pub fn constant(mut self, name: &str, value: f32) -> Self {
+        self.last().problem.constants.insert(name.to_string(), value);
+        self
+    }
+
+    /// A flag of the contract.
+    pub fn flag(mut self, name: &str, value: bool) -> Self {
+        self.last().problem.flags.insert(name.to_string(), value);
+        self
+    }
+
+    /// A variable dtype of the contract.
+    pub fn dtype(mut self, name: &str, value: Dtype) -> Self {
+        self.last().problem.dtypes.insert(name.to_string(), value);
+        self
+    }
+
+    /// An argument of the contract.
+    pub fn arg(mut self, name: &str, tensor: TensorId) -> Self {
+        self.last().args.insert(name.to_string(), tensor);
+        self
+    }
+
+    /// The node works on the rows that want logits, not on all.
+    pub fn logit_rows(mut self) -> Self {
+        self.last().rows = Rows::Logits;
+        self
+    }
+
+    fn last(&mut self) -> &mut Node {
+        self.graph.nodes.last_mut().expect("a builder exists only behind a node")
+    }
+}

@@ -1,0 +1,315 @@
+//! Where keys and values of a position live.
+//!
+//! The cache of a layer is cut into blocks of [`KvLayout::block_tokens`] positions; a table per slot says which blocks
+//! are its. Layers with the same window share a table and form a [`KvGroup`]:
+//!
+//! - all positions visible: the slots share one pool of blocks, handed out when a sequence is admitted and taken
+//!   back when it ends
+//! - a sliding window: every slot owns a ring of blocks, long enough for the window and one step's rows
+//!
+//! Layouts of a block are stated in `templates/rope_kv/op.toml`.
+
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+
+/// Positions in one block: four vectors of 16 lanes, so that an attention kernel works on whole vectors.
+pub const BLOCK_TOKENS: usize = 64;
+
+/// Shape of the cache of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvLayout {
+    /// Positions in one block.
+    pub block_tokens: usize,
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Element type of keys and values.
+    pub dtype: Dtype,
+    groups: Vec<KvGroup>,
+    group_of_layer: Vec<usize>,
+    /// Bytes of one block of one layer: keys and values.
+    block_bytes: usize,
+}
+
+/// The layers that see the same positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvGroup {
+    /// Positions visible; `None` is all.
+    pub window: Option<usize>,
+    /// Blocks that a slot's positions go round in.
+    pub table_blocks: usize,
+    /// Blocks of a layer's cache.
+    pub n_blocks: usize,
+    /// Layers that share it.
+    pub n_layers: usize,
+}
+
+/// What a cache is sized for.
+#[derive(Clone, Copy, Debug)]
+pub struct KvRequest {
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Most rows of one step.
+    pub max_rows: usize,
+    /// Element type of keys and values.
+    pub dtype: Dtype,
+    /// Window of the odd layers (the seeds' `--odd_win`); `None` is all.
+    pub odd_window: Option<usize>,
+    /// Memory that keys and values may take, in bytes.
+    pub budget_bytes: usize,
+}
+
+/// The cache does not fit its budget.
+#[derive(Debug, thiserror::Error)]
+#[error("could not fit the KV cache: one sequence of {capacity_tokens} tokens takes {needed_bytes} bytes, the budget is {budget_bytes}")]
+pub struct KvTooLarge {
+    /// Longest sequence asked for, in tokens.
+    pub capacity_tokens: usize,
+    /// What one such sequence (and the rings of all slots) takes.
+    pub needed_bytes: usize,
+    /// What there is.
+    pub budget_bytes: usize,
+}
+
+impl crate::error::Hint for KvTooLarge {
+    fn hint(&self) -> Option<String> {
+        Some("shorten sequences with `-n`, take fewer at a time with `-b`, or raise `--kv-memory`".into())
+    }
+}
+
+impl KvLayout {
+    /// Sizes the cache: rings for all slots, and as many shared blocks as all slots could use or the budget allows.
+    ///
+    /// # Errors
+    /// [`KvTooLarge`] when the budget does not hold one sequence of full length.
+    pub fn new(config: &ModelConfig, request: &KvRequest) -> Result<Self, KvTooLarge> {
+        let full_blocks = request.capacity_tokens.div_ceil(BLOCK_TOKENS);
+        let mut groups: Vec<KvGroup> = Vec::new();
+        let group_of_layer: Vec<usize> = (0..config.num_hidden_layers)
+            .map(|l| {
+                let window = if l % 2 == 1 { request.odd_window } else { config.window(l) };
+                let window = window.filter(|&w| w < request.capacity_tokens);
+                let index = groups.iter().position(|group| group.window == window).unwrap_or_else(|| {
+                    let table_blocks = window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
+                    groups.push(KvGroup { window, table_blocks, n_blocks: request.n_slots * table_blocks, n_layers: 0 });
+                    groups.len() - 1
+                });
+                groups[index].n_layers += 1;
+                index
+            })
+            .collect();
+        let block_bytes =
+            2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim * request.dtype.size_bytes();
+        let mut layout = Self {
+            block_tokens: BLOCK_TOKENS,
+            n_slots: request.n_slots,
+            capacity_tokens: request.capacity_tokens,
+            dtype: request.dtype,
+            groups,
+            group_of_layer,
+            block_bytes,
+        };
+        layout.fit(request.budget_bytes)?;
+        Ok(layout)
+    }
+
+    /// Shrinks the shared pool to the budget.
+    fn fit(&mut self, budget_bytes: usize) -> Result<(), KvTooLarge> {
+        let ring_bytes: usize = self.groups.iter().filter(|g| g.window.is_some()).map(|g| self.bytes_of(g)).sum();
+        let block_bytes = self.block_bytes;
+        if let Some(pool) = self.groups.iter_mut().find(|group| group.window.is_none()) {
+            let pool_block_bytes = block_bytes * pool.n_layers;
+            let affordable = budget_bytes.saturating_sub(ring_bytes) / pool_block_bytes;
+            if affordable < pool.table_blocks {
+                let needed_bytes = ring_bytes + pool.table_blocks * pool_block_bytes;
+                return Err(KvTooLarge { capacity_tokens: self.capacity_tokens, needed_bytes, budget_bytes });
+            }
+            pool.n_blocks = pool.n_blocks.min(affordable);
+        } else if ring_bytes > budget_bytes {
+            return Err(KvTooLarge { capacity_tokens: self.capacity_tokens, needed_bytes: ring_bytes, budget_bytes });
+        }
+        Ok(())
+    }
+
+    /// The groups; a layer's is [`Self::group_of_layer`].
+    pub fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    /// Which group layer `l` belongs to.
+    pub fn group_index(&self, l: usize) -> usize {
+        self.group_of_layer[l]
+    }
+
+    /// The group that layer `l` belongs to.
+    pub fn group_of_layer(&self, l: usize) -> &KvGroup {
+        &self.groups[self.group_index(l)]
+    }
+
+    /// Bytes of the keys (or of the values) of one layer.
+    pub fn layer_bytes(&self, l: usize) -> usize {
+        self.group_of_layer(l).n_blocks * self.block_bytes / 2
+    }
+
+    /// Bytes of the whole cache.
+    pub fn total_bytes(&self) -> usize {
+        self.groups.iter().map(|group| self.bytes_of(group)).sum()
+    }
+
+    fn bytes_of(&self, group: &KvGroup) -> usize {
+        group.n_blocks * group.n_layers * self.block_bytes
+    }
+}
+
+/// Blocks of a ring that holds `window` positions before, and including, the first of `max_rows` new ones: so many
+/// positions, wherever they begin in a block.
+fn ring_blocks(window: usize, max_rows: usize) -> usize {
+    (window + max_rows - 2) / BLOCK_TOKENS + 2
+}
+
+/// Which blocks of the shared pool are free, and the tables of all slots.
+#[derive(Debug)]
+pub struct BlockTables {
+    layout: KvLayout,
+    free: Vec<u32>,
+    /// Tables by group: (n_slots, table_blocks), row-major.
+    tables: Vec<Vec<u32>>,
+    held: Vec<usize>,
+}
+
+impl BlockTables {
+    /// All blocks free. A slot's entries that it does not hold point at a block it may read: rows never look there.
+    pub fn new(layout: &KvLayout) -> Self {
+        let pool = layout.groups.iter().find(|group| group.window.is_none());
+        let ring = |group: &KvGroup| (0..(layout.n_slots * group.table_blocks) as u32).collect();
+        let paged = |group: &KvGroup| vec![0; layout.n_slots * group.table_blocks];
+        Self {
+            free: (0..pool.map_or(0, |group| group.n_blocks as u32)).rev().collect(),
+            tables: layout.groups.iter().map(|g| if g.window.is_some() { ring(g) } else { paged(g) }).collect(),
+            held: vec![0; layout.n_slots],
+            layout: layout.clone(),
+        }
+    }
+
+    /// The table of a group: (n_slots, table_blocks), row-major.
+    pub fn table(&self, group: usize) -> &[u32] {
+        &self.tables[group]
+    }
+
+    /// Gives `slot` room for `n_tokens` positions; false (and nothing changed) when the pool has too few blocks.
+    pub fn reserve(&mut self, slot: usize, n_tokens: usize) -> bool {
+        debug_assert_eq!(self.held[slot], 0, "a slot is released before it is reserved again");
+        let Some(group) = self.layout.groups.iter().position(|group| group.window.is_none()) else { return true };
+        let n_blocks = n_tokens.div_ceil(self.layout.block_tokens);
+        let table_blocks = self.layout.groups[group].table_blocks;
+        if n_blocks > self.free.len() || n_blocks > table_blocks {
+            return false;
+        }
+        for i in 0..n_blocks {
+            self.tables[group][slot * table_blocks + i] = self.free.pop().expect("counted above");
+        }
+        self.held[slot] = n_blocks;
+        true
+    }
+
+    /// Takes back what `slot` holds.
+    pub fn release(&mut self, slot: usize) {
+        let Some(group) = self.layout.groups.iter().position(|group| group.window.is_none()) else { return };
+        let table_blocks = self.layout.groups[group].table_blocks;
+        let held = std::mem::take(&mut self.held[slot]);
+        self.free.extend_from_slice(&self.tables[group][slot * table_blocks..][..held]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ModelConfig {
+        ModelConfig {
+            vocab_size: 100,
+            hidden_size: 64,
+            num_experts: 4,
+            experts_per_token: 2,
+            intermediate_size: 64,
+            num_hidden_layers: 4,
+            head_dim: 32,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            max_seq_len: 1024,
+            initial_context_length: 4096,
+            rope_theta: 150_000.0,
+            rope_scaling_factor: 32.0,
+            sliding_window: 128,
+            swiglu_limit: 7.0,
+        }
+    }
+
+    fn request() -> KvRequest {
+        KvRequest {
+            n_slots: 3,
+            capacity_tokens: 1000,
+            max_rows: 100,
+            dtype: Dtype::Bf16,
+            odd_window: None,
+            budget_bytes: usize::MAX,
+        }
+    }
+
+    #[test]
+    fn even_layers_are_rings_and_odd_layers_share_a_pool() {
+        let layout = KvLayout::new(&config(), &request()).unwrap();
+        let (ring, pool) = (layout.group_of_layer(0), layout.group_of_layer(1));
+        assert_eq!((ring.window, ring.n_layers, pool.window, pool.n_layers), (Some(128), 2, None, 2));
+        assert_eq!((pool.table_blocks, pool.n_blocks), (16, 48));
+        // bf16 keys and values: 2 tensors, 64 positions, 2 heads of 32, 2 bytes.
+        assert_eq!(layout.total_bytes(), (2 * ring.n_blocks + 2 * 48) * (2 * 64 * 2 * 32 * 2));
+    }
+
+    #[test]
+    fn a_ring_never_overwrites_a_position_that_a_row_of_the_same_step_sees() {
+        for (window, max_rows) in [(1, 1), (7, 1), (7, 3), (64, 64), (65, 2), (128, 100), (128, 512)] {
+            let n_blocks = ring_blocks(window, max_rows);
+            for first in 0..3 * BLOCK_TOKENS * n_blocks {
+                let oldest = (first + 1_usize).saturating_sub(window) / BLOCK_TOKENS;
+                let newest = (first + max_rows - 1) / BLOCK_TOKENS;
+                assert!(newest - oldest < n_blocks, "window {window}, {max_rows} rows from {first}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_budget_shrinks_the_pool_but_not_below_one_sequence() {
+        let whole = KvLayout::new(&config(), &request()).unwrap();
+        let block = 2 * 64 * 2 * 32 * 2 * 2;
+        let smaller = KvRequest { budget_bytes: whole.total_bytes() - 20 * block, ..request() };
+        assert_eq!(KvLayout::new(&config(), &smaller).unwrap().group_of_layer(1).n_blocks, 28);
+        let none = KvRequest { budget_bytes: whole.total_bytes() - 33 * block, ..request() };
+        let error = KvLayout::new(&config(), &none).unwrap_err();
+        assert_eq!(error.needed_bytes - error.budget_bytes, block);
+    }
+
+    #[test]
+    fn blocks_are_lent_once_and_come_back() {
+        let layout = KvLayout::new(&config(), &request()).unwrap();
+        let mut tables = BlockTables::new(&layout);
+        let group = layout.group_index(1);
+        assert!(tables.reserve(0, 1000) && tables.reserve(1, 1000) && tables.reserve(2, 1000));
+        let mut all = tables.table(group).to_vec();
+        all.sort_unstable();
+        assert_eq!(all, (0..48).collect::<Vec<_>>());
+        tables.release(1);
+        assert!(tables.reserve(1, 65));
+        assert_eq!(tables.free.len(), 14);
+    }
+
+    #[test]
+    fn a_window_as_long_as_any_sequence_is_no_window() {
+        let layout = KvLayout::new(&config(), &KvRequest { capacity_tokens: 100, ..request() }).unwrap();
+        assert_eq!(layout.groups().len(), 1);
+        assert_eq!(layout.groups()[0].window, None);
+    }
+}
