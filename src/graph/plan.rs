@@ -1,0 +1,1 @@
+//! A graph, chosen kernels and memory, ready to run step after step.
