@@ -3,8 +3,11 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod decode;
+mod inspect;
 pub mod output;
 mod report;
+mod tokenize;
 
 use std::process::ExitCode;
 
@@ -37,7 +40,11 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Inspect(inspect::Args),
+    Tokenize(tokenize::Args),
+    Decode(decode::Args),
+}
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -49,10 +56,14 @@ pub fn main() -> ExitCode {
         }
     };
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
-    let result: anyhow::Result<()> = dispatch(cli.command, &output);
+    let result = dispatch(cli.command, &output);
     report::exit_code(result, &output)
 }
 
-fn dispatch(command: Command, _output: &Output) -> anyhow::Result<()> {
-    match command {}
+fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::Inspect(args) => inspect::run(args, output),
+        Command::Tokenize(args) => tokenize::run(args, output),
+        Command::Decode(args) => decode::run(args, output),
+    }
 }

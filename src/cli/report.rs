@@ -3,8 +3,12 @@
 use std::io;
 use std::process::ExitCode;
 
+use super::decode::DecodeError;
 use super::output::Output;
+use crate::checkpoint::CheckpointError;
 use crate::error::Hint;
+use crate::harmony::HarmonyError;
+use crate::tokenizer::TokenizerError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -33,16 +37,7 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
-    of::<NoHint>(cause)
-}
-
-/// Stands where the list of error types is still empty.
-#[derive(Debug, thiserror::Error)]
-#[error("no hint")]
-struct NoHint;
-
-impl Hint for NoHint {
-    fn hint(&self) -> Option<String> {
-        None
-    }
+    let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] =
+        &[of::<CheckpointError>, of::<DecodeError>, of::<HarmonyError>, of::<TokenizerError>];
+    hints.iter().find_map(|of| of(cause))
 }

@@ -1,1 +1,4 @@
 //! Integration tests, one binary: a module per room.
+
+mod checkpoint;
+mod tokenizer;
