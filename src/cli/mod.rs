@@ -3,6 +3,7 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod cache;
 pub mod output;
 mod report;
 
@@ -37,7 +38,10 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    /// Look at, check and shrink the cache of compiled kernels
+    Cache(cache::Args),
+}
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -53,6 +57,8 @@ pub fn main() -> ExitCode {
     report::exit_code(result, &output)
 }
 
-fn dispatch(command: Command, _output: &Output) -> anyhow::Result<()> {
-    match command {}
+fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::Cache(args) => cache::run(args, output),
+    }
 }
