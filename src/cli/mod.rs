@@ -5,6 +5,7 @@
 
 mod decode;
 mod inspect;
+mod cache;
 pub mod output;
 mod report;
 mod tokenize;
@@ -44,6 +45,8 @@ enum Command {
     Inspect(inspect::Args),
     Tokenize(tokenize::Args),
     Decode(decode::Args),
+    /// Look at, check and shrink the cache of compiled kernels
+    Cache(cache::Args),
 }
 
 /// Runs the program.
@@ -65,5 +68,6 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Inspect(args) => inspect::run(args, output),
         Command::Tokenize(args) => tokenize::run(args, output),
         Command::Decode(args) => decode::run(args, output),
+        Command::Cache(args) => cache::run(args, output),
     }
 }

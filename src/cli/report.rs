@@ -9,6 +9,7 @@ use crate::checkpoint::CheckpointError;
 use crate::error::Hint;
 use crate::harmony::HarmonyError;
 use crate::tokenizer::TokenizerError;
+use crate::kernel::cache::CacheError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -40,4 +41,5 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] =
         &[of::<CheckpointError>, of::<DecodeError>, of::<HarmonyError>, of::<TokenizerError>];
     hints.iter().find_map(|of| of(cause))
+    of::<CacheError>(cause)
 }
