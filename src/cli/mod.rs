@@ -10,6 +10,7 @@ pub mod output;
 mod report;
 mod tokenize;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +48,12 @@ enum Command {
     Decode(decode::Args),
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
+    /// Compiles one kernel and leaves; started by this program only
+    #[command(name = "__compile-worker", hide = true)]
+    CompileWorker {
+        /// The folder with the job
+        folder: PathBuf,
+    },
 }
 
 /// Runs the program.
@@ -69,5 +76,6 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::run(args, output),
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
+        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
     }
 }

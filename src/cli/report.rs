@@ -10,6 +10,8 @@ use crate::error::Hint;
 use crate::harmony::HarmonyError;
 use crate::tokenizer::TokenizerError;
 use crate::kernel::cache::CacheError;
+use crate::kernel::compile::CompileError;
+use crate::kernel::store::StoreError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -42,4 +44,5 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         &[of::<CheckpointError>, of::<DecodeError>, of::<HarmonyError>, of::<TokenizerError>];
     hints.iter().find_map(|of| of(cause))
     of::<CacheError>(cause)
+    of::<CacheError>(cause).or_else(|| of::<CompileError>(cause)).or_else(|| of::<StoreError>(cause))
 }

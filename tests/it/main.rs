@@ -3,3 +3,4 @@
 mod checkpoint;
 mod tokenizer;
 mod cache;
+mod compile;
