@@ -103,6 +103,15 @@ pub struct Step {
     pub logit_rows: Vec<LogitRow>,
 }
 
+impl Step {
+    /// A step whose every row gives logits, sampled greedily.
+    pub fn with_all_logits(rows: Vec<Row>) -> Self {
+        let logit = |row: u32, slot: u32| LogitRow { row, sampling: Sampling::GREEDY, coin: 0.0, slot: slot as usize };
+        let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();
+        Self { rows, logit_rows }
+    }
+}
+
 /// Slots, the queue before them, and the cache blocks they hold.
 #[derive(Debug)]
 pub struct Scheduler {
@@ -201,6 +210,17 @@ impl Scheduler {
             }
         }
         events
+    }
+
+    /// Forgets every request.
+    pub fn abort(&mut self) {
+        self.waiting.clear();
+        self.ended.clear();
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].take().is_some() {
+                self.tables.release(slot);
+            }
+        }
     }
 
     /// First come, first served: a sequence that does not fit yet is not overtaken.

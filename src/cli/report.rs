@@ -40,9 +40,19 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
-    let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] =
-        &[of::<CheckpointError>, of::<DecodeError>, of::<HarmonyError>, of::<TokenizerError>];
+    let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] = &[
+        of::<CacheError>,
+        of::<CheckpointError>,
+        of::<CompileError>,
+        of::<DecodeError>,
+        of::<EngineError>,
+        of::<HarmonyError>,
+        of::<LibraryError>,
+        of::<NoCount>,
+        of::<PipelineError>,
+        of::<RenderError>,
+        of::<StoreError>,
+        of::<TokenizerError>,
+    ];
     hints.iter().find_map(|of| of(cause))
-    of::<CacheError>(cause)
-    of::<CacheError>(cause).or_else(|| of::<CompileError>(cause)).or_else(|| of::<StoreError>(cause))
 }

@@ -4,3 +4,4 @@ mod checkpoint;
 mod tokenizer;
 mod cache;
 mod compile;
+mod templates;
