@@ -6,6 +6,7 @@
 pub mod output;
 mod report;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -37,7 +38,14 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    /// Compiles one kernel and leaves; started by this program only
+    #[command(name = "__compile-worker", hide = true)]
+    CompileWorker {
+        /// The folder with the job
+        folder: PathBuf,
+    },
+}
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -54,5 +62,7 @@ pub fn main() -> ExitCode {
 }
 
 fn dispatch(command: Command, _output: &Output) -> anyhow::Result<()> {
-    match command {}
+    match command {
+        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
+    }
 }

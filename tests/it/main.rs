@@ -1,1 +1,3 @@
 //! Integration tests, one binary: a module per room.
+
+mod hiprtc;

@@ -14,11 +14,6 @@ use crate::target::Backend;
 /// The user's word on where hipRTC is: see [`Toolchain::hiprtc_in`].
 const ROOT_VARIABLE: &str = "GPTOSS_JIT_HIPRTC";
 
-/// Before the job's options, so that those win. Part of the identity, so that changing them changes every key. Every
-/// default that has differed between releases is stated: the language, the mode of RDNA's workgroups, and whether an
-/// option that means nothing is an error. Nothing is included, so nothing of this machine's headers may be found.
-const BEFORE: [&str; 5] = ["-O3", "-std=c++17", "-mcumode", "-nostdinc", "-Werror=unused-command-line-argument"];
-
 /// Where hipRTC is. In the parent: looks at paths and at the environment, opens nothing.
 ///
 /// What the options name; else `$GPTOSS_JIT_HIPRTC`; else the worker looks in the usual places, for which it is told
@@ -74,7 +69,6 @@ pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
         .map_err(|error| Failure { how: How::Unavailable, log: error.to_string() })?;
 
     let mut options = vec![format!("--offload-arch={}", job.target)];
-    options.extend(BEFORE.map(String::from));
     options.extend(job.options.iter().cloned());
     let made = hiprtc.compile(&job.source, source_name(Backend::Hiprtc), &options).map_err(refusal)?;
     let log = with_our_names(&made.log);
@@ -114,8 +108,8 @@ fn with_our_names(log: &str) -> String {
     log
 }
 
-/// The mapped libraries by file name and build id, and how we call them. Not their paths: the same compiler in another
-/// place is the same compiler.
+/// The mapped libraries by file name and build id. Not their paths: the same compiler in another place is the same
+/// compiler.
 fn facts(images: &[Image]) -> Vec<String> {
     let fact = |image: &Image| {
         let name = image.path.file_name().unwrap_or_default().to_string_lossy();
@@ -127,7 +121,6 @@ fn facts(images: &[Image]) -> Vec<String> {
     };
     let mut facts: Vec<String> = images.iter().map(fact).collect();
     facts.sort();
-    facts.push(format!("{BEFORE:?}"));
     facts
 }
 
@@ -142,7 +135,7 @@ pub(super) fn canary() -> Canary {
         \x20 __syncthreads();\n\
         \x20 y[threadIdx.x] = shared[63 - threadIdx.x];\n\
         }\n";
-    Canary { source: SOURCE, entry: "canary", options: &[] }
+    Canary { source: SOURCE, entry: "canary", options: &["-O3", "-std=c++17", "-nostdinc"] }
 }
 
 #[cfg(test)]
