@@ -15,9 +15,9 @@ pub enum CompileError {
     #[error("could not compile kernel `{kernel}` for {target}: {how}{}{}", source_line(.source_path), log_lines(.log))]
     Failed {
         /// The kernel's label.
-        kernel: String,
+        kernel: Box<str>,
         /// The target id.
-        target: String,
+        target: Box<str>,
         /// What happened.
         how: How,
         /// It happened twice in the same way.
@@ -33,7 +33,7 @@ pub enum CompileError {
         /// Which compiler.
         backend: Backend,
         /// The target id.
-        target: String,
+        target: Box<str>,
         /// What happened.
         how: How,
         /// What the compiler said.
@@ -90,6 +90,22 @@ impl CompileError {
         Self::Failed { kernel: kernel.into(), target: target.into(), how, twice, source_path: None, log }
     }
 
+    /// What the compiler said.
+    pub fn log(&self) -> &str {
+        match self {
+            Self::Failed { log, .. } | Self::Canary { log, .. } => log,
+            _ => "",
+        }
+    }
+
+    /// The same, told where the source lies.
+    pub(in crate::kernel) fn with_source_path(mut self, path: Option<PathBuf>) -> Self {
+        if let Self::Failed { source_path, .. } = &mut self {
+            *source_path = path;
+        }
+        self
+    }
+
     /// Whether the same source would fail again: it was refused, or the compiler died of it twice in the same way.
     pub fn is_deterministic(&self) -> bool {
         match self {
@@ -129,11 +145,11 @@ impl Hint for CompileError {
     }
 }
 
-fn source_line(path: &Option<PathBuf>) -> String {
+pub(in crate::kernel) fn source_line(path: &Option<PathBuf>) -> String {
     path.as_ref().map(|path| format!("\n  source: {}", path.display())).unwrap_or_default()
 }
 
-fn log_lines(log: &str) -> String {
+pub(in crate::kernel) fn log_lines(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("\n{}", log.trim_end()) }
 }
 

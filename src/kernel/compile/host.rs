@@ -91,15 +91,12 @@ fn how_it_ended(status: std::process::ExitStatus) -> How {
     }
 }
 
-/// The resolved path, the version text, and how we call it.
+/// The version line, the resolved path, all that it says of its version, and how we call it.
 fn facts(cc: &Path) -> io::Result<Vec<String>> {
     let version = Command::new(cc).arg("-v").stdin(Stdio::null()).output()?;
-    let text = [version.stdout, version.stderr].concat();
-    Ok(vec![
-        fs::canonicalize(cc)?.display().to_string(),
-        String::from_utf8_lossy(&text).into_owned(),
-        format!("{BEFORE:?} {AFTER:?}"),
-    ])
+    let text = String::from_utf8_lossy(&[version.stdout, version.stderr].concat()).into_owned();
+    let line = text.lines().find(|line| line.contains(" version ")).unwrap_or("unknown version").to_owned();
+    Ok(vec![line, fs::canonicalize(cc)?.display().to_string(), text, format!("{BEFORE:?} {AFTER:?}")])
 }
 
 /// The driver and the programs it calls. A compiler without a separate `cc1` (clang) answers with the bare name.

@@ -6,6 +6,7 @@
 //! because every compile states its facts again and they are compared.
 
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use std::{env, fs, io};
@@ -24,7 +25,7 @@ use crate::target::Backend;
 pub struct Identity {
     /// What goes into a kernel's key: 64 hex digits.
     pub id: String,
-    /// What the compiler states of itself: paths, build ids, version texts.
+    /// What the compiler states of itself: versions, build ids, paths. The first is for people.
     pub facts: Vec<String>,
     /// SHA-256 of the canary's object.
     pub canary: String,
@@ -68,6 +69,11 @@ pub(super) fn forget(options: &CompilerOptions, toolchain: &Toolchain, target: &
 }
 
 impl Identity {
+    /// The compiler in a line, for people.
+    pub fn description(&self) -> String {
+        self.facts.first().cloned().unwrap_or_default()
+    }
+
     fn new(backend: Backend, made: &Made) -> Self {
         let canary = Digest::of(&made.object).to_string();
         // Debug output of strings is quoted and escaped, so no two lists read the same.
@@ -124,7 +130,7 @@ fn remember(path: &Path, identity: &Identity, files: &[PathBuf], start: SystemTi
 
 fn write(path: &Path, record: &Record) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(folder)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut file = NamedTempFile::new_in(folder)?;
     file.write_all(toml::to_string(record).map_err(io::Error::other)?.as_bytes())?;
     file.persist(path)?;

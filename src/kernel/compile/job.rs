@@ -47,8 +47,8 @@ pub struct Made {
     pub object: Vec<u8>,
     /// Warnings.
     pub log: String,
-    /// What identifies the compiler that was really used, in a fixed order: build ids, version texts. It must be
-    /// the same after every compile by the same compiler.
+    /// What identifies the compiler that was really used, in a fixed order: versions, build ids. They must be the same
+    /// after every compile by the same compiler. The first names it for people, on one line.
     pub facts: Vec<String>,
     /// The files that the compiler consists of. While they stay as they are, so does its identity.
     pub files: Vec<PathBuf>,
@@ -68,7 +68,7 @@ pub struct Failure {
 pub enum How {
     /// The compiler refused the source or the options: it will again.
     Rejected,
-    /// The compiler could not be opened or started.
+    /// The compiler could not be opened or started, or had no room to work.
     Unavailable,
     /// A signal ended the worker.
     Crashed {
@@ -98,7 +98,7 @@ impl fmt::Display for How {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected => write!(f, "the compiler refused it"),
-            Self::Unavailable => write!(f, "the compiler could not be started"),
+            Self::Unavailable => write!(f, "the compiler could not be used"),
             Self::Crashed { signal } => write!(f, "the compiler crashed with signal {signal}{}", signal_name(*signal)),
             Self::Exited { code } => write!(f, "the compiler ended without an answer, exit code {code}"),
             Self::TimedOut { after_ms } => write!(f, "the compiler was still busy after {after_ms} ms and was killed"),

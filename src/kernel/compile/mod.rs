@@ -7,7 +7,7 @@
 //! Nothing here knows the cache: that is [`super::store`].
 
 mod answer;
-mod error;
+pub(super) mod error;
 mod hiprtc;
 mod host;
 mod identity;
@@ -109,8 +109,11 @@ impl CompilerOptions {
 /// of its own, so as many run at once as threads ask.
 pub struct Compiler {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(Backend, String), Arc<Identity>>>,
+    known: Mutex<BTreeMap<(Backend, String), Known>>,
 }
+
+/// A compiler that does not work is not asked again and again.
+type Known = Result<Arc<Identity>, CompileError>;
 
 impl fmt::Debug for Compiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,14 +135,11 @@ impl Compiler {
     pub fn identity(&self, backend: Backend, target: &str) -> Result<Arc<Identity>, CompileError> {
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (backend, target.to_owned());
-        if let Some(identity) = known.get(&key) {
-            return Ok(Arc::clone(identity));
-        }
-        let toolchain = self.toolchain(backend)?;
-        let identity = Arc::new(identity::find(&self.options, &toolchain, target)?);
-        known.insert(key, Arc::clone(&identity));
-        Ok(identity)
+        let find = || {
+            let toolchain = self.toolchain(backend)?;
+            identity::find(&self.options, &toolchain, target).map(Arc::new)
+        };
+        known.entry((backend, target.to_owned())).or_insert_with(find).clone()
     }
 
     /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more.

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use tempfile::TempDir;
 
 use super::job::{Failure, How, Job, Made, Toolchain, source_name};
+use super::worker::FOLDER_PREFIX;
 use super::{CompileError, CompilerOptions, answer};
 
 /// The hidden command of the program.
@@ -26,7 +27,7 @@ const MAX_PRINTED_BYTES: u64 = 64 << 10;
 /// # Errors
 /// The outer ones are about the worker (it could not be started), the inner ones about the compile.
 pub(super) fn compile(options: &CompilerOptions, job: &Job) -> Result<Result<Made, Failure>, CompileError> {
-    let folder = tempfile::Builder::new().prefix("gptoss-jit-compile-").tempdir();
+    let folder = tempfile::Builder::new().prefix(FOLDER_PREFIX).tempdir();
     let folder = folder.map_err(|source| folder_error(env::temp_dir(), source))?;
     let in_folder = |source| folder_error(folder.path().to_owned(), source);
     job.write(folder.path()).map_err(in_folder)?;
@@ -111,31 +112,30 @@ fn judge(end: End, answer: Option<Vec<u8>>, printed: &str) -> Result<Made, Failu
         End::Killed { after } => return failed(How::TimedOut { after_ms: after.as_millis() as u64 }),
         End::Itself(status) => status,
     };
-    match (status.signal(), status.code()) {
+    let outcome = match (status.signal(), status.code(), answer.as_deref().map(answer::decode)) {
         // Nobody but the system kills a worker before its deadline, and it does so for memory.
-        (Some(9), _) => failed(How::OutOfMemory),
-        (Some(_), _) | (_, Some(1..)) if is_out_of_memory(printed) => failed(How::OutOfMemory),
-        (Some(signal), _) => failed(How::Crashed { signal }),
-        (None, code) => match answer.as_deref().map(answer::decode) {
-            Some(Ok(outcome)) => outcome,
-            Some(Err(what)) => failed(How::Garbage { what }),
-            None => failed(How::Exited { code: code.unwrap_or_default() }),
-        },
-    }
+        (Some(9), ..) => failed(How::OutOfMemory),
+        (Some(signal), ..) => failed(How::Crashed { signal }),
+        (None, Some(0), Some(Ok(outcome))) => outcome,
+        (None, Some(0), Some(Err(what))) => failed(How::Garbage { what }),
+        (None, code, _) => failed(How::Exited { code: code.unwrap_or_default() }),
+    };
+    outcome.map_err(|Failure { how, log }| {
+        let how = passing_cause(printed).or_else(|| passing_cause(&log)).unwrap_or(how);
+        Failure { how, log }
+    })
 }
 
-/// What compilers and language runtimes say before they give up for want of memory.
-pub(super) fn is_out_of_memory(printed: &str) -> bool {
-    [
-        "bad_alloc",
-        "out of memory",
-        "Out of memory",
-        "memory exhausted",
-        "Cannot allocate memory",
-        "memory allocation of",
-    ]
-    .iter()
-    .any(|words| printed.contains(words))
+/// Why a compiler gave up, if the reason is not in the source: what it says when it lacks memory or disk.
+fn passing_cause(printed: &str) -> Option<How> {
+    let says = |words: &[&str]| words.iter().any(|words| printed.contains(words));
+    if says(&["bad_alloc", "ut of memory", "memory exhausted", "annot allocate memory", "memory allocation of"])
+        || says(&["Killed signal terminated program"])
+    {
+        Some(How::OutOfMemory)
+    } else {
+        says(&["No space left on device", "Disk quota exceeded"]).then_some(How::Unavailable)
+    }
 }
 
 fn read_printed(folder: &Path) -> io::Result<String> {
@@ -147,15 +147,21 @@ fn read_printed(folder: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Names the source as we do: without the private folder, and without hipRTC's `…/comgr-1a2b/input/CompileSource`.
+/// Names files as we do: without the private folder, and without comgr's in it, `comgr-1a2b/input/CompileSource`.
 fn clean(log: &str, folder: &Path, job: &Job) -> String {
-    const COMGR: &str = "/input/CompileSource";
     let mut log = log.replace(&format!("{}/", folder.display()), "");
-    while let Some(end) = log.find(COMGR) {
-        let start = log[..end].rfind(|c: char| c.is_whitespace() || "'\"`(<".contains(c)).map_or(0, |i| i + 1);
-        log.replace_range(start..end + COMGR.len(), source_name(job.toolchain.backend));
+    for inner in ["/input/", "/include/"] {
+        let mut from = 0;
+        while let Some(end) = log[from..].find(inner).map(|at| from + at) {
+            let start = log[..end].rfind(|c: char| c.is_whitespace() || "'\"`(<".contains(c)).map_or(0, |at| at + 1);
+            let is_comgr = log[start..end].rsplit('/').next().is_some_and(|name| name.starts_with("comgr-"));
+            from = if is_comgr { start } else { end + inner.len() };
+            if is_comgr {
+                log.replace_range(start..end + inner.len(), "");
+            }
+        }
     }
-    log
+    log.replace("CompileSource:", &format!("{}:", source_name(job.toolchain.backend)))
 }
 
 fn join(log: &str, printed: &str) -> String {
@@ -180,7 +186,10 @@ mod tests {
             options: Vec::new(),
             memory_bytes: 0,
         };
-        let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/input/CompileSource'";
-        assert_eq!(clean(log, Path::new("/tmp/p"), &job), "In file kernel.hip:74:84: error: no\nx.c:1: 'kernel.hip'");
+        let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/include/a.h' /data/input/b";
+        assert_eq!(
+            clean(log, Path::new("/tmp/p"), &job),
+            "In file kernel.hip:74:84: error: no\nx.c:1: 'a.h' /data/input/b"
+        );
     }
 }

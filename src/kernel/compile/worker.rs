@@ -2,12 +2,15 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::{fs, thread};
+use std::{fs, process, thread};
 
-use rustix::process::{Resource, Rlimit, Signal, kill_current_process_group, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 
 use super::answer;
 use super::job::Job;
+
+/// What the names of private folders start with.
+pub(super) const FOLDER_PREFIX: &str = "gptoss-jit-compile-";
 
 /// Reads the job in `folder`, compiles, leaves the answer there.
 ///
@@ -16,11 +19,20 @@ use super::job::Job;
 /// # Errors
 /// When the job cannot be read or the answer cannot be written. That a kernel does not compile is an answer.
 pub fn run(folder: &Path) -> io::Result<()> {
+    if !is_private_folder(folder) {
+        let what = format!("`{}` is no job: this command is started by the program itself", folder.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
     follow_parent(folder.to_owned());
     let job = Job::read(folder)?;
     limit_resources(job.memory_bytes)?;
     let outcome = super::backend_compile(&job, folder);
     answer::write(folder, &answer::encode(&outcome)?)
+}
+
+/// The folder is removed when standard input ends, so a person's folder must not be taken for one.
+fn is_private_folder(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(FOLDER_PREFIX.as_bytes()))
 }
 
 /// Ends this process and all that it started when the parent ends. A parent-death signal would not do: it reaches
@@ -32,7 +44,10 @@ fn follow_parent(folder: PathBuf) {
         while !matches!(io::stdin().read(&mut sink), Ok(0)) {}
         // The parent would have removed it. Whoever still writes there is killed in the next line.
         let _ = fs::remove_dir_all(&folder);
-        let _ = kill_current_process_group(Signal::KILL);
+        if getpgrp() == getpid() {
+            let _ = kill_current_process_group(Signal::KILL);
+        }
+        process::exit(1);
     });
 }
 
