@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod tokenizer;
+mod hiprtc;
 mod cache;
 mod compile;
 mod templates;

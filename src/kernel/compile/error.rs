@@ -45,6 +45,12 @@ pub enum CompileError {
         /// What was tried.
         looked_for: Vec<String>,
     },
+    /// The folder that was named as hipRTC's holds none.
+    #[error("could not find hipRTC below `{}`", .root.display())]
+    NoHiprtc {
+        /// The folder.
+        root: PathBuf,
+    },
     /// A library or a version changed after its identity was found out.
     #[error("could not use what {} made: it was replaced while the program ran", compiler_of(*.backend))]
     CompilerChanged {
@@ -119,6 +125,9 @@ impl Hint for CompileError {
             Self::Failed { kernel, .. } => {
                 Some(format!("`gptoss-jit kernels show {kernel}` prints the rendered source with line numbers"))
             }
+            Self::Canary { backend: Backend::Hiprtc, how: How::Unavailable, .. } => {
+                Some("install ROCm, or name a folder with hipRTC in `GPTOSS_JIT_HIPRTC`; no GPU is needed".into())
+            }
             Self::Canary { backend: Backend::Hiprtc, target, .. } => {
                 Some(format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
             }
@@ -126,6 +135,9 @@ impl Hint for CompileError {
             Self::NoHostCompiler { .. } => {
                 Some("install a C compiler: `apt install gcc`, or name one with `CC=/path/to/cc`".into())
             }
+            Self::NoHiprtc { .. } => Some(
+                "name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into(),
+            ),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written".into()),
             Self::NoWorker { .. } | Self::NotStarted { .. } => None,
