@@ -52,7 +52,7 @@ impl ModelConfig {
 
     /// Tokens that layer `l` sees, the current one included; `None` means all. Even layers slide.
     pub fn window(&self, l: usize) -> Option<usize> {
-        (l % 2 == 0 && self.sliding_window > 0).then_some(self.sliding_window)
+        (l.is_multiple_of(2) && self.sliding_window > 0).then_some(self.sliding_window)
     }
 
     /// YaRN's factor on cos and sin: `0.1 ln(rope_scaling_factor) + 1`, or 1 without scaling (OpenAI's
@@ -219,10 +219,10 @@ impl ModelConfig {
         if experts_per_token > num_experts {
             return Err(ConfigError::TooFewExperts { experts_per_token, num_experts });
         }
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             return Err(ConfigError::HeadsDoNotDivide { heads, kv_heads });
         }
-        if head_dim % 2 != 0 {
+        if !head_dim.is_multiple_of(2) {
             return Err(ConfigError::OddHeadDim { head_dim });
         }
         Ok(())

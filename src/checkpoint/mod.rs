@@ -133,6 +133,9 @@ impl Hint for CheckpointError {
             }
             Self::RandomDtype { .. } => Some("choose f32 or bf16".into()),
             Self::OutOfMemory { .. } => Some("choose a smaller shape, or bf16".into()),
+            Self::Map(source) if source.kind() == io::ErrorKind::IsADirectory => {
+                Some("name the `.bin` file in the folder".into())
+            }
             Self::Map(_) => None,
         }
     }

@@ -148,7 +148,7 @@ impl HarmonyParser {
             State::Text(message) => message,
             State::Header(header) => {
                 // No text came: what there is of a header is all that the model had to say.
-                let Some(message) = header.as_text() else { return };
+                let Some(message) = header.into_text() else { return };
                 events.push(Event::Started(Message { text: String::new(), ..message.clone() }));
                 let Message { channel, text, .. } = message.clone();
                 events.push(Event::Text { channel, text });
@@ -195,7 +195,7 @@ impl Header {
     }
 
     /// What a header says that no text followed: `None` if that is nothing, or just a role.
-    fn as_text(self) -> Option<Message> {
+    fn into_text(self) -> Option<Message> {
         let words = if self.is_assistant { String::from_utf8_lossy(&self.role).into_owned() } else { String::new() };
         if words.trim().is_empty() && self.channel.is_empty() {
             return None;

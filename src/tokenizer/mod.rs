@@ -1,8 +1,8 @@
 //! Text to token ids and back.
 //!
-//! A [`Tokenizer`] is a [`vocabulary`] and a way of splitting text into pieces ([`split`]), each of which is merged
-//! on its own by byte-pair encoding ([`merge`]). The vocabulary is gpt-oss-amd's `tokenizer.bin` ([`seeds`]) or
-//! OpenAI's `o200k_harmony`, which is built in ([`o200k`]). [`stream`] turns tokens that arrive one by one into text.
+//! A [`Tokenizer`] is a `vocabulary` and a way of splitting text into pieces ([`split`]), each of which is merged
+//! on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's `tokenizer.bin` (`seeds`) or
+//! OpenAI's `o200k_harmony`, which is built in (`o200k`). [`stream`] turns tokens that arrive one by one into text.
 
 mod merge;
 mod o200k;
@@ -151,13 +151,14 @@ impl Tokenizer {
         Self { vocabulary: o200k::vocabulary(), split: Split::O200k }
     }
 
-    /// Reads a `tokenizer.bin`: its first `vocab_size` records, or all of them if that is `None`.
+    /// Reads a `tokenizer.bin`: its first `vocab_size` records, or all of them if that is `None`. The file stays mapped
+    /// and must not be rewritten in place meanwhile.
     ///
     /// # Errors
     /// The file cannot be read, or is not what it should be: [`TokenizerError::File`] says why.
     pub fn from_file(path: &Path, vocab_size: Option<usize>, split: Split) -> Result<Self, TokenizerError> {
-        let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
-        Self::from_bytes(bytes.into(), vocab_size, split)
+        let bytes = mapped_file::map(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+        Self::from_bytes(bytes, vocab_size, split)
             .map_err(|source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) })
     }
 

@@ -11,6 +11,7 @@ use gptoss_jit::checkpoint::{Checkpoint, CheckpointError};
 use gptoss_jit::config::{ConfigError, ModelConfig};
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
+use proptest::prelude::*;
 
 /// A header written by hand: 11 tokens, width 6, 3 experts of width 5, 2 of them chosen, 2 layers, heads of width 4,
 /// 4 query heads, 2 kv heads, 64 tokens, context 4096, theta 150000.0, factor 32.0, window 128, limit 7.0.
@@ -293,6 +294,24 @@ fn a_mapped_file_reads_as_its_bytes_do_and_errors_name_it() {
     let error = Checkpoint::open(&path, Layout::Auto).unwrap_err();
     assert_eq!(error.to_string(), format!("could not read checkpoint `{}`", path.display()));
     assert!(error.hint().is_some());
+}
+
+proptest! {
+    #[test]
+    fn no_header_panics(changes in prop::collection::vec((0usize..60, any::<u8>()), 0..6), cut in 0usize..7000) {
+        let mut header = HEADER;
+        for (offset, byte) in changes {
+            header[offset] = byte;
+        }
+        for layout in [Layout::Auto, Layout::SwappedFork] {
+            let mut file = f32_file(header);
+            if let Ok(checkpoint) = read(file.clone(), layout) {
+                prop_assert_eq!(checkpoint.tensors.values().map(|tensor| tensor.len()).sum::<usize>(), PARAMETERS);
+            }
+            file.truncate(cut);
+            let _ = read(file, layout);
+        }
+    }
 }
 
 fn inspect(path: &Path, flags: &[&str]) -> (Option<i32>, String, String) {

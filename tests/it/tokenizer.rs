@@ -133,6 +133,23 @@ fn damaged_files_are_refused_with_record_and_offset() {
     assert!(with_word(13, f32::NAN.to_le_bytes()).starts_with("record 1 at offset 13 has the score NaN"));
 }
 
+proptest! {
+    #[test]
+    fn no_file_panics(changes in prop::collection::vec((0usize..60, any::<u8>()), 0..4), text in any::<Vec<u8>>()) {
+        let mut bytes = file(&[(0.0, b"a"), (1.0, b"<0x00>"), (2.0, b"ab"), (-1e30, b"<|end|>")]);
+        for (offset, byte) in changes {
+            if let Some(at) = bytes.get_mut(offset) {
+                *at = byte;
+            }
+        }
+        if let Ok(tokenizer) = read(bytes, None) {
+            let ids = tokenizer.encode(&text).unwrap();
+            prop_assert!(tokenizer.decode_all(&ids).is_ok());
+            prop_assert!(tokenizer.encode_with_specials(&text).is_ok());
+        }
+    }
+}
+
 #[test]
 fn the_builtin_vocabulary_has_the_published_special_tokens() {
     let tokenizer = Tokenizer::o200k_harmony();
