@@ -1,5 +1,6 @@
 //! Integration tests, one binary: a module per room.
 
-mod hiprtc;
 mod cache;
 mod compile;
+mod hiprtc;
+mod templates;
