@@ -5,4 +5,7 @@ mod tokenizer;
 mod hiprtc;
 mod cache;
 mod compile;
+mod cache;
+mod compile;
+mod hiprtc;
 mod templates;
