@@ -3,9 +3,11 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod cache;
 pub mod output;
 mod report;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -37,7 +39,16 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    /// Look at, check and shrink the cache of compiled kernels
+    Cache(cache::Args),
+    /// Compiles one kernel and leaves; started by this program only
+    #[command(name = "__compile-worker", hide = true)]
+    CompileWorker {
+        /// The folder with the job
+        folder: PathBuf,
+    },
+}
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -53,6 +64,9 @@ pub fn main() -> ExitCode {
     report::exit_code(result, &output)
 }
 
-fn dispatch(command: Command, _output: &Output) -> anyhow::Result<()> {
-    match command {}
+fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::Cache(args) => cache::run(args, output),
+        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
+    }
 }

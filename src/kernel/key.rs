@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::target::Backend;
@@ -44,18 +45,24 @@ impl KernelKey {
 
     /// SHA-256 over the schema and the fields. Each is prefixed with its length, so no two keys share an encoding.
     pub fn digest(&self) -> Digest {
-        let mut hasher = Sha256::new();
-        hasher.update(SCHEMA.to_le_bytes());
-        for (_, bytes) in self.fields() {
-            hasher.update((bytes.len() as u64).to_le_bytes());
-            hasher.update(bytes);
-        }
-        Digest(hasher.finalize().into())
+        digest_of_fields(self.fields().into_iter().map(|(_, bytes)| bytes))
     }
 }
 
+/// The digest of a key whose fields, in the order of [`KernelKey::fields`], come from elsewhere than a [`KernelKey`].
+pub(super) fn digest_of_fields<'a>(fields: impl Iterator<Item = &'a [u8]>) -> Digest {
+    let mut hasher = Sha256::new();
+    hasher.update(SCHEMA.to_le_bytes());
+    for bytes in fields {
+        hasher.update((bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    }
+    Digest(hasher.finalize().into())
+}
+
 /// A SHA-256, written as 64 lower-case hex digits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
@@ -80,15 +87,30 @@ impl fmt::Debug for Digest {
 impl FromStr for Digest {
     type Err = ();
 
+    /// Reads exactly what [`fmt::Display`] writes, so that two spellings never name one digest.
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut digest = [0; 32];
-        if text.len() != 64 || !text.is_ascii() {
+        if text.len() != 64 || !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(());
         }
         for (i, byte) in digest.iter_mut().enumerate() {
             *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).map_err(|_| ())?;
         }
         Ok(Self(digest))
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map_err(|()| format!("`{text}` is not a SHA-256 in 64 lower-case hex digits"))
     }
 }
 
@@ -147,5 +169,7 @@ mod tests {
         let digest = key().digest();
         assert_eq!(digest.to_string().parse(), Ok(digest));
         assert_eq!("xyz".parse::<Digest>(), Err(()));
+        assert_eq!(digest.to_string().to_uppercase().parse::<Digest>(), Err(()));
+        assert_eq!(format!("+{}", &Digest([0x0f; 32]).to_string()[1..]).parse::<Digest>(), Err(()));
     }
 }

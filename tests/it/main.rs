@@ -1,1 +1,5 @@
 //! Integration tests, one binary: a module per room.
+
+mod hiprtc;
+mod cache;
+mod compile;

@@ -1,1 +1,243 @@
-//! hipRTC, opened at run time with dlopen; nothing is linked at build time.
+//! hipRTC, AMD's run-time compiler, opened with dlopen; nothing is linked at build time.
+//!
+//! Three layers: `sys` (function pointers), `check` (status to `Result`) and [`Hiprtc`], which owns what it
+//! creates. [`candidates`] says where to look, [`images`] which compiler was really mapped.
+//!
+//! hipRTC takes the process with it on an unknown architecture or a bad `-mllvm` option, and prints part of its
+//! diagnostics to stderr: use it only in a process that may die, with a cleared environment.
+
+mod candidates;
+mod check;
+mod images;
+mod sys;
+
+use std::ffi::{CString, c_char};
+use std::path::{Path, PathBuf};
+use std::{fmt, ptr};
+
+pub use candidates::{candidates, searched};
+pub use check::Status;
+pub use images::{Image, images};
+use sys::{Api, Program};
+
+/// A library that was tried, and why it is not hipRTC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The file, or the bare name given to the loader.
+    pub path: PathBuf,
+    /// The loader's words.
+    pub reason: String,
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n  `{}`: {}", self.path.display(), self.reason)
+    }
+}
+
+/// None of the candidates could be opened and has all functions.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("could not open hipRTC; tried{}", list(attempts))]
+pub struct OpenError {
+    /// Each candidate, in order; empty when there was none.
+    pub attempts: Vec<Attempt>,
+}
+
+fn list(attempts: &[Attempt]) -> String {
+    if attempts.is_empty() { " nothing".to_owned() } else { attempts.iter().map(Attempt::to_string).collect() }
+}
+
+/// Why a source gave no object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// C strings end at the first zero byte, so the compiler would see less than was meant.
+    #[error("the {what} holds a zero byte at offset {offset}")]
+    ZeroByte {
+        /// `source`, `name` or `option 3`.
+        what: String,
+        /// Where, in bytes.
+        offset: usize,
+    },
+    /// The compiler looked at the source and refused it.
+    #[error("hipRTC rejected the source: {status}\n{log}")]
+    Rejected {
+        /// `HIPRTC_ERROR_COMPILATION`, as a rule.
+        status: Status,
+        /// The compiler's messages; may be empty, since some of them go to stderr.
+        log: String,
+    },
+    /// Another call than the compilation itself failed.
+    #[error("`{call}` failed: {status}")]
+    Call {
+        /// The C function.
+        call: &'static str,
+        /// What it returned.
+        status: Status,
+    },
+}
+
+/// What the compiler made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// A code object: an ELF file that `hipModuleLoadData` takes.
+    pub object: Vec<u8>,
+    /// Warnings and remarks, usually empty.
+    pub log: String,
+}
+
+/// An opened hipRTC. The library stays mapped when this is dropped.
+pub struct Hiprtc {
+    api: Api,
+    path: PathBuf,
+}
+
+impl fmt::Debug for Hiprtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hiprtc").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Hiprtc {
+    /// Opens the first of the candidates (files, or bare names for the loader's search path) that is hipRTC.
+    ///
+    /// # Errors
+    /// Every candidate with the reason why it was not taken.
+    pub fn open(candidates: &[PathBuf]) -> Result<Self, OpenError> {
+        let mut attempts = Vec::new();
+        for path in candidates {
+            match Api::load(path) {
+                Ok(api) => return Ok(Self { api, path: path.clone() }),
+                Err(error) => attempts.push(Attempt { path: path.clone(), reason: loaders_words(&error) }),
+            }
+        }
+        Err(OpenError { attempts })
+    }
+
+    /// The candidate that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Compiles `source` with `options`, in order; `name` stands for the file's name in messages.
+    ///
+    /// One call at a time: hipRTC holds a lock over all of it.
+    ///
+    /// # Errors
+    /// A zero byte in an argument, the compiler's refusal with its log, or a call that failed. An architecture that
+    /// the library does not know may end the process instead.
+    pub fn compile(&self, source: &str, name: &str, options: &[String]) -> Result<Compiled, CompileError> {
+        let source = c_string("source", source)?;
+        let name = c_string("name", name)?;
+        let options = options
+            .iter()
+            .enumerate()
+            .map(|(i, option)| c_string(&format!("option {i}"), option))
+            .collect::<Result<Vec<_>, _>>()?;
+
+        let program = OwnedProgram::new(&self.api, &source, &name)?;
+        match program.compile(&options) {
+            Ok(()) => Ok(Compiled { object: program.code()?, log: program.log()? }),
+            // The refusal is the news; a log that cannot be had must not hide it.
+            Err(status) => Err(CompileError::Rejected { status, log: program.log().unwrap_or_default() }),
+        }
+    }
+}
+
+/// `libloading` says "dlopen failed" and keeps what the loader said as the cause.
+fn loaders_words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn c_string(what: &str, text: &str) -> Result<CString, CompileError> {
+    CString::new(text).map_err(|error| CompileError::ZeroByte { what: what.to_owned(), offset: error.nul_position() })
+}
+
+/// A program that is destroyed when dropped.
+struct OwnedProgram<'a> {
+    api: &'a Api,
+    program: Program,
+}
+
+impl<'a> OwnedProgram<'a> {
+    fn new(api: &'a Api, source: &CString, name: &CString) -> Result<Self, CompileError> {
+        let mut program = ptr::null_mut();
+        // SAFETY: `program` is valid for writes, both strings are terminated and copied by the call, and with
+        // zero headers the two arrays are not read.
+        let code =
+            unsafe { (api.create_program)(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
+        api.check(code).map_err(|status| CompileError::Call { call: "hiprtcCreateProgram", status })?;
+        Ok(Self { api, program })
+    }
+
+    fn compile(&self, options: &[CString]) -> Result<(), Status> {
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let n_options = pointers.len().try_into().expect("fewer than 2^31 options");
+        // SAFETY: the program is alive, and the array holds `n_options` terminated strings for the whole call.
+        let code = unsafe { (self.api.compile_program)(self.program, n_options, pointers.as_ptr()) };
+        self.api.check(code)
+    }
+
+    fn code(&self) -> Result<Vec<u8>, CompileError> {
+        self.bytes(("hiprtcGetCodeSize", self.api.get_code_size), ("hiprtcGetCode", self.api.get_code))
+    }
+
+    /// The compiler's messages, without the terminator that the size counts.
+    fn log(&self) -> Result<String, CompileError> {
+        let bytes =
+            self.bytes(("hiprtcGetProgramLogSize", self.api.get_log_size), ("hiprtcGetProgramLog", self.api.get_log))?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
+    }
+
+    fn bytes(
+        &self,
+        (size_call, get_size): (&'static str, sys::GetSize),
+        (call, get): (&'static str, sys::GetBytes),
+    ) -> Result<Vec<u8>, CompileError> {
+        let mut len_bytes = 0;
+        // SAFETY: the program is alive and `len_bytes` is valid for writes.
+        let code = unsafe { get_size(self.program, &mut len_bytes) };
+        self.api.check(code).map_err(|status| CompileError::Call { call: size_call, status })?;
+        // One byte to spare: versions differ in whether a log's size counts its terminator.
+        let mut bytes = vec![0_u8; len_bytes + 1];
+        // SAFETY: the buffer holds the bytes that the library just asked for, and one more.
+        let code = unsafe { get(self.program, bytes.as_mut_ptr().cast()) };
+        self.api.check(code).map_err(|status| CompileError::Call { call, status })?;
+        bytes.truncate(len_bytes);
+        Ok(bytes)
+    }
+}
+
+impl Drop for OwnedProgram<'_> {
+    fn drop(&mut self) {
+        // SAFETY: created by `new` and destroyed nowhere else. A failure leaks one program in a process that is
+        // about to end, and there is nothing to do about it.
+        let _ = unsafe { (self.api.destroy_program)(&mut self.program) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_lists_what_was_tried_and_why() {
+        let error = Hiprtc::open(&["/nonexistent/libhiprtc.so".into(), "libc.so.6".into()]).unwrap_err();
+        let message = error.to_string();
+        assert_eq!(error.attempts.len(), 2);
+        assert!(message.contains("/nonexistent/libhiprtc.so"), "{message}");
+        assert!(message.contains("hiprtcCreateProgram"), "a library without the functions says which: {message}");
+    }
+
+    #[test]
+    fn no_candidates_is_said_so() {
+        assert_eq!(Hiprtc::open(&[]).unwrap_err().to_string(), "could not open hipRTC; tried nothing");
+    }
+
+    #[test]
+    fn a_zero_byte_is_named_with_its_place() {
+        assert_eq!(
+            c_string("option 2", "-D\0x").unwrap_err().to_string(),
+            "the option 2 holds a zero byte at offset 2"
+        );
+    }
+}

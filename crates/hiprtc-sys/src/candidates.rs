@@ -1,0 +1,88 @@
+//! Where hipRTC may be, and under which names.
+
+use std::path::{Path, PathBuf};
+
+/// Its own library since ROCm 5.3 or so, the only one since 7.0; before, the functions are in HIP's library too.
+const NAMES: [&str; 7] = [
+    "libhiprtc.so",
+    "libhiprtc.so.7",
+    "libhiprtc.so.6",
+    "libamdhip64.so",
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+];
+
+/// What to try, best first.
+///
+/// - `explicit`: a folder that the user named; then nothing else is tried
+/// - `rocm_path`: the value of `$ROCM_PATH`; passed in, because a worker runs with a cleared environment
+///
+/// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) and the loader's own search path (bare names). Files
+/// that do not exist are left out, so an error lists only what failed and the folders' absence is told by
+/// [`searched`].
+pub fn candidates(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = searched(explicit, rocm_path)
+        .iter()
+        .flat_map(|folder| NAMES.iter().map(|name| folder.join(name)))
+        .filter(|file| file.exists())
+        .collect();
+    if explicit.is_none() {
+        files.extend(NAMES.iter().map(PathBuf::from));
+    }
+    files
+}
+
+/// The folders that [`candidates`] looks into, best first.
+pub fn searched(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(folder) = explicit {
+        return vec![folder.to_path_buf()];
+    }
+    let mut folders: Vec<PathBuf> = rocm_path.map(|root| root.join("lib")).into_iter().collect();
+    folders.push("/opt/rocm/lib".into());
+    folders.extend(versioned(Path::new("/opt")));
+    folders
+}
+
+/// `rocm-*/lib` below `root`, the highest version first: 10 is above 9.
+fn versioned(root: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    let mut found: Vec<(Vec<u32>, PathBuf)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let version = name.strip_prefix("rocm-")?.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+            Some((version.collect(), entry.path().join("lib")))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, folder)| folder).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_folder_is_the_only_one() {
+        let folder = Path::new("/nonexistent");
+        assert_eq!(searched(Some(folder), Some(Path::new("/also"))), [folder]);
+        assert_eq!(candidates(Some(folder), None), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn rocm_path_comes_before_opt_and_the_loader_last() {
+        assert_eq!(searched(None, Some(Path::new("/r")))[..2], [PathBuf::from("/r/lib"), "/opt/rocm/lib".into()]);
+        assert_eq!(candidates(None, None).last(), Some(&PathBuf::from("libamdhip64.so.5")));
+    }
+
+    #[test]
+    fn the_newest_version_comes_first() {
+        let root = std::env::temp_dir().join(format!("hiprtc-candidates-{}", std::process::id()));
+        for name in ["rocm-6.4.1", "rocm-10.0.0", "rocm-7.0.2", "other-8"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+        }
+        let found = versioned(&root);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, ["rocm-10.0.0", "rocm-7.0.2", "rocm-6.4.1"].map(|name| root.join(name).join("lib")));
+    }
+}

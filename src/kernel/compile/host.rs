@@ -1,0 +1,109 @@
+//! The host backend: C for this machine's cores, through the system's C compiler, to a shared object.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs, io};
+
+use super::identity::Canary;
+use super::job::{Failure, How, Job, Made, Toolchain, source_name};
+use super::{CompileError, CompilerOptions};
+use crate::target::Backend;
+
+/// Before and after the job's options. Part of the identity, so that changing them changes every key.
+const BEFORE: [&str; 2] = ["-shared", "-fPIC"];
+const AFTER: [&str; 1] = ["-lm"];
+
+/// The first C compiler there is: the option, `$CC`, `cc`, `gcc`, `clang`. Its path is not resolved: some compilers
+/// look at the name by which they are called.
+pub(super) fn find(options: &CompilerOptions) -> Result<Toolchain, CompileError> {
+    let named = options.cc.clone().or_else(|| env::var_os("CC").filter(|cc| !cc.is_empty()).map(PathBuf::from));
+    // A compiler that was asked for by name is not silently replaced by another.
+    let names = named.map_or_else(|| ["cc", "gcc", "clang"].map(PathBuf::from).to_vec(), |cc| vec![cc]);
+    let compiler = names.iter().find_map(|name| on_path(name));
+    let Some(compiler) = compiler else {
+        let looked_for = names.iter().map(|name| format!("`{}`", name.display())).collect();
+        return Err(CompileError::NoHostCompiler { looked_for });
+    };
+    Ok(Toolchain {
+        backend: Backend::Host,
+        compiler: Some(compiler),
+        environment: BTreeMap::new(),
+        launcher: Vec::new(),
+    })
+}
+
+/// The absolute path of a program, searched for as a shell would.
+fn on_path(name: &Path) -> Option<PathBuf> {
+    if name.components().count() > 1 {
+        return name.is_file().then(|| std::path::absolute(name).ok())?;
+    }
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path).map(|folder| folder.join(name)).find(|file| is_program(file))
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+/// Loads, stores, a libm call, a loop that vectorises: what kernels are made of.
+pub(super) fn canary() -> Canary {
+    const SOURCE: &str = "float expf(float);\n\
+        void canary(const float* x, float* y, unsigned n) {\n\
+        \x20 float sum = 0.0f;\n\
+        \x20 for (unsigned i = 0; i < n; i++) sum += expf(x[i]);\n\
+        \x20 for (unsigned i = 0; i < n; i++) y[i] = x[i] * sum + 1.0f;\n\
+        }\n";
+    Canary { source: SOURCE, entry: "canary", options: &["-O3", "-ffast-math"] }
+}
+
+/// Compiles the job. What the compiler prints goes where the worker's own output goes.
+pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
+    let cc = job.toolchain.compiler.as_deref().ok_or_else(|| unavailable("no compiler was named"))?;
+    let source = source_name(Backend::Host);
+    fs::write(source, &job.source).map_err(|error| unavailable(&format!("could not write {source}: {error}")))?;
+    let mut command = Command::new(cc);
+    command.args(BEFORE).arg(format!("-march={}", job.target)).arg(source).args(&job.options).args(AFTER);
+    let status = command.args(["-o", "object"]).stdin(Stdio::null()).status();
+    let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", cc.display())))?;
+    if !status.success() {
+        return Err(Failure { how: how_it_ended(status), log: String::new() });
+    }
+    let facts = facts(cc).map_err(|error| unavailable(&format!("`{}` -v: {error}", cc.display())))?;
+    let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
+    Ok(Made { object, log: String::new(), facts, files: files(cc) })
+}
+
+fn unavailable(log: &str) -> Failure {
+    Failure { how: How::Unavailable, log: log.into() }
+}
+
+/// Compilers end with 1 when they refuse; anything else is an accident. That a child of the driver was killed is only
+/// in what it printed, which the parent looks at.
+fn how_it_ended(status: std::process::ExitStatus) -> How {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.signal(), status.code()) {
+        (Some(9), _) => How::OutOfMemory,
+        (Some(signal), _) => How::Crashed { signal },
+        (None, Some(1) | None) => How::Rejected,
+        (None, Some(code)) => How::Exited { code },
+    }
+}
+
+/// The version line, the resolved path, all that it says of its version, and how we call it.
+fn facts(cc: &Path) -> io::Result<Vec<String>> {
+    let version = Command::new(cc).arg("-v").stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&[version.stdout, version.stderr].concat()).into_owned();
+    let line = text.lines().find(|line| line.contains(" version ")).unwrap_or("unknown version").to_owned();
+    Ok(vec![line, fs::canonicalize(cc)?.display().to_string(), text, format!("{BEFORE:?} {AFTER:?}")])
+}
+
+/// The driver and the programs it calls. A compiler without a separate `cc1` (clang) answers with the bare name.
+fn files(cc: &Path) -> Vec<PathBuf> {
+    let part = |name: &str| {
+        let output = Command::new(cc).arg(format!("-print-prog-name={name}")).stdin(Stdio::null()).output().ok()?;
+        on_path(Path::new(String::from_utf8(output.stdout).ok()?.trim()))
+    };
+    [Some(cc.to_owned()), part("cc1"), part("as"), part("ld")].into_iter().flatten().collect()
+}

@@ -1,0 +1,141 @@
+//! Real hipRTC, no GPU: the GPU templates compile for every arch, and nothing that hipRTC does ends the program.
+//!
+//! It is looked for in `$GPTOSS_JIT_HIPRTC`, in `target/hiprtc`, and where ROCm would be; without it these tests say
+//! that they are skipped.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use gptoss_jit::error::Hint;
+use gptoss_jit::kernel::compile::{CompileError, Compiler, CompilerOptions, How, Request, Toolchain};
+use gptoss_jit::target::Backend;
+
+#[allow(unused)]
+const ARCHS: [&str; 12] = [
+    "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151",
+    "gfx1200", "gfx1201",
+];
+
+fn options() -> CompilerOptions {
+    let mut options = CompilerOptions::new(PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit")));
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/hiprtc");
+    if env::var_os("GPTOSS_JIT_HIPRTC").is_none() && fetched.join(".complete").exists() {
+        options.hiprtc = Toolchain::hiprtc_in(&fetched).expect("the fetch was complete");
+    }
+    options
+}
+
+/// One compiler for all tests, so that the canaries are compiled once. None, said aloud, without hipRTC.
+fn compiler() -> Option<&'static Compiler> {
+    static COMPILER: OnceLock<Option<Compiler>> = OnceLock::new();
+    let compiler = COMPILER.get_or_init(|| {
+        let compiler = Compiler::new(options());
+        match compiler.identity(Backend::Hiprtc, "gfx1100") {
+            Err(CompileError::Canary { how: How::Unavailable, .. }) => None,
+            Err(error) => panic!("{error}"),
+            Ok(_) => Some(compiler),
+        }
+    });
+    if compiler.is_none() {
+        eprintln!("skipped: no hipRTC (tests/fetch-hiprtc.sh target/hiprtc fetches one)");
+    }
+    compiler.as_ref()
+}
+
+fn request(source: &str, target: &str, options: &[&str]) -> Request {
+    Request {
+        label: "op/variant".into(),
+        source: source.into(),
+        entry: "k".into(),
+        options: options.iter().map(ToString::to_string).collect(),
+        target: target.into(),
+        backend: Backend::Hiprtc,
+    }
+}
+
+const SMALL: &str = "extern \"C\" __global__ void k(float* y) {\n  y[threadIdx.x] = 1.0f;\n}\n";
+
+/// What happened to a request that must fail, and what the compiler said.
+fn failure(compiler: &Compiler, request: &Request) -> (How, String) {
+    match compiler.compile(request).expect_err("must fail") {
+        CompileError::Failed { how, log, .. } | CompileError::Canary { how, log, .. } => (how, log),
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn the_same_source_gives_the_same_object_in_another_process() {
+    let Some(compiler) = compiler() else { return };
+    let objects = [(); 2].map(|()| compiler.compile(&request(SMALL, "gfx1100", &["-O3"])).expect("compiles").object);
+    assert_eq!(objects[0], objects[1]);
+}
+
+#[test]
+fn the_identity_names_the_library_and_differs_between_archs() {
+    let Some(compiler) = compiler() else { return };
+    let identity = |arch| compiler.identity(Backend::Hiprtc, arch).expect(arch);
+    let (one, other) = (identity("gfx1100"), identity("gfx942"));
+    assert!(one.facts.iter().any(|fact| fact.starts_with("libamd_comgr")), "{:?}", one.facts);
+    assert_eq!(one.facts, other.facts);
+    assert_ne!(one.id, other.id, "the canary is the arch's own");
+}
+
+#[test]
+fn a_broken_source_is_refused_with_its_line() {
+    let Some(compiler) = compiler() else { return };
+    let broken = SMALL.replace("1.0f", "no_such_name");
+    let (how, log) = failure(compiler, &request(&broken, "gfx1100", &[]));
+    assert_eq!(how, How::Rejected);
+    assert!(log.starts_with("kernel.hip:2:"), "{log}");
+    assert!(log.contains("no_such_name"), "{log}");
+}
+
+#[test]
+fn a_host_header_is_not_found() {
+    let Some(compiler) = compiler() else { return };
+    let source = format!("#include <type_traits>\n{SMALL}");
+    let (how, log) = failure(compiler, &request(&source, "gfx1100", &["-nostdinc"]));
+    assert_eq!(how, How::Rejected);
+    assert!(log.contains("'type_traits' file not found"), "{log}");
+}
+
+#[test]
+fn options_that_mean_nothing_are_refused() {
+    let Some(compiler) = compiler() else { return };
+    // The first is reported as a success by hipRTC itself; the second ends its process.
+    for options in [&["-bogus"][..], &["-mllvm", "-bogus"], &["-fbogus"]] {
+        let (how, log) = failure(compiler, &request(SMALL, "gfx1100", options));
+        assert!(matches!(how, How::Rejected | How::Exited { .. }), "{options:?}: {how}");
+        assert!(log.contains("ogus"), "{options:?}: {log}");
+    }
+}
+
+#[test]
+fn an_arch_that_hiprtc_does_not_know_ends_the_worker_only() {
+    let Some(compiler) = compiler() else { return };
+    let error = compiler.compile(&request(SMALL, "gfx9999", &[])).expect_err("there is no such arch");
+    let CompileError::Canary { how: How::Crashed { .. } | How::Rejected, target, .. } = &error else { panic!("{error}") };
+    assert_eq!(target, "gfx9999");
+    assert!(error.hint().is_some_and(|hint| hint.contains("gfx9999")));
+    // The next compile is not impressed.
+    compiler.compile(&request(SMALL, "gfx1100", &[])).expect("compiles");
+}
+
+#[test]
+fn a_folder_without_hiprtc_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let error = Toolchain::hiprtc_in(folder.path()).expect_err("it is empty");
+    assert!(error.to_string().contains(&folder.path().display().to_string()), "{error}");
+}
+
+#[test]
+fn a_library_that_is_not_hiprtc_is_told_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(folder.path().join("libhiprtc.so"), "not a library").expect("writes");
+    let mut options = options();
+    options.hiprtc = Toolchain::hiprtc_in(folder.path()).expect("the file is there");
+    let error = Compiler::new(options).compile(&request(SMALL, "gfx1100", &[])).expect_err("no library");
+    let CompileError::Canary { how: How::Unavailable, log, .. } = &error else { panic!("{error}") };
+    assert!(log.contains("libhiprtc.so"), "{log}");
+}
