@@ -21,6 +21,14 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32];
+
+    /// The type of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
     /// Size of one element in bytes.
     pub const fn size_bytes(self) -> usize {
         match self {

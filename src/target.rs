@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Hint;
+
 /// Which compiler turns a rendered template into an object, and which templates fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -55,4 +57,232 @@ pub struct Target {
     pub features: BTreeSet<String>,
     /// LDS that one block may use, in bytes; 0 on the host.
     pub lds_bytes: u32,
+}
+
+/// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetFacts {
+    /// 32 or 64.
+    pub wave_size: u32,
+    /// LDS that one block may use, in bytes.
+    pub lds_bytes: u32,
+    /// What templates may ask for in `requires.features`.
+    #[serde(default)]
+    pub features: BTreeSet<String>,
+    /// For people: products of this arch, what is special about it.
+    #[serde(default)]
+    pub notes: String,
+}
+
+/// A chip that nothing is known about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// No table has facts about it.
+    #[error("nothing is known about the arch `{arch}`, expected one of: {}", known.join(", "))]
+    UnknownArch {
+        /// What was asked for.
+        arch: String,
+        /// What is known.
+        known: Vec<String>,
+    },
+}
+
+impl Hint for TargetError {
+    fn hint(&self) -> Option<String> {
+        Some("a file `tuning/<arch>.toml` with a [target] table teaches it: see `tuning/README.md`".into())
+    }
+}
+
+/// Instruction sets of the x86-64 levels, each with what it adds, under the names that templates use.
+const X86_LEVELS: [(&str, &[&str]); 4] = [
+    ("x86-64", &[]),
+    ("x86-64-v2", &["sse4_2"]),
+    ("x86-64-v3", &["avx2", "fma", "f16c"]),
+    ("x86-64-v4", &["avx512"]),
+];
+
+/// Instruction sets beyond the levels that templates may ask for, with the compiler option that allows each.
+const X86_EXTENSIONS: [(&str, &str); 4] = [
+    ("avx512bf16", "-mavx512bf16"),
+    ("avx512fp16", "-mavx512fp16"),
+    ("avx512vnni", "-mavx512vnni"),
+    ("avxvnni", "-mavxvnni"),
+];
+
+impl Target {
+    /// This machine's cores.
+    pub fn host() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        let target = {
+            let mut target = Self::x86_64(detected_level());
+            target.features.extend(detected_extensions().into_iter().map(String::from));
+            target
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let target = Self::host_of(std::env::consts::ARCH.to_owned(), BTreeSet::new());
+        target
+    }
+
+    /// A target by its arch: an AMD GPU, this machine's own arch, or an x86-64 level to render and compile for.
+    ///
+    /// # Errors
+    /// If nothing is known about it.
+    pub fn named(arch: &str) -> Result<Self, TargetError> {
+        let host = Self::host();
+        if arch == host.arch || arch == "host" {
+            return Ok(host);
+        }
+        match X86_LEVELS.iter().position(|(name, _)| *name == arch) {
+            Some(level) => Ok(Self::x86_64(level)),
+            None => Self::gpu(arch),
+        }
+    }
+
+    /// An AMD GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`. Facts come from the built-in tuning tables.
+    ///
+    /// # Errors
+    /// If no table has facts about it.
+    pub fn gpu(arch: &str) -> Result<Self, TargetError> {
+        let name = arch.split(':').next().unwrap_or_default();
+        match crate::tuning::built_in_facts(name) {
+            Some(facts) => Ok(Self::from_facts(arch, &facts)),
+            None => Err(TargetError::UnknownArch { arch: arch.to_owned(), known: crate::tuning::built_in_archs() }),
+        }
+    }
+
+    /// An AMD GPU by its target id and the facts about it.
+    pub fn from_facts(arch: &str, facts: &TargetFacts) -> Self {
+        Self {
+            backend: Backend::Hiprtc,
+            arch: arch.to_owned(),
+            wave_size: facts.wave_size,
+            features: facts.features.clone(),
+            lds_bytes: facts.lds_bytes,
+        }
+    }
+
+    /// The string in a kernel's key: a GPU's target id; on the host the arch and the features, sorted.
+    pub fn id(&self) -> String {
+        match self.backend {
+            Backend::Hiprtc | Backend::Mock => self.arch.clone(),
+            Backend::Host => {
+                let features = self.features.iter().map(|feature| format!("+{feature}"));
+                std::iter::once(self.arch.clone()).chain(features).collect()
+            }
+        }
+    }
+
+    /// The names of tuning tables that concern it, the closest first: `gfx1100`, `gfx11`, `generic`, or
+    /// `x86-64-v4`, `x86-64`, `host`.
+    pub fn families(&self) -> Vec<String> {
+        let arch = self.arch.split(':').next().unwrap_or_default();
+        let (family, last) = match self.backend {
+            Backend::Host => (X86_LEVELS.iter().find(|(name, _)| *name == arch).map(|_| "x86-64"), "host"),
+            // The last two characters of a gfx name are its minor version and stepping.
+            Backend::Hiprtc | Backend::Mock => (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic"),
+        };
+        let mut names: Vec<String> = [Some(arch), family, Some(last)].into_iter().flatten().map(String::from).collect();
+        names.dedup();
+        names
+    }
+
+    /// The compiler options that say what to compile for. Nothing is `native`, so a kernel's key says all.
+    pub fn compile_options(&self) -> Vec<String> {
+        match self.backend {
+            Backend::Hiprtc | Backend::Mock => vec![format!("--offload-arch={}", self.arch)],
+            Backend::Host if self.arch.starts_with("x86-64") => {
+                let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
+                let options = extensions.map(|(_, option)| (*option).to_owned());
+                std::iter::once(format!("-march={}", self.arch)).chain(options).collect()
+            }
+            Backend::Host => Vec::new(),
+        }
+    }
+
+    /// An x86-64 of a level, without extensions.
+    fn x86_64(level: usize) -> Self {
+        let features = X86_LEVELS[..=level].iter().flat_map(|(_, adds)| adds.iter().map(|name| (*name).to_owned()));
+        Self::host_of(X86_LEVELS[level].0.to_owned(), features.collect())
+    }
+
+    fn host_of(arch: String, features: BTreeSet<String>) -> Self {
+        Self { backend: Backend::Host, arch, wave_size: 1, features, lds_bytes: 0 }
+    }
+}
+
+/// The highest level whose instruction sets this machine has, as an index into [`X86_LEVELS`].
+#[cfg(target_arch = "x86_64")]
+fn detected_level() -> usize {
+    use std::is_x86_feature_detected as has;
+    let v2 = has!("sse3") && has!("ssse3") && has!("sse4.1") && has!("sse4.2") && has!("popcnt") && has!("cmpxchg16b");
+    let v3 = v2 && has!("avx2") && has!("bmi1") && has!("bmi2") && has!("fma") && has!("f16c") && has!("lzcnt") && has!("movbe");
+    let v4 = v3
+        && has!("avx512f")
+        && has!("avx512bw")
+        && has!("avx512cd")
+        && has!("avx512dq")
+        && has!("avx512vl");
+    usize::from(v2) + usize::from(v3) + usize::from(v4)
+}
+
+/// Those of [`X86_EXTENSIONS`] that this machine has.
+#[cfg(target_arch = "x86_64")]
+fn detected_extensions() -> Vec<&'static str> {
+    use std::is_x86_feature_detected as has;
+    let detected = [
+        ("avx512bf16", has!("avx512bf16")),
+        ("avx512fp16", has!("avx512fp16")),
+        ("avx512vnni", has!("avx512vnni")),
+        ("avxvnni", has!("avxvnni")),
+    ];
+    detected.into_iter().filter(|(_, present)| *present).map(|(name, _)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_go_from_the_chip_to_any() {
+        let families = |arch: &str| Target::named(arch).expect(arch).families().join(" ");
+        assert_eq!(families("gfx1100"), "gfx1100 gfx11 generic");
+        assert_eq!(families("gfx90a:sramecc+:xnack-"), "gfx90a gfx9 generic");
+        assert_eq!(families("x86-64-v3"), "x86-64-v3 x86-64 host");
+        assert_eq!(families("x86-64"), "x86-64 host");
+    }
+
+    #[test]
+    fn the_host_says_all_in_its_id_and_options() {
+        let host = Target::host();
+        assert_eq!((host.backend, host.wave_size, host.lds_bytes), (Backend::Host, 1, 0));
+        assert!(host.features.iter().all(|feature| host.id().contains(&format!("+{feature}"))));
+        assert!(!host.compile_options().iter().any(|option| option.contains("native")));
+    }
+
+    #[test]
+    fn a_level_includes_the_ones_below() {
+        let v4 = Target::x86_64(3);
+        assert_eq!(v4.id(), "x86-64-v4+avx2+avx512+f16c+fma+sse4_2");
+        assert_eq!(v4.compile_options(), ["-march=x86-64-v4"]);
+    }
+
+    #[test]
+    fn facts_of_amd_gpus_are_data() {
+        for (arch, wave, feature, lds) in [
+            ("gfx90a", 64, "mfma_gfx90a", 65_536),
+            ("gfx942", 64, "mfma_gfx942", 65_536),
+            ("gfx950", 64, "mfma_gfx950", 163_840),
+            ("gfx1100", 32, "wmma_gfx11", 65_536),
+            ("gfx1151", 32, "wmma_gfx11", 65_536),
+            ("gfx1201", 32, "wmma_gfx12", 65_536),
+        ] {
+            let target = Target::gpu(arch).expect(arch);
+            assert_eq!((target.wave_size, target.lds_bytes), (wave, lds), "{arch}");
+            assert!(target.features.contains(feature), "{arch}");
+            assert_eq!(target.compile_options(), [format!("--offload-arch={arch}")]);
+        }
+        let error = Target::gpu("gfx9999").expect_err("unknown").to_string();
+        assert!(error.contains("`gfx9999`") && error.contains("gfx1201"), "{error}");
+    }
 }

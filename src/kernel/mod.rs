@@ -1,8 +1,11 @@
 //! From a template to an object: choose, render, key, compile or find in the cache.
 //!
-//! - [`contract`]: what an op is (`op.toml`) and what a template says of itself (front matter)
-//! - [`library`]: where templates come from, what shadows what, which fit a target
-//! - [`render`]: a template, a problem, parameters and a target in; self-contained source out
+//! - [`contract`]: what an op is (`op.toml`); [`signature`]: the arguments of a run of fused ops
+//! - [`template`]: what a template says of itself (front matter), and whether it fits
+//! - [`expression`]: the whole numbers and conditions in both
+//! - [`library`]: where templates come from, what shadows what, which are candidates
+//! - [`render`]: a template, a problem, parameters and a target in; self-contained source out, with its [`launch`]
+//! - [`choice`]: which template with which parameters, by the tuning tables
 //! - [`key`]: everything that can change the bytes a compiler returns
 //! - [`compile`]: worker processes around `cc` and hipRTC
 //! - [`cache`]: the on-disk cache of objects
@@ -11,12 +14,23 @@
 //! Nothing here runs a kernel: that is `gpu`. Nothing here knows the forward pass: that is [`crate::graph`].
 
 pub mod cache;
+
 pub mod compile;
 pub mod contract;
+mod environment;
+pub mod expression;
 pub mod key;
+pub mod launch;
 pub mod library;
+pub mod library_error;
+mod names;
+mod options;
+pub mod params;
 pub mod render;
+pub mod signature;
+pub mod source_file;
 pub mod store;
+pub mod template;
 
 use std::collections::BTreeMap;
 use std::fmt;

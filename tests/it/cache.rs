@@ -83,8 +83,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Tells that a test could not do its work here. Never silent: the harness shows it with `--nocapture` and on failure,
-/// and it goes past the harness's capture to stderr.
+/// Tells that a test could not do its work here, past the harness's capture: never silently.
 fn skipped(what: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "skipped: {what}");

@@ -3,3 +3,4 @@
 mod hiprtc;
 mod cache;
 mod compile;
+mod templates;

@@ -120,9 +120,13 @@ impl KeyRecord {
 
     /// The digest of the key that this is the record of, given its source: as [`KernelKey::digest`].
     fn digest(&self, source: &[u8]) -> Digest {
-        let fields = [&self.target, &self.entry, &self.backend, &self.compiler];
-        let fields = fields.into_iter().chain(&self.options).map(String::as_bytes);
+        let fields = self.texts().into_iter().map(|(_, text)| text).chain(&self.options).map(String::as_bytes);
         digest_of_fields(std::iter::once(source).chain(fields))
+    }
+
+    /// The fields between the source and the options, in the order in which they are hashed.
+    pub(super) fn texts(&self) -> [(&'static str, &String); 4] {
+        [("target", &self.target), ("entry", &self.entry), ("backend", &self.backend), ("compiler", &self.compiler)]
     }
 }
 

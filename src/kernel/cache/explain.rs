@@ -127,17 +127,10 @@ impl Folder {
 fn differences(theirs: &Side, ours: &Side) -> Vec<Difference> {
     let mut found = Vec::new();
     found.extend(source_difference(theirs.source, ours.source));
-    let fields: [(&str, fn(&KeyRecord) -> &String); 4] = [
-        ("target", |key| &key.target),
-        ("entry", |key| &key.entry),
-        ("backend", |key| &key.backend),
-        ("compiler", |key| &key.compiler),
-    ];
-    for (name, of) in fields {
-        let (theirs, ours) = (of(theirs.key), of(ours.key));
+    for ((field, theirs), (_, ours)) in theirs.key.texts().into_iter().zip(ours.key.texts()) {
         if theirs != ours {
             let (theirs, ours) = (Some(theirs.clone()), Some(ours.clone()));
-            found.push(Difference { field: name.into(), line: None, theirs, ours });
+            found.push(Difference { field: field.into(), line: None, theirs, ours });
         }
     }
     found.extend(option_differences(&theirs.key.options, &ours.key.options));

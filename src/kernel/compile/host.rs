@@ -64,7 +64,7 @@ pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
     let source = source_name(Backend::Host);
     fs::write(source, &job.source).map_err(|error| unavailable(&format!("could not write {source}: {error}")))?;
     let mut command = Command::new(cc);
-    command.args(BEFORE).arg(format!("-march={}", job.target)).arg(source).args(&job.options).args(AFTER);
+    command.args(BEFORE).arg(source).args(&job.options).args(AFTER);
     let status = command.args(["-o", "object"]).stdin(Stdio::null()).status();
     let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", cc.display())))?;
     if !status.success() {

@@ -1,0 +1,117 @@
+//! How a rendered kernel is called: its arguments, and its geometry for the scalars of a launch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::contract::{Access, Arg};
+use super::expression::{Expression, ExpressionError, Reason, Scope};
+use crate::dtype::Dtype;
+
+/// An argument of a rendered kernel.
+#[derive(Clone, Debug)]
+pub struct ArgSpec {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements, or of the scalar.
+    pub dtype: Dtype,
+    /// What the kernel does to it.
+    pub access: Access,
+    /// The argument that may be the same memory.
+    pub may_alias: Option<String>,
+    /// Elements per axis, row-major, outermost first; `None` for a scalar.
+    axes: Option<Vec<Expression>>,
+    scope: Arc<Scope>,
+}
+
+impl ArgSpec {
+    pub(super) fn new(arg: &Arg, dtype: Dtype, scope: &Arc<Scope>) -> Self {
+        Self {
+            name: arg.name.clone(),
+            dtype,
+            access: arg.access,
+            may_alias: arg.may_alias.clone(),
+            axes: arg.shape.clone(),
+            scope: Arc::clone(scope),
+        }
+    }
+
+    /// Whether it is passed by value.
+    pub fn is_scalar(&self) -> bool {
+        self.axes.is_none()
+    }
+
+    /// Elements per axis for these scalars, outermost first; empty for a scalar argument.
+    ///
+    /// # Errors
+    /// If a scalar is missing or an expression gives no whole number.
+    pub fn shape(&self, scalars: &BTreeMap<String, u64>) -> Result<Vec<u64>, ExpressionError> {
+        let scope = Arc::new(self.scope.with_scalars(scalars));
+        self.axes.iter().flatten().map(|axis| axis.whole(&scope)).collect()
+    }
+
+    /// Elements in all; 1 for a scalar argument.
+    ///
+    /// # Errors
+    /// As [`Self::shape`], and if the product does not fit 64 bits.
+    pub fn len_elements(&self, scalars: &BTreeMap<String, u64>) -> Result<u64, ExpressionError> {
+        let shape = self.shape(scalars)?;
+        let product = shape.iter().try_fold(1u64, |product, &axis| product.checked_mul(axis));
+        product.ok_or_else(|| {
+            let reason = format!("the product of {shape:?} does not fit 64 bits");
+            self.axes.as_ref().expect("a scalar's product is 1")[0].error(Reason::Engine(reason))
+        })
+    }
+
+    /// The shape with what is known as literals: `(n_tokens, 2880)`; empty for a scalar.
+    pub fn shape_text(&self) -> String {
+        let axes = self.axes.iter().flatten().map(|axis| axis.with_literals(&self.scope));
+        if self.is_scalar() { String::new() } else { format!("({})", axes.collect::<Vec<_>>().join(", ")) }
+    }
+
+    /// `x:f32:read`, `n_tokens:u32`.
+    pub fn abi(&self) -> String {
+        if self.is_scalar() {
+            format!("{}:{}", self.name, self.dtype)
+        } else {
+            format!("{}:{}:{}", self.name, self.dtype, self.access.name())
+        }
+    }
+}
+
+/// The geometry of a kernel's launches.
+#[derive(Clone, Debug)]
+pub struct LaunchSpec {
+    pub(super) grid: Vec<Expression>,
+    pub(super) block_size: u32,
+    pub(super) scratch_bytes: Option<Expression>,
+    pub(super) scope: Arc<Scope>,
+}
+
+impl LaunchSpec {
+    /// Blocks in x, y, z for these scalars. Zero blocks mean that there is nothing to launch.
+    ///
+    /// # Errors
+    /// If a scalar is missing, or an expression gives no whole number of 32 bits.
+    pub fn grid(&self, scalars: &BTreeMap<String, u64>) -> Result<[u32; 3], ExpressionError> {
+        let scope = Arc::new(self.scope.with_scalars(scalars));
+        let mut grid = [1; 3];
+        for (blocks, axis) in grid.iter_mut().zip(&self.grid) {
+            *blocks = axis.whole_u32(&scope)?;
+        }
+        Ok(grid)
+    }
+
+    /// Threads per block; 1 on the host.
+    pub const fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Host: bytes of private memory for each thread that runs blocks. 0 on a GPU.
+    ///
+    /// # Errors
+    /// As [`Self::grid`], for 64 bits.
+    pub fn scratch_bytes(&self, scalars: &BTreeMap<String, u64>) -> Result<u64, ExpressionError> {
+        let scope = Arc::new(self.scope.with_scalars(scalars));
+        self.scratch_bytes.as_ref().map_or(Ok(0), |bytes| bytes.whole(&scope))
+    }
+}

@@ -1,0 +1,40 @@
+//! The options that each backend compiles with. They are part of a kernel's key, so nothing is left to a default.
+
+use super::Precision;
+use crate::target::{Backend, Target};
+
+/// The options for a target at a precision, before the template's own.
+pub(super) fn base_options(target: &Target, precision: Precision) -> Vec<String> {
+    let mut options = match target.backend {
+        Backend::Host => host(),
+        Backend::Hiprtc | Backend::Mock => hiprtc(target),
+    };
+    // Contraction rounds once where two operations round twice: never at the parity precision.
+    options.push(match precision {
+        Precision::F32 => "-ffp-contract=off".into(),
+        Precision::Bf16 => "-ffp-contract=fast".into(),
+    });
+    options.extend(target.compile_options());
+    options
+}
+
+fn host() -> Vec<String> {
+    let options = [
+        "-x", "c", "-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wall",
+        "-Werror=implicit-function-declaration",
+        // Options may come before the source, where a linker that drops unneeded libraries would drop libm.
+        "-Wl,--no-as-needed", "-lm",
+    ];
+    options.map(String::from).to_vec()
+}
+
+fn hiprtc(target: &Target) -> Vec<String> {
+    let mut options: Vec<String> =
+        ["-O3", "-std=c++17", "-nostdinc", "-Werror=unused-command-line-argument"].map(String::from).to_vec();
+    // Both have changed their defaults between versions. They exist from RDNA on.
+    if !target.arch.starts_with("gfx9") {
+        options.push("-mcumode".into());
+        options.push(if target.wave_size == 32 { "-mno-wavefrontsize64" } else { "-mwavefrontsize64" }.into());
+    }
+    options
+}

@@ -1,0 +1,246 @@
+//! The contracts of one op, or of a run of fused ops, as one: the arguments of a kernel, in order.
+//!
+//! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; what is left
+//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use minijinja::Value;
+
+use super::Problem;
+use super::contract::{Access, Arg, ArgDtype, Contract, Numerics, TestShape};
+use super::expression::Scope;
+use super::library_error::LibraryError;
+use crate::dtype::Dtype;
+
+/// The merged contract that a template's kernel obeys.
+#[derive(Clone, Debug)]
+pub struct Signature {
+    /// The ops, in order.
+    pub ops: Vec<String>,
+    /// `u32` values known when the kernel is rendered.
+    pub dims: BTreeSet<String>,
+    /// `f32` values known when the kernel is rendered.
+    pub constants: BTreeSet<String>,
+    /// Booleans known when the kernel is rendered.
+    pub flags: BTreeSet<String>,
+    /// Named element types and what they may be.
+    pub dtypes: BTreeMap<String, Vec<Dtype>>,
+    /// The arguments, in order. Those with a `when` may be absent from a kernel.
+    pub args: Vec<Arg>,
+    /// The tensors that vanished, as the earlier op writes them and as the later op takes them.
+    pub joints: Vec<(Arg, Arg)>,
+    /// The loosest tolerance of the ops.
+    pub numerics: Numerics,
+    contracts: Vec<Arc<Contract>>,
+}
+
+impl Signature {
+    /// Joins contracts, in the order of the ops.
+    ///
+    /// # Errors
+    /// If the ops cannot be fused: the earlier one writes no tensor or several, the next one does not begin with
+    /// a tensor of that rank, two arguments that stay share a name, or two dtypes of one name have nothing in common.
+    ///
+    /// # Panics
+    /// If there is no contract.
+    pub fn of(contracts: &[Arc<Contract>]) -> Result<Self, LibraryError> {
+        let mut signature = Self::single(&contracts[0]);
+        for next in &contracts[1..] {
+            signature.append(next)?;
+        }
+        Ok(signature)
+    }
+
+    /// The names that `when` conditions may use: dims, flags and dtypes.
+    pub fn condition_names(&self) -> BTreeSet<String> {
+        self.dims.iter().chain(&self.flags).chain(self.dtypes.keys()).cloned().collect()
+    }
+
+    /// The scalar arguments that shapes and launch expressions may use.
+    pub fn scalar_names(&self) -> impl Iterator<Item = &String> {
+        let is_whole = |arg: &&Arg| arg.is_scalar() && arg.dtype != ArgDtype::Fixed(Dtype::F32);
+        self.args.iter().filter(is_whole).map(|arg| &arg.name)
+    }
+
+    /// Whether a problem gives exactly what the contracts declare. The error says what is expected and found.
+    ///
+    /// # Errors
+    /// The first table or dtype that does not agree.
+    pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
+        let tables: [(&'static str, BTreeSet<&String>, BTreeSet<&String>); 4] = [
+            ("dims", self.dims.iter().collect(), problem.dims.keys().collect()),
+            ("constants", self.constants.iter().collect(), problem.constants.keys().collect()),
+            ("flags", self.flags.iter().collect(), problem.flags.keys().collect()),
+            ("dtypes", self.dtypes.keys().collect(), problem.dtypes.keys().collect()),
+        ];
+        for (table, declared, given) in tables {
+            if declared != given {
+                let list = |names: BTreeSet<&String>| names.into_iter().cloned().collect::<Vec<_>>().join(", ");
+                return Err(ProblemError { item: table.into(), expected: list(declared), found: list(given) });
+            }
+        }
+        for (name, allowed) in &self.dtypes {
+            let found = problem.dtypes[name];
+            if !allowed.contains(&found) {
+                let expected = allowed.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
+                return Err(ProblemError { item: format!("dtype `{name}`"), expected, found: found.to_string() });
+            }
+        }
+        self.check_joints(problem)
+    }
+
+    /// The tests of the single ops as tests of the run: the first shape of each op, joined; a dim of a vanished tensor
+    /// takes the earlier op's value. For one op: its tests.
+    pub fn tests(&self) -> Vec<TestShape> {
+        let [_, _, ..] = self.contracts.as_slice() else { return self.contracts[0].tests.clone() };
+        let count = self.contracts.iter().map(|contract| contract.tests.len()).min().unwrap_or(0);
+        (0..count).map(|i| self.joined_test(i)).collect()
+    }
+
+    /// The values of a problem that expressions see: dims, flags and dtypes.
+    pub fn scope(problem: &Problem) -> BTreeMap<String, Value> {
+        let dims = problem.dims.iter().map(|(name, &value)| (name.clone(), Value::from(value)));
+        let flags = problem.flags.iter().map(|(name, &value)| (name.clone(), Value::from(value)));
+        let dtypes = problem.dtypes.iter().map(|(name, value)| (name.clone(), Value::from(value.name())));
+        dims.chain(flags).chain(dtypes).collect()
+    }
+
+    fn single(contract: &Arc<Contract>) -> Self {
+        Self {
+            ops: vec![contract.op.clone()],
+            dims: contract.dims.keys().cloned().collect(),
+            constants: contract.constants.keys().cloned().collect(),
+            flags: contract.flags.keys().cloned().collect(),
+            dtypes: contract.dtypes.clone(),
+            args: contract.args.clone(),
+            joints: Vec::new(),
+            numerics: contract.numerics,
+            contracts: vec![Arc::clone(contract)],
+        }
+    }
+
+    fn append(&mut self, next: &Arc<Contract>) -> Result<(), LibraryError> {
+        let refuse = |why: String| LibraryError::Fusion {
+            place: next.file.place(0),
+            first: self.ops.join("+"),
+            second: next.op.clone(),
+            why,
+        };
+        let joint = self.joint(next).map_err(refuse)?;
+        let (written, mut args) = (joint.0.name.clone(), self.args.clone());
+        args.retain(|arg| arg.name != written);
+        for arg in &next.args[1..] {
+            match args.iter().find(|other| other.name == arg.name) {
+                Some(other) if other.is_scalar() && arg.is_scalar() && other.dtype == arg.dtype => {}
+                Some(_) => return Err(refuse(format!("both have an argument `{}`", arg.name))),
+                None => args.push(arg.clone()),
+            }
+        }
+        let mut dtypes = self.dtypes.clone();
+        for (name, allowed) in &next.dtypes {
+            let both = dtypes.entry(name.clone()).or_insert_with(|| allowed.clone());
+            both.retain(|dtype| allowed.contains(dtype));
+            if both.is_empty() {
+                return Err(refuse(format!("the dtype `{name}` of one is never that of the other")));
+            }
+        }
+        self.forget_alias(&mut args, &written, &next.args[0].name);
+        self.ops.push(next.op.clone());
+        self.dims.extend(next.dims.keys().cloned());
+        self.constants.extend(next.constants.keys().cloned());
+        self.flags.extend(next.flags.keys().cloned());
+        self.numerics.f32 = self.numerics.f32.max(next.numerics.f32);
+        self.numerics.bf16 = self.numerics.bf16.max(next.numerics.bf16);
+        (self.args, self.dtypes) = (args, dtypes);
+        self.joints.push(joint);
+        self.contracts.push(Arc::clone(next));
+        Ok(())
+    }
+
+    /// A tensor that vanished can be no alias.
+    fn forget_alias(&self, args: &mut [Arg], written: &str, taken: &str) {
+        let names: BTreeSet<String> = args.iter().map(|arg| arg.name.clone()).collect();
+        for arg in args {
+            if arg.may_alias.as_ref().is_some_and(|alias| !names.contains(alias) || alias == written || alias == taken) {
+                arg.may_alias = None;
+            }
+        }
+    }
+
+    /// The tensor that the ops so far write and the next one takes.
+    fn joint(&self, next: &Contract) -> Result<(Arg, Arg), String> {
+        let last = self.contracts.last().expect("there is a first contract");
+        let written: Vec<&Arg> = last.args.iter().filter(|arg| arg.access == Access::Write).collect();
+        let [written] = written.as_slice() else {
+            return Err(format!("`{}` has {} arguments with `access = \"write\"`, expected one", last.op, written.len()));
+        };
+        let taken = next.args.first().filter(|arg| !arg.is_scalar() && arg.when.is_none());
+        let Some(taken) = taken else { return Err(format!("`{}` does not begin with a tensor", next.op)) };
+        let rank = |arg: &Arg| arg.shape.as_ref().map_or(0, Vec::len);
+        if rank(written) != rank(taken) {
+            return Err(format!(
+                "`{}` of {} has {} axes and `{}` of {} has {}",
+                written.name, last.op, rank(written), taken.name, next.op, rank(taken)
+            ));
+        }
+        match (&written.dtype, &taken.dtype) {
+            (ArgDtype::Fixed(a), ArgDtype::Fixed(b)) if a != b => {
+                Err(format!("`{}` of {} is {a} and `{}` of {} is {b}", written.name, last.op, taken.name, next.op))
+            }
+            _ => Ok(((*written).clone(), taken.clone())),
+        }
+    }
+
+    /// The two sides of a tensor that vanished must agree, as far as is known before launch.
+    fn check_joints(&self, problem: &Problem) -> Result<(), ProblemError> {
+        let scope = Arc::new(Scope::new(Self::scope(problem)));
+        for (written, taken) in &self.joints {
+            let (a, b) = (written.dtype.resolve(&problem.dtypes), taken.dtype.resolve(&problem.dtypes));
+            if a != b {
+                let name = |dtype: Option<Dtype>| dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
+                return Err(ProblemError { item: format!("dtype of `{}`", taken.name), expected: name(a), found: name(b) });
+            }
+            for (a, b) in written.shape.iter().flatten().zip(taken.shape.iter().flatten()) {
+                let (Ok(expected), Ok(found)) = (a.whole(&scope), b.whole(&scope)) else { continue };
+                if expected != found {
+                    let item = format!("`{}`, which is `{}` of the op before", b.text(), a.text());
+                    return Err(ProblemError { item, expected: expected.to_string(), found: found.to_string() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn joined_test(&self, i: usize) -> TestShape {
+        let mut joined = TestShape::default();
+        for contract in self.contracts.iter().rev() {
+            let test = contract.tests[i].clone();
+            joined.dims.extend(test.dims);
+            joined.constants.extend(test.constants);
+            joined.flags.extend(test.flags);
+            joined.scalars.extend(test.scalars);
+        }
+        for (written, taken) in &self.joints {
+            for (a, b) in written.shape.iter().flatten().zip(taken.shape.iter().flatten()) {
+                if let (Some(&value), true) = (joined.dims.get(a.text()), joined.dims.contains_key(b.text())) {
+                    joined.dims.insert(b.text().to_owned(), value);
+                }
+            }
+        }
+        joined
+    }
+}
+
+/// A problem that does not give what the contracts declare.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{item}: expected {expected}, found {found}")]
+pub struct ProblemError {
+    /// What does not agree: a table, a dtype, a dim.
+    pub item: String,
+    /// What the contract declares.
+    pub expected: String,
+    /// What the problem gives.
+    pub found: String,
+}

@@ -1,0 +1,567 @@
+//! A template: its front matter, checked, and whether it fits a problem and a target.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::contract::{Arg, ArgTable, Tolerance, Toml};
+use super::expression::{Expression, ExpressionError, Scope};
+use super::library_error::LibraryError;
+use super::signature::Signature;
+use super::source_file::{Origin, SourceFile};
+use super::{Precision, Problem};
+use crate::dtype::Dtype;
+use crate::target::{Backend, Target};
+
+/// One way to do an op, or a run of ops: a file, and what its front matter says.
+#[derive(Clone, Debug)]
+pub struct Template {
+    /// The ops it covers, in order.
+    pub ops: Vec<String>,
+    /// The file's name without its extension.
+    pub variant: String,
+    /// Who compiles it: [`Backend::Host`] or [`Backend::Hiprtc`].
+    pub backend: Backend,
+    /// The file.
+    pub file: SourceFile,
+    /// Where files of the same name lie that this one hides.
+    pub shadows: Vec<Origin>,
+    /// The arguments and names that the ops' contracts give it.
+    pub signature: Arc<Signature>,
+    /// How it does it, in a line.
+    pub summary: String,
+    /// Which template is taken where no tuning row decides: the higher.
+    pub priority: i64,
+    /// What must hold.
+    pub requires: Requires,
+    /// What can be tuned.
+    pub params: BTreeMap<String, Param>,
+    /// What must hold of the parameters, by a name that says it.
+    pub constraints: BTreeMap<String, Expression>,
+    /// Blocks, threads, private memory.
+    pub launch: Launch,
+    /// Arguments after the contract's, whose memory the plan provides.
+    pub workspace: Vec<Arg>,
+    /// Compiler options after the backend's own.
+    pub options: Vec<String>,
+    /// Gates on the compiled object.
+    pub resources: Resources,
+    /// Where looser than the op's.
+    pub numerics: NumericsOverride,
+}
+
+/// What a template needs of the target and of the problem. Empty lists and `None` ask for nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Requires {
+    /// Globs over the target's arch; one must match.
+    pub arch: Vec<String>,
+    /// Features of the target; all of them.
+    pub features: Vec<String>,
+    /// Wave sizes; one of them.
+    pub wave: Vec<u32>,
+    /// Precisions; one of them.
+    pub precision: Vec<Precision>,
+    /// For named dtypes, what they may be here.
+    pub dtypes: BTreeMap<String, Vec<Dtype>>,
+    /// Conditions over dims, flags and dtypes; all of them.
+    pub when: Vec<Expression>,
+    /// LDS that a block may use, at least, in bytes.
+    pub min_lds_bytes: u32,
+}
+
+/// A tunable parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Param {
+    /// The values that `tune` and the tuning tables choose among.
+    pub values: Vec<u32>,
+    /// Which of them is taken where no tuning row decides.
+    pub default: u32,
+    /// What it is.
+    pub doc: String,
+}
+
+/// The launch geometry, as expressions.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Blocks in x, y, z; missing ones are 1.
+    pub grid: Vec<Expression>,
+    /// GPU: threads per block.
+    pub block_size: Option<Expression>,
+    /// Host: bytes of private memory per thread.
+    pub scratch_bytes: Option<Expression>,
+}
+
+/// Gates on a compiled GPU object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resources {
+    /// Vector registers of a lane.
+    pub max_vgprs: Option<u32>,
+    /// Registers spilled to memory.
+    pub max_spills: Option<u32>,
+    /// LDS of a block, in bytes.
+    pub max_lds_bytes: Option<u32>,
+}
+
+/// Tolerances that replace the op's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumericsOverride {
+    /// At precision `f32`.
+    pub f32: Option<Tolerance>,
+    /// At precision `bf16`.
+    pub bf16: Option<Tolerance>,
+}
+
+/// The requirement that keeps a template from fitting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// The template is for another compiler.
+    #[error("is for {needs}, the target is {found}")]
+    Backend {
+        /// The template's backend.
+        needs: Backend,
+        /// The target's.
+        found: Backend,
+    },
+    /// None of the arch globs matches.
+    #[error("requires arch {}, the target is {found}", needs.join(" or "))]
+    Arch {
+        /// The globs.
+        needs: Vec<String>,
+        /// The target's arch.
+        found: String,
+    },
+    /// The target lacks a feature.
+    #[error("requires the feature {0}, which the target lacks")]
+    Feature(String),
+    /// The wave has another size.
+    #[error("requires a wave of {}, the target's is {found}", needs.iter().map(u32::to_string).collect::<Vec<_>>().join(" or "))]
+    Wave {
+        /// The sizes.
+        needs: Vec<u32>,
+        /// The target's.
+        found: u32,
+    },
+    /// A block may not use enough LDS.
+    #[error("requires {needs} bytes of LDS, the target has {found}")]
+    Lds {
+        /// Bytes.
+        needs: u32,
+        /// Bytes.
+        found: u32,
+    },
+    /// It is not for this precision.
+    #[error("requires precision {}, asked for {found}", needs.iter().map(|p| p.name()).collect::<Vec<_>>().join(" or "))]
+    Precision {
+        /// Its precisions.
+        needs: Vec<Precision>,
+        /// The problem's.
+        found: Precision,
+    },
+    /// A named dtype is not one of those it takes.
+    #[error("requires `{name}` in {}, found {}", needs.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or "), found.map_or("none", Dtype::name))]
+    Dtype {
+        /// The name from `[dtypes]`.
+        name: String,
+        /// What it takes.
+        needs: Vec<Dtype>,
+        /// The problem's.
+        found: Option<Dtype>,
+    },
+    /// A condition does not hold.
+    #[error("requires `{0}`")]
+    When(String),
+    /// A condition could not be evaluated.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// No values of its parameters satisfy its constraints here.
+    #[error("has no legal parameters here: `{constraint}` fails for all of them")]
+    NoLegalParams {
+        /// The constraint that refused the default values.
+        constraint: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FrontMatter {
+    op: Spanned<OneOrMore>,
+    summary: String,
+    #[serde(default)]
+    priority: i64,
+    #[serde(default)]
+    requires: RequiresTable,
+    #[serde(default)]
+    params: BTreeMap<String, Spanned<ParamTable>>,
+    #[serde(default)]
+    constraints: BTreeMap<String, Spanned<String>>,
+    launch: Spanned<LaunchTable>,
+    #[serde(default)]
+    workspace: Vec<ArgTable>,
+    #[serde(default)]
+    compile: CompileTable,
+    resources: Option<Spanned<Resources>>,
+    #[serde(default)]
+    numerics: NumericsOverride,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RequiresTable {
+    arch: Vec<String>,
+    features: Vec<String>,
+    wave: Vec<u32>,
+    precision: Vec<Precision>,
+    dtypes: BTreeMap<String, Spanned<Vec<Dtype>>>,
+    when: Vec<Spanned<String>>,
+    min_lds_bytes: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParamTable {
+    values: Vec<u32>,
+    default: u32,
+    doc: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LaunchTable {
+    grid: Vec<Spanned<String>>,
+    block_size: Option<Spanned<String>>,
+    scratch_bytes: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CompileTable {
+    options: Vec<String>,
+}
+
+impl Template {
+    /// Reads and checks the front matter. The names that the body uses are checked by the library, which knows what it includes.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn parse(
+        file: &SourceFile,
+        shadows: Vec<Origin>,
+        backend: Backend,
+        signature: Arc<Signature>,
+    ) -> Result<Self, LibraryError> {
+        let (base, text) = front_matter(file)?;
+        let toml = Toml { file, base, what: "front matter" };
+        let table: FrontMatter = toml.parse(text)?;
+        let folder = signature.ops.join("+");
+        let ops = match table.op.get_ref() {
+            OneOrMore::One(op) => op.clone(),
+            OneOrMore::More(ops) => ops.join("+"),
+        };
+        if ops != folder {
+            return Err(toml.refuse(table.op.span(), "op", format!("the folder's: {folder}"), ops));
+        }
+        let reader = Reader { toml: &toml, signature: &signature, backend, params: table.params.keys().cloned().collect() };
+        Ok(Self {
+            ops: signature.ops.clone(),
+            variant: variant_of(&file.name).to_owned(),
+            backend,
+            file: file.clone(),
+            shadows,
+            summary: table.summary,
+            priority: table.priority,
+            requires: reader.requires(table.requires)?,
+            params: reader.params(&table.params)?,
+            constraints: reader.constraints(&table.constraints)?,
+            launch: reader.launch(&table.launch)?,
+            workspace: reader.workspace(&table.workspace)?,
+            options: table.compile.options,
+            resources: reader.resources(table.resources)?,
+            numerics: table.numerics,
+            signature,
+        })
+    }
+
+    /// `linear/dot`, `rmsnorm+linear/dot`.
+    pub fn label(&self) -> String {
+        format!("{}/{}", self.ops.join("+"), self.variant)
+    }
+
+    /// The name of the kernel: `linear_dot`, `rmsnorm_linear_dot`.
+    pub fn entry(&self) -> String {
+        format!("{}_{}", self.ops.join("_"), self.variant)
+    }
+
+    /// How far the kernel may be from the reference.
+    pub fn tolerance(&self, precision: Precision) -> Tolerance {
+        let own = match precision {
+            Precision::F32 => self.numerics.f32,
+            Precision::Bf16 => self.numerics.bf16,
+        };
+        own.unwrap_or(self.signature.numerics.at(precision))
+    }
+
+    /// Whether everything that it requires holds.
+    ///
+    /// # Errors
+    /// The first requirement that does not.
+    pub fn fits(&self, problem: &Problem, target: &Target) -> Result<(), Misfit> {
+        self.fits_target(target)?;
+        self.requires.check_problem(problem)
+    }
+
+    /// Whether what it requires of the target holds.
+    ///
+    /// # Errors
+    /// The first requirement that does not.
+    pub fn fits_target(&self, target: &Target) -> Result<(), Misfit> {
+        let found = if target.backend == Backend::Mock { Backend::Hiprtc } else { target.backend };
+        if found != self.backend {
+            return Err(Misfit::Backend { needs: self.backend, found: target.backend });
+        }
+        self.requires.check_target(target)
+    }
+
+    /// The names that its expressions use.
+    pub fn expression_names(&self) -> BTreeSet<String> {
+        let launch = self.launch.grid.iter().chain(&self.launch.block_size).chain(&self.launch.scratch_bytes);
+        let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
+        let all = launch.chain(workspace).chain(self.constraints.values());
+        all.flat_map(|expression| expression.names().iter().cloned()).collect()
+    }
+
+    /// The values that expressions over parameters see, except the scalar arguments.
+    pub(super) fn scope(&self, problem: &Problem, params: &BTreeMap<String, u32>, target: &Target) -> Scope {
+        let mut known = Signature::scope(problem);
+        known.extend(params.iter().map(|(name, &value)| (name.clone(), value.into())));
+        known.insert("wave_size".into(), target.wave_size.into());
+        Scope::new(known)
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.label())
+    }
+}
+
+impl Requires {
+    fn check_target(&self, target: &Target) -> Result<(), Misfit> {
+        let arch = target.arch.split(':').next().unwrap_or_default();
+        if !self.arch.is_empty() && !self.arch.iter().any(|glob| glob_matches(glob, arch)) {
+            return Err(Misfit::Arch { needs: self.arch.clone(), found: target.arch.clone() });
+        }
+        if let Some(feature) = self.features.iter().find(|feature| !target.features.contains(*feature)) {
+            return Err(Misfit::Feature(feature.clone()));
+        }
+        if !self.wave.is_empty() && !self.wave.contains(&target.wave_size) {
+            return Err(Misfit::Wave { needs: self.wave.clone(), found: target.wave_size });
+        }
+        if self.min_lds_bytes > target.lds_bytes {
+            return Err(Misfit::Lds { needs: self.min_lds_bytes, found: target.lds_bytes });
+        }
+        Ok(())
+    }
+
+    fn check_problem(&self, problem: &Problem) -> Result<(), Misfit> {
+        if !self.precision.is_empty() && !self.precision.contains(&problem.precision) {
+            return Err(Misfit::Precision { needs: self.precision.clone(), found: problem.precision });
+        }
+        for (name, needs) in &self.dtypes {
+            let found = problem.dtypes.get(name).copied();
+            if !found.is_some_and(|found| needs.contains(&found)) {
+                return Err(Misfit::Dtype { name: name.clone(), needs: needs.clone(), found });
+            }
+        }
+        let scope = Arc::new(Scope::new(Signature::scope(problem)));
+        for condition in &self.when {
+            if !condition.holds(&scope)? {
+                return Err(Misfit::When(condition.text().to_owned()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Turns the tables of the front matter into checked values.
+struct Reader<'a> {
+    toml: &'a Toml<'a>,
+    signature: &'a Signature,
+    backend: Backend,
+    params: BTreeSet<String>,
+}
+
+impl Reader<'_> {
+    fn requires(&self, table: RequiresTable) -> Result<Requires, LibraryError> {
+        let conditions = self.signature.condition_names();
+        for (name, needs) in &table.dtypes {
+            let Some(allowed) = self.signature.dtypes.get(name) else {
+                let known: Vec<&str> = self.signature.dtypes.keys().map(String::as_str).collect();
+                let expected = format!("a name from [dtypes] of op.toml: {}", known.join(", "));
+                return Err(self.toml.refuse(needs.span(), "requires.dtypes", expected, format!("`{name}`")));
+            };
+            if let Some(other) = needs.get_ref().iter().find(|dtype| !allowed.contains(dtype)) {
+                let expected = allowed.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
+                return Err(self.toml.refuse(needs.span(), format!("requires.dtypes.{name}"), expected, other.name()));
+            }
+        }
+        Ok(Requires {
+            arch: table.arch,
+            features: table.features,
+            wave: table.wave,
+            precision: table.precision,
+            dtypes: table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect(),
+            when: table.when.iter().map(|text| self.toml.expression(text, &conditions)).collect::<Result<_, _>>()?,
+            min_lds_bytes: table.min_lds_bytes,
+        })
+    }
+
+    fn params(&self, tables: &BTreeMap<String, Spanned<ParamTable>>) -> Result<BTreeMap<String, Param>, LibraryError> {
+        let mut params = BTreeMap::new();
+        let taken: BTreeSet<String> =
+            self.signature.condition_names().into_iter().chain(self.signature.constants.clone()).collect();
+        for (name, table) in tables {
+            // `block_size` is the one name that a parameter may share with the renderer: it then is the launch's.
+            if name != "block_size" {
+                self.toml.name("parameter", name, table.span())?;
+            }
+            if taken.contains(name) {
+                let expected = "a name that op.toml does not declare";
+                return Err(self.toml.refuse(table.span(), "parameter", expected, format!("`{name}`")));
+            }
+            let ParamTable { values, default, doc } = table.get_ref();
+            if !values.contains(default) {
+                let list = values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                let expected = format!("one of its values: {list}");
+                return Err(self.toml.refuse(table.span(), format!("params.{name}.default"), expected, default.to_string()));
+            }
+            params.insert(name.clone(), Param { values: values.clone(), default: *default, doc: doc.clone() });
+        }
+        Ok(params)
+    }
+
+    /// What constraints may use: dims, flags, dtypes, parameters and `wave_size`.
+    fn tuning_names(&self) -> BTreeSet<String> {
+        let mut names = self.signature.condition_names();
+        names.extend(self.params.iter().cloned());
+        names.insert("wave_size".into());
+        names
+    }
+
+    /// What shapes and the launch may use: the scalar arguments too.
+    fn launch_names(&self) -> BTreeSet<String> {
+        self.tuning_names().into_iter().chain(self.signature.scalar_names().cloned()).collect()
+    }
+
+    fn constraints(&self, table: &BTreeMap<String, Spanned<String>>) -> Result<BTreeMap<String, Expression>, LibraryError> {
+        let known = self.tuning_names();
+        table.iter().map(|(name, text)| Ok((name.clone(), self.toml.expression(text, &known)?))).collect()
+    }
+
+    fn launch(&self, table: &Spanned<LaunchTable>) -> Result<Launch, LibraryError> {
+        let LaunchTable { grid, block_size, scratch_bytes } = table.get_ref();
+        let (known, fixed) = (self.launch_names(), self.tuning_names());
+        let refuse = |expected: &str, found: &str| Err(self.toml.refuse(table.span(), "[launch]", expected, found));
+        if grid.is_empty() || grid.len() > 3 {
+            return refuse("a grid of one to three axes", &grid.len().to_string());
+        }
+        match (self.backend, block_size, scratch_bytes) {
+            (Backend::Host, Some(_), _) => return refuse("no `block_size` on the host, which has no threads in a block", "one"),
+            (Backend::Hiprtc | Backend::Mock, None, _) => return refuse("a `block_size`", "none"),
+            (Backend::Hiprtc | Backend::Mock, _, Some(_)) => return refuse("no `scratch_bytes` on a GPU", "one"),
+            _ => {}
+        }
+        if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
+            && text.get_ref() != "block_size"
+        {
+            return Err(self.toml.refuse(text.span(), "launch.block_size", "the parameter of that name", format!("`{}`", text.get_ref())));
+        }
+        Ok(Launch {
+            grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
+            block_size: block_size.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
+        })
+    }
+
+    fn workspace(&self, tables: &[ArgTable]) -> Result<Vec<Arg>, LibraryError> {
+        let (conditions, known) = (self.signature.condition_names(), self.launch_names());
+        let mut workspace: Vec<Arg> = Vec::new();
+        for table in tables {
+            let mut arg = self.toml.arg(table, &self.signature.dtypes, &conditions, &known)?;
+            if arg.is_scalar() {
+                return Err(self.toml.refuse(table.name_span(), format!("workspace `{}`", arg.name), "a shape", "none"));
+            }
+            let mut others = self.signature.args.iter().chain(&workspace);
+            if others.any(|other| other.name == arg.name) {
+                let found = format!("`{}`, which is declared twice", arg.name);
+                return Err(self.toml.refuse(table.name_span(), "workspace", "a name of its own", found));
+            }
+            arg.access = super::contract::Access::ReadWrite;
+            workspace.push(arg);
+        }
+        Ok(workspace)
+    }
+
+    fn resources(&self, table: Option<Spanned<Resources>>) -> Result<Resources, LibraryError> {
+        match table {
+            Some(table) if self.backend == Backend::Host => {
+                Err(self.toml.refuse(table.span(), "[resources]", "none on the host", "one"))
+            }
+            Some(table) => Ok(table.into_inner()),
+            None => Ok(Resources::default()),
+        }
+    }
+}
+
+/// The TOML in the file's first comment, and where it begins.
+fn front_matter(file: &SourceFile) -> Result<(usize, &str), LibraryError> {
+    let missing = || LibraryError::NoFrontMatter { place: file.place(1) };
+    let inside = file.text.strip_prefix("{#").ok_or_else(missing)?;
+    let end = inside.find("#}").ok_or_else(missing)?;
+    Ok((2, &inside[..end]))
+}
+
+/// `dot` of `linear/dot.c.j2`.
+fn variant_of(name: &str) -> &str {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    file.split('.').next().unwrap_or(file)
+}
+
+/// Whether a glob, in which `*` stands for any characters, matches all of a text.
+pub(crate) fn glob_matches(glob: &str, text: &str) -> bool {
+    match glob.split_once('*') {
+        None => glob == text,
+        Some((head, tail)) => text.strip_prefix(head).is_some_and(|rest| {
+            (0..=rest.len()).any(|i| rest.is_char_boundary(i) && glob_matches(tail, &rest[i..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_whole_names() {
+        for (glob, text, matches) in [
+            ("gfx11*", "gfx1100", true),
+            ("gfx11*", "gfx1201", false),
+            ("gfx11", "gfx1100", false),
+            ("gfx*1", "gfx1201", true),
+            ("*", "x86-64-v4", true),
+        ] {
+            assert_eq!(glob_matches(glob, text), matches, "{glob} {text}");
+        }
+    }
+}
