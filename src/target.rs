@@ -95,12 +95,8 @@ impl Hint for TargetError {
 }
 
 /// Instruction sets of the x86-64 levels, each with what it adds, under the names that templates use.
-const X86_LEVELS: [(&str, &[&str]); 4] = [
-    ("x86-64", &[]),
-    ("x86-64-v2", &["sse4_2"]),
-    ("x86-64-v3", &["avx2", "fma", "f16c"]),
-    ("x86-64-v4", &["avx512"]),
-];
+const X86_LEVELS: [(&str, &[&str]); 4] =
+    [("x86-64", &[]), ("x86-64-v2", &["sse4_2"]), ("x86-64-v3", &["avx2", "fma", "f16c"]), ("x86-64-v4", &["avx512"])];
 
 /// Instruction sets beyond the levels that templates may ask for, with the compiler option that allows each.
 const X86_EXTENSIONS: [(&str, &str); 4] = [
@@ -216,13 +212,15 @@ impl Target {
 fn detected_level() -> usize {
     use std::is_x86_feature_detected as has;
     let v2 = has!("sse3") && has!("ssse3") && has!("sse4.1") && has!("sse4.2") && has!("popcnt") && has!("cmpxchg16b");
-    let v3 = v2 && has!("avx2") && has!("bmi1") && has!("bmi2") && has!("fma") && has!("f16c") && has!("lzcnt") && has!("movbe");
-    let v4 = v3
-        && has!("avx512f")
-        && has!("avx512bw")
-        && has!("avx512cd")
-        && has!("avx512dq")
-        && has!("avx512vl");
+    let v3 = v2
+        && has!("avx2")
+        && has!("bmi1")
+        && has!("bmi2")
+        && has!("fma")
+        && has!("f16c")
+        && has!("lzcnt")
+        && has!("movbe");
+    let v4 = v3 && has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl");
     usize::from(v2) + usize::from(v3) + usize::from(v4)
 }
 

@@ -17,8 +17,26 @@ use crate::dtype::Dtype;
 
 /// Names that the renderer defines; nothing else may have them.
 pub const RESERVED: [&str; 20] = [
-    "signature", "entry", "arch", "wave_size", "precision", "features", "block_size", "range", "ceil_div", "min", "max",
-    "kernel", "scratch", "block_x", "block_y", "block_z", "args", "true", "false", "loop",
+    "signature",
+    "entry",
+    "arch",
+    "wave_size",
+    "precision",
+    "features",
+    "block_size",
+    "range",
+    "ceil_div",
+    "min",
+    "max",
+    "kernel",
+    "scratch",
+    "block_x",
+    "block_y",
+    "block_z",
+    "args",
+    "true",
+    "false",
+    "loop",
 ];
 
 /// An op: its arguments, what is known of it at render time, its numerics and the shapes that are tested.
@@ -300,7 +318,12 @@ impl Toml<'_> {
     ) -> Result<Arg, LibraryError> {
         let name = table.name.get_ref();
         if RESERVED.contains(&name.as_str()) && name != "block_size" {
-            return Err(self.refuse(table.name.span(), "argument", "a name that the renderer does not define", format!("`{name}`")));
+            return Err(self.refuse(
+                table.name.span(),
+                "argument",
+                "a name that the renderer does not define",
+                format!("`{name}`"),
+            ));
         }
         let shape = table.shape.as_ref().map(|axes| axes.iter().map(|axis| self.expression(axis, known)).collect());
         let arg = Arg {
@@ -316,7 +339,11 @@ impl Toml<'_> {
         Ok(arg)
     }
 
-    fn arg_dtype(&self, dtype: &Spanned<String>, dtypes: &BTreeMap<String, Vec<Dtype>>) -> Result<ArgDtype, LibraryError> {
+    fn arg_dtype(
+        &self,
+        dtype: &Spanned<String>,
+        dtypes: &BTreeMap<String, Vec<Dtype>>,
+    ) -> Result<ArgDtype, LibraryError> {
         let name = dtype.get_ref();
         if let Some(fixed) = Dtype::from_name(name) {
             return Ok(ArgDtype::Fixed(fixed));
@@ -333,7 +360,12 @@ impl Toml<'_> {
         let by_value = [Dtype::U32, Dtype::I32, Dtype::F32].map(ArgDtype::Fixed);
         if arg.is_scalar() && !by_value.contains(&arg.dtype) {
             let item = format!("the scalar `{}`", arg.name);
-            return Err(self.refuse(table.dtype.span(), item, "dtype u32, i32 or f32, or a shape", table.dtype.get_ref()));
+            return Err(self.refuse(
+                table.dtype.span(),
+                item,
+                "dtype u32, i32 or f32, or a shape",
+                table.dtype.get_ref(),
+            ));
         }
         if arg.is_scalar() && (arg.access != Access::Read || arg.may_alias.is_some() || arg.when.is_some()) {
             let item = format!("the scalar `{}`", arg.name);
@@ -388,7 +420,9 @@ impl Contract {
         ];
         for (table, declared, given) in tables {
             if declared != given {
-                let list = |names: BTreeSet<&String>| format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "));
+                let list = |names: BTreeSet<&String>| {
+                    format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "))
+                };
                 return Err(toml.refuse(test.span(), format!("a test's {table}"), list(declared), list(given)));
             }
         }
@@ -439,7 +473,12 @@ fn check_aliases(toml: &Toml<'_>, table: &ContractTable, args: &[Arg]) -> Result
     for row in &table.args {
         let name = row.name.get_ref();
         if !seen.insert(name) {
-            return Err(toml.refuse(row.name.span(), "argument", "a name of its own", format!("`{name}`, which is declared twice")));
+            return Err(toml.refuse(
+                row.name.span(),
+                "argument",
+                "a name of its own",
+                format!("`{name}`, which is declared twice"),
+            ));
         }
         let Some(alias) = &row.may_alias else { continue };
         if alias.get_ref() == name || !args.iter().any(|arg| &arg.name == alias.get_ref() && !arg.is_scalar()) {

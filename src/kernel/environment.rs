@@ -60,10 +60,13 @@ fn print_value(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Re
         ValueKind::Number if value.is_integer() => write!(out, "{value}")?,
         ValueKind::Undefined => return Err(Error::from(ErrorKind::UndefinedError)),
         ValueKind::Number => {
-            let message = format!("{value} is not a whole number: print floats with `| f32`, divide with `//` or `div_exact`");
+            let message =
+                format!("{value} is not a whole number: print floats with `| f32`, divide with `//` or `div_exact`");
             return Err(Error::new(ErrorKind::InvalidOperation, message));
         }
-        kind => return Err(Error::new(ErrorKind::InvalidOperation, format!("a {kind} cannot be printed into a kernel"))),
+        kind => {
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("a {kind} cannot be printed into a kernel")));
+        }
     }
     Ok(())
 }

@@ -83,7 +83,8 @@ impl Library {
         let mut broken = BTreeMap::new();
         let (files, shadows) = overlay(layers, &mut broken);
         let environment = compile(&files, &mut broken);
-        let mut library = Self { origins, contracts: BTreeMap::new(), templates: Vec::new(), broken: Vec::new(), files, environment };
+        let mut library =
+            Self { origins, contracts: BTreeMap::new(), templates: Vec::new(), broken: Vec::new(), files, environment };
         library.read_contracts(&mut broken);
         library.read_templates(&shadows, &mut broken);
         library.broken = broken
@@ -324,9 +325,8 @@ enum Kind<'a> {
 
 fn kind(name: &str) -> Kind<'_> {
     let Some((folder, file)) = name.split_once('/') else { return Kind::Stray("a folder for each op") };
-    let is_name = |text: &str| {
-        !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
-    };
+    let is_name =
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let backend = [Backend::Host, Backend::Hiprtc]
         .into_iter()
         .find(|backend| file.strip_suffix(backend.template_extension()).is_some_and(is_name));
@@ -335,7 +335,9 @@ fn kind(name: &str) -> Kind<'_> {
         ("lib", _, _) => Kind::Stray("`*.j2` in lib"),
         (_, "op.toml", _) if is_name(folder) => Kind::Contract,
         (_, _, Some(backend)) if folder.split('+').all(is_name) => Kind::Template { folder, backend },
-        _ => Kind::Stray("`op.toml`, `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _"),
+        _ => Kind::Stray(
+            "`op.toml`, `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _",
+        ),
     }
 }
 
@@ -353,7 +355,8 @@ fn overlay(
                 continue;
             }
             let unreadable = text.as_ref().err().cloned();
-            let file = SourceFile { origin: layer.origin.clone(), name: name.clone(), text: text.unwrap_or_default().into() };
+            let file =
+                SourceFile { origin: layer.origin.clone(), name: name.clone(), text: text.unwrap_or_default().into() };
             if let Some(source) = unreadable {
                 let path = PathBuf::from(file.place(0).file);
                 broken.insert(name.clone(), LibraryError::Read { path, source });

@@ -147,15 +147,17 @@ impl Hint for LibraryError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Broken { source, .. } => source.hint().or(Some(
-                "correct the file or take it out of its folder; a broken file is never replaced by the one it shadows".into(),
+                "correct the file or take it out of its folder; a broken file is never replaced by the one it shadows"
+                    .into(),
             )),
             Self::NoneFits { .. } => Some("`gptoss-jit kernels ls --why` tells what each template needs".into()),
             Self::NoTemplate { .. } => Some("`gptoss-jit kernels ls` lists them".into()),
             Self::StrayFile { .. } => Some("rename the file, or take it out of the folder".into()),
             Self::Expression(error) => error.hint(),
-            Self::UnknownName { .. } => {
-                Some("names come from the op's `op.toml`, from the template's `[params]`, and from `templates/README.md`".into())
-            }
+            Self::UnknownName { .. } => Some(
+                "names come from the op's `op.toml`, from the template's `[params]`, and from `templates/README.md`"
+                    .into(),
+            ),
             _ => None,
         }
     }

@@ -15,6 +15,7 @@
 
 pub mod cache;
 
+pub mod choice;
 pub mod compile;
 pub mod contract;
 mod environment;

@@ -47,7 +47,11 @@ impl Walk<'_> {
         Ok(used)
     }
 
-    fn visit<'s>(&'s self, file: &'s SourceFile, visited: &mut BTreeMap<String, &'s SourceFile>) -> Result<(), LibraryError> {
+    fn visit<'s>(
+        &'s self,
+        file: &'s SourceFile,
+        visited: &mut BTreeMap<String, &'s SourceFile>,
+    ) -> Result<(), LibraryError> {
         if let Some(error) = self.broken.get(&file.name) {
             return Err(error.clone());
         }

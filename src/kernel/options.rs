@@ -20,10 +20,19 @@ pub(super) fn base_options(target: &Target, precision: Precision) -> Vec<String>
 
 fn host() -> Vec<String> {
     let options = [
-        "-x", "c", "-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wall",
+        "-x",
+        "c",
+        "-std=gnu11",
+        "-O3",
+        "-fPIC",
+        "-shared",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-Wall",
         "-Werror=implicit-function-declaration",
         // Options may come before the source, where a linker that drops unneeded libraries would drop libm.
-        "-Wl,--no-as-needed", "-lm",
+        "-Wl,--no-as-needed",
+        "-lm",
     ];
     options.map(String::from).to_vec()
 }

@@ -93,7 +93,12 @@ impl Template {
         params
     }
 
-    pub(super) fn check_constraints(&self, params: &Params, problem: &Problem, target: &Target) -> Result<(), ParamsError> {
+    pub(super) fn check_constraints(
+        &self,
+        params: &Params,
+        problem: &Problem,
+        target: &Target,
+    ) -> Result<(), ParamsError> {
         let scope = Arc::new(self.scope(problem, params, target));
         for (constraint, expression) in &self.constraints {
             if !expression.holds(&scope)? {

@@ -111,7 +111,9 @@ impl Hint for RenderError {
         match self {
             Self::Library(error) => error.hint(),
             Self::Misfit { .. } => Some("`gptoss-jit kernels ls --why` tells what each template needs".into()),
-            Self::Params(_) => Some("parameters, their values and constraints are in the template's front matter".into()),
+            Self::Params(_) => {
+                Some("parameters, their values and constraints are in the template's front matter".into())
+            }
             Self::Expression(error) => error.hint(),
             Self::Body { .. } => Some("`templates/README.md` lists the names and filters that a body may use".into()),
             Self::Problem { .. } | Self::TooLong { .. } => None,

@@ -163,7 +163,8 @@ impl Signature {
     fn forget_alias(&self, args: &mut [Arg], written: &str, taken: &str) {
         let names: BTreeSet<String> = args.iter().map(|arg| arg.name.clone()).collect();
         for arg in args {
-            if arg.may_alias.as_ref().is_some_and(|alias| !names.contains(alias) || alias == written || alias == taken) {
+            if arg.may_alias.as_ref().is_some_and(|alias| !names.contains(alias) || alias == written || alias == taken)
+            {
                 arg.may_alias = None;
             }
         }
@@ -174,7 +175,11 @@ impl Signature {
         let last = self.contracts.last().expect("there is a first contract");
         let written: Vec<&Arg> = last.args.iter().filter(|arg| arg.access == Access::Write).collect();
         let [written] = written.as_slice() else {
-            return Err(format!("`{}` has {} arguments with `access = \"write\"`, expected one", last.op, written.len()));
+            return Err(format!(
+                "`{}` has {} arguments with `access = \"write\"`, expected one",
+                last.op,
+                written.len()
+            ));
         };
         let taken = next.args.first().filter(|arg| !arg.is_scalar() && arg.when.is_none());
         let Some(taken) = taken else { return Err(format!("`{}` does not begin with a tensor", next.op)) };
@@ -182,7 +187,12 @@ impl Signature {
         if rank(written) != rank(taken) {
             return Err(format!(
                 "`{}` of {} has {} axes and `{}` of {} has {}",
-                written.name, last.op, rank(written), taken.name, next.op, rank(taken)
+                written.name,
+                last.op,
+                rank(written),
+                taken.name,
+                next.op,
+                rank(taken)
             ));
         }
         match (&written.dtype, &taken.dtype) {
@@ -200,7 +210,11 @@ impl Signature {
             let (a, b) = (written.dtype.resolve(&problem.dtypes), taken.dtype.resolve(&problem.dtypes));
             if a != b {
                 let name = |dtype: Option<Dtype>| dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
-                return Err(ProblemError { item: format!("dtype of `{}`", taken.name), expected: name(a), found: name(b) });
+                return Err(ProblemError {
+                    item: format!("dtype of `{}`", taken.name),
+                    expected: name(a),
+                    found: name(b),
+                });
             }
             for (a, b) in written.shape.iter().flatten().zip(taken.shape.iter().flatten()) {
                 let (Ok(expected), Ok(found)) = (a.whole(&scope), b.whole(&scope)) else { continue };

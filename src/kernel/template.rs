@@ -179,9 +179,9 @@ pub enum Misfit {
     #[error(transparent)]
     Expression(#[from] ExpressionError),
     /// No values of its parameters satisfy its constraints here.
-    #[error("has no legal parameters here: `{constraint}` fails for all of them")]
+    #[error("has no legal parameters here: of the defaults: {constraint}")]
     NoLegalParams {
-        /// The constraint that refused the default values.
+        /// What refused the default values.
         constraint: String,
     },
 }
@@ -272,7 +272,8 @@ impl Template {
         if ops != folder {
             return Err(toml.refuse(table.op.span(), "op", format!("the folder's: {folder}"), ops));
         }
-        let reader = Reader { toml: &toml, signature: &signature, backend, params: table.params.keys().cloned().collect() };
+        let reader =
+            Reader { toml: &toml, signature: &signature, backend, params: table.params.keys().cloned().collect() };
         Ok(Self {
             ops: signature.ops.clone(),
             variant: variant_of(&file.name).to_owned(),
@@ -444,7 +445,12 @@ impl Reader<'_> {
             if !values.contains(default) {
                 let list = values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
                 let expected = format!("one of its values: {list}");
-                return Err(self.toml.refuse(table.span(), format!("params.{name}.default"), expected, default.to_string()));
+                return Err(self.toml.refuse(
+                    table.span(),
+                    format!("params.{name}.default"),
+                    expected,
+                    default.to_string(),
+                ));
             }
             params.insert(name.clone(), Param { values: values.clone(), default: *default, doc: doc.clone() });
         }
@@ -464,7 +470,10 @@ impl Reader<'_> {
         self.tuning_names().into_iter().chain(self.signature.scalar_names().cloned()).collect()
     }
 
-    fn constraints(&self, table: &BTreeMap<String, Spanned<String>>) -> Result<BTreeMap<String, Expression>, LibraryError> {
+    fn constraints(
+        &self,
+        table: &BTreeMap<String, Spanned<String>>,
+    ) -> Result<BTreeMap<String, Expression>, LibraryError> {
         let known = self.tuning_names();
         table.iter().map(|(name, text)| Ok((name.clone(), self.toml.expression(text, &known)?))).collect()
     }
@@ -477,7 +486,9 @@ impl Reader<'_> {
             return refuse("a grid of one to three axes", &grid.len().to_string());
         }
         match (self.backend, block_size, scratch_bytes) {
-            (Backend::Host, Some(_), _) => return refuse("no `block_size` on the host, which has no threads in a block", "one"),
+            (Backend::Host, Some(_), _) => {
+                return refuse("no `block_size` on the host, which has no threads in a block", "one");
+            }
             (Backend::Hiprtc | Backend::Mock, None, _) => return refuse("a `block_size`", "none"),
             (Backend::Hiprtc | Backend::Mock, _, Some(_)) => return refuse("no `scratch_bytes` on a GPU", "one"),
             _ => {}
@@ -485,7 +496,12 @@ impl Reader<'_> {
         if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
             && text.get_ref() != "block_size"
         {
-            return Err(self.toml.refuse(text.span(), "launch.block_size", "the parameter of that name", format!("`{}`", text.get_ref())));
+            return Err(self.toml.refuse(
+                text.span(),
+                "launch.block_size",
+                "the parameter of that name",
+                format!("`{}`", text.get_ref()),
+            ));
         }
         Ok(Launch {
             grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
@@ -500,7 +516,12 @@ impl Reader<'_> {
         for table in tables {
             let mut arg = self.toml.arg(table, &self.signature.dtypes, &conditions, &known)?;
             if arg.is_scalar() {
-                return Err(self.toml.refuse(table.name_span(), format!("workspace `{}`", arg.name), "a shape", "none"));
+                return Err(self.toml.refuse(
+                    table.name_span(),
+                    format!("workspace `{}`", arg.name),
+                    "a shape",
+                    "none",
+                ));
             }
             let mut others = self.signature.args.iter().chain(&workspace);
             if others.any(|other| other.name == arg.name) {
@@ -542,9 +563,9 @@ fn variant_of(name: &str) -> &str {
 pub(crate) fn glob_matches(glob: &str, text: &str) -> bool {
     match glob.split_once('*') {
         None => glob == text,
-        Some((head, tail)) => text.strip_prefix(head).is_some_and(|rest| {
-            (0..=rest.len()).any(|i| rest.is_char_boundary(i) && glob_matches(tail, &rest[i..]))
-        }),
+        Some((head, tail)) => text
+            .strip_prefix(head)
+            .is_some_and(|rest| (0..=rest.len()).any(|i| rest.is_char_boundary(i) && glob_matches(tail, &rest[i..]))),
     }
 }
 

@@ -71,7 +71,13 @@ fn gpu(arch: &str) -> Target {
     Target::gpu(arch).expect(arch)
 }
 
-fn rendered(library: &Library, label: &str, problem: &Problem, params: &Params, target: &Target) -> Result<Rendered, RenderError> {
+fn rendered(
+    library: &Library,
+    label: &str,
+    problem: &Problem,
+    params: &Params,
+    target: &Target,
+) -> Result<Rendered, RenderError> {
     render(library, library.template(label, target.backend)?, problem, params, target)
 }
 

@@ -1,0 +1,309 @@
+//! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` is the format.
+//!
+//! This knows ops and templates by their names only: [`crate::kernel::choice`] joins them with the library.
+//! [`table`] reads one file; here files are put in order and looked up.
+
+pub mod table;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
+
+use crate::error::Hint;
+use crate::target::{Target, TargetError, TargetFacts};
+use table::{Facts, Row, Table};
+
+/// The files of `tuning/`, embedded: name and text.
+const BUILT_IN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning.rs"));
+
+/// Every table, in the order of the lookup.
+#[derive(Clone, Debug, Default)]
+pub struct TuningTables {
+    /// One for each folder, the first one searched first; the built-in ones last.
+    layers: Vec<Vec<Table>>,
+}
+
+/// What is asked of the tables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Query {
+    /// The op, or the ops of a fused run joined by `+`.
+    pub op: String,
+    /// The problem's dims, flags, dtypes and precision, by name.
+    pub facts: Facts,
+}
+
+/// Why tables could not be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TuningError {
+    /// A folder or file could not be read.
+    #[error("could not read `{}`", path.display())]
+    Read {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// The TOML is wrong, has an unknown key, or lacks one.
+    #[error("{file}:{line}: could not read the tuning table: {message}")]
+    Toml {
+        /// The file.
+        file: String,
+        /// The line, from 1.
+        line: usize,
+        /// What the TOML parser says.
+        message: String,
+    },
+    /// A row names a provenance that the file does not have.
+    #[error("{file}:{line}: the row's provenance `{name}` is not in this file, expected one of: {}", known.join(", "))]
+    NoProvenance {
+        /// The file.
+        file: String,
+        /// The row's line.
+        line: usize,
+        /// What the row names.
+        name: String,
+        /// What the file has.
+        known: Vec<String>,
+    },
+    /// Two rows apply at once.
+    #[error("{file}:{line}: this row for `{op}` and the one in line {other} both apply at {tokens} tokens")]
+    Overlap {
+        /// The file.
+        file: String,
+        /// The later row's line.
+        line: usize,
+        /// The earlier row's line.
+        other: usize,
+        /// Their op.
+        op: String,
+        /// The fewest tokens at which both apply.
+        tokens: u32,
+    },
+}
+
+impl Hint for TuningError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Overlap { .. } => Some("narrow `tokens` or `where` of one of the rows".into()),
+            Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` is the format".into()),
+        }
+    }
+}
+
+impl TuningTables {
+    /// The folders that are searched before the built-in tables: `--tuning`, and the user's config folder, which need
+    /// not exist.
+    pub fn default_search(cli_dir: Option<&Path>) -> Vec<PathBuf> {
+        let from_config = dirs::config_dir().map(|dir| dir.join("gptoss-jit/tuning")).filter(|dir| dir.is_dir());
+        cli_dir.map(Path::to_path_buf).into_iter().chain(from_config).collect()
+    }
+
+    /// Reads the `.toml` files of these folders, then the built-in ones.
+    ///
+    /// # Errors
+    /// The first folder or file that cannot be read or is wrong.
+    pub fn load(search: &[PathBuf]) -> Result<Self, TuningError> {
+        let mut layers: Vec<Vec<Table>> = search.iter().map(|folder| read_folder(folder)).collect::<Result<_, _>>()?;
+        let built_in = BUILT_IN.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
+        layers.push(
+            built_in
+                .map(|(name, text)| Table::parse(name, &format!("<built in>/{name}.toml"), text))
+                .collect::<Result<_, _>>()?,
+        );
+        Ok(Self { layers })
+    }
+
+    /// Tables from texts, one layer: name without `.toml`, and text.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn from_texts(texts: &[(&str, &str)]) -> Result<Self, TuningError> {
+        let tables = texts.iter().map(|(name, text)| Table::parse(name, &format!("{name}.toml"), text));
+        Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?] })
+    }
+
+    /// The row that applies, or none: then the templates' priorities and defaults decide.
+    pub fn lookup(&self, query: &Query, n_tokens: u32, target: &Target) -> Option<&Row> {
+        self.rows(query, target).find(|row| row.tokens.contains(n_tokens))
+    }
+
+    /// The numbers of tokens at which another row may begin to apply, in rising order; the first is 1.
+    /// Between two of them the lookup gives the same row.
+    pub fn token_edges(&self, query: &Query, target: &Target) -> Vec<u32> {
+        let mut edges = BTreeSet::from([1]);
+        for row in self.rows(query, target) {
+            edges.insert(row.tokens.first);
+            edges.extend(row.tokens.last.and_then(|last| last.checked_add(1)));
+        }
+        edges.into_iter().collect()
+    }
+
+    /// A GPU by its target id, with facts from the first table that has them.
+    ///
+    /// # Errors
+    /// If no table has facts about it.
+    pub fn gpu(&self, arch: &str) -> Result<Target, TargetError> {
+        let name = arch.split(':').next().unwrap_or_default();
+        let table = self.layers.iter().flatten().find(|table| table.name == name && table.target.is_some());
+        match table.and_then(|table| table.target.as_ref()) {
+            Some(facts) => Ok(Target::from_facts(arch, facts)),
+            None => Target::gpu(arch),
+        }
+    }
+
+    /// What is not an error and yet deserves a look: numbers of tokens that the rows of a `where` leave out.
+    pub fn lint(&self) -> Vec<String> {
+        self.layers.iter().flatten().flat_map(Table::gaps).collect()
+    }
+
+    /// The rows of an op that apply at some number of tokens, the first to be taken first.
+    fn rows<'a, 'q>(&'a self, query: &'q Query, target: &Target) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+        let families = target.families();
+        self.layers
+            .iter()
+            .flat_map(move |layer| {
+                let named = |name: &String| layer.iter().find(|table| table.name == *name);
+                families.iter().filter_map(named).collect::<Vec<_>>()
+            })
+            .flat_map(|table| &table.rows)
+            .filter(|row| row.applies(query))
+    }
+}
+
+fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
+    let wrong = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| TuningError::Read { path, source: Arc::new(source) }
+    };
+    let mut tables = Vec::new();
+    for entry in fs::read_dir(folder).map_err(wrong(folder))? {
+        let path = entry.map_err(wrong(folder))?.path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&path).map_err(wrong(&path))?;
+        tables.push(Table::parse(&name, &path.display().to_string(), &text)?);
+    }
+    Ok(tables)
+}
+
+/// What the built-in table of an arch says in `[target]`.
+pub(crate) fn built_in_facts(arch: &str) -> Option<TargetFacts> {
+    #[derive(serde::Deserialize)]
+    struct OnlyTarget {
+        target: Option<TargetFacts>,
+    }
+    let (_, text) = BUILT_IN.iter().find(|(name, _)| name.strip_suffix(".toml") == Some(arch))?;
+    toml::from_str::<OnlyTarget>(text).expect("a test reads every built-in table").target
+}
+
+/// The archs that the built-in tables have facts about.
+pub(crate) fn built_in_archs() -> Vec<String> {
+    let names = BUILT_IN.iter().filter_map(|(name, _)| name.strip_suffix(".toml"));
+    names.filter(|name| built_in_facts(name).is_some()).map(String::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::table::Fact;
+    use super::*;
+
+    const HAND: &str = "[provenance.hand]\nkind = \"hand\"\ndate = \"2026-11-20\"\nmethod = \"judgement\"\n";
+
+    fn row(tokens: &str, where_: &str, tile: u32) -> String {
+        format!(
+            "[[rows]]\nop = \"linear\"\nwhere = {{ {where_} }}\ntokens = \"{tokens}\"\nuse = \"linear/dot\"\n\
+             params = {{ tile = {tile} }}\nprovenance = \"hand\"\n"
+        )
+    }
+
+    fn tables(files: &[(&str, String)]) -> Result<TuningTables, TuningError> {
+        let files: Vec<(&str, String)> = files.iter().map(|(name, rows)| (*name, format!("{HAND}{rows}"))).collect();
+        let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        TuningTables::from_texts(&files)
+    }
+
+    fn query(in_features: i64) -> Query {
+        let facts = [("in_features", Fact::Number(in_features)), ("weight", Fact::Text("bf16".into()))];
+        Query { op: "linear".into(), facts: facts.map(|(name, fact)| (name.to_owned(), fact)).into() }
+    }
+
+    fn tile(tables: &TuningTables, in_features: i64, n_tokens: u32, arch: &str) -> Option<u32> {
+        let target = Target::gpu(arch).expect("known");
+        tables.lookup(&query(in_features), n_tokens, &target).map(|row| row.params["tile"])
+    }
+
+    #[test]
+    fn built_in_tables_are_right_and_leave_no_gap() {
+        let tables = TuningTables::load(&[]).expect("right");
+        assert_eq!(tables.lint(), Vec::<String>::new());
+        assert!(built_in_archs().len() >= 13);
+    }
+
+    #[test]
+    fn the_closest_table_wins_and_its_gaps_fall_through() {
+        let tables = tables(&[
+            ("gfx1100", row("1-8", "in_features = 64", 1)),
+            ("gfx11", row("1+", "weight = 'bf16'", 2)),
+            ("generic", row("1+", "", 3)),
+        ])
+        .expect("right");
+        assert_eq!(tile(&tables, 64, 8, "gfx1100"), Some(1));
+        assert_eq!(tile(&tables, 64, 9, "gfx1100"), Some(2));
+        assert_eq!(tile(&tables, 65, 8, "gfx1100"), Some(2));
+        assert_eq!(tile(&tables, 64, 8, "gfx1151"), Some(2));
+        assert_eq!(tile(&tables, 64, 8, "gfx942"), Some(3));
+        assert_eq!(tables.token_edges(&query(64), &Target::gpu("gfx1100").expect("known")), [1, 9]);
+    }
+
+    #[test]
+    fn the_first_folder_wins_over_a_closer_table_of_a_later_one() {
+        let mut both = tables(&[("generic", row("1+", "", 1))]).expect("right");
+        both.layers.extend(tables(&[("gfx1100", row("1+", "", 2))]).expect("right").layers);
+        assert_eq!(tile(&both, 64, 1, "gfx1100"), Some(1));
+    }
+
+    #[test]
+    fn overlapping_rows_are_refused_with_both_lines() {
+        let error = tables(&[("gfx11", row("1-8", "in_features = 64", 1) + &row("8+", "weight = 'bf16'", 2))]);
+        let error = error.expect_err("both apply at 8").to_string();
+        assert_eq!(error, "gfx11.toml:12: this row for `linear` and the one in line 5 both apply at 8 tokens");
+        let apart = [("gfx11", row("1-8", "in_features = 64", 1) + &row("8+", "in_features = 65", 2))];
+        assert!(tables(&apart).is_ok());
+    }
+
+    #[test]
+    fn gaps_are_linted() {
+        let gap = tables(&[("gfx11", row("1-8", "", 1) + &row("10-20", "", 2))]).expect("right").lint();
+        assert_eq!(
+            gap,
+            [
+                "gfx11.toml:12: no row for `linear` at 9 tokens",
+                "gfx11.toml:12: no row for `linear` at more than 20 tokens",
+            ]
+        );
+    }
+
+    #[test]
+    fn wrong_rows_are_refused_with_their_line() {
+        for (text, why) in [
+            (row("8-1", "", 1), "gfx11.toml:8: could not read the tuning table: `8-1`: expected a number of tokens"),
+            (row("0-1", "", 1), "gfx11.toml:8:"),
+            (row("1+", "", 1).replace("\"hand\"", "\"dream\""), "gfx11.toml:5: the row's provenance `dream`"),
+            (row("1+", "a = 1.5", 1), "gfx11.toml:7: could not read the tuning table"),
+            (
+                row("1+", "", 1).replace("use =", "uses ="),
+                "gfx11.toml:9: could not read the tuning table: unknown field `uses`",
+            ),
+            (row("1+", "", 1) + "source = \"abc\"\n", "gfx11.toml:12: could not read the tuning table"),
+            (row("1+", "", 1) + "time_us = -1.0\n", "gfx11.toml:12: could not read the tuning table"),
+        ] {
+            let error = tables(&[("gfx11", text)]).expect_err(why).to_string();
+            assert!(error.starts_with(why), "{error}");
+        }
+    }
+}

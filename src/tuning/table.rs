@@ -1,0 +1,310 @@
+//! One file of `tuning/`, read and checked.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, de};
+use toml::Spanned;
+
+use super::{Query, TuningError};
+use crate::target::TargetFacts;
+
+/// A problem's dims, flags, dtypes and precision by name, or those that a row wants.
+pub type Facts = BTreeMap<String, Fact>;
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Fact {
+    /// A flag.
+    Flag(bool),
+    /// A dim.
+    Number(i64),
+    /// A dtype, or the precision.
+    Text(String),
+}
+
+/// One file.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// The file's name without `.toml`: an arch, a family, `generic` or `host`.
+    pub name: String,
+    /// The path, for messages.
+    pub file: String,
+    /// Facts about the chip.
+    pub target: Option<TargetFacts>,
+    /// Where the rows' numbers come from.
+    pub provenance: BTreeMap<String, Provenance>,
+    /// In the order of the file. No two apply at once.
+    pub rows: Vec<Row>,
+}
+
+/// For an op, some shapes and some numbers of tokens: a template and its parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The op, or the ops of a fused run joined by `+`.
+    pub op: String,
+    /// What must be equal.
+    pub facts: Facts,
+    /// For how many tokens.
+    pub tokens: Tokens,
+    /// `linear/dot`.
+    pub template: String,
+    /// Those left out have their defaults.
+    pub params: BTreeMap<String, u32>,
+    /// A name from the file's provenance.
+    pub provenance: String,
+    /// Time of one launch, in microseconds.
+    pub time_us: Option<f64>,
+    /// Bandwidth that it came to, in 10^9 bytes per second.
+    pub gbps: Option<f64>,
+    /// SHA-256 of the rendered source that was measured, in hex.
+    pub source: Option<String>,
+    /// `file:line` of the row.
+    pub place: String,
+    line: usize,
+}
+
+/// Where numbers come from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Provenance {
+    /// How they were come by.
+    pub kind: ProvenanceKind,
+    /// Year, month, day.
+    pub date: String,
+    /// The command, or how the prediction was made.
+    pub method: String,
+    /// What ran it.
+    pub device: Option<String>,
+    /// What compiled it.
+    pub compiler: Option<String>,
+    /// For people.
+    pub notes: Option<String>,
+}
+
+/// How numbers were come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProvenanceKind {
+    /// Timed on the chip.
+    Measured,
+    /// From a model of the chip.
+    Predicted,
+    /// Judgement.
+    Hand,
+}
+
+/// A closed range of numbers of tokens, or one without end. Written `"1-8"`, `"9+"`, `"4"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// At least 1.
+    pub first: u32,
+    /// The range's end is in it; `None` is no end.
+    pub last: Option<u32>,
+}
+
+impl Tokens {
+    /// Whether a number is in the range.
+    pub fn contains(self, n_tokens: u32) -> bool {
+        self.first <= n_tokens && self.last.is_none_or(|last| n_tokens <= last)
+    }
+
+    /// The least number in both ranges.
+    fn meet(self, other: Self) -> Option<u32> {
+        let first = self.first.max(other.first);
+        (self.contains(first) && other.contains(first)).then_some(first)
+    }
+}
+
+impl fmt::Display for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.last {
+            None => write!(f, "{}+", self.first),
+            Some(last) if last == self.first => write!(f, "{last}"),
+            Some(last) => write!(f, "{}-{last}", self.first),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&n| n > 0);
+        let tokens = match (text.strip_suffix('+'), text.split_once('-')) {
+            (Some(first), _) => number(first).map(|first| Self { first, last: None }),
+            (None, Some((first, last))) => {
+                number(first).zip(number(last)).map(|(first, last)| Self { first, last: Some(last) })
+            }
+            (None, None) => number(&text).map(|n| Self { first: n, last: Some(n) }),
+        };
+        tokens.filter(|tokens| tokens.last.is_none_or(|last| tokens.first <= last)).ok_or_else(|| {
+            de::Error::custom(format!("`{text}`: expected a number of tokens from 1, like \"1-8\", \"9+\" or \"4\""))
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TableFile {
+    target: Option<TargetFacts>,
+    #[serde(default)]
+    provenance: BTreeMap<String, Provenance>,
+    #[serde(default)]
+    rows: Vec<Spanned<RowFile>>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RowFile {
+    op: OneOrMore,
+    #[serde(default, rename = "where")]
+    facts: Facts,
+    tokens: Option<Tokens>,
+    #[serde(rename = "use")]
+    template: String,
+    #[serde(default)]
+    params: BTreeMap<String, u32>,
+    provenance: String,
+    #[serde(default, deserialize_with = "positive")]
+    time_us: Option<f64>,
+    #[serde(default, deserialize_with = "positive")]
+    gbps: Option<f64>,
+    #[serde(default, deserialize_with = "sha256")]
+    source: Option<String>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl Table {
+    /// Reads a file; `name` is without `.toml`, `file` is for messages.
+    ///
+    /// # Errors
+    /// If it is not as `tuning/README.md` says, or two rows apply at once.
+    pub fn parse(name: &str, file: &str, text: &str) -> Result<Self, TuningError> {
+        let line =
+            |offset: usize| 1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|&&b| b == b'\n').count();
+        let table: TableFile = toml::from_str(text).map_err(|error| TuningError::Toml {
+            file: file.to_owned(),
+            line: line(error.span().map_or(0, |span| span.start)),
+            message: error.message().trim().to_owned(),
+        })?;
+        let rows = table.rows.iter().map(|row| Row::new(row.get_ref().clone(), file, line(row.span().start))).collect();
+        let table = Self {
+            name: name.to_owned(),
+            file: file.to_owned(),
+            target: table.target,
+            provenance: table.provenance,
+            rows,
+        };
+        table.check()?;
+        Ok(table)
+    }
+
+    /// Numbers of tokens that the rows of one `where` leave out, a line for each.
+    pub fn gaps(&self) -> Vec<String> {
+        let mut gaps = Vec::new();
+        let mut seen: Vec<&Row> = Vec::new();
+        for row in &self.rows {
+            if seen.iter().any(|other| other.op == row.op && other.facts == row.facts) {
+                continue;
+            }
+            seen.push(row);
+            let mut group: Vec<&Row> = self.rows.iter().filter(|r| r.op == row.op && r.facts == row.facts).collect();
+            group.sort_by_key(|row| row.tokens.first);
+            gaps.extend(self.gaps_of(&group));
+        }
+        gaps
+    }
+
+    fn gaps_of(&self, group: &[&Row]) -> Vec<String> {
+        let mut gaps = Vec::new();
+        let mut next = Some(1u32);
+        for row in group {
+            if let Some(from) = next.filter(|&from| from < row.tokens.first) {
+                let missing = Tokens { first: from, last: Some(row.tokens.first - 1) };
+                gaps.push(format!("{}: no row for `{}` at {missing} tokens", row.place, row.op));
+            }
+            next = row.tokens.last.and_then(|last| last.checked_add(1));
+        }
+        if let (Some(next), Some(last)) = (next, group.last()) {
+            gaps.push(format!("{}: no row for `{}` at more than {} tokens", last.place, last.op, next - 1));
+        }
+        gaps
+    }
+
+    fn check(&self) -> Result<(), TuningError> {
+        for (i, row) in self.rows.iter().enumerate() {
+            if !self.provenance.contains_key(&row.provenance) {
+                return Err(TuningError::NoProvenance {
+                    file: self.file.clone(),
+                    line: row.line,
+                    name: row.provenance.clone(),
+                    known: self.provenance.keys().cloned().collect(),
+                });
+            }
+            let mut overlaps = self.rows[..i].iter().filter_map(|other| Some((other, row.overlap(other)?)));
+            if let Some((other, tokens)) = overlaps.next() {
+                let (file, op) = (self.file.clone(), row.op.clone());
+                return Err(TuningError::Overlap { file, line: row.line, other: other.line, op, tokens });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    fn new(row: RowFile, file: &str, line: usize) -> Self {
+        Self {
+            op: match row.op {
+                OneOrMore::One(op) => op,
+                OneOrMore::More(ops) => ops.join("+"),
+            },
+            facts: row.facts,
+            tokens: row.tokens.unwrap_or(Tokens { first: 1, last: None }),
+            template: row.template,
+            params: row.params,
+            provenance: row.provenance,
+            time_us: row.time_us,
+            gbps: row.gbps,
+            source: row.source,
+            place: format!("{file}:{line}"),
+            line,
+        }
+    }
+
+    /// Whether it is for this op and everything it wants is equal, whatever the number of tokens.
+    pub fn applies(&self, query: &Query) -> bool {
+        self.op == query.op && self.facts.iter().all(|(name, fact)| query.facts.get(name) == Some(fact))
+    }
+
+    /// The fewest tokens at which both rows can apply.
+    fn overlap(&self, other: &Self) -> Option<u32> {
+        let agree = |(name, fact): (&String, &Fact)| other.facts.get(name).is_none_or(|found| found == fact);
+        if self.op != other.op || !self.facts.iter().all(agree) {
+            return None;
+        }
+        self.tokens.meet(other.tokens)
+    }
+}
+
+fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if value.is_finite() && value > 0.0 {
+        return Ok(Some(value));
+    }
+    Err(de::Error::custom(format!("expected a number above 0, found {value}")))
+}
+
+fn sha256<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.len() == 64 && text.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')) {
+        return Ok(Some(text));
+    }
+    Err(de::Error::custom(format!("expected a SHA-256 of 64 lower-case hex digits, found `{text}`")))
+}
