@@ -1,1 +1,0 @@
-//! A plain-loop reference of every op.

@@ -1,0 +1,88 @@
+//! References of `embedding`, `rmsnorm` and `linear`.
+
+use super::random::Random;
+use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use crate::dtype::Dtype;
+
+pub(super) fn embedding_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (n_rows, hidden_size) = (case.dim("n_rows")?, case.dim("hidden_size")?);
+    let table = random.normals(case.dtype("table")?, n_rows * hidden_size, 1.0);
+    Ok(named([("table", table), ("row", random.indices(case.n_tokens()?, n_rows))]))
+}
+
+/// y[t, c] = table[row[t], c]
+pub(super) fn embedding(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (table, row) = (tensor(inputs, "table")?, tensor(inputs, "row")?);
+    let hidden_size = case.dim("hidden_size")?;
+    let mut y = Vec::new();
+    for t in 0..case.n_tokens()? {
+        y.extend_from_slice(&table.values()[row.index(t) * hidden_size..][..hidden_size]);
+    }
+    Ok(only("y", Output::plain(y)))
+}
+
+pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (n_tokens, hidden_size) = (case.n_tokens()?, case.dim("hidden_size")?);
+    let mut x = Vec::new();
+    for t in 0..n_tokens {
+        // Rows of very different sizes; in the smallest eps weighs as much as the mean.
+        let size = [1.0, 3e-3, 40.0][t % 3];
+        x.extend((0..hidden_size).map(|_| size * random.normal()));
+    }
+    let scale = (0..hidden_size).map(|_| 1.0 + 0.3 * random.normal()).collect();
+    let scale = Tensor::rounded(case.dtype("scale")?, scale);
+    Ok(named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]))
+}
+
+/// y[t, c] = x[t, c] / sqrt(mean(x[t, :]^2) + eps) * scale[c]
+pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (x, scale) = (tensor(inputs, "x")?, tensor(inputs, "scale")?);
+    let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
+    let mut y = Vec::new();
+    for row in x.values().chunks(hidden_size) {
+        let mean = row.iter().map(|value| value * value).sum::<f64>() / hidden_size as f64;
+        let root = (mean + eps).sqrt();
+        y.extend(row.iter().zip(scale.values()).map(|(value, scale)| value / root * scale));
+    }
+    Ok(only("y", Output::plain(y)))
+}
+
+pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (n_tokens, weight) = (case.n_tokens()?, case.dtype("weight")?);
+    let (in_features, out_features) = (case.dim("in_features")?, case.dim("out_features")?);
+    let mut inputs = named([
+        ("x", random.normals(Dtype::F32, n_tokens * in_features, 1.0)),
+        ("weight", random.normals(weight, out_features * in_features, (in_features as f64).powf(-0.5))),
+    ]);
+    if case.flag("has_bias")? {
+        inputs.insert("bias".into(), random.normals(weight, out_features, 1.0));
+    }
+    if case.flag("has_residual")? {
+        inputs.insert("residual".into(), random.normals(Dtype::F32, n_tokens * out_features, 1.0));
+    }
+    Ok(inputs)
+}
+
+/// y[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])
+pub(super) fn linear(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (x, weight) = (tensor(inputs, "x")?, tensor(inputs, "weight")?);
+    let bias = case.flag("has_bias")?.then(|| tensor(inputs, "bias")).transpose()?;
+    let residual = case.flag("has_residual")?.then(|| tensor(inputs, "residual")).transpose()?;
+    let (in_features, out_features) = (case.dim("in_features")?, case.dim("out_features")?);
+    let mut y = Vec::new();
+    for (t, x) in x.values().chunks(in_features).enumerate() {
+        for (n, weight) in weight.values().chunks(in_features).enumerate() {
+            let (dot, size) = dot(x, weight);
+            let bias = bias.map_or(0.0, |bias| bias.values()[n]);
+            let residual = residual.map_or(0.0, |residual| residual.values()[t * out_features + n]);
+            y.push((dot + bias + residual, size + bias.abs() + residual.abs()));
+        }
+    }
+    Ok(only("y", Output::scaled(y)))
+}
+
+/// A dot product, and the sum of the sizes of its terms.
+pub(super) fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
+    let terms = a.iter().zip(b).map(|(a, b)| a * b);
+    terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
+}

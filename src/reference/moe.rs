@@ -1,0 +1,171 @@
+//! References of `moe_route`, `moe_sort`, `moe_mlp1` and `moe_mlp2`.
+
+use super::dense::dot;
+use super::random::Random;
+use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use crate::dtype::Dtype;
+
+pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let n_experts = case.dim("num_experts")?;
+    let mut logit = Vec::new();
+    for t in 0..case.n_tokens()? {
+        // Every other row has a few distinct values only, so that there are ties; every seventh has one.
+        logit.extend((0..n_experts).map(|_| match t {
+            _ if t % 7 == 6 => 0.25,
+            _ if t % 2 == 1 => (2.0 * random.normal()).round() / 2.0,
+            _ => random.normal(),
+        }));
+    }
+    Ok(named([("logit", Tensor::rounded(Dtype::F32, logit))]))
+}
+
+/// The experts_per_token largest logits, of equal ones the lower expert, in rising order of expert; the softmax over them.
+pub(super) fn route(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (logit, chosen) = (tensor(inputs, "logit")?, case.dim("experts_per_token")?);
+    let (mut expert, mut weight) = (Vec::new(), Vec::new());
+    for row in logit.values().chunks(case.dim("num_experts")?) {
+        let mut order: Vec<usize> = (0..row.len()).collect();
+        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+        order.truncate(chosen);
+        order.sort_unstable();
+        let max = order.iter().map(|&e| row[e]).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = order.iter().map(|&e| (row[e] - max).exp()).sum();
+        expert.extend(order.iter().map(|&e| e as f64));
+        weight.extend(order.iter().map(|&e| (row[e] - max).exp() / total));
+    }
+    Ok(Outputs::from([("expert".into(), Output::plain(expert)), ("route_weight".into(), Output::plain(weight))]))
+}
+
+pub(super) fn sort_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    Ok(named([("expert", routing(case, random)?)]))
+}
+
+/// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get none.
+fn routing(case: &Case, random: &mut Random) -> Result<Tensor, ReferenceError> {
+    let (n_experts, chosen) = (case.dim("num_experts")?, case.dim("experts_per_token")?);
+    if chosen > n_experts {
+        return Err(ReferenceError::Contradiction { why: format!("{chosen} of {n_experts} experts") });
+    }
+    let mut used: Vec<usize> = (0..n_experts).collect();
+    random.shuffle(&mut used);
+    used.truncate(chosen.max(n_experts - n_experts.div_ceil(4)));
+    let mut experts = Vec::new();
+    for _ in 0..case.n_tokens()? {
+        random.shuffle(&mut used);
+        let mut own = used[..chosen].to_vec();
+        own.sort_unstable();
+        experts.extend(own);
+    }
+    Ok(Tensor::whole(experts))
+}
+
+/// Groups the assignments a = t * experts_per_token + k by expert, rising.
+pub(super) fn sort(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let groups = grouped(case, tensor(inputs, "expert")?)?;
+    let whole = |tensor: &Tensor| Output::plain(tensor.values().to_vec());
+    Ok(groups.iter().map(|(name, tensor)| (name.clone(), whole(tensor))).collect())
+}
+
+/// `expert_begin`, `assignment` and `active_expert` of a routing.
+fn grouped(case: &Case, expert: &Tensor) -> Result<Tensors, ReferenceError> {
+    let n_experts = case.dim("num_experts")?;
+    let (mut begin, mut assignment, mut active) = (vec![0], Vec::new(), Vec::new());
+    for e in 0..n_experts {
+        let before = assignment.len();
+        assignment.extend((0..expert.values().len()).filter(|&a| expert.index(a) == e));
+        begin.push(assignment.len());
+        if assignment.len() > before {
+            active.push(e);
+        }
+    }
+    active.resize(n_experts, n_experts);
+    Ok(named([
+        ("expert_begin", Tensor::whole(begin)),
+        ("assignment", Tensor::whole(assignment)),
+        ("active_expert", Tensor::whole(active)),
+    ]))
+}
+
+pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
+    let (n_experts, weight, n_tokens) = (case.dim("num_experts")?, case.dtype("weight")?, case.n_tokens()?);
+    // Outputs of size 3: some meet the clamps.
+    let size = 3.0 * (hidden_size as f64).powf(-0.5);
+    let mut inputs = grouped(case, &routing(case, random)?)?;
+    inputs.extend(named([
+        ("x", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
+        ("weight", random.normals(weight, n_experts * 2 * intermediate_size * hidden_size, size)),
+        ("bias", random.normals(weight, n_experts * 2 * intermediate_size, 1.0)),
+    ]));
+    Ok(inputs)
+}
+
+/// y[a, i] = g * sigmoid(1.702 g) * (u + 1), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h = weight[e] x[t] + bias[e].
+/// 1.702 and the clamps: OpenAI's gpt_oss/torch/model.py, swiglu.
+pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
+    let (limit, chosen) = (case.constant("swiglu_limit")?, case.dim("experts_per_token")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, tensor(inputs, "weight")?, tensor(inputs, "bias")?);
+    let mut y = vec![(f64::NAN, 0.0); case.n_tokens()? * chosen * intermediate_size];
+    for (e, a) in assignments(inputs)? {
+        let x = &x.values()[a / chosen * hidden_size..][..hidden_size];
+        let h = |n: usize| {
+            let row = e * 2 * intermediate_size + n;
+            let (dot, size) = dot(x, &weight.values()[row * hidden_size..][..hidden_size]);
+            (dot + bias.values()[row], size + bias.values()[row].abs())
+        };
+        for i in 0..intermediate_size {
+            let ((gate, gate_size), (up, up_size)) = (h(2 * i), h(2 * i + 1));
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            let value = gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0);
+            y[a * intermediate_size + i] = (value, (gate_size + up_size) * (limit + 1.0));
+        }
+    }
+    Ok(only("y", Output::scaled(y)))
+}
+
+pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
+    let (n_experts, weight, n_tokens) = (case.dim("num_experts")?, case.dtype("weight")?, case.n_tokens()?);
+    let chosen = case.dim("experts_per_token")?;
+    let mut route_weight = Vec::new();
+    for _ in 0..n_tokens {
+        let sizes: Vec<f64> = (0..chosen).map(|_| random.normal().exp()).collect();
+        route_weight.extend(sizes.iter().map(|size| size / sizes.iter().sum::<f64>()));
+    }
+    let mut inputs = grouped(case, &routing(case, random)?)?;
+    inputs.extend(named([
+        ("x", random.normals(Dtype::F32, n_tokens * chosen * intermediate_size, 1.0)),
+        ("weight", random.normals(weight, n_experts * hidden_size * intermediate_size, 0.2)),
+        ("bias", random.normals(weight, n_experts * hidden_size, 1.0)),
+        ("route_weight", Tensor::rounded(Dtype::F32, route_weight)),
+        ("residual", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
+    ]));
+    Ok(inputs)
+}
+
+/// y[t, c] = residual[t, c] + sum_k route_weight[t, k] * (weight[e] x[a] + bias[e])[c], e the k-th expert of token t, a = t * K + k.
+pub(super) fn mlp2(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, tensor(inputs, "weight")?, tensor(inputs, "bias")?);
+    let (route_weight, chosen) = (tensor(inputs, "route_weight")?, case.dim("experts_per_token")?);
+    let mut y: Vec<(f64, f64)> = tensor(inputs, "residual")?.values().iter().map(|&r| (r, r.abs())).collect();
+    for (e, a) in assignments(inputs)? {
+        let x = &x.values()[a * intermediate_size..][..intermediate_size];
+        for c in 0..hidden_size {
+            let row = e * hidden_size + c;
+            let (dot, size) = dot(x, &weight.values()[row * intermediate_size..][..intermediate_size]);
+            let at = &mut y[a / chosen * hidden_size + c];
+            at.0 += route_weight.values()[a] * (dot + bias.values()[row]);
+            at.1 += route_weight.values()[a] * (size + bias.values()[row].abs());
+        }
+    }
+    Ok(only("y", Output::scaled(y)))
+}
+
+/// All (expert, assignment), from what moe_sort gives.
+fn assignments(inputs: &Tensors) -> Result<Vec<(usize, usize)>, ReferenceError> {
+    let (begin, assignment) = (tensor(inputs, "expert_begin")?, tensor(inputs, "assignment")?);
+    let of = |e: usize| (begin.index(e)..begin.index(e + 1)).map(move |i| (e, assignment.index(i)));
+    Ok((0..begin.values().len() - 1).flat_map(of).collect())
+}

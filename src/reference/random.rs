@@ -1,0 +1,61 @@
+//! Random numbers for test inputs: the same on every machine for the same seed.
+
+use super::Tensor;
+use crate::dtype::Dtype;
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough for inputs.
+pub(super) struct Random {
+    state: u64,
+}
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    fn bits(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.state;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    /// Uniform in [0, 1), a multiple of 2^-24: an f32 holds it.
+    pub fn uniform(&mut self) -> f64 {
+        (self.bits() >> 40) as f64 / f64::from(1 << 24)
+    }
+
+    /// A whole number below `end`, which is not 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.bits() % end as u64) as usize
+    }
+
+    /// A normal number of mean 0 and variance 1 (Box and Muller).
+    pub fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+
+    /// Normal numbers times `scale`, rounded to the type.
+    pub fn normals(&mut self, dtype: Dtype, len: usize, scale: f64) -> Tensor {
+        Tensor::rounded(dtype, (0..len).map(|_| scale * self.normal()).collect())
+    }
+
+    /// Whole numbers below `end`. The first two are the ends of the range.
+    pub fn indices(&mut self, len: usize, end: usize) -> Tensor {
+        let index = |i| match i {
+            0 => end - 1,
+            1 => 0,
+            _ => self.below(end),
+        };
+        Tensor::whole((0..len).map(index))
+    }
+
+    /// Puts the items in a random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+}

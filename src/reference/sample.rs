@@ -1,0 +1,158 @@
+//! Reference of `sample`: the seeds' sampler, with ties decided.
+//!
+//! Which token is drawn hangs on comparisons of sums that every kernel rounds in its own way, so the inputs are chosen
+//! such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose coin, top_p
+//! or cutoff comes within a margin of an edge is made again.
+
+use super::random::Random;
+use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use crate::dtype::Dtype;
+
+/// How far from every edge a draw stays: ten times what sequential f32 sums of a few thousand probabilities are off by.
+/// Edges lie 1 / vocab_size apart, so a large vocabulary must do with less.
+fn least_margin(vocab_size: usize) -> f64 {
+    f64::min(1e-5, 0.05 / vocab_size as f64)
+}
+
+/// One row of the op's inputs.
+struct Row<'a> {
+    logit: &'a [f64],
+    temperature: f64,
+    top_k: usize,
+    top_p: f64,
+    coin: f64,
+}
+
+/// The token of a row, and how far the nearest comparison was from going the other way.
+struct Draw {
+    token: usize,
+    margin: f64,
+}
+
+pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let vocab_size = case.dim("vocab_size")?;
+    let [mut logits, mut temperature, mut top_k, mut top_p, mut coin] = [const { Vec::<f64>::new() }; 5];
+    for t in 0..case.n_tokens()? {
+        let (logit, row_coin) = loop {
+            let spread = if t % 5 == 4 { 0.01 } else { 2.0 }; // 0.01: all but a few are equal
+            let logit: Vec<f64> = (0..vocab_size).map(|_| (64.0 * spread * random.normal()).round() / 64.0).collect();
+            let coin = random.uniform();
+            let row = Row { logit: &logit, coin, ..settings(t) };
+            if row.draw().margin > least_margin(vocab_size) {
+                break (logit, coin);
+            }
+        };
+        logits.extend(logit);
+        let settings = settings(t);
+        temperature.push(settings.temperature);
+        top_k.push(settings.top_k as f64);
+        top_p.push(settings.top_p);
+        coin.push(row_coin);
+    }
+    Ok(named([
+        ("logit", Tensor::rounded(Dtype::F32, logits)),
+        ("temperature", Tensor::rounded(Dtype::F32, temperature)),
+        ("top_k", Tensor::rounded(Dtype::U32, top_k)),
+        ("top_p", Tensor::rounded(Dtype::F32, top_p)),
+        ("coin", Tensor::rounded(Dtype::F32, coin)),
+    ]))
+}
+
+/// Temperature, top_k and top_p of row t: within 60 rows every combination occurs. All are f32 numbers.
+fn settings(t: usize) -> Row<'static> {
+    let f32 = |value: f32| f64::from(value);
+    Row {
+        logit: &[],
+        temperature: f32([0.7, 1.0, 0.0, 1.3, 0.1][t % 5]),
+        top_k: [0, 1, 5][t % 3],
+        top_p: f32([0.9, 1.0, 0.5, 0.0][t % 4]),
+        coin: 0.0,
+    }
+}
+
+/// token[t]: see the contract.
+pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let [temperature, top_k, top_p, coin] = ["temperature", "top_k", "top_p", "coin"].map(|name| tensor(inputs, name));
+    let (temperature, top_k, top_p, coin) = (temperature?, top_k?, top_p?, coin?);
+    let rows = tensor(inputs, "logit")?.values().chunks(case.dim("vocab_size")?);
+    let token = rows.enumerate().map(|(t, logit)| {
+        let row = Row {
+            logit,
+            temperature: temperature.values()[t],
+            top_k: top_k.index(t),
+            top_p: top_p.values()[t],
+            coin: coin.values()[t],
+        };
+        row.draw().token as f64
+    });
+    Ok(only("token", Output::plain(token.collect())))
+}
+
+impl Row<'_> {
+    fn draw(&self) -> Draw {
+        // Largest first, of equal ones the lowest id.
+        let mut order: Vec<usize> = (0..self.logit.len()).collect();
+        order.sort_by(|&a, &b| self.logit[b].total_cmp(&self.logit[a]).then(a.cmp(&b)));
+        if self.temperature == 0.0 {
+            return Draw { token: order[0], margin: f64::INFINITY };
+        }
+        let probability = self.softmax(self.logit[order[0]]);
+        let has_top_p = self.top_p > 0.0 && self.top_p < 1.0;
+        if self.top_k == 0 && !has_top_p {
+            order.sort_unstable();
+            return draw_from(&order, &probability, self.coin);
+        }
+        let mut margin = f64::INFINITY;
+        if has_top_p {
+            margin = self.keep_top_p(&mut order, &probability);
+        } else {
+            order.truncate(self.top_k);
+        }
+        if order.is_empty() {
+            order.extend(0..probability.len()); // a vocabulary of one: the cutoff is infinite
+        }
+        let draw = draw_from(&order, &probability, self.coin);
+        Draw { margin: margin.min(draw.margin), ..draw }
+    }
+
+    fn softmax(&self, max: f64) -> Vec<f64> {
+        let exponentials: Vec<f64> = self.logit.iter().map(|logit| ((logit - max) / self.temperature).exp()).collect();
+        let total: f64 = exponentials.iter().sum();
+        exponentials.iter().map(|exponential| exponential / total).collect()
+    }
+
+    /// Cuts the sorted ids to top_k, the cutoff and top_p; gives the margin of the two latter.
+    fn keep_top_p(&self, order: &mut Vec<usize>, probability: &[f64]) -> f64 {
+        if self.top_k > 0 {
+            order.truncate(self.top_k);
+        }
+        let cutoff = (1.0 - self.top_p) / (probability.len() - 1) as f64;
+        let mut margin = order.iter().map(|&n| (probability[n] / cutoff - 1.0).abs()).fold(f64::INFINITY, f64::min);
+        order.retain(|&n| probability[n] >= cutoff);
+        let mut sum = 0.0;
+        let mut kept = 0;
+        while kept < order.len() && sum <= self.top_p {
+            sum += probability[order[kept]];
+            margin = margin.min((sum - self.top_p).abs());
+            kept += 1;
+        }
+        order.truncate(kept);
+        margin
+    }
+}
+
+/// The first id at which the sum of probabilities exceeds the coin's share of the whole.
+fn draw_from(order: &[usize], probability: &[f64], coin: f64) -> Draw {
+    let total: f64 = order.iter().map(|&n| probability[n]).sum();
+    let mut margin = f64::INFINITY;
+    let mut token = None;
+    let mut sum = 0.0;
+    for &n in order {
+        sum += probability[n];
+        margin = margin.min((coin * total - sum).abs());
+        if token.is_none() && coin * total < sum {
+            token = Some(n);
+        }
+    }
+    Draw { token: token.unwrap_or(order[order.len() - 1]), margin }
+}
