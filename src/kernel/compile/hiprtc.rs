@@ -61,13 +61,7 @@ impl Toolchain {
 
 /// Compiles. In the worker, whose current folder is private.
 pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
-    let candidates = match &job.toolchain.compiler {
-        Some(library) => vec![library.clone()],
-        None => hiprtc_sys::candidates(None, env::var_os("ROCM_PATH").map(PathBuf::from).as_deref()),
-    };
-    let hiprtc =
-        Hiprtc::open(&candidates).map_err(|error| Failure { how: How::Unavailable, log: error.to_string() })?;
-
+    let hiprtc = open(job.toolchain.compiler.as_deref())?;
     let mut options = vec![format!("--offload-arch={}", job.target)];
     options.extend(job.options.iter().cloned());
     let made = hiprtc.compile(&job.source, source_name(Backend::Hiprtc), &options).map_err(refusal)?;
@@ -79,6 +73,20 @@ pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
     let images = hiprtc_sys::images();
     let files = images.iter().map(|image| image.path.clone()).collect();
     Ok(Made { object: made.object, log, facts: facts(&images), files })
+}
+
+/// Opens the library that was named, or the first in the usual places.
+fn open(library: Option<&Path>) -> Result<Hiprtc, Failure> {
+    let unavailable = |log| Failure { how: How::Unavailable, log };
+    if let Some(library) = library {
+        return Hiprtc::open(&[library.to_owned()]).map_err(|error| unavailable(error.to_string()));
+    }
+    let rocm_path = env::var_os("ROCM_PATH").map(PathBuf::from);
+    Hiprtc::open(&hiprtc_sys::candidates(None, rocm_path.as_deref())).map_err(|error| {
+        let folders = hiprtc_sys::searched(None, rocm_path.as_deref());
+        let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+        unavailable(format!("{error}\nand found no such file in {}", folders.join(", ")))
+    })
 }
 
 /// Every failure of a call follows from the source or the options: the same again would fail again.
