@@ -3,7 +3,7 @@
 //! ```no_run
 //! # use gptoss_jit::{checkpoint, engine, scheduler};
 //! # fn example(checkpoint: checkpoint::Checkpoint, options: engine::EngineOptions) -> Result<(), engine::EngineError> {
-//! let mut engine = engine::Engine::load(checkpoint, &options, &())?;
+//! let mut engine = engine::Engine::load(&checkpoint, options, &())?;
 //! engine.submit(scheduler::Request {
 //!     prompt: vec![1, 2, 3],
 //!     max_new_tokens: 10,
@@ -115,7 +115,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Kv`] and [`EngineError::Plan`].
-    pub fn load(checkpoint: Checkpoint, options: EngineOptions, progress: &dyn Progress) -> Result<Self, EngineError> {
+    pub fn load(checkpoint: &Checkpoint, options: EngineOptions, progress: &dyn Progress) -> Result<Self, EngineError> {
         let config = checkpoint.config.clone();
         let max_rows = options.max_rows.max(options.n_slots);
         let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
@@ -131,11 +131,11 @@ impl Engine {
             },
         )?;
         let forward_options =
-            ForwardOptions { precision: options.precision, weight_dtype: checkpoint.dtype, max_rows };
+            ForwardOptions { precision: options.precision, weight_dtype: checkpoint.tensor("embedding.weight").dtype, max_rows };
         let graph = forward(&config, &layout, &forward_options);
         let externals = externals(&config, &layout, max_rows, max_logit_rows);
         let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals };
-        let executor = Executor::new(graph, &checkpoint, options.pipeline, executor_options, progress)?;
+        let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };
         engine.write_tables()?;

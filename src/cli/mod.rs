@@ -3,11 +3,15 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod bench;
+mod cache;
 mod decode;
 mod inspect;
-mod cache;
+mod logits;
+mod model;
 pub mod output;
 mod report;
+mod run;
 mod tokenize;
 
 use std::path::PathBuf;
@@ -43,6 +47,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(Box<run::Args>),
+    Bench(bench::Args),
+    Logits(logits::Args),
     Inspect(inspect::Args),
     Tokenize(tokenize::Args),
     Decode(decode::Args),
@@ -65,6 +72,11 @@ pub fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_writer(std::io::stderr)
+        .event_format(output::Warnings)
+        .init();
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
     let result = dispatch(cli.command, &output);
     report::exit_code(result, &output)
@@ -72,6 +84,9 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
     match command {
+        Command::Run(args) => run::run(*args, output),
+        Command::Bench(args) => bench::run(args, output),
+        Command::Logits(args) => logits::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Tokenize(args) => tokenize::run(args, output),
         Command::Decode(args) => decode::run(args, output),

@@ -166,7 +166,7 @@ impl DeviceArgs {
         }
         let driver = Arc::new(HostDriver::new(self.threads)?);
         let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
-        let tables = TuningTables::load(self.tuning.as_deref())?;
+        let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
         Ok(Pipeline::new(library, tables, Target::host(), Store::from_env()?, driver))
     }
 

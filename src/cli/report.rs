@@ -5,13 +5,19 @@ use std::process::ExitCode;
 
 use super::decode::DecodeError;
 use super::output::Output;
+use super::run::getp::NoCount;
 use crate::checkpoint::CheckpointError;
+use crate::engine::EngineError;
 use crate::error::Hint;
 use crate::harmony::HarmonyError;
-use crate::tokenizer::TokenizerError;
 use crate::kernel::cache::CacheError;
 use crate::kernel::compile::CompileError;
+use crate::kernel::library_error::LibraryError;
+use crate::kernel::pipeline::PipelineError;
+use crate::kernel::render::RenderError;
 use crate::kernel::store::StoreError;
+use crate::tokenizer::TokenizerError;
+use crate::tuning::TuningError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -53,6 +59,7 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         of::<RenderError>,
         of::<StoreError>,
         of::<TokenizerError>,
+        of::<TuningError>,
     ];
     hints.iter().find_map(|of| of(cause))
 }

@@ -17,7 +17,9 @@ use crate::error::Hint;
 use crate::kernel::contract::Access;
 use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
-use crate::kernel::render::{ArgSpec, RenderError};
+use crate::kernel::expression::ExpressionError;
+use crate::kernel::launch::ArgSpec;
+use crate::kernel::render::RenderError;
 use crate::kernel::store::Progress;
 use crate::kernel::Problem;
 
@@ -33,6 +35,9 @@ pub enum PlanError {
     /// A launch or a shape did not come to a number.
     #[error(transparent)]
     Render(#[from] RenderError),
+    /// A shape or a grid did not come to a number.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
     /// The device refuses.
     #[error("could not run `{label}`")]
     Device {
@@ -56,6 +61,7 @@ impl Hint for PlanError {
             Self::Pipeline(error) => error.hint(),
             Self::Library(error) => error.hint(),
             Self::Render(error) => error.hint(),
+            Self::Expression(error) => error.hint(),
             Self::Device { .. } | Self::NoTensor { .. } => None,
         }
     }
@@ -253,7 +259,7 @@ impl Executor {
         prepared: &PreparedLaunch,
         observer: &mut (dyn FnMut(&Written<'_>) + Send),
     ) -> Result<(), PlanError> {
-        for (spec, arg) in planned.kernel.rendered.args.iter().zip(&prepared.args) {
+        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
             let Argument::Memory { view, required_bytes } = arg else { continue };
             let Some(id) = planned.args.get(&spec.name) else { continue }; // a workspace
             if spec.access == Access::Read || spec.dtype != crate::dtype::Dtype::F32 {
@@ -282,9 +288,9 @@ impl Executor {
         for launch in &bucket.launches {
             let rendered = &launch.kernel.rendered;
             let mut workspace_at = 0;
-            let mut args = Vec::with_capacity(rendered.args.len());
-            for spec in &rendered.args {
-                args.push(match (spec.is_scalar, launch.args.get(&spec.name)) {
+            let mut args = Vec::new();
+            for spec in rendered.all_args() {
+                args.push(match (spec.is_scalar(), launch.args.get(&spec.name)) {
                     (true, _) => Argument::U32(n as u32),
                     (false, Some(id)) => {
                         let required_bytes = spec.len_bytes(&scalars)?;
@@ -392,7 +398,7 @@ fn lifetimes(
             if graph.tensor_of(*id).storage != Storage::Arena {
                 continue;
             }
-            let spec = ArgSpec::of(arg, &node.problem)?;
+            let spec = ArgSpec::of(arg, &node.problem);
             let len_bytes = spec.len_bytes(&scalars)?;
             let life = lifetimes.entry(id.0).or_insert(Lifetime { len_bytes, first_node: at, last_node: at });
             life.last_node = at;
@@ -500,7 +506,7 @@ fn single(node: &Node) -> Cover {
 fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Cover> {
     let [first, second] = graph.nodes.get(at..at + 2).filter(|_| at + 2 <= end)? else { return None };
     let (a, b) = (&first.problem.ops[0], &second.problem.ops[0]);
-    let (written, taken) = pipeline.library().joint(a, b)?;
+    let (written, taken) = pipeline.joint(a, b)?;
     let between = first.args.get(&written)?;
     let readers = graph.nodes.iter().flat_map(|node| node.args.values()).filter(|id| *id == between).count();
     let joins = second.args.get(&taken) == Some(between)
@@ -533,9 +539,9 @@ fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<us
     for segment in segments {
         let scalars = scalars(row_count(segment.rows, options.max_rows, options.max_logit_rows));
         for launch in segment.buckets.iter().flat_map(|bucket| &bucket.launches) {
-            let specs = launch.kernel.rendered.args.iter();
+            let specs = launch.kernel.rendered.workspace.iter();
             let mut needed = 0;
-            for spec in specs.filter(|spec| !spec.is_scalar && !launch.args.contains_key(&spec.name)) {
+            for spec in specs {
                 needed += spec.len_bytes(&scalars)?.next_multiple_of(arena::ALIGNMENT_BYTES);
             }
             most = most.max(needed);

@@ -10,11 +10,11 @@
 //! - [`compile`]: worker processes around `cc` and hipRTC
 //! - [`cache`]: the on-disk cache of objects
 //! - [`store`]: key → cached or freshly compiled object, many at once
+//! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //!
-//! Nothing here runs a kernel: that is `gpu`. Nothing here knows the forward pass: that is [`crate::graph`].
+//! Nothing here knows the forward pass: that is [`crate::graph`].
 
 pub mod cache;
-
 pub mod choice;
 pub mod compile;
 pub mod contract;
@@ -27,6 +27,7 @@ pub mod library_error;
 mod names;
 mod options;
 pub mod params;
+pub mod pipeline;
 pub mod render;
 pub mod signature;
 pub mod source_file;

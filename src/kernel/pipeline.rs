@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gpu::{ArgumentKind, ArgumentSpec, Driver, GpuError, Kernel, KernelSpec};
 
+use super::choice::{Choice, choose};
 use super::compile::Request;
 use super::contract::Access;
 use super::launch::ArgSpec;
@@ -16,7 +17,7 @@ use super::{Params, Problem};
 use crate::dtype::Dtype;
 use crate::error::Hint;
 use crate::target::Target;
-use crate::tuning::{Choice, TuningTables, choose};
+use crate::tuning::TuningTables;
 
 /// Templates, tables, target, store and device.
 pub struct Pipeline {
@@ -120,12 +121,13 @@ impl Pipeline {
 
     /// Row counts from which a tuning row for this problem begins to hold.
     pub fn bucket_starts(&self, problem: &Problem) -> Vec<usize> {
-        self.tables.bucket_starts(problem, &self.target)
+        let edges = self.tables.token_edges(&problem.query(), &self.target);
+        edges.into_iter().map(|edge| edge as usize).collect()
     }
 
     /// Whether the tables prefer a fused kernel for this problem, and a template fits.
     pub fn prefers(&self, fused: &Problem, n_rows: usize) -> bool {
-        self.tables.lookup(fused, n_rows, &self.target).is_some()
+        self.tables.lookup(&fused.query(), n_rows as u32, &self.target).is_some()
             && self.library.candidates(fused, &self.target).is_ok_and(|candidates| !candidates.is_empty())
     }
 
@@ -159,7 +161,11 @@ impl Pipeline {
     }
 
     fn wish(&self, problem: &Problem, n_rows: usize) -> Result<Wish, PipelineError> {
-        let choices = choose(&self.library, &self.tables, problem, n_rows, &self.target)?;
+        let ranking = choose(&self.library, &self.tables, problem, n_rows as u32, &self.target)?;
+        for warning in &ranking.warnings {
+            tracing::warn!("{warning}");
+        }
+        let choices = ranking.choices;
         Ok(Wish { problem: problem.clone(), n_rows, choices, at: 0, loaded: None, first_error: None })
     }
 

@@ -12,7 +12,7 @@ use crate::cli::model::{Sizes, kernel_counts};
 use crate::cli::output::Output;
 use crate::engine::Engine;
 use crate::harmony::parser::Event as Parsed;
-use crate::harmony::{Channel, Harmony, Message, Role, SystemMessage, developer_text};
+use crate::harmony::{Channel, Harmony, Message, Reasoning, Role, SystemMessage, developer_text, today};
 use crate::scheduler::{Event, Request};
 
 /// Talks until stdin ends or the context is full.
@@ -54,7 +54,8 @@ fn opening(args: &Args) -> Vec<Message> {
         return given.map(|text| Message::new(Role::System, text)).into_iter().collect();
     }
     let instructions = given.map(|text| Message::new(Role::Developer, developer_text(text)));
-    std::iter::once(SystemMessage::default().message()).chain(instructions).collect()
+    let system = SystemMessage { current_date: Some(today()), reasoning: Reasoning::default(), has_functions: false };
+    std::iter::once(system.message()).chain(instructions).collect()
 }
 
 struct Chat<'a> {

@@ -6,7 +6,7 @@
 
 mod chat;
 mod generate;
-mod getp;
+pub(in crate::cli) mod getp;
 mod verify;
 
 use std::path::PathBuf;
