@@ -3,6 +3,7 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod kernels;
 pub mod output;
 mod report;
 
@@ -37,7 +38,9 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Kernels(kernels::Args),
+}
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -53,6 +56,8 @@ pub fn main() -> ExitCode {
     report::exit_code(result, &output)
 }
 
-fn dispatch(command: Command, _output: &Output) -> anyhow::Result<()> {
-    match command {}
+fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::Kernels(args) => kernels::run(args, output),
+    }
 }

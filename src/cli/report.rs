@@ -5,6 +5,10 @@ use std::process::ExitCode;
 
 use super::output::Output;
 use crate::error::Hint;
+use crate::kernel::library_error::LibraryError;
+use crate::kernel::render::RenderError;
+use crate::target::TargetError;
+use crate::tuning::TuningError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -33,16 +37,8 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
-    of::<NoHint>(cause)
-}
-
-/// Stands where the list of error types is still empty.
-#[derive(Debug, thiserror::Error)]
-#[error("no hint")]
-struct NoHint;
-
-impl Hint for NoHint {
-    fn hint(&self) -> Option<String> {
-        None
-    }
+    of::<LibraryError>(cause)
+        .or_else(|| of::<RenderError>(cause))
+        .or_else(|| of::<TargetError>(cause))
+        .or_else(|| of::<TuningError>(cause))
 }

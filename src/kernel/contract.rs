@@ -383,6 +383,7 @@ impl Contract {
     pub fn parse(op: &str, file: &SourceFile) -> Result<Self, LibraryError> {
         let toml = Toml { file, base: 0, what: "contract" };
         let table: ContractTable = toml.parse(&file.text)?;
+        check_names(&toml, &table)?;
         let dtypes = dtypes(&toml, &table)?;
         let conditions = names_of_conditions(&table);
         let mut known = conditions.clone();
@@ -391,7 +392,6 @@ impl Contract {
         }
         let args: Vec<Arg> =
             table.args.iter().map(|arg| toml.arg(arg, &dtypes, &conditions, &known)).collect::<Result<_, _>>()?;
-        check_names(&toml, &table)?;
         check_aliases(&toml, &table, &args)?;
         let contract = Self {
             op: op.to_owned(),
