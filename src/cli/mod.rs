@@ -9,6 +9,7 @@ mod decode;
 mod inspect;
 mod logits;
 mod model;
+mod kernels;
 pub mod output;
 mod report;
 mod run;
@@ -61,6 +62,7 @@ enum Command {
         /// The folder with the job
         folder: PathBuf,
     },
+    Kernels(kernels::Args),
 }
 
 /// Runs the program.
@@ -92,5 +94,6 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
         Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
+        Command::Kernels(args) => kernels::run(args, output),
     }
 }

@@ -91,7 +91,7 @@ fn tags(text: &str) -> Vec<Tag<'_>> {
     let mut tags = Vec::new();
     let mut at = 0;
     while let Some(open) = text[at..].find('{').map(|i| at + i) {
-        let close = match text[open..].as_bytes() {
+        let close = match &text.as_bytes()[open..] {
             [b'{', b'#', ..] => "#}",
             [b'{', b'%', ..] => "%}",
             [b'{', b'{', ..] => "}}",
@@ -126,12 +126,14 @@ fn assigned(content: &str) -> Vec<String> {
     }
 }
 
-/// The first text in quotes.
+/// The file that an `include`, `import`, … names; `None` if an expression makes the name.
 fn quoted(content: &str) -> Option<&str> {
-    let start = content.find(['"', '\''])?;
-    let quote = content[start..].chars().next()?;
-    let rest = &content[start + 1..];
-    rest.split_once(quote).map(|(name, _)| name)
+    let (_, rest) = content.split_once(char::is_whitespace)?;
+    let rest = rest.trim_start();
+    let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+    let (name, tail) = rest[1..].split_once(quote)?;
+    let follows = tail.split_whitespace().next();
+    matches!(follows, None | Some("import" | "as" | "ignore" | "with" | "without")).then_some(name)
 }
 
 /// Where a name is first used, in bytes.
@@ -170,6 +172,15 @@ mod tests {
         assert_eq!(assigned("import 'lib/x.j2' as m"), ["m"]);
         assert_eq!(assigned("from 'lib/x.j2' import f, g"), ["f", "g"]);
         assert!(assigned("if a").is_empty());
+    }
+
+    #[test]
+    fn a_file_is_named_by_a_lone_text() {
+        assert_eq!(quoted("include 'lib/x.j2'"), Some("lib/x.j2"));
+        assert_eq!(quoted("from \"lib/x.j2\" import f"), Some("lib/x.j2"));
+        for expression in ["include 'lib/' ~ name", "include 'a' if b else 'c'", "include name", "include"] {
+            assert_eq!(quoted(expression), None, "{expression}");
+        }
     }
 
     #[test]
