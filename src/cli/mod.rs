@@ -7,9 +7,9 @@ mod bench;
 mod cache;
 mod decode;
 mod inspect;
+mod kernels;
 mod logits;
 mod model;
-mod kernels;
 pub mod output;
 mod report;
 mod run;
@@ -56,13 +56,13 @@ enum Command {
     Decode(decode::Args),
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
+    Kernels(kernels::Args),
     /// Compiles one kernel and leaves; started by this program only
     #[command(name = "__compile-worker", hide = true)]
     CompileWorker {
         /// The folder with the job
         folder: PathBuf,
     },
-    Kernels(kernels::Args),
 }
 
 /// Runs the program.
@@ -75,7 +75,9 @@ pub fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()),
+        )
         .with_writer(std::io::stderr)
         .event_format(output::Warnings)
         .init();
@@ -93,7 +95,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::run(args, output),
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
-        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
         Command::Kernels(args) => kernels::run(args, output),
+        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
     }
 }

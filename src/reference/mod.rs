@@ -151,10 +151,9 @@ pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, Ref
 }
 
 fn find(name: &str) -> Result<&'static Op, ReferenceError> {
-    OPS.iter().find(|op| op.name == name).ok_or_else(|| ReferenceError::UnknownOp {
-        op: name.to_owned(),
-        known: OPS.map(|op| op.name).join(", "),
-    })
+    OPS.iter()
+        .find(|op| op.name == name)
+        .ok_or_else(|| ReferenceError::UnknownOp { op: name.to_owned(), known: OPS.map(|op| op.name).join(", ") })
 }
 
 impl Case {

@@ -1,11 +1,8 @@
 //! Integration tests, one binary: a module per room.
 
+mod cache;
 mod checkpoint;
-mod tokenizer;
-mod hiprtc;
-mod cache;
-mod compile;
-mod cache;
 mod compile;
 mod hiprtc;
 mod templates;
+mod tokenizer;
