@@ -63,18 +63,21 @@ impl Walk<'_> {
             if !matches!(words.next(), Some("include" | "import" | "from" | "extends")) {
                 continue;
             }
-            let Some(name) = quoted(tag.content) else {
+            let Some((start, end)) = quoted_ends(tag.content) else {
                 return Err(LibraryError::Declaration {
                     place: file.place_at(tag.offset),
                     item: format!("`{}`", tag.content),
-                    expected: "the file's name in quotes".into(),
-                    found: "an expression".into(),
+                    expected: "the file's name in quotes, or `\"its start\" ~ a name ~ \"its end\"`".into(),
+                    found: "another expression".into(),
                 });
             };
-            match self.files.get(name).filter(|_| name.starts_with("lib/")) {
-                Some(included) => self.visit(included, visited)?,
-                None => return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name: name.into() }),
+            let included: Vec<&SourceFile> =
+                self.files.values().filter(|file| file.name.starts_with("lib/") && is_named(file, start, end)).collect();
+            if included.is_empty() {
+                let name = end.map_or(start.to_owned(), |end| format!("{start}*{end}"));
+                return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name });
             }
+            included.into_iter().try_for_each(|file| self.visit(file, visited))?;
         }
         Ok(())
     }
@@ -126,12 +129,30 @@ fn assigned(content: &str) -> Vec<String> {
     }
 }
 
-/// The first text in quotes.
-fn quoted(content: &str) -> Option<&str> {
-    let start = content.find(['"', '\''])?;
-    let quote = content[start..].chars().next()?;
-    let rest = &content[start + 1..];
-    rest.split_once(quote).map(|(name, _)| name)
+/// The text in quotes of a name that is written out; of a computed one (`"lib/dot_" ~ precision ~ ".c.j2"`) the texts at
+/// its start and at its end.
+fn quoted_ends(content: &str) -> Option<(&str, Option<&str>)> {
+    let (_, after) = content.split_once(char::is_whitespace)?;
+    let (start, rest) = quoted(after.trim_start())?;
+    if !rest.trim_start().starts_with('~') {
+        return Some((start, None));
+    }
+    let end = rest.rfind('~').and_then(|i| quoted(rest[i + 1..].trim_start()))?.0;
+    Some((start, Some(end)))
+}
+
+/// The text in quotes that `content` begins with, and what follows.
+fn quoted(content: &str) -> Option<(&str, &str)> {
+    let quote = content.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+    content[1..].split_once(quote)
+}
+
+/// Whether a name that is written out, or a computed one, can be this file's.
+fn is_named(file: &SourceFile, start: &str, end: Option<&str>) -> bool {
+    match end {
+        None => file.name == start,
+        Some(end) => file.name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end)),
+    }
 }
 
 /// Where a name is first used, in bytes.
@@ -170,6 +191,15 @@ mod tests {
         assert_eq!(assigned("import 'lib/x.j2' as m"), ["m"]);
         assert_eq!(assigned("from 'lib/x.j2' import f, g"), ["f", "g"]);
         assert!(assigned("if a").is_empty());
+    }
+
+    #[test]
+    fn an_included_name_is_written_out_or_has_a_start_and_an_end() {
+        assert_eq!(quoted_ends("include \"lib/a.j2\""), Some(("lib/a.j2", None)));
+        assert_eq!(quoted_ends("from 'lib/a.j2' import f"), Some(("lib/a.j2", None)));
+        assert_eq!(quoted_ends("include \"lib/dot_\" ~ precision ~ '.j2'"), Some(("lib/dot_", Some(".j2"))));
+        assert_eq!(quoted_ends("include \"lib/dot_\" ~ precision"), None);
+        assert_eq!(quoted_ends("include name"), None);
     }
 
     #[test]
