@@ -10,11 +10,13 @@
 //! - [`compile`]: worker processes around `cc` and hipRTC
 //! - [`cache`]: the on-disk cache of objects
 //! - [`store`]: key → cached or freshly compiled object, many at once
+//! - [`check`]: every template on every test shape against [`crate::reference`]
 //!
-//! Nothing here runs a kernel: that is `gpu`. Nothing here knows the forward pass: that is [`crate::graph`].
+//! What runs a kernel is `gpu`. Nothing here knows the forward pass: that is [`crate::graph`].
 
 pub mod cache;
 
+pub mod check;
 pub mod choice;
 pub mod compile;
 pub mod contract;

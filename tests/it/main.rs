@@ -3,4 +3,5 @@
 mod hiprtc;
 mod cache;
 mod compile;
+mod kernels;
 mod templates;
