@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::error::Hint;
+
 /// Everything about a model that is not a weight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
@@ -50,7 +52,7 @@ impl ModelConfig {
 
     /// Tokens that layer `l` sees, the current one included; `None` means all. Even layers slide.
     pub fn window(&self, l: usize) -> Option<usize> {
-        (l % 2 == 0 && self.sliding_window > 0).then_some(self.sliding_window)
+        (l.is_multiple_of(2) && self.sliding_window > 0).then_some(self.sliding_window)
     }
 
     /// YaRN's factor on cos and sin: `0.1 ln(rope_scaling_factor) + 1`, or 1 without scaling (OpenAI's
@@ -84,5 +86,145 @@ impl ModelConfig {
             interpolation * (1.0 - mask) + extrapolation * mask
         };
         (0..half).map(mix).collect()
+    }
+}
+
+/// Why dimensions cannot be those of a model.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    /// A whole number outside of its range.
+    #[error("`{field}` is {found}, expected {min} to {max}")]
+    OutOfRange {
+        /// The field, under our name.
+        field: &'static str,
+        /// What it is.
+        found: i64,
+        /// Least value allowed.
+        min: i64,
+        /// Greatest value allowed.
+        max: i64,
+    },
+    /// A float that is not finite or too small.
+    #[error("`{field}` is {found}, expected a finite number above {above}")]
+    BadFloat {
+        /// The field, under our name.
+        field: &'static str,
+        /// What it is.
+        found: f32,
+        /// It must be greater than this.
+        above: f32,
+    },
+    /// More experts chosen than there are.
+    #[error("`experts_per_token` is {experts_per_token}, more than `num_experts`, which is {num_experts}")]
+    TooFewExperts {
+        /// Experts that one token is sent to.
+        experts_per_token: usize,
+        /// Experts there are.
+        num_experts: usize,
+    },
+    /// Query heads cannot be shared out among the key and value heads.
+    #[error("`num_attention_heads` is {heads}, not a multiple of `num_key_value_heads`, which is {kv_heads}")]
+    HeadsDoNotDivide {
+        /// Query heads.
+        heads: usize,
+        /// Key and value heads.
+        kv_heads: usize,
+    },
+    /// RoPE rotates pairs of channels.
+    #[error("`head_dim` is {head_dim}, expected an even number")]
+    OddHeadDim {
+        /// Width of one attention head.
+        head_dim: usize,
+    },
+}
+
+impl Hint for ConfigError {
+    fn hint(&self) -> Option<String> {
+        Some(
+            "is this a checkpoint of the gpt-oss architecture? Another kind of file read as one gives such values"
+                .into(),
+        )
+    }
+}
+
+/// Ranges of the whole numbers. The upper ends are far above any model; they keep a hostile file from asking for
+/// absurd work before its size is compared with what it promises.
+const RANGES: [(&str, i64, i64); 12] = [
+    ("vocab_size", 1, 1 << 24),
+    ("hidden_size", 1, 1 << 20),
+    ("num_experts", 1, 1 << 16),
+    ("experts_per_token", 1, 1 << 16),
+    ("intermediate_size", 1, 1 << 20),
+    ("num_hidden_layers", 1, 1 << 12),
+    ("head_dim", 2, 1 << 14),
+    ("num_attention_heads", 1, 1 << 16),
+    ("num_key_value_heads", 1, 1 << 16),
+    ("max_seq_len", 1, 1 << 30),
+    ("initial_context_length", 1, 1 << 24),
+    ("sliding_window", 0, 1 << 24),
+];
+
+/// `value` as the dimension `field`, if it lies in that field's range.
+///
+/// # Errors
+/// [`ConfigError::OutOfRange`].
+pub fn dimension(field: &'static str, value: i64) -> Result<usize, ConfigError> {
+    let (_, min, max) = *RANGES.iter().find(|(name, _, _)| *name == field).expect("a field of `ModelConfig`");
+    if (min..=max).contains(&value) {
+        Ok(value as usize)
+    } else {
+        Err(ConfigError::OutOfRange { field, found: value, min, max })
+    }
+}
+
+impl ModelConfig {
+    /// The whole numbers by name, in the order of their declaration.
+    fn dimensions(&self) -> [(&'static str, usize); 12] {
+        [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("num_experts", self.num_experts),
+            ("experts_per_token", self.experts_per_token),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("head_dim", self.head_dim),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("max_seq_len", self.max_seq_len),
+            ("initial_context_length", self.initial_context_length),
+            ("sliding_window", self.sliding_window),
+        ]
+    }
+
+    /// Whether these are the dimensions of a model that can be run. Every reader of checkpoints calls this.
+    ///
+    /// # Errors
+    /// The first field that is out of range, or the first two that do not fit each other.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        for (field, value) in self.dimensions() {
+            dimension(field, i64::try_from(value).unwrap_or(i64::MAX))?;
+        }
+        // A base of 1 would leave nothing to rotate by and a zero to divide by.
+        for (field, found, above) in [
+            ("rope_theta", self.rope_theta, 1.0),
+            ("rope_scaling_factor", self.rope_scaling_factor, 0.0),
+            ("swiglu_limit", self.swiglu_limit, 0.0),
+        ] {
+            if !found.is_finite() || found <= above {
+                return Err(ConfigError::BadFloat { field, found, above });
+            }
+        }
+        let Self { experts_per_token, num_experts, head_dim, .. } = *self;
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        if experts_per_token > num_experts {
+            return Err(ConfigError::TooFewExperts { experts_per_token, num_experts });
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(ConfigError::HeadsDoNotDivide { heads, kv_heads });
+        }
+        if !head_dim.is_multiple_of(2) {
+            return Err(ConfigError::OddHeadDim { head_dim });
+        }
+        Ok(())
     }
 }

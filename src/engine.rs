@@ -1,1 +1,287 @@
-//! The library face: load a model, submit requests, stream tokens.
+//! The library face: load a model, submit requests, step, take tokens.
+//!
+//! ```no_run
+//! # use gptoss_jit::{checkpoint, engine, scheduler};
+//! # fn example(checkpoint: checkpoint::Checkpoint, options: engine::EngineOptions) -> Result<(), engine::EngineError> {
+//! let mut engine = engine::Engine::load(&checkpoint, options, &())?;
+//! engine.submit(scheduler::Request {
+//!     prompt: vec![1, 2, 3],
+//!     max_new_tokens: 10,
+//!     stop: vec![],
+//!     sampling: scheduler::Sampling::GREEDY,
+//! })?;
+//! while !engine.is_idle() {
+//!     for event in engine.step()? {
+//!         println!("{event:?}");
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+use bytemuck::cast_slice;
+
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+use crate::error::Hint;
+use crate::graph::forward::{ForwardOptions, forward};
+use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
+use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
+use crate::kernel::Precision;
+use crate::kernel::pipeline::Pipeline;
+use crate::kernel::store::Progress;
+use crate::scheduler::{Event, Request, RequestId, Row, Scheduler, Step};
+
+/// How a model is run.
+pub struct EngineOptions {
+    /// Where kernels come from and run.
+    pub pipeline: Pipeline,
+    /// How exactly sums are done.
+    pub precision: Precision,
+    /// Element type of the KV cache.
+    pub kv_dtype: Dtype,
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Most rows of one step: how long a chunk of a prompt is.
+    pub max_rows: usize,
+    /// Most rows of one step that give logits; at least `n_slots`.
+    pub max_logit_rows: usize,
+    /// Window of the odd layers; `None` is all.
+    pub odd_window: Option<usize>,
+    /// Memory for keys and values, in bytes.
+    pub kv_budget_bytes: usize,
+}
+
+/// A loaded model.
+pub struct Engine {
+    config: ModelConfig,
+    layout: KvLayout,
+    scheduler: Scheduler,
+    executor: Executor,
+    max_logit_rows: usize,
+}
+
+/// What can go wrong in an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The KV cache does not fit.
+    #[error(transparent)]
+    Kv(#[from] KvTooLarge),
+    /// A kernel could not be had, or a launch failed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A prompt without tokens.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// A request longer than a sequence may be.
+    #[error("the prompt has {n_prompt} tokens and {n_new} are wanted, a sequence may have {capacity_tokens}")]
+    TooLong {
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// Tokens to generate, at most.
+        n_new: usize,
+        /// Longest sequence, in tokens.
+        capacity_tokens: usize,
+    },
+    /// A token id that the model has no row for.
+    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Where in the prompt.
+        position: usize,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+}
+
+impl Hint for EngineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kv(error) => error.hint(),
+            Self::Plan(error) => error.hint(),
+            Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
+            Self::TooLong { .. } => Some("allow more positions with `-n`, or ask for fewer new tokens".into()),
+            Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
+        }
+    }
+}
+
+impl Engine {
+    /// Builds the graph, compiles what the cache does not have, and allocates everything a step needs.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] and [`EngineError::Plan`].
+    pub fn load(checkpoint: &Checkpoint, options: EngineOptions, progress: &dyn Progress) -> Result<Self, EngineError> {
+        let config = checkpoint.config.clone();
+        let max_rows = options.max_rows.max(options.n_slots);
+        let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
+        let layout = KvLayout::new(
+            &config,
+            &KvRequest {
+                n_slots: options.n_slots,
+                capacity_tokens: options.capacity_tokens,
+                max_rows,
+                dtype: options.kv_dtype,
+                odd_window: options.odd_window,
+                budget_bytes: options.kv_budget_bytes,
+            },
+        )?;
+        let forward_options =
+            ForwardOptions { precision: options.precision, weight_dtype: checkpoint.tensor("embedding.weight").dtype, max_rows };
+        let graph = forward(&config, &layout, &forward_options);
+        let externals = externals(&config, &layout, max_rows, max_logit_rows);
+        let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals };
+        let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
+        executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
+        let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };
+        engine.write_tables()?;
+        Ok(engine)
+    }
+
+    /// The model's dimensions.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// How the KV cache is laid out.
+    pub fn kv_layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// The plan, for what it says of itself.
+    pub fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`].
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        self.check_ids(&request.prompt)?;
+        let (n_prompt, n_new) = (request.prompt.len(), request.max_new_tokens);
+        let capacity_tokens = self.layout.capacity_tokens;
+        if n_new > 0 && (n_prompt + n_new).saturating_sub(1) > capacity_tokens {
+            return Err(EngineError::TooLong { n_prompt, n_new, capacity_tokens });
+        }
+        Ok(self.scheduler.submit(request))
+    }
+
+    /// Whether every request has ended and been told of.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// Forgets every request that has not ended.
+    pub fn abort(&mut self) {
+        self.scheduler.abort();
+    }
+
+    /// Runs one step: rows of prompts and one row of every sequence that generates.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`].
+    pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
+        let mut events = self.scheduler.take_ended();
+        let step = self.scheduler.next_step();
+        if step.rows.is_empty() {
+            return Ok(events);
+        }
+        self.write_tables()?;
+        self.run(&step, None)?;
+        let mut tokens = vec![0_u32; step.logit_rows.len()];
+        self.executor.read("sampled", bytemuck::cast_slice_mut(&mut tokens))?;
+        events.extend(self.scheduler.advance(&step, &tokens));
+        Ok(events)
+    }
+
+    /// The logits after every token of `ids`, (ids.len(), vocab_size), row-major: each token is forwarded as given,
+    /// whatever the model would have said. Runs between requests, in a slot of its own.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Plan`].
+    pub fn teacher_force(&mut self, ids: &[u32], mut observer: Option<Observer<'_>>) -> Result<Vec<f32>, EngineError> {
+        self.check_ids(ids)?;
+        if ids.len() > self.layout.capacity_tokens {
+            let capacity_tokens = self.layout.capacity_tokens;
+            return Err(EngineError::TooLong { n_prompt: ids.len(), n_new: 0, capacity_tokens });
+        }
+        assert!(self.is_idle(), "teacher forcing uses slot 0");
+        // The scheduler makes a request's rows; here all of them want logits, so they are made by hand.
+        let mut tables = crate::graph::kv_cache::BlockTables::new(&self.layout);
+        assert!(tables.reserve(0, ids.len()), "one sequence of full capacity always fits");
+        for group in 0..self.layout.groups().len() {
+            self.executor.write(&format!("block_table.{group}"), cast_slice(tables.table(group)))?;
+        }
+        let mut logits = vec![0.0_f32; ids.len() * self.config.vocab_size];
+        for first in (0..ids.len()).step_by(self.max_logit_rows) {
+            let chunk = &ids[first..ids.len().min(first + self.max_logit_rows)];
+            let row = |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token };
+            let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
+            self.run(&step, observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
+            let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];
+            self.executor.read("logits", bytemuck::cast_slice_mut(part))?;
+        }
+        Ok(logits)
+    }
+
+    fn check_ids(&self, ids: &[u32]) -> Result<(), EngineError> {
+        if ids.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let vocab_size = self.config.vocab_size;
+        match ids.iter().position(|&id| id as usize >= vocab_size) {
+            Some(position) => Err(EngineError::TokenId { id: ids[position], position, vocab_size }),
+            None => Ok(()),
+        }
+    }
+
+    fn write_tables(&self) -> Result<(), EngineError> {
+        for group in 0..self.layout.groups().len() {
+            let table = self.scheduler.tables().table(group);
+            self.executor.write(&format!("block_table.{group}"), cast_slice(table))?;
+        }
+        Ok(())
+    }
+
+    /// Fills the inputs and launches everything.
+    fn run(&mut self, step: &Step, observer: Option<Observer<'_>>) -> Result<(), EngineError> {
+        let rows = |of: fn(&Row) -> u32| step.rows.iter().map(of).collect::<Vec<u32>>();
+        self.executor.write("token", cast_slice(&rows(|row| row.token)))?;
+        self.executor.write("slot", cast_slice(&rows(|row| row.slot)))?;
+        self.executor.write("position", cast_slice(&rows(|row| row.position)))?;
+        let logit_row: Vec<u32> = step.logit_rows.iter().map(|logit| logit.row).collect();
+        let top_k: Vec<u32> = step.logit_rows.iter().map(|logit| logit.sampling.top_k).collect();
+        let temperature: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.temperature).collect();
+        let top_p: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.top_p).collect();
+        let coin: Vec<f32> = step.logit_rows.iter().map(|logit| logit.coin).collect();
+        self.executor.write("logit_row", cast_slice(&logit_row))?;
+        self.executor.write("top_k", cast_slice(&top_k))?;
+        self.executor.write("temperature", cast_slice(&temperature))?;
+        self.executor.write("top_p", cast_slice(&top_p))?;
+        self.executor.write("coin", cast_slice(&coin))?;
+        self.executor.run(step.rows.len(), step.logit_rows.len(), observer)?;
+        Ok(())
+    }
+}
+
+/// Names and lengths in bytes of the tensors that the graph calls external.
+fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_rows: usize) -> Vec<(String, usize)> {
+    let mut externals: Vec<(String, usize)> = Vec::new();
+    externals.extend(["token", "slot", "position"].map(|name| (name.to_string(), 4 * max_rows)));
+    let per_logit = ["logit_row", "temperature", "top_k", "top_p", "coin", "sampled"];
+    externals.extend(per_logit.map(|name| (name.to_string(), 4 * max_logit_rows)));
+    externals.push(("logits".into(), 4 * max_logit_rows * config.vocab_size));
+    externals.push(("inv_freq".into(), 4 * (config.head_dim / 2)));
+    for (g, group) in kv.groups().iter().enumerate() {
+        externals.push((format!("block_table.{g}"), 4 * kv.n_slots * group.table_blocks));
+    }
+    for l in 0..config.num_hidden_layers {
+        externals.extend(["k", "v"].map(|which| (format!("{which}_cache.{l}"), kv.layer_bytes(l))));
+    }
+    externals
+}

@@ -1,1 +1,413 @@
-//! OpenAI's harmony chat format.
+//! OpenAI's harmony chat format: conversations to prompts here, and what a model writes back to messages in [`parser`].
+//!
+//! A message is `<|start|>{role}<|channel|>{channel}<|message|>{text}<|end|>`; the channel is absent where only the
+//! assistant could have one. gpt-oss was trained on nothing else. The format is described in
+//! <https://cookbook.openai.com/articles/openai-harmony>.
+
+pub mod parser;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::error::Hint;
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// Who speaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Identity, dates, reasoning effort, channels: see [`SystemMessage`].
+    System,
+    /// Instructions, which other formats call the system prompt: see [`developer_text`].
+    Developer,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// A tool, by its name: `functions.get_weather`.
+    Tool(String),
+}
+
+impl Role {
+    /// As it is written in a header.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::System => "system",
+            Self::Developer => "developer",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool(name) => name,
+        }
+    }
+
+    fn from_name(name: &str) -> Self {
+        match name {
+            "system" => Self::System,
+            "developer" => Self::Developer,
+            "user" => Self::User,
+            "assistant" => Self::Assistant,
+            tool => Self::Tool(tool.to_owned()),
+        }
+    }
+}
+
+/// Whom the assistant speaks to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// To itself: the chain of thought, not meant to be shown.
+    Analysis,
+    /// To tools, and what it says about using them.
+    Commentary,
+    /// To the person.
+    Final,
+    /// A name that the format does not have; a model may write anything.
+    Other(String),
+}
+
+impl Channel {
+    /// As it is written in a header.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Analysis => "analysis",
+            Self::Commentary => "commentary",
+            Self::Final => "final",
+            Self::Other(name) => name,
+        }
+    }
+
+    fn from_name(name: &str) -> Self {
+        match name {
+            "analysis" => Self::Analysis,
+            "commentary" => Self::Commentary,
+            "final" => Self::Final,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What it is for; messages of the assistant and of tools have one.
+    pub channel: Option<Channel>,
+    /// The tool that is called (`functions.get_weather`), or `assistant` where a tool answers.
+    pub recipient: Option<String>,
+    /// What kind of text a tool is given: `json`.
+    pub content_type: Option<String>,
+    /// The text.
+    pub text: String,
+}
+
+impl Message {
+    /// A message with no channel.
+    pub fn new(role: Role, text: impl Into<String>) -> Self {
+        Self { role, channel: None, recipient: None, content_type: None, text: text.into() }
+    }
+
+    /// A message of the assistant.
+    pub fn assistant(channel: Channel, text: impl Into<String>) -> Self {
+        Self { channel: Some(channel), ..Self::new(Role::Assistant, text) }
+    }
+
+    /// What a tool answers.
+    pub fn tool_result(tool: impl Into<String>, text: impl Into<String>) -> Self {
+        Self {
+            channel: Some(Channel::Commentary),
+            recipient: Some("assistant".into()),
+            ..Self::new(Role::Tool(tool.into()), text)
+        }
+    }
+
+    fn is_tool_call(&self) -> bool {
+        self.role == Role::Assistant && self.recipient.is_some()
+    }
+}
+
+/// How long the model is to think.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Reasoning {
+    /// Briefly
+    Low,
+    /// As trained
+    #[default]
+    Medium,
+    /// At length
+    High,
+}
+
+/// The system message that gpt-oss expects. A model trained on other system messages is given [`Message::new`] with
+/// any text instead, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SystemMessage {
+    /// `2025-06-28`; the line is left out if `None`.
+    pub current_date: Option<String>,
+    /// How long the model is to think.
+    pub reasoning: Reasoning,
+    /// Whether the developer message defines functions.
+    pub has_functions: bool,
+}
+
+impl SystemMessage {
+    /// The message.
+    pub fn message(&self) -> Message {
+        Message::new(Role::System, self.text())
+    }
+
+    fn text(&self) -> String {
+        let mut text =
+            String::from("You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06");
+        if let Some(date) = &self.current_date {
+            text += &format!("\nCurrent date: {date}");
+        }
+        text += match self.reasoning {
+            Reasoning::Low => "\n\nReasoning: low",
+            Reasoning::Medium => "\n\nReasoning: medium",
+            Reasoning::High => "\n\nReasoning: high",
+        };
+        text += "\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.";
+        if self.has_functions {
+            text += "\nCalls to these tools must go to the commentary channel: 'functions'.";
+        }
+        text
+    }
+}
+
+/// The text of a developer message that only instructs.
+pub fn developer_text(instructions: &str) -> String {
+    format!("# Instructions\n\n{instructions}")
+}
+
+/// Today in UTC, as [`SystemMessage::current_date`] wants it.
+pub fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date(seconds / 86_400)
+}
+
+/// The Gregorian date so many days after 1970-01-01. Counted from March, so that the leap day is a year's last.
+fn date(days: u64) -> String {
+    let days = days + 719_468; // from 0000-03-01
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153; // 0 is March
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day:02}", era * 400 + year_of_era + next_year)
+}
+
+/// Why harmony cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HarmonyError {
+    /// The vocabulary has no such tokens.
+    #[error("the tokenizer lacks the special tokens of harmony: {}", names.join(" "))]
+    MissingSpecials {
+        /// Those that it lacks.
+        names: Vec<&'static str>,
+    },
+    /// Text could not be encoded or an id not be decoded.
+    #[error("could not convert a message")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl Hint for HarmonyError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::MissingSpecials { .. } => Some("this model was not trained on chats: give it plain text".into()),
+            Self::Tokenizer(source) => source.hint(),
+        }
+    }
+}
+
+/// The format in the terms of one tokenizer.
+#[derive(Clone, Debug)]
+pub struct Harmony {
+    tokenizer: Tokenizer,
+    start: u32,
+    end: u32,
+    message: u32,
+    channel: u32,
+    end_of_answer: u32,
+    call: u32,
+    constrain: u32,
+}
+
+/// A part of a rendered conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment<'a> {
+    Special(&'static str),
+    Text(&'a str),
+    Owned(String),
+}
+
+impl Harmony {
+    /// Looks up the special tokens.
+    ///
+    /// # Errors
+    /// [`HarmonyError::MissingSpecials`] names all those that the tokenizer lacks.
+    pub fn new(tokenizer: Tokenizer) -> Result<Self, HarmonyError> {
+        let mut names = Vec::new();
+        let mut id = |name: &'static str| {
+            tokenizer.special(name).unwrap_or_else(|| {
+                names.push(name);
+                0
+            })
+        };
+        let [start, end, message, channel] = [id("<|start|>"), id("<|end|>"), id("<|message|>"), id("<|channel|>")];
+        let [end_of_answer, call, constrain] = [id("<|return|>"), id("<|call|>"), id("<|constrain|>")];
+        if names.is_empty() {
+            Ok(Self { tokenizer, start, end, message, channel, end_of_answer, call, constrain })
+        } else {
+            Err(HarmonyError::MissingSpecials { names })
+        }
+    }
+
+    /// The tokens after which the model waits: `<|return|>`, its answer is complete, and `<|call|>`, it calls a tool.
+    pub fn stop_ids(&self) -> [u32; 2] {
+        [self.end_of_answer, self.call]
+    }
+
+    /// The prompt for the assistant's next words, as ids.
+    ///
+    /// Of earlier turns, those that ended in a `final` message, the analysis is left out. Names of special tokens
+    /// inside of a message are text: nobody can end a message by writing `<|end|>`.
+    ///
+    /// # Errors
+    /// [`HarmonyError::Tokenizer`]; with a tokenizer that takes any bytes there are none.
+    pub fn prompt(&self, conversation: &[Message]) -> Result<Vec<u32>, HarmonyError> {
+        let mut ids = Vec::new();
+        for segment in segments(conversation) {
+            match segment {
+                Segment::Special(name) => ids.push(self.tokenizer.special(name).expect("looked up at the start")),
+                Segment::Text(text) => ids.extend(self.tokenizer.encode(text.as_bytes())?),
+                Segment::Owned(text) => ids.extend(self.tokenizer.encode(text.as_bytes())?),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// A parser for what the model writes after such a prompt.
+    pub fn parser(&self) -> parser::HarmonyParser {
+        parser::HarmonyParser::new(self.clone())
+    }
+}
+
+/// The prompt for the assistant's next words, as text.
+pub fn prompt_text(conversation: &[Message]) -> String {
+    let mut text = String::new();
+    for segment in segments(conversation) {
+        match segment {
+            Segment::Special(part) | Segment::Text(part) => text += part,
+            Segment::Owned(part) => text += &part,
+        }
+    }
+    text
+}
+
+fn segments(conversation: &[Message]) -> Vec<Segment<'_>> {
+    let last_final = conversation.iter().rposition(|message| message.channel == Some(Channel::Final));
+    let is_kept = |i: usize, message: &Message| {
+        message.channel != Some(Channel::Analysis) || last_final.is_none_or(|last_final| i > last_final)
+    };
+    let mut segments = Vec::new();
+    for (i, message) in conversation.iter().enumerate() {
+        if is_kept(i, message) {
+            message_segments(message, &mut segments);
+        }
+    }
+    segments.extend([Segment::Special("<|start|>"), Segment::Text("assistant")]);
+    segments
+}
+
+/// Appends one whole message. It ends in `<|end|>` even where the model wrote `<|return|>`: that token is only ever written
+/// by the model.
+fn message_segments<'a>(message: &'a Message, segments: &mut Vec<Segment<'a>>) {
+    segments.extend([Segment::Special("<|start|>"), Segment::Text(message.role.name())]);
+    if let Some(recipient) = &message.recipient {
+        segments.push(Segment::Owned(format!(" to={recipient}")));
+    }
+    if let Some(channel) = &message.channel {
+        segments.extend([Segment::Special("<|channel|>"), Segment::Text(channel.name())]);
+    }
+    if let Some(content_type) = &message.content_type {
+        segments.extend([Segment::Text(" "), Segment::Special("<|constrain|>"), Segment::Text(content_type)]);
+    }
+    segments.extend([Segment::Special("<|message|>"), Segment::Text(&message.text)]);
+    segments.push(Segment::Special(if message.is_tool_call() { "<|call|>" } else { "<|end|>" }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_message_is_the_published_one() {
+        let system =
+            SystemMessage { current_date: Some("2025-06-28".into()), reasoning: Reasoning::High, has_functions: true };
+        assert_eq!(
+            prompt_text(&[system.message()]),
+            "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\
+             Knowledge cutoff: 2024-06\n\
+             Current date: 2025-06-28\n\
+             \n\
+             Reasoning: high\n\
+             \n\
+             # Valid channels: analysis, commentary, final. Channel must be included for every message.\n\
+             Calls to these tools must go to the commentary channel: 'functions'.<|end|><|start|>assistant"
+        );
+    }
+
+    #[test]
+    fn analysis_before_a_final_answer_is_dropped() {
+        let conversation = [
+            Message::new(Role::System, "Be kind."),
+            Message::new(Role::User, "What is 2 + 2?"),
+            Message::assistant(Channel::Analysis, "Simple."),
+            Message::assistant(Channel::Final, "2 + 2 = 4."),
+            Message::new(Role::User, "What about 9 / 2?"),
+        ];
+        assert_eq!(
+            prompt_text(&conversation),
+            "<|start|>system<|message|>Be kind.<|end|><|start|>user<|message|>What is 2 + 2?<|end|>\
+             <|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|end|>\
+             <|start|>user<|message|>What about 9 / 2?<|end|><|start|>assistant"
+        );
+    }
+
+    #[test]
+    fn analysis_before_a_tool_call_is_kept() {
+        let call = Message {
+            recipient: Some("functions.get_weather".into()),
+            content_type: Some("json".into()),
+            ..Message::assistant(Channel::Commentary, r#"{"location":"San Francisco"}"#)
+        };
+        let conversation = [
+            Message::new(Role::Developer, developer_text("Use a friendly tone.")),
+            Message::assistant(Channel::Analysis, "Need to use function get_weather."),
+            call,
+            Message::tool_result("functions.get_weather", r#"{"sunny": true}"#),
+        ];
+        assert_eq!(
+            prompt_text(&conversation),
+            "<|start|>developer<|message|># Instructions\n\nUse a friendly tone.<|end|>\
+             <|start|>assistant<|channel|>analysis<|message|>Need to use function get_weather.<|end|>\
+             <|start|>assistant to=functions.get_weather<|channel|>commentary <|constrain|>json\
+             <|message|>{\"location\":\"San Francisco\"}<|call|>\
+             <|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>{\"sunny\": true}<|end|>\
+             <|start|>assistant"
+        );
+    }
+
+    #[test]
+    fn dates_are_gregorian() {
+        for (days, want) in [
+            (0, "1970-01-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_267, "2025-06-28"),
+            (47_540, "2100-02-28"),
+            (47_541, "2100-03-01"),
+        ] {
+            assert_eq!(date(days), want);
+        }
+    }
+}

@@ -1,1 +1,408 @@
-//! Which rows go into the next step.
+//! Which rows go into the next step: continuous batching over slots.
+//!
+//! A sequence waits until a slot and enough cache blocks are free, then its prompt runs in chunks and its tokens one
+//! by one; when it ends, the next one takes its slot in the same step. A step holds one row of every sequence that
+//! is generating, and fills up with rows of prompts. Nothing here computes or knows a device.
+
+use std::collections::VecDeque;
+
+use crate::graph::kv_cache::{BlockTables, KvLayout};
+
+/// A request, by the order in which it was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub usize);
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy: the lowest id of the largest logit.
+    pub temperature: f32,
+    /// Keep this many of the most probable tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the most probable tokens up to this sum; 0 or less and 1 or more keep all.
+    pub top_p: f32,
+    /// Start of the random sequence; 0 is taken as 1, since the generator would stay at 0.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Greedy.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 0.0, seed: 1 };
+}
+
+/// What a caller asks for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Token ids of the prompt; at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; with 0 the request ends at once.
+    pub max_new_tokens: usize,
+    /// Generation ends after one of these.
+    pub stop: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It generated one of its stop tokens, which was its last.
+    Stop,
+    /// It generated as many tokens as it may.
+    Length,
+}
+
+/// What happened to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// One more token, the stop token included.
+    Token {
+        /// Whose.
+        request: RequestId,
+        /// Its id.
+        token: u32,
+    },
+    /// No more tokens will come.
+    Finished {
+        /// Whose.
+        request: RequestId,
+        /// Why.
+        reason: FinishReason,
+    },
+}
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Slot of the cache.
+    pub slot: u32,
+    /// Position in the sequence.
+    pub position: u32,
+    /// Token at that position.
+    pub token: u32,
+}
+
+/// A row whose logits are sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogitRow {
+    /// Index into [`Step::rows`].
+    pub row: u32,
+    /// How.
+    pub sampling: Sampling,
+    /// Decides the draw, in [0, 1); 0 where nothing is drawn.
+    pub coin: f32,
+    slot: usize,
+}
+
+/// The rows of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// All of them.
+    pub rows: Vec<Row>,
+    /// Those that give a token.
+    pub logit_rows: Vec<LogitRow>,
+}
+
+impl Step {
+    /// A step whose every row gives logits, sampled greedily.
+    pub fn with_all_logits(rows: Vec<Row>) -> Self {
+        let logit = |row: u32, slot: u32| LogitRow { row, sampling: Sampling::GREEDY, coin: 0.0, slot: slot as usize };
+        let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();
+        Self { rows, logit_rows }
+    }
+}
+
+/// Slots, the queue before them, and the cache blocks they hold.
+#[derive(Debug)]
+pub struct Scheduler {
+    waiting: VecDeque<Sequence>,
+    slots: Vec<Option<Sequence>>,
+    tables: BlockTables,
+    max_rows: usize,
+    n_submitted: usize,
+    ended: Vec<Event>,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    id: RequestId,
+    request: Request,
+    /// Tokens whose keys and values are in the cache, or are being put there by the current step.
+    n_forwarded: usize,
+    /// The token generated last, which the next step forwards.
+    last_token: Option<u32>,
+    n_generated: usize,
+    random: XorShift,
+}
+
+impl Scheduler {
+    /// `max_rows` is at least the number of slots, so that every generating sequence gets its row.
+    pub fn new(layout: &KvLayout, max_rows: usize) -> Self {
+        assert!(max_rows >= layout.n_slots, "a step has room for a row of every slot");
+        Self {
+            waiting: VecDeque::new(),
+            slots: (0..layout.n_slots).map(|_| None).collect(),
+            tables: BlockTables::new(layout),
+            max_rows,
+            n_submitted: 0,
+            ended: Vec::new(),
+        }
+    }
+
+    /// Puts a request in the queue. The caller has checked that its prompt is not empty and that it fits the cache.
+    pub fn submit(&mut self, request: Request) -> RequestId {
+        assert!(!request.prompt.is_empty(), "an empty prompt has no row to sample from");
+        let id = RequestId(self.n_submitted);
+        self.n_submitted += 1;
+        if request.max_new_tokens == 0 {
+            self.ended.push(Event::Finished { request: id, reason: FinishReason::Length });
+            return id;
+        }
+        let random = XorShift::new(request.sampling.seed);
+        self.waiting.push_back(Sequence { id, request, n_forwarded: 0, last_token: None, n_generated: 0, random });
+        id
+    }
+
+    /// Whether nothing is left to do or to tell.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.ended.is_empty() && self.slots.iter().all(Option::is_none)
+    }
+
+    /// The tables that say where positions are in the cache.
+    pub fn tables(&self) -> &BlockTables {
+        &self.tables
+    }
+
+    /// Requests that ended without a step.
+    pub fn take_ended(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on.
+    pub fn next_step(&mut self) -> Step {
+        self.admit();
+        let mut step = Step::default();
+        for slot in 0..self.slots.len() {
+            self.add_generating_row(slot, &mut step);
+        }
+        for slot in 0..self.slots.len() {
+            self.add_prompt_rows(slot, &mut step);
+        }
+        step
+    }
+
+    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened.
+    pub fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
+        assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
+        let mut events = Vec::new();
+        for (logit_row, &token) in step.logit_rows.iter().zip(tokens) {
+            let sequence = self.slots[logit_row.slot].as_mut().expect("its row was in the step");
+            sequence.last_token = Some(token);
+            sequence.n_generated += 1;
+            let request = sequence.id;
+            events.push(Event::Token { request, token });
+            let stopped = sequence.request.stop.contains(&token);
+            if stopped || sequence.n_generated == sequence.request.max_new_tokens {
+                let reason = if stopped { FinishReason::Stop } else { FinishReason::Length };
+                events.push(Event::Finished { request, reason });
+                self.slots[logit_row.slot] = None;
+                self.tables.release(logit_row.slot);
+            }
+        }
+        events
+    }
+
+    /// Forgets every request.
+    pub fn abort(&mut self) {
+        self.waiting.clear();
+        self.ended.clear();
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].take().is_some() {
+                self.tables.release(slot);
+            }
+        }
+    }
+
+    /// First come, first served: a sequence that does not fit yet is not overtaken.
+    fn admit(&mut self) {
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].is_some() {
+                continue;
+            }
+            let Some(next) = self.waiting.front() else { return };
+            if !self.tables.reserve(slot, next.n_positions()) {
+                return;
+            }
+            self.slots[slot] = self.waiting.pop_front();
+        }
+    }
+
+    fn add_generating_row(&mut self, slot: usize, step: &mut Step) {
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        let Some(token) = sequence.last_token else { return };
+        step.logit_rows.push(sequence.logit_row(slot, step.rows.len()));
+        step.rows.push(Row { slot: slot as u32, position: sequence.n_forwarded as u32, token });
+        sequence.n_forwarded += 1;
+    }
+
+    fn add_prompt_rows(&mut self, slot: usize, step: &mut Step) {
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        let left = sequence.request.prompt.len().saturating_sub(sequence.n_forwarded);
+        for _ in 0..left.min(self.max_rows - step.rows.len()) {
+            let position = sequence.n_forwarded;
+            let token = sequence.request.prompt[position];
+            if position + 1 == sequence.request.prompt.len() {
+                step.logit_rows.push(sequence.logit_row(slot, step.rows.len()));
+            }
+            step.rows.push(Row { slot: slot as u32, position: position as u32, token });
+            sequence.n_forwarded += 1;
+        }
+    }
+}
+
+impl Sequence {
+    /// Positions that will be in the cache: the last generated token is never forwarded.
+    fn n_positions(&self) -> usize {
+        self.request.prompt.len() + self.request.max_new_tokens - 1
+    }
+
+    fn logit_row(&mut self, slot: usize, row: usize) -> LogitRow {
+        let sampling = self.request.sampling;
+        let coin = if sampling.temperature == 0.0 { 0.0 } else { self.random.coin() };
+        LogitRow { row: row as u32, sampling, coin, slot }
+    }
+}
+
+/// The seeds' random numbers: xorshift64*, <https://en.wikipedia.org/wiki/Xorshift#xorshift*>.
+#[derive(Clone, Copy, Debug)]
+struct XorShift(u64);
+
+impl XorShift {
+    fn new(seed: u64) -> Self {
+        Self(seed.max(1))
+    }
+
+    /// A number in [0, 1) with 24 random bits.
+    fn coin(&mut self) -> f32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let upper = (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32;
+        (upper >> 8) as f32 / 16_777_216.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ModelConfig;
+    use crate::dtype::Dtype;
+    use crate::graph::kv_cache::KvRequest;
+
+    fn scheduler(n_slots: usize, max_rows: usize, capacity_tokens: usize, pool_blocks: usize) -> Scheduler {
+        let config = ModelConfig {
+            vocab_size: 10,
+            hidden_size: 2,
+            num_experts: 1,
+            experts_per_token: 1,
+            intermediate_size: 2,
+            num_hidden_layers: 2,
+            head_dim: 2,
+            num_attention_heads: 1,
+            num_key_value_heads: 1,
+            max_seq_len: 4096,
+            initial_context_length: 4096,
+            rope_theta: 1e4,
+            rope_scaling_factor: 1.0,
+            sliding_window: 0,
+            swiglu_limit: 7.0,
+        };
+        let block_bytes = 2 * 64 * 2 * 4 * config.num_hidden_layers;
+        let request = KvRequest {
+            n_slots,
+            capacity_tokens,
+            max_rows,
+            dtype: Dtype::F32,
+            odd_window: None,
+            budget_bytes: pool_blocks * block_bytes,
+        };
+        Scheduler::new(&KvLayout::new(&config, &request).unwrap(), max_rows)
+    }
+
+    fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
+        Request { prompt: prompt.to_vec(), max_new_tokens, stop: vec![9], sampling: Sampling::GREEDY }
+    }
+
+    fn rows(step: &Step) -> Vec<(u32, u32, u32)> {
+        step.rows.iter().map(|row| (row.slot, row.position, row.token)).collect()
+    }
+
+    #[test]
+    fn prompts_run_in_chunks_and_mix_with_generation() {
+        let mut scheduler = scheduler(2, 4, 64, 100);
+        scheduler.submit(request(&[1, 2], 2));
+        scheduler.submit(request(&[3, 4, 5, 6], 1));
+        let first = scheduler.next_step();
+        assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)]);
+        assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
+        assert_eq!(scheduler.advance(&first, &[7]), [Event::Token { request: RequestId(0), token: 7 }]);
+
+        let second = scheduler.next_step();
+        assert_eq!(rows(&second), [(0, 2, 7), (1, 2, 5), (1, 3, 6)]);
+        let events = scheduler.advance(&second, &[8, 8]);
+        assert_eq!(
+            events,
+            [
+                Event::Token { request: RequestId(0), token: 8 },
+                Event::Finished { request: RequestId(0), reason: FinishReason::Length },
+                Event::Token { request: RequestId(1), token: 8 },
+                Event::Finished { request: RequestId(1), reason: FinishReason::Length },
+            ]
+        );
+        assert!(scheduler.is_idle());
+    }
+
+    #[test]
+    fn a_freed_slot_is_filled_in_the_next_step() {
+        let mut scheduler = scheduler(1, 8, 64, 100);
+        scheduler.submit(request(&[1], 5));
+        scheduler.submit(request(&[2], 5));
+        let step = scheduler.next_step();
+        assert_eq!(rows(&step), [(0, 0, 1)]);
+        let events = scheduler.advance(&step, &[9]);
+        assert_eq!(events[1], Event::Finished { request: RequestId(0), reason: FinishReason::Stop });
+        assert_eq!(rows(&scheduler.next_step()), [(0, 0, 2)]);
+    }
+
+    #[test]
+    fn a_sequence_waits_for_cache_blocks_and_is_not_overtaken() {
+        let mut scheduler = scheduler(3, 200, 128, 3);
+        scheduler.submit(request(&[1; 100], 1));
+        scheduler.submit(request(&[2; 100], 1));
+        scheduler.submit(request(&[3], 1));
+        let step = scheduler.next_step();
+        assert!(step.rows.iter().all(|row| row.token == 1));
+        scheduler.advance(&step, &[5]);
+        let step = scheduler.next_step();
+        assert_eq!(step.rows.iter().filter(|row| row.token == 2).count(), 100);
+        assert_eq!(step.rows.iter().filter(|row| row.token == 3).count(), 1);
+    }
+
+    #[test]
+    fn a_request_for_no_tokens_ends_without_a_step() {
+        let mut scheduler = scheduler(1, 1, 64, 100);
+        let id = scheduler.submit(request(&[1], 0));
+        assert_eq!(scheduler.take_ended(), [Event::Finished { request: id, reason: FinishReason::Length }]);
+        assert!(scheduler.is_idle());
+    }
+
+    #[test]
+    fn coins_are_those_of_the_seeds() {
+        // xorshift64* from state 1, worked out with Python's integers.
+        let mut random = XorShift::new(1);
+        let coins: Vec<u32> = (0..3).map(|_| (random.coin() * 16_777_216.0) as u32).collect();
+        assert_eq!(coins, EXPECTED_COINS);
+    }
+
+    const EXPECTED_COINS: [u32; 3] = [4_711_630, 11_259_814, 12_177_677];
+}

@@ -151,15 +151,17 @@ apt-get -q -y --download-only install $packages >"$apt/download.log" 2>&1 || {
 
 # Exactly what the resolver chose: an older download of the same package may lie beside it.
 # shellcheck disable=SC2086
-apt-get -q -y --print-uris --no-download install $packages >/dev/null 2>&1 || { say "a downloaded package is damaged"; exit 1; }
-# shellcheck disable=SC2086
 chosen=$(apt-get -q -y --simulate install $packages | awk '$1 == "Inst" { gsub(/[(]/, "", $3); gsub(/:/, "%3a", $3); print $2 "_" $3 }')
 [ -n "$chosen" ] || { say "apt resolved no packages"; exit 1; }
 
 say "unpacking $(printf '%s\n' "$chosen" | wc -l) packages"
 for name in $chosen; do
     file=$(ls "$apt/archives/$name"_*.deb) || { say "missing download: $name"; exit 1; }
-    dpkg-deb -x "$file" "$dir"
+    dpkg-deb -x "$file" "$dir" || {
+        rm -f "$file"
+        say "the download was damaged and is removed; run again: $file"
+        exit 1
+    }
 done
 [ -e "$libraries/libhiprtc.so.6" ] || { say "the packages hold no libhiprtc.so.6"; exit 1; }
 

@@ -3,9 +3,17 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod bench;
 mod cache;
+mod decode;
+mod inspect;
+mod logits;
+mod model;
+mod kernels;
 pub mod output;
 mod report;
+mod run;
+mod tokenize;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,6 +48,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(Box<run::Args>),
+    Bench(bench::Args),
+    Logits(logits::Args),
+    Inspect(inspect::Args),
+    Tokenize(tokenize::Args),
+    Decode(decode::Args),
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
     /// Compiles one kernel and leaves; started by this program only
@@ -48,6 +62,7 @@ enum Command {
         /// The folder with the job
         folder: PathBuf,
     },
+    Kernels(kernels::Args),
 }
 
 /// Runs the program.
@@ -59,14 +74,26 @@ pub fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_writer(std::io::stderr)
+        .event_format(output::Warnings)
+        .init();
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
-    let result: anyhow::Result<()> = dispatch(cli.command, &output);
+    let result = dispatch(cli.command, &output);
     report::exit_code(result, &output)
 }
 
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
     match command {
+        Command::Run(args) => run::run(*args, output),
+        Command::Bench(args) => bench::run(args, output),
+        Command::Logits(args) => logits::run(args, output),
+        Command::Inspect(args) => inspect::run(args, output),
+        Command::Tokenize(args) => tokenize::run(args, output),
+        Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
         Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
+        Command::Kernels(args) => kernels::run(args, output),
     }
 }

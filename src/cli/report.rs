@@ -3,11 +3,24 @@
 use std::io;
 use std::process::ExitCode;
 
+use super::decode::DecodeError;
 use super::output::Output;
+use super::run::getp::NoCount;
+use crate::checkpoint::CheckpointError;
+use crate::engine::EngineError;
 use crate::error::Hint;
+use crate::harmony::HarmonyError;
 use crate::kernel::cache::CacheError;
 use crate::kernel::compile::CompileError;
+use crate::kernel::library_error::LibraryError;
+use crate::kernel::pipeline::PipelineError;
+use crate::kernel::render::RenderError;
 use crate::kernel::store::StoreError;
+use crate::tokenizer::TokenizerError;
+use crate::kernel::library_error::LibraryError;
+use crate::kernel::render::RenderError;
+use crate::target::TargetError;
+use crate::tuning::TuningError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -36,5 +49,24 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
-    of::<CacheError>(cause).or_else(|| of::<CompileError>(cause)).or_else(|| of::<StoreError>(cause))
+    let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] = &[
+        of::<CacheError>,
+        of::<CheckpointError>,
+        of::<CompileError>,
+        of::<DecodeError>,
+        of::<EngineError>,
+        of::<HarmonyError>,
+        of::<LibraryError>,
+        of::<NoCount>,
+        of::<PipelineError>,
+        of::<RenderError>,
+        of::<StoreError>,
+        of::<TokenizerError>,
+        of::<TuningError>,
+    ];
+    hints.iter().find_map(|of| of(cause))
+    of::<LibraryError>(cause)
+        .or_else(|| of::<RenderError>(cause))
+        .or_else(|| of::<TargetError>(cause))
+        .or_else(|| of::<TuningError>(cause))
 }

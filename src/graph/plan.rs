@@ -1,1 +1,551 @@
 //! A graph, chosen kernels and memory, ready to run step after step.
+//!
+//! The nodes fall into segments that work on the same rows. For each segment there is one list of launches per
+//! bucket of row counts: the tuning tables may prefer other templates, and other fusions, for one row than for
+//! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use gpu::{Argument, BufferView, GpuError, Launch};
+
+use super::arena::{self, Lifetime};
+use super::{Graph, Node, Rows, Storage, TensorId};
+use crate::checkpoint::Checkpoint;
+use crate::error::Hint;
+use crate::kernel::contract::Access;
+use crate::kernel::library_error::LibraryError;
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
+use crate::kernel::expression::ExpressionError;
+use crate::kernel::launch::ArgSpec;
+use crate::kernel::render::RenderError;
+use crate::kernel::store::Progress;
+use crate::kernel::Problem;
+
+/// What can go wrong between a graph and its launches.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A kernel could not be had.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// An op has no contract, or a broken one.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// A launch or a shape did not come to a number.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// A shape or a grid did not come to a number.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The device refuses.
+    #[error("could not run `{label}`")]
+    Device {
+        /// The node, or what was being done.
+        label: String,
+        /// The device's words.
+        #[source]
+        source: GpuError,
+    },
+    /// The checkpoint lacks a tensor.
+    #[error("the checkpoint has no tensor `{name}`")]
+    NoTensor {
+        /// Canonical name.
+        name: String,
+    },
+}
+
+impl Hint for PlanError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Pipeline(error) => error.hint(),
+            Self::Library(error) => error.hint(),
+            Self::Render(error) => error.hint(),
+            Self::Expression(error) => error.hint(),
+            Self::Device { .. } | Self::NoTensor { .. } => None,
+        }
+    }
+}
+
+/// Sizes that the graph does not know.
+pub struct ExecutorOptions {
+    /// Most rows of a step.
+    pub max_rows: usize,
+    /// Most rows of a step that give logits.
+    pub max_logit_rows: usize,
+    /// Names and lengths in bytes of the external tensors.
+    pub externals: Vec<(String, usize)>,
+}
+
+/// What an [`Observer`] is shown after a launch: one tensor that it wrote.
+pub struct Written<'a> {
+    /// The node, or the fused nodes joined by ` + `.
+    pub label: &'a str,
+    /// The template.
+    pub template: &'a str,
+    /// The tensor's name.
+    pub tensor: &'a str,
+    /// Its elements that this step's rows fill, f32.
+    pub values: &'a [f32],
+}
+
+/// Called after every launch with every f32 tensor that it wrote.
+pub type Observer<'a> = &'a mut (dyn FnMut(&Written<'_>) + Send);
+
+/// Kernels, memory, and launches in order.
+pub struct Executor {
+    pipeline: Pipeline,
+    graph: Graph,
+    /// Where every tensor of the graph is.
+    memory: Vec<BufferView>,
+    externals: HashMap<String, BufferView>,
+    workspace: BufferView,
+    segments: Vec<Segment>,
+    arena_bytes: usize,
+}
+
+/// Consecutive nodes that work on the same rows.
+struct Segment {
+    rows: Rows,
+    buckets: Vec<Bucket>,
+}
+
+/// Launches for a range of row counts.
+struct Bucket {
+    /// From here on; up to the next bucket's.
+    first_row_count: usize,
+    launches: Vec<PlannedLaunch>,
+    /// Grids and arguments by row count, as they were needed.
+    prepared: HashMap<usize, Vec<PreparedLaunch>>,
+}
+
+/// One kernel with its tensors, for any row count.
+struct PlannedLaunch {
+    label: String,
+    kernel: Arc<LoadedKernel>,
+    args: BTreeMap<String, TensorId>,
+}
+
+/// One kernel with its grid and arguments, for one row count.
+struct PreparedLaunch {
+    grid: [u32; 3],
+    args: Vec<Argument>,
+}
+
+/// Row counts for which prepared launches are kept, per bucket: decoding uses few, prefill any.
+const MAX_PREPARED: usize = 64;
+
+impl Executor {
+    /// Chooses and loads every kernel of every bucket, and allocates all memory.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(
+        graph: Graph,
+        checkpoint: &Checkpoint,
+        pipeline: Pipeline,
+        options: ExecutorOptions,
+        progress: &dyn Progress,
+    ) -> Result<Self, PlanError> {
+        let externals = allocate_externals(&pipeline, &options.externals)?;
+        let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &options)?;
+        let segments = plan_segments(&graph, &pipeline, &options, progress)?;
+        let workspace_bytes = workspace_bytes(&segments, &options)?;
+        let workspace = allocate(&pipeline, "workspace", workspace_bytes)?;
+        Ok(Self { pipeline, graph, memory, externals, workspace, segments, arena_bytes: arena_bytes + workspace_bytes })
+    }
+
+    /// Where kernels came from.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    /// Memory for activations and workspaces, in bytes.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena_bytes
+    }
+
+    /// Launches of a step with so many rows and logit rows.
+    pub fn n_launches(&self, n_rows: usize, n_logit_rows: usize) -> usize {
+        let counts = |segment: &Segment| segment.bucket(row_count(segment.rows, n_rows, n_logit_rows)).launches.len();
+        self.segments.iter().filter(|s| row_count(s.rows, n_rows, n_logit_rows) > 0).map(counts).sum()
+    }
+
+    /// Every distinct kernel: the first node that uses it, and its template.
+    pub fn kernels(&self) -> Vec<(&str, &LoadedKernel)> {
+        let mut kernels: Vec<(&str, &LoadedKernel)> = Vec::new();
+        for launch in self.segments.iter().flat_map(|s| &s.buckets).flat_map(|b| &b.launches) {
+            if !kernels.iter().any(|(_, kernel)| std::ptr::eq(*kernel, &*launch.kernel)) {
+                kernels.push((&launch.label, &launch.kernel));
+            }
+        }
+        kernels
+    }
+
+    /// Fills the start of an external tensor.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
+        let view = &self.externals[name];
+        self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Reads the start of an external tensor, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn read(&self, name: &str, bytes: &mut [u8]) -> Result<(), PlanError> {
+        let view = &self.externals[name];
+        self.pipeline.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Launches a step on the rows that the external tensors hold.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn run(
+        &mut self,
+        n_rows: usize,
+        n_logit_rows: usize,
+        mut observer: Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for i in 0..self.segments.len() {
+            self.prepare(i, row_count(self.segments[i].rows, n_rows, n_logit_rows))?;
+        }
+        let mut result = Ok(());
+        self.pipeline.driver().enter(&mut || {
+            result = self.launch_all(n_rows, n_logit_rows, &mut observer);
+        });
+        result
+    }
+
+    fn launch_all(
+        &self,
+        n_rows: usize,
+        n_logit_rows: usize,
+        observer: &mut Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for segment in &self.segments {
+            let n = row_count(segment.rows, n_rows, n_logit_rows);
+            if n == 0 {
+                continue;
+            }
+            let bucket = segment.bucket(n);
+            for (planned, prepared) in bucket.launches.iter().zip(&bucket.prepared[&n]) {
+                let launch = Launch { grid: prepared.grid, args: &prepared.args };
+                self.pipeline
+                    .driver()
+                    .launch(&planned.kernel.kernel, &launch)
+                    .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+                if let Some(observer) = observer {
+                    self.show(planned, prepared, *observer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads back what a launch wrote, for the observer.
+    fn show(
+        &self,
+        planned: &PlannedLaunch,
+        prepared: &PreparedLaunch,
+        observer: &mut (dyn FnMut(&Written<'_>) + Send),
+    ) -> Result<(), PlanError> {
+        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
+            let Argument::Memory { view, required_bytes } = arg else { continue };
+            let Some(id) = planned.args.get(&spec.name) else { continue }; // a workspace
+            if spec.access == Access::Read || spec.dtype != crate::dtype::Dtype::F32 {
+                continue;
+            }
+            let mut values = vec![0.0_f32; required_bytes / 4];
+            self.pipeline
+                .driver()
+                .read(view, bytemuck::cast_slice_mut(&mut values))
+                .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+            let tensor = &self.graph.tensor_of(*id).name;
+            let template = &planned.kernel.rendered.label;
+            observer(&Written { label: &planned.label, template, tensor, values: &values });
+        }
+        Ok(())
+    }
+
+    /// Works out grids and arguments for a row count that has not come up yet.
+    fn prepare(&mut self, segment: usize, n: usize) -> Result<(), PlanError> {
+        let bucket = self.segments[segment].bucket_mut(n);
+        if n == 0 || bucket.prepared.contains_key(&n) {
+            return Ok(());
+        }
+        let scalars = scalars(n);
+        let mut prepared = Vec::with_capacity(bucket.launches.len());
+        for launch in &bucket.launches {
+            let rendered = &launch.kernel.rendered;
+            let mut workspace_at = 0;
+            let mut args = Vec::new();
+            for spec in rendered.all_args() {
+                args.push(match (spec.is_scalar(), launch.args.get(&spec.name)) {
+                    (true, _) => Argument::U32(n as u32),
+                    (false, Some(id)) => {
+                        let required_bytes = spec.len_bytes(&scalars)?;
+                        Argument::Memory { view: self.memory[id.0].clone(), required_bytes }
+                    }
+                    (false, None) => take_workspace(&self.workspace, &mut workspace_at, spec.len_bytes(&scalars)?),
+                });
+            }
+            prepared.push(PreparedLaunch { grid: rendered.launch.grid(&scalars)?, args });
+        }
+        if bucket.prepared.len() >= MAX_PREPARED {
+            bucket.prepared.clear();
+        }
+        bucket.prepared.insert(n, prepared);
+        Ok(())
+    }
+}
+
+impl Segment {
+    fn bucket(&self, n: usize) -> &Bucket {
+        &self.buckets[self.bucket_index(n)]
+    }
+
+    fn bucket_mut(&mut self, n: usize) -> &mut Bucket {
+        let index = self.bucket_index(n);
+        &mut self.buckets[index]
+    }
+
+    fn bucket_index(&self, n: usize) -> usize {
+        self.buckets.partition_point(|bucket| bucket.first_row_count <= n).saturating_sub(1)
+    }
+}
+
+fn row_count(rows: Rows, n_rows: usize, n_logit_rows: usize) -> usize {
+    match rows {
+        Rows::All => n_rows,
+        Rows::Logits => n_logit_rows,
+    }
+}
+
+fn scalars(n: usize) -> BTreeMap<String, u64> {
+    BTreeMap::from([("n_tokens".to_string(), n as u64)])
+}
+
+fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
+    let buffer = pipeline.driver().allocate(len_bytes);
+    buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: label.into(), source })
+}
+
+/// The next `len_bytes` of the workspace: launches run one after another, so they all start from its beginning.
+fn take_workspace(workspace: &BufferView, at: &mut usize, len_bytes: usize) -> Argument {
+    let view = workspace.slice(*at, len_bytes).expect("the workspace is as long as the longest launch needs");
+    *at += len_bytes.next_multiple_of(arena::ALIGNMENT_BYTES);
+    Argument::Memory { view, required_bytes: len_bytes }
+}
+
+fn allocate_externals(
+    pipeline: &Pipeline,
+    externals: &[(String, usize)],
+) -> Result<HashMap<String, BufferView>, PlanError> {
+    externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
+}
+
+/// Finds a place for every tensor. Gives the arena's length too.
+fn place_tensors(
+    graph: &Graph,
+    checkpoint: &Checkpoint,
+    pipeline: &Pipeline,
+    externals: &HashMap<String, BufferView>,
+    options: &ExecutorOptions,
+) -> Result<(Vec<BufferView>, usize), PlanError> {
+    let lifetimes = lifetimes(graph, pipeline, options)?;
+    let ids: Vec<usize> = lifetimes.keys().copied().collect();
+    let (offsets, arena_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
+    let arena = allocate(pipeline, "arena", arena_bytes)?;
+    let in_arena = |i: usize| {
+        let at = ids.binary_search(&i).expect("every activation is written by a node");
+        arena.slice(offsets[at], lifetimes[&i].len_bytes).expect("the planner stays inside the arena")
+    };
+    let upload = |name: &String| {
+        let tensor = checkpoint.tensors.get(name).ok_or_else(|| PlanError::NoTensor { name: name.clone() })?;
+        let buffer = pipeline.driver().upload(tensor.bytes.clone());
+        buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: name.clone(), source })
+    };
+    let memory = graph.tensors.iter().enumerate().map(|(i, tensor)| match &tensor.storage {
+        Storage::Weight(name) => upload(name),
+        Storage::External(name) => Ok(externals[name].clone()),
+        Storage::Arena => Ok(in_arena(i)),
+    });
+    Ok((memory.collect::<Result<_, _>>()?, arena_bytes))
+}
+
+/// Size and life of every activation, by tensor index.
+fn lifetimes(
+    graph: &Graph,
+    pipeline: &Pipeline,
+    options: &ExecutorOptions,
+) -> Result<BTreeMap<usize, Lifetime>, PlanError> {
+    let mut lifetimes: BTreeMap<usize, Lifetime> = BTreeMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        let contract = pipeline.library().contract(&node.problem.ops[0])?;
+        let scalars = scalars(row_count(node.rows, options.max_rows, options.max_logit_rows));
+        for arg in &contract.args {
+            let Some(id) = node.args.get(&arg.name) else { continue };
+            if graph.tensor_of(*id).storage != Storage::Arena {
+                continue;
+            }
+            let spec = ArgSpec::of(arg, &node.problem);
+            let len_bytes = spec.len_bytes(&scalars)?;
+            let life = lifetimes.entry(id.0).or_insert(Lifetime { len_bytes, first_node: at, last_node: at });
+            life.last_node = at;
+            life.len_bytes = life.len_bytes.max(len_bytes);
+        }
+    }
+    Ok(lifetimes)
+}
+
+/// Cuts the graph into segments, and loads the kernels of all their buckets at once.
+fn plan_segments(
+    graph: &Graph,
+    pipeline: &Pipeline,
+    options: &ExecutorOptions,
+    progress: &dyn Progress,
+) -> Result<Vec<Segment>, PlanError> {
+    let mut drafts: Vec<(Rows, usize, Vec<Cover>)> = Vec::new(); // rows, first row count, cover of the bucket
+    for range in segment_ranges(graph) {
+        let rows = graph.nodes[range.start].rows;
+        let most = row_count(rows, options.max_rows, options.max_logit_rows);
+        for first in bucket_starts(graph, pipeline, range.clone(), most)? {
+            drafts.push((rows, first, cover(graph, pipeline, range.clone(), first)?));
+        }
+    }
+    let wanted: Vec<(Problem, usize)> =
+        drafts.iter().flat_map(|(_, first, cover)| cover.iter().map(|c| (c.problem.clone(), *first))).collect();
+    let mut kernels = pipeline.load_all(&wanted, progress)?.into_iter();
+
+    let mut segments: Vec<Segment> = Vec::new();
+    for (rows, first_row_count, cover) in drafts {
+        let launches = cover
+            .into_iter()
+            .map(|c| PlannedLaunch { label: c.label, kernel: kernels.next().expect("one for each"), args: c.args })
+            .collect();
+        let bucket = Bucket { first_row_count, launches, prepared: HashMap::new() };
+        // The smallest bucket of a segment comes first and opens it.
+        if first_row_count == 1 {
+            segments.push(Segment { rows, buckets: vec![bucket] });
+        } else {
+            segments.last_mut().expect("opened by its first bucket").buckets.push(bucket);
+        }
+    }
+    Ok(segments)
+}
+
+/// One launch to be: a node, or a run of nodes that one kernel covers.
+struct Cover {
+    label: String,
+    problem: Problem,
+    args: BTreeMap<String, TensorId>,
+}
+
+fn segment_ranges(graph: &Graph) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        match ranges.last_mut() {
+            Some(range) if graph.nodes[range.start].rows == node.rows => range.end = at + 1,
+            _ => ranges.push(at..at + 1),
+        }
+    }
+    ranges
+}
+
+/// Row counts at which any choice may change, rising from 1.
+fn bucket_starts(
+    graph: &Graph,
+    pipeline: &Pipeline,
+    range: Range<usize>,
+    most: usize,
+) -> Result<Vec<usize>, PlanError> {
+    let mut starts = std::collections::BTreeSet::from([1]);
+    for at in range.clone() {
+        starts.extend(pipeline.bucket_starts(&graph.nodes[at].problem));
+        if let Some(fused) = fused(graph, pipeline, at, range.end) {
+            starts.extend(pipeline.bucket_starts(&fused.problem));
+        }
+    }
+    Ok(starts.into_iter().filter(|&start| start <= most.max(1)).collect())
+}
+
+/// The launches of a bucket: a fused kernel where the tuning tables prefer one, else a kernel for each node.
+fn cover(graph: &Graph, pipeline: &Pipeline, range: Range<usize>, first: usize) -> Result<Vec<Cover>, PlanError> {
+    let mut cover = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        match fused(graph, pipeline, at, range.end).filter(|c| pipeline.prefers(&c.problem, first)) {
+            Some(fused) => {
+                at += fused.problem.ops.len();
+                cover.push(fused);
+            }
+            None => {
+                cover.push(single(&graph.nodes[at]));
+                at += 1;
+            }
+        }
+    }
+    Ok(cover)
+}
+
+fn single(node: &Node) -> Cover {
+    Cover { label: node.label.clone(), problem: node.problem.clone(), args: node.args.clone() }
+}
+
+/// The node at `at` and the one behind it as one, if a template does that and nobody else reads what is between them.
+fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Cover> {
+    let [first, second] = graph.nodes.get(at..at + 2).filter(|_| at + 2 <= end)? else { return None };
+    let (a, b) = (&first.problem.ops[0], &second.problem.ops[0]);
+    let (written, taken) = pipeline.joint(a, b)?;
+    let between = first.args.get(&written)?;
+    let readers = graph.nodes.iter().flat_map(|node| node.args.values()).filter(|id| *id == between).count();
+    let joins = second.args.get(&taken) == Some(between)
+        && readers == 2
+        && graph.tensor_of(*between).storage == Storage::Arena;
+    let problem = joins.then(|| merged(&first.problem, &second.problem)).flatten()?;
+    let args = first.args.iter().filter(|(name, _)| **name != written);
+    let args = args.chain(second.args.iter().filter(|(name, _)| **name != taken));
+    let label = format!("{} + {}", first.label, second.label);
+    Some(Cover { label, problem, args: args.map(|(name, id)| (name.clone(), *id)).collect() })
+}
+
+/// Both problems as one; `None` when they use a name for different things.
+fn merged(first: &Problem, second: &Problem) -> Option<Problem> {
+    let mut problem = first.clone();
+    problem.ops.extend(second.ops.iter().cloned());
+    fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
+        from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
+    }
+    let agree = add(&mut problem.dims, &second.dims)
+        && add(&mut problem.constants, &second.constants)
+        && add(&mut problem.flags, &second.flags)
+        && add(&mut problem.dtypes, &second.dtypes);
+    agree.then_some(problem)
+}
+
+/// Bytes that the hungriest launch needs besides the graph's tensors.
+fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<usize, PlanError> {
+    let mut most = 0;
+    for segment in segments {
+        let scalars = scalars(row_count(segment.rows, options.max_rows, options.max_logit_rows));
+        for launch in segment.buckets.iter().flat_map(|bucket| &bucket.launches) {
+            let specs = launch.kernel.rendered.workspace.iter();
+            let mut needed = 0;
+            for spec in specs {
+                needed += spec.len_bytes(&scalars)?.next_multiple_of(arena::ALIGNMENT_BYTES);
+            }
+            most = most.max(needed);
+        }
+    }
+    Ok(most)
+}

@@ -30,7 +30,7 @@ pub(super) fn environment() -> Environment<'static> {
 
 /// `n | div_exact(d)` is n / d, or an error when d does not divide n.
 fn div_exact(n: u64, d: u64) -> Result<u64, Error> {
-    if d == 0 || n % d != 0 {
+    if d == 0 || !n.is_multiple_of(d) {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("{d} does not divide {n}")));
     }
     Ok(n / d)

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::contract::{Access, Arg};
+use super::Problem;
 use super::expression::{Expression, ExpressionError, Reason, Scope};
+use super::signature::Signature;
 use crate::dtype::Dtype;
 
 /// An argument of a rendered kernel.
@@ -33,6 +35,23 @@ impl ArgSpec {
             axes: arg.shape.clone(),
             scope: Arc::clone(scope),
         }
+    }
+
+    /// A contract's argument for a problem, without a template.
+    ///
+    /// # Panics
+    /// If the problem lacks the argument's dtype: problems are checked against their contracts when they are rendered.
+    pub fn of(arg: &Arg, problem: &Problem) -> Self {
+        let dtype = arg.dtype.resolve(&problem.dtypes).expect("the problem gives every dtype of its contract");
+        Self::new(arg, dtype, &Arc::new(Scope::new(Signature::scope(problem))))
+    }
+
+    /// Length in bytes for these scalars.
+    ///
+    /// # Errors
+    /// As [`Self::len_elements`].
+    pub fn len_bytes(&self, scalars: &BTreeMap<String, u64>) -> Result<usize, ExpressionError> {
+        Ok(self.len_elements(scalars)? as usize * self.dtype.size_bytes())
     }
 
     /// Whether it is passed by value.

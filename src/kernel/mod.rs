@@ -17,11 +17,18 @@
 pub mod cache;
 
 pub mod check;
+//! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
+//!
+//! Nothing here knows the forward pass: that is [`crate::graph`].
+
+pub mod cache;
 pub mod choice;
 pub mod compile;
 pub mod contract;
+mod declaration;
 mod environment;
 pub mod expression;
+mod front_matter;
 pub mod key;
 pub mod launch;
 pub mod library;
@@ -29,6 +36,7 @@ pub mod library_error;
 mod names;
 mod options;
 pub mod params;
+pub mod pipeline;
 pub mod render;
 pub mod signature;
 pub mod source_file;

@@ -63,21 +63,18 @@ impl Walk<'_> {
             if !matches!(words.next(), Some("include" | "import" | "from" | "extends")) {
                 continue;
             }
-            let Some((start, end)) = quoted_ends(tag.content) else {
+            let Some(name) = quoted(tag.content) else {
                 return Err(LibraryError::Declaration {
                     place: file.place_at(tag.offset),
                     item: format!("`{}`", tag.content),
-                    expected: "the file's name in quotes, or `\"its start\" ~ a name ~ \"its end\"`".into(),
-                    found: "another expression".into(),
+                    expected: "the file's name in quotes".into(),
+                    found: "an expression".into(),
                 });
             };
-            let included: Vec<&SourceFile> =
-                self.files.values().filter(|file| file.name.starts_with("lib/") && is_named(file, start, end)).collect();
-            if included.is_empty() {
-                let name = end.map_or(start.to_owned(), |end| format!("{start}*{end}"));
-                return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name });
+            match self.files.get(name).filter(|_| name.starts_with("lib/")) {
+                Some(included) => self.visit(included, visited)?,
+                None => return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name: name.into() }),
             }
-            included.into_iter().try_for_each(|file| self.visit(file, visited))?;
         }
         Ok(())
     }
@@ -94,7 +91,7 @@ fn tags(text: &str) -> Vec<Tag<'_>> {
     let mut tags = Vec::new();
     let mut at = 0;
     while let Some(open) = text[at..].find('{').map(|i| at + i) {
-        let close = match text[open..].as_bytes() {
+        let close = match &text.as_bytes()[open..] {
             [b'{', b'#', ..] => "#}",
             [b'{', b'%', ..] => "%}",
             [b'{', b'{', ..] => "}}",
@@ -129,30 +126,14 @@ fn assigned(content: &str) -> Vec<String> {
     }
 }
 
-/// The text in quotes of a name that is written out; of a computed one (`"lib/dot_" ~ precision ~ ".c.j2"`) the texts at
-/// its start and at its end.
-fn quoted_ends(content: &str) -> Option<(&str, Option<&str>)> {
-    let (_, after) = content.split_once(char::is_whitespace)?;
-    let (start, rest) = quoted(after.trim_start())?;
-    if !rest.trim_start().starts_with('~') {
-        return Some((start, None));
-    }
-    let end = rest.rfind('~').and_then(|i| quoted(rest[i + 1..].trim_start()))?.0;
-    Some((start, Some(end)))
-}
-
-/// The text in quotes that `content` begins with, and what follows.
-fn quoted(content: &str) -> Option<(&str, &str)> {
-    let quote = content.chars().next().filter(|c| matches!(c, '"' | '\''))?;
-    content[1..].split_once(quote)
-}
-
-/// Whether a name that is written out, or a computed one, can be this file's.
-fn is_named(file: &SourceFile, start: &str, end: Option<&str>) -> bool {
-    match end {
-        None => file.name == start,
-        Some(end) => file.name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end)),
-    }
+/// The file that an `include`, `import`, … names; `None` if an expression makes the name.
+fn quoted(content: &str) -> Option<&str> {
+    let (_, rest) = content.split_once(char::is_whitespace)?;
+    let rest = rest.trim_start();
+    let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+    let (name, tail) = rest[1..].split_once(quote)?;
+    let follows = tail.split_whitespace().next();
+    matches!(follows, None | Some("import" | "as" | "ignore" | "with" | "without")).then_some(name)
 }
 
 /// Where a name is first used, in bytes.
@@ -194,12 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn an_included_name_is_written_out_or_has_a_start_and_an_end() {
-        assert_eq!(quoted_ends("include \"lib/a.j2\""), Some(("lib/a.j2", None)));
-        assert_eq!(quoted_ends("from 'lib/a.j2' import f"), Some(("lib/a.j2", None)));
-        assert_eq!(quoted_ends("include \"lib/dot_\" ~ precision ~ '.j2'"), Some(("lib/dot_", Some(".j2"))));
-        assert_eq!(quoted_ends("include \"lib/dot_\" ~ precision"), None);
-        assert_eq!(quoted_ends("include name"), None);
+    fn a_file_is_named_by_a_lone_text() {
+        assert_eq!(quoted("include 'lib/x.j2'"), Some("lib/x.j2"));
+        assert_eq!(quoted("from \"lib/x.j2\" import f"), Some("lib/x.j2"));
+        for expression in ["include 'lib/' ~ name", "include 'a' if b else 'c'", "include name", "include"] {
+            assert_eq!(quoted(expression), None, "{expression}");
+        }
     }
 
     #[test]

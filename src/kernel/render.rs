@@ -52,6 +52,11 @@ pub struct Rendered {
 }
 
 impl Rendered {
+    /// The contract's arguments, then the workspace.
+    pub fn all_args(&self) -> impl Iterator<Item = &ArgSpec> {
+        self.args.iter().chain(&self.workspace)
+    }
+
     /// The arguments in a line, as the object repeats them: `x:f32:read … n_tokens:u32`.
     pub fn abi(&self) -> String {
         abi(&self.args, &self.workspace)

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
-use super::cache::{Cache, CacheError, Entry, Limits, Lookup, Made};
+use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, Made};
 use super::compile::error::{log_lines, source_line};
 use super::compile::{CompileError, Compiled, Compiler, CompilerOptions, Request};
-use super::key::{Digest, KernelKey, SCHEMA};
+use super::key::{Digest, KernelKey};
 use crate::error::Hint;
 
 /// The cache, and the compiler for what it lacks.
@@ -143,7 +143,7 @@ impl Store {
     /// A store that compiles one kernel per processor at a time. The compilers' identities are remembered in the
     /// cache's folder, unless the options name another.
     pub fn new(cache: Cache, mut options: CompilerOptions) -> Self {
-        let folder = cache.folder().map(|folder| folder.root().join(format!("v{SCHEMA}")).join("compilers"));
+        let folder = cache.folder().map(Folder::identities_folder);
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         Self { cache, compiler: Compiler::new(options), jobs, retry_failed: false, origins: Mutex::default() }

@@ -293,6 +293,19 @@ fn equal_requests_share_an_object_and_a_second_store_finds_it() {
 }
 
 #[test]
+fn the_store_puts_nothing_into_the_cache_that_verifying_does_not_know() {
+    let folder = TempDir::new().unwrap();
+    let store = store(folder.path());
+    let requests = [request(Backend::Host, "int a;\n"), request(Backend::Mock, "// mock: reject because")];
+    let results = store.get_all(&requests, &());
+    assert!(results[0].is_ok() && results[1].is_err());
+    let verified = store.cache().folder().unwrap().verify(false).unwrap();
+    assert_eq!((verified.entries, verified.findings.len()), (2, 0), "{:?}", verified.findings);
+    let remembered = fs::read_dir(store.cache().folder().unwrap().identities_folder()).unwrap();
+    assert_eq!(remembered.count(), 1, "the C compiler's identity; the mock has no files that could change");
+}
+
+#[test]
 fn one_failure_in_a_batch_leaves_the_others_whole() {
     let folder = TempDir::new().unwrap();
     let sources = ["a", "// mock: reject because", "b"];

@@ -24,7 +24,14 @@ type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u
 #[derive(Clone)]
 pub(crate) struct Function {
     entry: Entry,
-    _library: Arc<Library>,
+    _object: Arc<Object>,
+}
+
+/// A shared library in memory. The file stays open as long as the library is loaded: the loader knows libraries by
+/// path, and a path that names an open file cannot be given to another one.
+struct Object {
+    library: Library,
+    _file: std::fs::File,
 }
 
 /// This machine's cores.
@@ -68,16 +75,16 @@ impl Driver for HostDriver {
 
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
         let refused = |reason: String| GpuError::NotLoadable { entry: spec.entry.clone(), reason };
-        let library = open_from_memory(object).map_err(refused)?;
-        let found = abi(&library, &format!("{}_abi", spec.entry))?;
+        let object = open_from_memory(object).map_err(refused)?;
+        let found = abi(&object.library, &format!("{}_abi", spec.entry))?;
         if found != spec.abi {
             return Err(GpuError::Abi { entry: spec.entry, expected: spec.abi, found });
         }
         let missing = |_| GpuError::NoEntry { symbol: spec.entry.clone() };
         // SAFETY: the ABI string says that this object was rendered by us for exactly these arguments, and every
         // rendered host kernel exports its entry with the type `Entry`.
-        let entry = *unsafe { library.get::<Entry>(spec.entry.as_bytes()) }.map_err(missing)?;
-        Ok(Kernel { spec: Arc::new(spec), function: Function { entry, _library: Arc::new(library) } })
+        let entry = *unsafe { object.library.get::<Entry>(spec.entry.as_bytes()) }.map_err(missing)?;
+        Ok(Kernel { spec: Arc::new(spec), function: Function { entry, _object: Arc::new(object) } })
     }
 
     fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
@@ -187,24 +194,26 @@ fn with_scratch(len_bytes: usize, f: impl FnOnce(*mut c_void)) {
 
 /// Opens a shared library from its bytes.
 #[cfg(target_os = "linux")]
-fn open_from_memory(object: &[u8]) -> Result<Library, String> {
+fn open_from_memory(object: &[u8]) -> Result<Object, String> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
     let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
     let mut file = std::fs::File::from(fd);
     file.write_all(object).map_err(|e| e.to_string())?;
-    open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())
+    let library = open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())?;
+    Ok(Object { library, _file: file })
 }
 
 /// Opens a shared library from its bytes.
 #[cfg(not(target_os = "linux"))]
-fn open_from_memory(object: &[u8]) -> Result<Library, String> {
+fn open_from_memory(object: &[u8]) -> Result<Object, String> {
     use std::io::Write;
 
     let mut file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
     file.write_all(object).map_err(|e| e.to_string())?;
-    open(file.path())
+    let library = open(file.path())?;
+    Ok(Object { library, _file: file.into_file() })
 }
 
 fn open(path: &std::path::Path) -> Result<Library, String> {
@@ -283,6 +292,15 @@ mod tests {
         driver.read(&y, &mut back).unwrap();
         let got: Vec<f32> = back.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         assert_eq!(got, values.iter().map(|v| v * 2.0).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn two_objects_are_two() {
+        let driver = HostDriver::new(1).unwrap();
+        let _first = driver.load(&compile(SOURCE), spec()).unwrap();
+        let renamed = SOURCE.replace("scale", "other");
+        let second = driver.load(&compile(&renamed), KernelSpec { entry: "other".into(), ..spec() }).unwrap();
+        assert_eq!(second.entry(), "other");
     }
 
     #[test]

@@ -62,12 +62,6 @@ impl Buffer {
         BufferView { buffer: self.clone(), offset_bytes: 0, len_bytes: self.len_bytes() }
     }
 
-    /// A part of it; `None` when it reaches past the end.
-    pub fn slice(&self, offset_bytes: usize, len_bytes: usize) -> Option<BufferView> {
-        let end = offset_bytes.checked_add(len_bytes)?;
-        (end <= self.len_bytes()).then(|| BufferView { buffer: self.clone(), offset_bytes, len_bytes })
-    }
-
     fn address(&self) -> *mut u8 {
         match &*self.memory {
             Memory::Pages(pages) => pages.as_mut_ptr(),
@@ -83,6 +77,13 @@ impl fmt::Debug for Buffer {
 }
 
 impl BufferView {
+    /// A part of it; `None` when it reaches past the end.
+    pub fn slice(&self, offset_bytes: usize, len_bytes: usize) -> Option<BufferView> {
+        let end = offset_bytes.checked_add(len_bytes)?;
+        let offset_bytes = self.offset_bytes + offset_bytes;
+        (end <= self.len_bytes).then(|| BufferView { buffer: self.buffer.clone(), offset_bytes, len_bytes })
+    }
+
     /// Size in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
@@ -128,15 +129,16 @@ mod tests {
 
     #[test]
     fn a_slice_stays_inside_its_buffer() {
-        let buffer = Buffer::pages(4096).unwrap();
+        let buffer = Buffer::pages(4096).unwrap().view();
         assert!(buffer.slice(4000, 96).is_some());
         assert!(buffer.slice(4000, 97).is_none());
         assert!(buffer.slice(usize::MAX, 2).is_none());
+        assert!(buffer.slice(4000, 96).unwrap().slice(1, 96).is_none());
     }
 
     #[test]
     fn bytes_come_back_and_a_view_keeps_its_buffer_alive() {
-        let view = Buffer::pages(64).unwrap().slice(8, 4).unwrap();
+        let view = Buffer::pages(64).unwrap().view().slice(8, 4).unwrap();
         view.copy_from(&[1, 2, 3, 4]).unwrap();
         let mut back = [0; 4];
         view.copy_to(&mut back).unwrap();

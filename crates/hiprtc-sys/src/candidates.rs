@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Its own library since ROCm 5.3 or so, the only one since 7.0; before, the functions are in HIP's library too.
+/// A library of its own, and since ROCm 7.0 nowhere else; in 5.2 the functions are in HIP's library.
 const NAMES: [&str; 7] = [
     "libhiprtc.so",
     "libhiprtc.so.7",
@@ -18,9 +18,8 @@ const NAMES: [&str; 7] = [
 /// - `explicit`: a folder that the user named; then nothing else is tried
 /// - `rocm_path`: the value of `$ROCM_PATH`; passed in, because a worker runs with a cleared environment
 ///
-/// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) and the loader's own search path (bare names). Files
-/// that do not exist are left out, so an error lists only what failed and the folders' absence is told by
-/// [`searched`].
+/// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) and the loader's own search path (bare names). Files that
+/// do not exist are left out, or an error would be a page long; [`searched`] says where they would have been.
 pub fn candidates(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = searched(explicit, rocm_path)
         .iter()

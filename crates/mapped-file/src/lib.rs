@@ -15,7 +15,11 @@ use bytes::Bytes;
 /// Whatever opening or mapping the file gives.
 pub fn map(path: &Path) -> io::Result<Bytes> {
     let file = File::open(path)?;
-    if file.metadata()?.len() == 0 {
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into()); // mapping one fails too, with a message about devices
+    }
+    if metadata.len() == 0 {
         return Ok(Bytes::new());
     }
     // SAFETY: the mapping is private and read-only. That nobody truncates the file meanwhile is the caller's

@@ -168,6 +168,11 @@ impl Folder {
         self.versioned.join("lock")
     }
 
+    /// Where compilers' identities are remembered, by [`crate::kernel::compile`].
+    pub fn identities_folder(&self) -> PathBuf {
+        self.versioned.join("compilers")
+    }
+
     pub(super) fn aside_folder(&self) -> PathBuf {
         self.versioned.join("aside")
     }

@@ -196,9 +196,9 @@ fn stranger(path: &Path) -> Option<String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_folder = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
     match &*name {
-        "lock" | "aside" if !is_folder => Some("it should be a folder".into()),
+        "lock" | "aside" | "compilers" if !is_folder => Some("it should be a folder".into()),
         "pruned" if is_folder => Some("it should be a file".into()),
-        "lock" | "aside" | "pruned" => None,
+        "lock" | "aside" | "compilers" | "pruned" => None,
         _ if name.starts_with("staging-") => None,
         _ => Some("no part of the cache has this name".into()),
     }

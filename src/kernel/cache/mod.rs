@@ -12,6 +12,7 @@
 //!       used                     empty; its mtime is the last use, a shared lock on it means "in use"
 //!       pin                      empty; present while the entry is pinned
 //!     lock/<2 hex>               locks around compilation, never deleted
+//!     compilers/<64 hex>.toml      who the compilers are, and stamps of their files; not entries, may be deleted
 //!     aside/…                    entries that were not to be trusted, each with a file `why`; a capped number
 //!     staging-…                  entries in the making or in removal; swept when an hour old
 //!     pruned                     its mtime is when the cache was last pruned

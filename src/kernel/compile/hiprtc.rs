@@ -61,17 +61,11 @@ impl Toolchain {
 
 /// Compiles. In the worker, whose current folder is private.
 pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
-    let candidates = match &job.toolchain.compiler {
-        Some(library) => vec![library.clone()],
-        None => hiprtc_sys::candidates(None, env::var_os("ROCM_PATH").map(PathBuf::from).as_deref()),
-    };
-    let hiprtc = Hiprtc::open(&candidates)
-        .map_err(|error| Failure { how: How::Unavailable, log: error.to_string() })?;
-
+    let hiprtc = open(job.toolchain.compiler.as_deref())?;
     let mut options = vec![format!("--offload-arch={}", job.target)];
     options.extend(job.options.iter().cloned());
     let made = hiprtc.compile(&job.source, source_name(Backend::Hiprtc), &options).map_err(refusal)?;
-    let log = with_our_names(&made.log);
+    let log = made.log;
     // hipRTC 6.4 reports success for an option that it does not know: only the log tells.
     if log.lines().any(|line| line.starts_with("error: ")) {
         return Err(Failure { how: How::Rejected, log });
@@ -81,31 +75,27 @@ pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
     Ok(Made { object: made.object, log, facts: facts(&images), files })
 }
 
+/// Opens the library that was named, or the first in the usual places.
+fn open(library: Option<&Path>) -> Result<Hiprtc, Failure> {
+    let unavailable = |log| Failure { how: How::Unavailable, log };
+    if let Some(library) = library {
+        return Hiprtc::open(&[library.to_owned()]).map_err(|error| unavailable(error.to_string()));
+    }
+    let rocm_path = env::var_os("ROCM_PATH").map(PathBuf::from);
+    Hiprtc::open(&hiprtc_sys::candidates(None, rocm_path.as_deref())).map_err(|error| {
+        let folders = hiprtc_sys::searched(None, rocm_path.as_deref());
+        let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+        unavailable(format!("{error}\nand found no such file in {}", folders.join(", ")))
+    })
+}
+
 /// Every failure of a call follows from the source or the options: the same again would fail again.
 fn refusal(error: hiprtc_sys::CompileError) -> Failure {
     let log = match error {
-        hiprtc_sys::CompileError::Rejected { log, .. } if !log.trim().is_empty() => with_our_names(&log),
+        hiprtc_sys::CompileError::Rejected { log, .. } if !log.trim().is_empty() => log,
         other => other.to_string(),
     };
     Failure { how: How::Rejected, log }
-}
-
-/// comgr writes the source to a folder of its own and names that: `/tmp/comgr-1a2b3c/input/kernel.hip:74:9`.
-fn with_our_names(log: &str) -> String {
-    let mut log = log.to_owned();
-    for folder in ["/input/", "/include/"] {
-        let mut from = 0;
-        while let Some(end) = log[from..].find(folder).map(|at| from + at) {
-            let start = log[..end].rfind(|c: char| c.is_whitespace() || "'\"`(<".contains(c)).map_or(0, |at| at + 1);
-            if log[start..end].contains("/comgr-") {
-                log.replace_range(start..end + folder.len(), "");
-                from = start;
-            } else {
-                from = end + folder.len();
-            }
-        }
-    }
-    log
 }
 
 /// The mapped libraries by file name and build id. Not their paths: the same compiler in another place is the same
@@ -143,16 +133,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comgr_s_folders_vanish_from_a_log_and_others_stay() {
-        let log = "/tmp/x/comgr-8fdd42/input/kernel.hip:61:9: error: no\n\
-            '/tmp/x/comgr-8fdd42/include/hiprtc_runtime.h:685:7'\n/usr/include/a.h /data/input/b";
-        assert_eq!(
-            with_our_names(log),
-            "kernel.hip:61:9: error: no\n'hiprtc_runtime.h:685:7'\n/usr/include/a.h /data/input/b"
-        );
-    }
-
-    #[test]
     fn unpacked_packages_are_started_with_their_own_loader() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("usr/lib/x86_64-linux-gnu");
@@ -178,7 +158,8 @@ mod tests {
 
     #[test]
     fn the_same_compiler_in_another_place_has_the_same_facts() {
-        let image = |folder: &str| Image { path: Path::new(folder).join("libhiprtc.so.6"), build_id: Some("ab".into()) };
+        let image =
+            |folder: &str| Image { path: Path::new(folder).join("libhiprtc.so.6"), build_id: Some("ab".into()) };
         assert_eq!(facts(&[image("/a")]), facts(&[image("/b")]));
         assert_ne!(facts(&[image("/a")]), facts(&[Image { build_id: Some("cd".into()), ..image("/a") }]));
     }

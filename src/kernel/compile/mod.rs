@@ -41,9 +41,9 @@ pub struct Request {
     pub source: String,
     /// The name of the kernel in the object.
     pub entry: String,
-    /// Compiler options, in order, beyond the one that names the target.
+    /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id. The backend tells the compiler: `--offload-arch=` for hipRTC, `-march=` on the host.
+    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`.
     pub target: String,
     /// Who compiles.
     pub backend: Backend,

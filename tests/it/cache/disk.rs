@@ -113,7 +113,7 @@ impl<'a> SmallDisk<'a> {
         fs::create_dir_all(at).expect("made");
         fs::set_permissions(at, Permissions::from_mode(0o700)).expect("ours");
         let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(at).output();
-        mounted.is_ok_and(|mount| mount.status.success()).then_some(Self(at))
+        mounted.is_ok_and(|mount| mount.status.success()).then(|| Self(at))
     }
 }
 

@@ -1,0 +1,279 @@
+//! What the commands that run a model have in common: which model, on what, how exactly, from which kernels.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use gpu::host::HostDriver;
+
+use super::output::{Output, human_bytes};
+use super::report::UsageError;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::layout::Layout;
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+use crate::engine::{Engine, EngineOptions};
+use crate::kernel::Precision;
+use crate::kernel::library::Library;
+use crate::kernel::pipeline::Pipeline;
+use crate::kernel::store::{Loaded, Progress, Store, StoreError};
+use crate::target::Target;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::split::Split;
+use crate::tuning::TuningTables;
+
+/// The tiny model in `examples/tiny`, embedded: it runs from any folder.
+const TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
+const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin");
+
+/// Which model, and which tokenizer.
+#[derive(Args, Debug)]
+pub struct ModelArgs {
+    /// A `.bin` checkpoint; without it the tiny model that comes with the program
+    pub model: Option<PathBuf>,
+
+    /// How the checkpoint's tensors are stored: what its exporter got wrong
+    #[arg(long, value_enum, default_value_t = Layout::Auto)]
+    pub layout: Layout,
+}
+
+/// What text and ids are converted with.
+#[derive(Args, Debug)]
+pub struct TokenizerArgs {
+    /// A `tokenizer.bin`; without it o200k_harmony, which is built in
+    #[arg(short = 'z', long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// How text is cut into words before merging: as the seeds' program does, or as OpenAI's tokenizer does
+    #[arg(long, value_enum)]
+    pub split: Option<Split>,
+}
+
+/// On what, how exactly, and from which kernels.
+#[derive(Args, Debug)]
+pub struct DeviceArgs {
+    /// Where to run: auto, cpu
+    #[arg(long, default_value = "auto", value_name = "D")]
+    pub device: String,
+
+    /// Threads of the cpu device; 0 means one for every core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub threads: usize,
+
+    /// How exactly sums are done [default: f32 for f32 checkpoints, bf16 for bf16 ones]
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+
+    /// A folder of templates that go before all others
+    #[arg(long, value_name = "DIR")]
+    pub templates: Option<PathBuf>,
+
+    /// A folder of tuning tables that go before all others
+    #[arg(long, value_name = "DIR")]
+    pub tuning: Option<PathBuf>,
+}
+
+/// How much memory the KV cache takes, and what it holds.
+#[derive(Args, Debug)]
+pub struct CacheArgs {
+    /// Keep keys and values in bf16 [default with `--precision bf16`]
+    #[arg(long, conflicts_with = "kv32")]
+    pub kv16: bool,
+
+    /// Keep keys and values in f32 [default with `--precision f32`]
+    #[arg(long)]
+    pub kv32: bool,
+
+    /// Memory for keys and values, in MiB [default: half of what is free]
+    #[arg(long, value_name = "MIB")]
+    pub kv_memory: Option<usize>,
+
+    /// Window of the odd layers, in tokens; 0 means all
+    #[arg(long = "odd-win", alias = "odd_win", default_value_t = 0, value_name = "N")]
+    pub odd_window: usize,
+
+    /// Most rows of one step: how long a chunk of a prompt is
+    #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub chunk: u32,
+}
+
+/// Sequences that an engine is sized for.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Most rows of one step that give logits.
+    pub max_logit_rows: usize,
+}
+
+impl ModelArgs {
+    /// Opens the checkpoint, and says what was found in it.
+    pub fn open(&self, output: &Output) -> anyhow::Result<Checkpoint> {
+        let checkpoint = match &self.model {
+            Some(path) => Checkpoint::open(path, self.layout)?,
+            None => {
+                output.detail("model: the built-in tiny one (examples/tiny)");
+                Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model")?
+            }
+        };
+        for finding in &checkpoint.findings {
+            output.note(&format!("note: {finding}"));
+        }
+        Ok(checkpoint)
+    }
+
+    /// Whether this is the tiny model that comes with the program.
+    pub fn is_built_in(&self) -> bool {
+        self.model.is_none()
+    }
+
+    /// The tokenizer for this model.
+    pub fn tokenizer(&self, args: &TokenizerArgs, config: &ModelConfig) -> anyhow::Result<Tokenizer> {
+        let tokenizer = match &args.tokenizer {
+            Some(path) => Tokenizer::from_file(path, Some(config.vocab_size), args.split.unwrap_or(Split::Seeds))?,
+            None if self.is_built_in() => {
+                let split = args.split.unwrap_or(Split::Seeds);
+                Tokenizer::from_bytes(TINY_TOKENIZER.into(), Some(config.vocab_size), split)?
+            }
+            None => {
+                let tokenizer = Tokenizer::o200k_harmony();
+                args.split.map_or(tokenizer.clone(), |split| tokenizer.with_split(split))
+            }
+        };
+        Ok(tokenizer)
+    }
+}
+
+impl DeviceArgs {
+    /// The precision for a checkpoint of this dtype.
+    pub fn precision(&self, weight_dtype: Dtype) -> Precision {
+        self.precision.unwrap_or(if weight_dtype == Dtype::F32 { Precision::F32 } else { Precision::Bf16 })
+    }
+
+    /// Templates, tables, cache, compiler and device.
+    pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
+        match self.device.as_str() {
+            "auto" | "cpu" => {}
+            device @ ("hip" | "cuda" | "sim") => return Err(not_yet(device).into()),
+            device => match device.split_once(':') {
+                Some((kind @ ("hip" | "cuda" | "sim"), _)) => return Err(not_yet(kind).into()),
+                _ => return Err(UsageError(format!("there is no device `{device}`; there are auto and cpu")).into()),
+            },
+        }
+        let driver = Arc::new(HostDriver::new(self.threads)?);
+        let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
+        let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
+        Ok(Pipeline::new(library, tables, Target::host(), Store::from_env()?, driver))
+    }
+
+    /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
+    pub fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        cache: &CacheArgs,
+        sizes: Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
+        let weight_dtype = checkpoint.tensor("embedding.weight").dtype;
+        let precision = self.precision(weight_dtype);
+        let options = EngineOptions {
+            pipeline: self.pipeline()?,
+            precision,
+            kv_dtype: cache.dtype(precision),
+            n_slots: sizes.n_slots,
+            capacity_tokens: sizes.capacity_tokens,
+            max_rows: cache.chunk as usize,
+            max_logit_rows: sizes.max_logit_rows,
+            odd_window: (cache.odd_window > 0).then_some(cache.odd_window),
+            kv_budget_bytes: cache.budget_bytes(),
+        };
+        let start = Instant::now();
+        let engine = Engine::load(checkpoint, options, &CompileProgress::new(output))?;
+        let layout = engine.kv_layout();
+        output.detail(&format!(
+            "loaded in {:.2} s: {} weights, precision {precision}, KV cache {} {} for {} slots of {} tokens, activations {}",
+            start.elapsed().as_secs_f64(),
+            weight_dtype,
+            human_bytes(layout.total_bytes() as u64),
+            layout.dtype,
+            layout.n_slots,
+            layout.capacity_tokens,
+            human_bytes(engine.executor().arena_bytes() as u64),
+        ));
+        Ok(engine)
+    }
+}
+
+fn not_yet(device: &str) -> UsageError {
+    UsageError(format!("the `{device}` device does not run anything yet: GPU templates are compiled and checked, see `gptoss-jit kernels check --arch`"))
+}
+
+impl CacheArgs {
+    fn dtype(&self, precision: Precision) -> Dtype {
+        match (self.kv16, self.kv32, precision) {
+            (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
+            _ => Dtype::F32,
+        }
+    }
+
+    fn budget_bytes(&self) -> usize {
+        match self.kv_memory {
+            Some(mib) => mib.saturating_mul(1 << 20),
+            None => free_memory_bytes().map_or(usize::MAX, |free| free / 2),
+        }
+    }
+}
+
+/// What the kernel says programs could still get; `None` where it does not say.
+fn free_memory_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Kernels from the cache and compiled, for the summary at the end of a command.
+pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
+    let stats = engine.executor().pipeline().store().stats();
+    (stats.from_cache, stats.compiled)
+}
+
+/// A bar while kernels compile, where anyone would see it.
+struct CompileProgress {
+    bar: indicatif::ProgressBar,
+    shows: bool,
+}
+
+impl CompileProgress {
+    fn new(output: &Output) -> Self {
+        let bar = indicatif::ProgressBar::hidden();
+        let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
+        bar.set_style(style.expect("a constant template"));
+        Self { bar, shows: output.shows_progress() }
+    }
+}
+
+impl Progress for CompileProgress {
+    fn started(&self, n_kernels: usize) {
+        self.bar.set_length(n_kernels as u64);
+    }
+
+    fn finished(&self, label: &str, _result: &Result<Loaded, StoreError>, _elapsed_ms: u64) {
+        // A warm start is over before anyone could read a bar.
+        if self.shows && self.bar.elapsed().as_millis() > 500 && self.bar.is_hidden() {
+            self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        }
+        self.bar.set_message(label.to_string());
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for CompileProgress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

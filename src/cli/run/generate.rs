@@ -1,0 +1,136 @@
+//! `run -m generate`: a prompt, and how the model goes on.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::Args;
+use crate::cli::model::{Sizes, kernel_counts};
+use crate::cli::output::Output;
+use crate::cli::report::UsageError;
+use crate::engine::Engine;
+use crate::scheduler::{Event, FinishReason, Request};
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::stream::TextStream;
+
+/// Prints the prompt and what follows it, as it comes.
+pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let Some(prompt) = &args.input else {
+        return Err(UsageError("generate needs a prompt: `-i TEXT`".into()).into());
+    };
+    let checkpoint = args.model.open(output)?;
+    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
+    let mut prompt = tokenizer.encode(prompt.as_bytes())?;
+
+    // The seeds run positions 0 to steps - 1 and print one token more than that.
+    let steps = args.steps(&checkpoint.config);
+    let max_new_tokens = match args.max_new_tokens {
+        Some(n) => n.min((checkpoint.config.max_seq_len + 1).saturating_sub(prompt.len())),
+        None => {
+            prompt.truncate(steps + 1);
+            steps + 1 - prompt.len().min(steps + 1)
+        }
+    };
+    let capacity_tokens = (prompt.len() + max_new_tokens).saturating_sub(1).max(1);
+    let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };
+    let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
+    let stop = args.stop_ids(&tokenizer)?;
+    let request = Request { prompt, max_new_tokens, stop, sampling: args.sampling(0) };
+    Generation { output, tokenizer: &tokenizer, start }.run(&mut engine, request)
+}
+
+struct Generation<'a> {
+    output: &'a Output,
+    tokenizer: &'a Tokenizer,
+    start: Instant,
+}
+
+impl Generation<'_> {
+    fn run(&self, engine: &mut Engine, request: Request) -> anyhow::Result<()> {
+        let n_prompt = request.prompt.len();
+        let mut stream = TextStream::default();
+        let mut text = stream.push(&self.tokenizer.decode_all(&request.prompt)?);
+        self.show(&text)?;
+        let stop = request.stop.clone();
+        let begin = Instant::now();
+        engine.submit(request)?;
+
+        let mut ids = Vec::new();
+        let mut first_token = None;
+        let mut reason = FinishReason::Length;
+        while !engine.is_idle() {
+            for event in engine.step()? {
+                match event {
+                    Event::Token { token, .. } => {
+                        first_token.get_or_insert_with(Instant::now);
+                        ids.push(token);
+                        if !stop.contains(&token) {
+                            let piece = stream.push(self.tokenizer.decode(token)?);
+                            self.show(&piece)?;
+                            text += &piece;
+                        }
+                    }
+                    Event::Finished { reason: why, .. } => reason = why,
+                }
+            }
+        }
+        let rest = stream.finish();
+        self.show(&format!("{rest}\n"))?;
+        text += &rest;
+        self.summarise(engine, &Generated { n_prompt, ids, text, begin, first_token, reason })
+    }
+
+    fn show(&self, text: &str) -> anyhow::Result<()> {
+        if !self.output.is_json() {
+            self.output.text(text)?;
+        }
+        Ok(())
+    }
+
+    fn summarise(&self, engine: &Engine, generated: &Generated) -> anyhow::Result<()> {
+        let seconds = generated.begin.elapsed().as_secs_f64();
+        let tok_per_s = generated.tok_per_s(seconds);
+        let (from_cache, compiled) = kernel_counts(engine);
+        let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());
+        if self.output.is_json() {
+            self.output.json(&json!({
+                "schema": 1,
+                "mode": "generate",
+                "text": generated.text,
+                "prompt_tokens": generated.n_prompt,
+                "ids": generated.ids,
+                "finish_reason": if generated.reason == FinishReason::Stop { "stop" } else { "length" },
+                "tok_per_s": tok_per_s,
+                "first_token_s": first_token_s,
+                "kernels": { "from_cache": from_cache, "compiled": compiled },
+            }))?;
+        } else {
+            let first = first_token_s.map_or_else(String::new, |s| format!(", first after {s:.2} s"));
+            self.output.note(&format!(
+                "{} prompt tokens, {} new{first}; {tok_per_s:.1} tok/s; kernels: {from_cache} from cache, {compiled} compiled",
+                generated.n_prompt,
+                generated.ids.len(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+struct Generated {
+    n_prompt: usize,
+    /// What was generated, the stop token included.
+    ids: Vec<u32>,
+    text: String,
+    begin: Instant,
+    first_token: Option<Instant>,
+    reason: FinishReason,
+}
+
+impl Generated {
+    /// Positions per second, those of the prompt included: what the seeds print as `achieved tok/s`.
+    fn tok_per_s(&self, seconds: f64) -> f64 {
+        let positions = (self.n_prompt + self.ids.len()).saturating_sub(1);
+        if seconds > 0.0 { positions as f64 / seconds } else { 0.0 }
+    }
+}

@@ -1,0 +1,216 @@
+//! `run -m getp`: a file of prompts in, token ids out, as many tokens a second as the machine gives.
+//!
+//! The input's first line says how many prompts follow, one a line. The output has a line of ids for each prompt, in
+//! the order of the input: what was generated, a stop token included, the prompt not.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Context;
+use serde_json::json;
+
+use super::{Args, verify};
+use crate::cli::model::{Sizes, kernel_counts};
+use crate::cli::output::Output;
+use crate::cli::report::UsageError;
+use crate::engine::Engine;
+use crate::scheduler::{Event, Request};
+use crate::tokenizer::Tokenizer;
+
+/// Runs the file.
+pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
+    let Some(input) = &args.input else {
+        return Err(UsageError("getp needs a file of prompts: `-i FILE`".into()).into());
+    };
+    let prompts = read_prompts(Path::new(input), args.lines, output)?;
+    let checkpoint = args.model.open(output)?;
+    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
+    let steps = args.steps(&checkpoint.config);
+    let longest = match args.max_new_tokens {
+        Some(_) => checkpoint.config.max_seq_len,
+        None => steps,
+    };
+    let encode_start = Instant::now();
+    let requests = requests(args, &prompts, &tokenizer, steps, checkpoint.config.max_seq_len)?;
+    let encode_s = encode_start.elapsed().as_secs_f64();
+    // Nothing is longer than its prompt and what it may generate: short files need little cache.
+    let needed = requests.iter().flatten().map(|r| r.prompt.len() + r.max_new_tokens).max().unwrap_or(1);
+    let n_slots = (args.batch as usize).min(requests.iter().flatten().count()).max(1);
+    let sizes = Sizes { n_slots, capacity_tokens: longest.min(needed).max(1), max_logit_rows: n_slots };
+    let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
+
+    let start = Instant::now();
+    let generated = generate(&mut engine, requests, output)?;
+    let seconds = start.elapsed().as_secs_f64() + encode_s;
+    write_ids(args.output.as_deref(), &generated, output)?;
+    summarise(&engine, &generated, seconds, output)?;
+    match &args.verify {
+        Some(expected) => verify::compare(expected, &generated, output),
+        None => Ok(()),
+    }
+}
+
+/// The prompts of the file, as bytes: the first line's count of them, `-t` of them, or as many as there are.
+fn read_prompts(path: &Path, first_lines: i64, output: &Output) -> anyhow::Result<Vec<Vec<u8>>> {
+    let bytes = std::fs::read(path).with_context(|| format!("could not read prompts `{}`", path.display()))?;
+    let mut lines = bytes.split(|&byte| byte == b'\n');
+    let first = lines.next().unwrap_or_default();
+    let count = leading_number(first).ok_or_else(|| NoCount {
+        path: path.display().to_string(),
+        found: String::from_utf8_lossy(first).chars().take(40).collect(),
+    })?;
+    let wanted = match usize::try_from(first_lines) {
+        Ok(first_lines) if first_lines > 0 => first_lines.min(count),
+        _ => count,
+    };
+    let mut prompts: Vec<Vec<u8>> = lines.map(<[u8]>::to_vec).collect();
+    if bytes.ends_with(b"\n") {
+        prompts.pop(); // nothing stands behind the last line end
+    }
+    if prompts.len() < wanted {
+        output.note(&format!("note: `{}` says {count} prompts and has {}", path.display(), prompts.len()));
+    }
+    prompts.truncate(wanted);
+    Ok(prompts)
+}
+
+/// The first line is no number.
+#[derive(Debug, thiserror::Error)]
+#[error("could not read prompts `{path}`: line 1 is the number of prompts, found `{found}`")]
+pub(in crate::cli) struct NoCount {
+    path: String,
+    found: String,
+}
+
+impl crate::error::Hint for NoCount {
+    fn hint(&self) -> Option<String> {
+        Some("put the number of prompts on a line of its own before them".into())
+    }
+}
+
+/// The number that a line begins with, as C's `atoi` reads it: `6 prompts` is 6.
+fn leading_number(line: &[u8]) -> Option<usize> {
+    let text = line.trim_ascii_start();
+    let text = text.strip_prefix(b"+").unwrap_or(text);
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+/// A request for every prompt that may generate something; `None` for the others, whose line stays empty.
+fn requests(
+    args: &Args,
+    prompts: &[Vec<u8>],
+    tokenizer: &Tokenizer,
+    steps: usize,
+    max_seq_len: usize,
+) -> anyhow::Result<Vec<Option<Request>>> {
+    let stop = args.stop_ids(tokenizer)?;
+    let request = |(i, prompt): (usize, &Vec<u8>)| {
+        let prompt = tokenizer.encode(prompt).with_context(|| format!("prompt {}", i + 1))?;
+        // The seeds run positions 0 to steps - 2, and what the last of them gives is the last token.
+        let room = match args.max_new_tokens {
+            Some(n) => n.min(max_seq_len.saturating_sub(prompt.len())),
+            None => steps.saturating_sub(prompt.len()),
+        };
+        let has_work = !prompt.is_empty() && room > 0;
+        let sampling = args.sampling(i);
+        Ok(has_work.then(|| Request { prompt, max_new_tokens: room, stop: stop.clone(), sampling }))
+    };
+    prompts.iter().enumerate().map(request).collect()
+}
+
+/// Runs all requests. Gives the generated ids of each, in their order.
+fn generate(engine: &mut Engine, requests: Vec<Option<Request>>, output: &Output) -> anyhow::Result<Vec<Vec<u32>>> {
+    let mut generated = vec![Vec::new(); requests.len()];
+    let mut line_of = Vec::new(); // by request id
+    for (line, request) in requests.into_iter().enumerate() {
+        if let Some(request) = request {
+            engine.submit(request).with_context(|| format!("prompt {}", line + 1))?;
+            line_of.push(line);
+        }
+    }
+    let bar = progress(line_of.len(), output);
+    let (start, mut n_tokens) = (Instant::now(), 0);
+    while !engine.is_idle() {
+        for event in engine.step()? {
+            match event {
+                Event::Token { request, token } => {
+                    generated[line_of[request.0]].push(token);
+                    n_tokens += 1;
+                }
+                Event::Finished { .. } => bar.inc(1),
+            }
+        }
+        bar.set_message(format!("{:.1} tok/s", f64::from(n_tokens) / start.elapsed().as_secs_f64()));
+    }
+    bar.finish_and_clear();
+    Ok(generated)
+}
+
+fn progress(n_requests: usize, output: &Output) -> indicatif::ProgressBar {
+    if !output.shows_progress() {
+        return indicatif::ProgressBar::hidden();
+    }
+    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} prompts, {msg}, {eta} left");
+    indicatif::ProgressBar::new(n_requests as u64).with_style(style.expect("a constant template"))
+}
+
+/// One line for each prompt, ids separated by single blanks. A file appears whole or not at all.
+fn write_ids(path: Option<&Path>, generated: &[Vec<u32>], output: &Output) -> anyhow::Result<()> {
+    let line = |ids: &Vec<u32>| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ") + "\n";
+    let text: String = generated.iter().map(line).collect();
+    let Some(path) = path else {
+        if !output.is_json() {
+            output.text(&text)?;
+        }
+        return Ok(());
+    };
+    let write = || -> std::io::Result<()> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(text.as_bytes())?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("could not write ids to `{}`", path.display()))
+}
+
+fn summarise(engine: &Engine, generated: &[Vec<u32>], seconds: f64, output: &Output) -> anyhow::Result<()> {
+    let n_tokens: usize = generated.iter().map(Vec::len).sum();
+    let tok_per_s = if seconds > 0.0 { n_tokens as f64 / seconds } else { 0.0 };
+    let (from_cache, compiled) = kernel_counts(engine);
+    if output.is_json() {
+        output.json(&json!({
+            "schema": 1,
+            "mode": "getp",
+            "requests": generated.len(),
+            "ids": generated,
+            "tokens": n_tokens,
+            "seconds": seconds,
+            "tok_per_s": tok_per_s,
+            "kernels": { "from_cache": from_cache, "compiled": compiled },
+        }))?;
+    } else {
+        output.note(&format!(
+            "{} prompts, {n_tokens} tokens in {seconds:.2} s: {tok_per_s:.1} tok/s; kernels: {from_cache} from cache, {compiled} compiled",
+            generated.len()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_is_read_as_c_reads_it() {
+        assert_eq!(leading_number(b"6 prompts"), Some(6));
+        assert_eq!(leading_number(b"  +12"), Some(12));
+        assert_eq!(leading_number(b"0"), Some(0));
+        assert_eq!(leading_number(b"Once upon a time"), None);
+        assert_eq!(leading_number(b""), None);
+        assert_eq!(leading_number(b"99999999999999999999999"), None);
+    }
+}

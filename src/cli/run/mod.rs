@@ -1,0 +1,155 @@
+//! `run`: text in, text out, in three modes.
+//!
+//! The short flags, their defaults and what `-n` counts are those of the seeds (gpt-oss-amd and its fork), so that
+//! their users change one word. [`generate`] continues a text, [`chat`] talks in OpenAI's harmony format, [`getp`]
+//! runs a file of prompts for throughput.
+
+mod chat;
+mod generate;
+pub(in crate::cli) mod getp;
+mod verify;
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::model::{CacheArgs, DeviceArgs, ModelArgs, TokenizerArgs};
+use super::output::Output;
+use super::report::UsageError;
+use crate::config::ModelConfig;
+use crate::scheduler::Sampling;
+use crate::tokenizer::Tokenizer;
+
+/// What `run` does with its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Continue a text
+    Generate,
+    /// Talk, in the harmony format
+    Chat,
+    /// Continue every line of a file, many at a time
+    Getp,
+}
+
+/// Run a model: continue a text, chat, or work through a file of prompts
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// What to do
+    #[arg(short, long, value_enum, default_value_t = Mode::Generate)]
+    mode: Mode,
+
+    /// The prompt (generate), the first message (chat), or the file of prompts (getp)
+    #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
+    input: Option<String>,
+
+    /// Where getp writes token ids, a line for each prompt [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Positions to run at most, the prompt's included; 0 means as many as the model allows
+    #[arg(short = 'n', long, default_value_t = 1024, value_name = "N", allow_negative_numbers = true)]
+    steps: i64,
+
+    /// New tokens at most, however long the prompt is (instead of `-n`)
+    #[arg(long, value_name = "N", conflicts_with = "steps")]
+    max_new_tokens: Option<usize>,
+
+    /// Sequences at a time (getp)
+    #[arg(short, long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: u32,
+
+    /// Temperature; 0 takes the most probable token
+    #[arg(short = 'T', long, default_value_t = 0.0, value_name = "F", allow_negative_numbers = true)]
+    temperature: f32,
+
+    /// Draw from the most probable tokens that make up this much; 0 and 1 draw from all
+    #[arg(short = 'p', long, default_value_t = 0.9, value_name = "F", allow_negative_numbers = true)]
+    top_p: f32,
+
+    /// Draw from so many of the most probable tokens; 0 draws from all
+    #[arg(short = 'k', long, default_value_t = 0, value_name = "N")]
+    top_k: u32,
+
+    /// Start of the random numbers; 0 takes the time
+    #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
+    seed: i64,
+
+    /// The system message (chat)
+    #[arg(short = 'y', long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Only the first N prompts (getp); 0 means all
+    #[arg(short = 't', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
+    lines: i64,
+
+    /// Compare with a file of expected ids (getp); exit 1 where they differ
+    #[arg(short, long, value_name = "FILE")]
+    verify: Option<PathBuf>,
+
+    /// More tokens that end a sequence, besides <|endoftext|> and <|return|>: ids, or names such as `<|end|>`
+    #[arg(long, value_name = "ID|NAME")]
+    stop: Vec<String>,
+
+    /// Time spent in each op, on stderr
+    #[arg(short = 'f', long, value_name = "0|1", num_args = 0..=1, default_value_t = 0, default_missing_value = "1")]
+    profile: u8,
+
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    cache: CacheArgs,
+}
+
+/// Runs the command.
+pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+    match args.mode {
+        Mode::Generate => generate::run(&args, output),
+        Mode::Chat => chat::run(&args, output),
+        Mode::Getp => getp::run(&args, output),
+    }
+}
+
+/// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.
+const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
+
+impl Args {
+    /// How many positions may be run: `-n` as the seeds take it.
+    fn steps(&self, config: &ModelConfig) -> usize {
+        match usize::try_from(self.steps) {
+            Ok(steps) if steps > 0 => steps.min(config.max_seq_len),
+            _ => config.max_seq_len,
+        }
+    }
+
+    /// How the next token is chosen, with the seeds' bounds on each value. `sequence` tells requests apart, which
+    /// draw from random numbers of their own.
+    fn sampling(&self, sequence: usize) -> Sampling {
+        let top_p = if (0.0..=1.0).contains(&self.top_p) { self.top_p } else { 0.9 };
+        let seed = self.first_seed().wrapping_add(sequence as u64);
+        Sampling { temperature: self.temperature.max(0.0), top_k: self.top_k, top_p, seed }
+    }
+
+    fn first_seed(&self) -> u64 {
+        match self.seed {
+            0 => SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs()),
+            seed => seed as u64,
+        }
+    }
+
+    /// Ids that end a sequence. The seeds know two ids and no names; the built-in model has its own vocabulary.
+    fn stop_ids(&self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
+        let mut ids = SEEDS_STOP_IDS.to_vec();
+        if self.model.is_built_in() {
+            ids.extend(["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)));
+        }
+        for stop in &self.stop {
+            let id = stop.parse().ok().or_else(|| tokenizer.special(stop));
+            ids.push(id.ok_or_else(|| UsageError(format!("`--stop {stop}` is neither an id nor a special token")))?);
+        }
+        Ok(ids)
+    }
+}

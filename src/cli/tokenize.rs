@@ -1,0 +1,71 @@
+//! `gptoss-jit tokenize`: text to token ids.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::output::Output;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::split::Split;
+
+/// Prints the token ids of a text on one line.
+///
+/// The text is taken as it is, a trailing newline on stdin included.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The text; without it, all of stdin
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    input: Option<OsString>,
+
+    /// A `tokenizer.bin`; without it, the built-in o200k_harmony
+    #[arg(short = 'z', long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+
+    /// Tokens of the model: records read from the file [default: all]
+    #[arg(long, value_name = "N", requires = "tokenizer")]
+    vocab_size: Option<usize>,
+
+    /// How text is cut into pieces before merging [default: seeds with -z, else o200k]
+    #[arg(long, value_enum)]
+    split: Option<Split>,
+
+    /// Take the names of special tokens in the text as those tokens
+    #[arg(long)]
+    special: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: u32,
+    ids: Vec<u32>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The tokenizer or stdin cannot be read, or the text not be encoded.
+pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+    let tokenizer = match &args.tokenizer {
+        Some(path) => Tokenizer::from_file(path, args.vocab_size, args.split.unwrap_or(Split::Seeds))?,
+        None => Tokenizer::o200k_harmony().with_split(args.split.unwrap_or(Split::O200k)),
+    };
+    let text = match args.input {
+        Some(text) => text.into_encoded_bytes(),
+        None => {
+            let mut text = Vec::new();
+            io::stdin().lock().read_to_end(&mut text).context("could not read the text from stdin")?;
+            text
+        }
+    };
+    let ids = if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode(&text)? };
+    if output.is_json() {
+        output.json(&Report { schema: 1, ids })?;
+    } else {
+        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+        output.line(&ids.join(" "))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
+//! loaded. What the graph asks, and all it asks.
+
+use std::sync::Arc;
+
+use gpu::{ArgumentKind, ArgumentSpec, Driver, GpuError, Kernel, KernelSpec};
+
+use super::choice::{Choice, choose};
+use super::compile::Request;
+use super::contract::Access;
+use super::launch::ArgSpec;
+use super::library::Library;
+use super::library_error::LibraryError;
+use super::render::{RenderError, Rendered, render};
+use super::store::{Origin, Progress, Store, StoreError};
+use super::{Params, Problem};
+use crate::dtype::Dtype;
+use crate::error::Hint;
+use crate::target::Target;
+use crate::tuning::TuningTables;
+
+/// Templates, tables, target, store and device.
+pub struct Pipeline {
+    library: Library,
+    tables: TuningTables,
+    target: Target,
+    store: Store,
+    driver: Arc<dyn Driver>,
+}
+
+/// A kernel on the device, and what it was made from.
+#[derive(Debug)]
+pub struct LoadedKernel {
+    /// Ready to be launched.
+    pub kernel: Kernel,
+    /// Source, arguments, geometry.
+    pub rendered: Rendered,
+    /// Where the object came from.
+    pub origin: Origin,
+}
+
+/// Why a kernel could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The library has no fitting template, or a broken one in its place.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The template could not be rendered.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The source could not be compiled.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The device refuses the object.
+    #[error("could not load kernel `{label}`")]
+    Load {
+        /// The template.
+        label: String,
+        /// The device's words.
+        #[source]
+        source: GpuError,
+    },
+}
+
+impl Hint for PipelineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Library(error) => error.hint(),
+            Self::Render(error) => error.hint(),
+            Self::Store(error) => error.hint(),
+            Self::Load { .. } => Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into()),
+        }
+    }
+}
+
+/// One kernel that is wanted: for this problem, at this row count, by the first choice that works.
+struct Wish {
+    problem: Problem,
+    n_rows: usize,
+    choices: Vec<Choice>,
+    /// The choice that is tried now.
+    at: usize,
+    loaded: Option<Arc<LoadedKernel>>,
+    /// Why the first choice failed.
+    first_error: Option<PipelineError>,
+}
+
+impl Pipeline {
+    /// Joins the parts.
+    pub fn new(library: Library, tables: TuningTables, target: Target, store: Store, driver: Arc<dyn Driver>) -> Self {
+        Self { library, tables, target, store, driver }
+    }
+
+    /// The templates.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// What is compiled for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The cache and the compiler.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The device.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// If a template fuses these two ops: the tensor between them, as the first names it and as the second does.
+    pub fn joint(&self, first: &str, second: &str) -> Option<(String, String)> {
+        let fuses = |ops: &[String]| matches!(ops, [a, b] if a == first && b == second);
+        let template = self.library.templates().iter().find(|template| fuses(&template.ops))?;
+        let (written, taken) = template.signature.joints.first()?;
+        Some((written.name.clone(), taken.name.clone()))
+    }
+
+    /// Row counts from which a tuning row for this problem begins to hold.
+    pub fn bucket_starts(&self, problem: &Problem) -> Vec<usize> {
+        let edges = self.tables.token_edges(&problem.query(), &self.target);
+        edges.into_iter().map(|edge| edge as usize).collect()
+    }
+
+    /// Whether the tables prefer a fused kernel for this problem, and a template fits.
+    pub fn prefers(&self, fused: &Problem, n_rows: usize) -> bool {
+        self.tables.lookup(&fused.query(), n_rows as u32, &self.target).is_some()
+            && self.library.candidates(fused, &self.target).is_ok_and(|candidates| !candidates.is_empty())
+    }
+
+    /// Chooses, renders, compiles or finds, and loads a kernel for every problem at its row count; many at once. A
+    /// choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
+    ///
+    /// # Errors
+    /// [`PipelineError`], for a problem that no choice serves: why the first of them does not.
+    pub fn load_all(
+        &self,
+        wanted: &[(Problem, usize)],
+        progress: &dyn Progress,
+    ) -> Result<Vec<Arc<LoadedKernel>>, PipelineError> {
+        let mut wishes: Vec<Wish> = Vec::new();
+        let mut wish_of = Vec::with_capacity(wanted.len());
+        for (problem, n_rows) in wanted {
+            let same = |wish: &Wish| wish.n_rows == *n_rows && wish.problem == *problem;
+            let index = match wishes.iter().position(same) {
+                Some(index) => index,
+                None => {
+                    wishes.push(self.wish(problem, *n_rows)?);
+                    wishes.len() - 1
+                }
+            };
+            wish_of.push(index);
+        }
+        while wishes.iter().any(|wish| wish.loaded.is_none()) {
+            self.try_all(&mut wishes, progress)?;
+        }
+        Ok(wish_of.into_iter().map(|i| Arc::clone(wishes[i].loaded.as_ref().expect("just loaded"))).collect())
+    }
+
+    fn wish(&self, problem: &Problem, n_rows: usize) -> Result<Wish, PipelineError> {
+        let ranking = choose(&self.library, &self.tables, problem, n_rows as u32, &self.target)?;
+        for warning in &ranking.warnings {
+            tracing::warn!("{warning}");
+        }
+        let choices = ranking.choices;
+        Ok(Wish { problem: problem.clone(), n_rows, choices, at: 0, loaded: None, first_error: None })
+    }
+
+    /// One round: everything that is not loaded yet, by its current choice.
+    fn try_all(&self, wishes: &mut [Wish], progress: &dyn Progress) -> Result<(), PipelineError> {
+        let mut open: Vec<(&mut Wish, Rendered)> = Vec::new();
+        for wish in wishes.iter_mut().filter(|wish| wish.loaded.is_none()) {
+            match self.render(&wish.choices[wish.at], &wish.problem) {
+                Ok(rendered) => open.push((wish, rendered)),
+                Err(error) => wish.fall_to_next(error.into())?,
+            }
+        }
+        let requests: Vec<Request> = open.iter().map(|(_, rendered)| self.request(rendered)).collect();
+        let objects = self.store.get_all(&requests, progress);
+        for ((wish, rendered), object) in open.into_iter().zip(objects) {
+            match object.map_err(PipelineError::from).and_then(|object| self.load(rendered, &object.object, object.origin))
+            {
+                Ok(loaded) => wish.loaded = Some(Arc::new(loaded)),
+                Err(error) => wish.fall_to_next(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn render(&self, choice: &Choice, problem: &Problem) -> Result<Rendered, RenderError> {
+        render(&self.library, &choice.template, problem, &choice.params, &self.target)
+    }
+
+    /// What the compiler is asked for a rendered kernel.
+    pub fn request(&self, rendered: &Rendered) -> Request {
+        Request {
+            label: rendered.label.clone(),
+            source: rendered.source.clone(),
+            entry: rendered.entry.clone(),
+            options: rendered.options.clone(),
+            target: self.target.id(),
+            backend: self.target.backend,
+        }
+    }
+
+    /// Renders one template at given parameters.
+    ///
+    /// # Errors
+    /// [`RenderError`].
+    pub fn render_with(&self, label: &str, problem: &Problem, params: &Params) -> Result<Rendered, RenderError> {
+        let template = self.library.template(label, self.target.backend)?;
+        render(&self.library, template, problem, params, &self.target)
+    }
+
+    /// Puts an object on the device.
+    ///
+    /// # Errors
+    /// [`PipelineError::Load`], or an expression of the front matter that does not evaluate.
+    pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
+        let spec = KernelSpec {
+            entry: rendered.entry.clone(),
+            abi: rendered.abi(),
+            args: rendered.args.iter().chain(&rendered.workspace).map(argument_spec).collect(),
+            scratch_bytes: rendered.launch.scratch_bytes(&Default::default()).map_err(RenderError::from)? as usize,
+        };
+        let label = rendered.label.clone();
+        let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;
+        Ok(LoadedKernel { kernel, rendered, origin })
+    }
+}
+
+impl Wish {
+    /// The next choice, with a warning that says why; or the error of the first, when there is none left.
+    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), PipelineError> {
+        let failed = self.choices[self.at].template.label();
+        self.at += 1;
+        if let Some(next) = self.choices.get(self.at) {
+            tracing::warn!("`{failed}` is passed over for `{}`: {error}", next.template.label());
+            self.first_error.get_or_insert(error);
+            return Ok(());
+        }
+        Err(self.first_error.take().unwrap_or(error))
+    }
+}
+
+fn argument_spec(arg: &ArgSpec) -> ArgumentSpec {
+    let kind = match (arg.is_scalar(), arg.dtype, arg.access) {
+        (false, _, Access::Read) => ArgumentKind::Read,
+        (false, _, _) => ArgumentKind::Write,
+        (true, Dtype::F32, _) => ArgumentKind::F32,
+        (true, Dtype::I32, _) => ArgumentKind::I32,
+        (true, _, _) => ArgumentKind::U32,
+    };
+    ArgumentSpec { name: arg.name.clone(), kind }
+}

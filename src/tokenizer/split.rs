@@ -1,0 +1,95 @@
+//! How text is cut into pieces before merging: no token reaches across a cut.
+
+use std::sync::OnceLock;
+
+use regex::Regex;
+
+/// How text is cut into pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Split {
+    /// As gpt-oss-amd: only around runs of digits
+    Seeds,
+    /// As OpenAI's o200k: into words, numbers, punctuation and white space
+    O200k,
+}
+
+/// gpt-oss-amd's pieces: the bytes up to the first NUL, cut into runs of ASCII digits and of anything else, and the
+/// runs of digits into threes from the left.
+pub(super) fn seeds(text: &[u8], mut piece: impl FnMut(&[u8])) {
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    for run in text[..end].chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()) {
+        if run[0].is_ascii_digit() { run.chunks(3).for_each(&mut piece) } else { piece(run) }
+    }
+}
+
+/// o200k's pieces. Together they are the whole text.
+///
+/// The original pattern ends in `\s+(?!\S)|\s+`, and its look-ahead needs an engine that backtracks and that gives up on
+/// some texts. Without it the pattern is regular; what the look-ahead does is done here: white space before a word
+/// leaves its last character to that word.
+pub(super) fn o200k(text: &str, mut piece: impl FnMut(&str)) {
+    static PATTERN: OnceLock<Regex> = OnceLock::new();
+    let pattern = PATTERN.get_or_init(|| Regex::new(O200K_PATTERN).expect("the pattern is well formed"));
+    let mut from = 0;
+    while from < text.len() {
+        // Every character begins some match, so matches follow each other without gaps.
+        let found = pattern.find_at(text, from).expect("the pattern matches every character");
+        let mut end = found.end();
+        let word = &text[from..end];
+        let last = word.chars().next_back().expect("a match is not empty");
+        let is_space = last.is_whitespace() && !matches!(last, '\r' | '\n') && word.chars().all(char::is_whitespace);
+        if is_space && end < text.len() && word.len() > last.len_utf8() {
+            end -= last.len_utf8();
+        }
+        piece(&text[from..end]);
+        from = end;
+    }
+}
+
+/// The pattern of o200k, with its last two alternatives made one.
+const O200K_PATTERN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r"|\s*[\r\n]+",
+    r"|\s+",
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seeds_pieces(text: &str) -> Vec<String> {
+        let mut pieces = Vec::new();
+        seeds(text.as_bytes(), |piece| pieces.push(String::from_utf8(piece.to_vec()).unwrap()));
+        pieces
+    }
+
+    fn o200k_pieces(text: &str) -> Vec<String> {
+        let mut pieces = Vec::new();
+        o200k(text, |piece| pieces.push(piece.to_owned()));
+        pieces
+    }
+
+    #[test]
+    fn seeds_cut_digits_into_threes_and_nothing_else() {
+        assert_eq!(seeds_pieces("In 2024, 12345 x"), ["In ", "202", "4", ", ", "123", "45", " x"]);
+        assert_eq!(seeds_pieces("7"), ["7"]);
+        assert_eq!(seeds_pieces("a1\0b2"), ["a", "1"]);
+        assert_eq!(seeds_pieces(""), [""; 0]);
+    }
+
+    #[test]
+    fn o200k_leaves_the_last_space_to_the_word() {
+        assert_eq!(o200k_pieces("a   b  "), ["a", "  ", " b", "  "]);
+        assert_eq!(o200k_pieces("a \n  b"), ["a", " \n", " ", " b"]);
+        assert_eq!(o200k_pieces("I'll  CamelCase!!\n12345"), ["I'll", " ", " Camel", "Case", "!!\n", "123", "45"]);
+    }
+
+    #[test]
+    fn o200k_takes_texts_on_which_backtracking_gives_up() {
+        let spaces = " ".repeat(3_000_000) + "x";
+        assert_eq!(o200k_pieces(&spaces).len(), 2);
+    }
+}

@@ -1,0 +1,156 @@
+//! The tokens of a tokenizer, by id and by their bytes.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use bytes::Bytes;
+
+/// The tokens of a tokenizer. The bytes of all of them are slices of one allocation.
+pub(super) struct Vocabulary {
+    /// What a token prints, by id.
+    pieces: Vec<Bytes>,
+    /// The lowest id with these bytes.
+    ids: HashMap<Bytes, u32>,
+    /// Tokens that no text is merged to.
+    specials: HashMap<Bytes, u32>,
+    /// Lengths of the special tokens' names in bytes, longest first.
+    special_lengths: Vec<usize>,
+    /// The token `<0xHH>` of a byte, where there is one.
+    byte_tokens: [Option<u32>; 256],
+    /// No merge gives more bytes than this.
+    max_token_length: usize,
+}
+
+/// One token, as its source describes it.
+pub(super) struct Token {
+    pub bytes: Bytes,
+    pub is_special: bool,
+}
+
+/// Whether tokens named `<0xHH>` stand for a byte.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ByteNames {
+    Decoded,
+    Literal,
+}
+
+impl Vocabulary {
+    /// Indexes tokens; their ids are their positions. Of tokens with the same bytes, text gives the lowest id.
+    pub fn new(tokens: Vec<Token>, max_token_length: usize, byte_names: ByteNames) -> Self {
+        let mut vocabulary = Self {
+            pieces: Vec::with_capacity(tokens.len()),
+            ids: HashMap::with_capacity(tokens.len()),
+            specials: HashMap::new(),
+            special_lengths: Vec::new(),
+            byte_tokens: [None; 256],
+            max_token_length,
+        };
+        for (id, Token { bytes, is_special }) in tokens.into_iter().enumerate() {
+            let id = u32::try_from(id).expect("vocabularies have fewer than 2^32 tokens");
+            if is_special {
+                vocabulary.add_special(bytes.clone(), id);
+            }
+            vocabulary.ids.entry(bytes.clone()).or_insert(id);
+            let byte = (byte_names == ByteNames::Decoded).then(|| byte_named(&bytes)).flatten();
+            vocabulary.pieces.push(match byte {
+                Some(byte) => {
+                    vocabulary.byte_tokens[usize::from(byte)].get_or_insert(id);
+                    Bytes::copy_from_slice(&[byte])
+                }
+                None => bytes,
+            });
+        }
+        vocabulary
+    }
+
+    /// Gives a special token a name, which may be one of several.
+    pub fn add_special(&mut self, name: Bytes, id: u32) {
+        if let Err(at) = self.special_lengths.binary_search_by(|len| name.len().cmp(len)) {
+            self.special_lengths.insert(at, name.len());
+        }
+        self.specials.entry(name).or_insert(id);
+    }
+
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// What a token prints.
+    pub fn piece(&self, id: u32) -> Option<&[u8]> {
+        self.pieces.get(id as usize).map(|piece| &piece[..])
+    }
+
+    /// The token with exactly these bytes.
+    pub fn id(&self, bytes: &[u8]) -> Option<u32> {
+        self.ids.get(bytes).copied()
+    }
+
+    /// The token to which two neighbours with these bytes together merge.
+    pub fn merged(&self, bytes: &[u8]) -> Option<u32> {
+        if bytes.len() > self.max_token_length {
+            return None;
+        }
+        self.id(bytes).filter(|&id| self.specials.get(bytes) != Some(&id))
+    }
+
+    /// The token `<0xHH>` of a byte.
+    pub fn byte_token(&self, byte: u8) -> Option<u32> {
+        self.byte_tokens[usize::from(byte)]
+    }
+
+    pub fn special(&self, name: &[u8]) -> Option<u32> {
+        self.specials.get(name).copied()
+    }
+
+    /// The special tokens named in a text, as (offset, length, id): the leftmost first, the longest where several begin.
+    pub fn specials_in<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (usize, usize, u32)> + 'a {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            while at < text.len() {
+                let rest = &text[at..];
+                let found = self.special_lengths.iter().find_map(|&len| Some((len, self.special(rest.get(..len)?)?)));
+                if let Some((len, id)) = found {
+                    at += len;
+                    return Some((at - len, len, id));
+                }
+                at += 1;
+            }
+            None
+        })
+    }
+}
+
+impl fmt::Debug for Vocabulary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vocabulary").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// The byte that a name of the form `<0xHH>` stands for.
+fn byte_named(name: &[u8]) -> Option<u8> {
+    let &[b'<', b'0', b'x', high, low, b'>'] = name else { return None };
+    let digit = |c: u8| char::from(c).to_digit(16);
+    u8::try_from(digit(high)? * 16 + digit(low)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_name_is_six_characters_with_two_hex_digits() {
+        assert_eq!(byte_named(b"<0x0A>"), Some(10));
+        assert_eq!(byte_named(b"<0xfF>"), Some(255));
+        for name in ["<0x0A", "<0x0A>x", "<0X0A>", "<0x0G>", "<0x+1>"] {
+            assert_eq!(byte_named(name.as_bytes()), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_longest_special_wins_where_two_begin() {
+        let token = |text: &'static str| Token { bytes: Bytes::from_static(text.as_bytes()), is_special: true };
+        let vocabulary = Vocabulary::new(vec![token("<a"), token("<a>"), token("b")], 3, ByteNames::Literal);
+        let found: Vec<_> = vocabulary.specials_in(b"x<a><ab<").collect();
+        assert_eq!(found, [(1, 3, 1), (4, 2, 0), (6, 1, 2)]);
+    }
+}
