@@ -16,10 +16,8 @@ use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::PipelineError;
 use crate::kernel::render::RenderError;
 use crate::kernel::store::StoreError;
-use crate::tokenizer::TokenizerError;
-use crate::kernel::library_error::LibraryError;
-use crate::kernel::render::RenderError;
 use crate::target::TargetError;
+use crate::tokenizer::TokenizerError;
 use crate::tuning::TuningError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
@@ -61,12 +59,9 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         of::<PipelineError>,
         of::<RenderError>,
         of::<StoreError>,
+        of::<TargetError>,
         of::<TokenizerError>,
         of::<TuningError>,
     ];
     hints.iter().find_map(|of| of(cause))
-    of::<LibraryError>(cause)
-        .or_else(|| of::<RenderError>(cause))
-        .or_else(|| of::<TargetError>(cause))
-        .or_else(|| of::<TuningError>(cause))
 }

@@ -147,7 +147,7 @@ impl Numerics {
     }
 }
 
-/// A shape that `kernels check` and the test suite run.
+/// A shape that `kernels check` and the test suite run, at every dtype that the contract allows.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TestShape {
@@ -160,9 +160,6 @@ pub struct TestShape {
     /// Every flag.
     #[serde(default)]
     pub flags: BTreeMap<String, bool>,
-    /// Dtypes that are fixed in this test; the others run at all that the contract allows.
-    #[serde(default)]
-    pub dtypes: BTreeMap<String, Dtype>,
     /// Every scalar argument, with the values to run.
     #[serde(default)]
     pub scalars: BTreeMap<String, ScalarValues>,
@@ -255,14 +252,6 @@ impl Contract {
                     format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "))
                 };
                 return Err(toml.refuse(test.span(), format!("a test's {table}"), list(declared), list(given)));
-            }
-        }
-        for (name, dtype) in &shape.dtypes {
-            let allowed = self.dtypes.get(name).map_or(&[][..], Vec::as_slice);
-            if !allowed.contains(dtype) {
-                let expected = allowed.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
-                let expected = if allowed.is_empty() { "a name from [dtypes]".into() } else { expected };
-                return Err(toml.refuse(test.span(), "a test's dtypes", expected, format!("{name} = {dtype}")));
             }
         }
         Ok(())

@@ -10,18 +10,13 @@
 //! - [`compile`]: worker processes around `cc` and hipRTC
 //! - [`cache`]: the on-disk cache of objects
 //! - [`store`]: key → cached or freshly compiled object, many at once
-//! - [`check`]: every template on every test shape against [`crate::reference`]
-//!
-//! What runs a kernel is `gpu`. Nothing here knows the forward pass: that is [`crate::graph`].
-
-pub mod cache;
-
-pub mod check;
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
+//! - [`check`]: every template on every test shape against [`crate::reference`]
 //!
 //! Nothing here knows the forward pass: that is [`crate::graph`].
 
 pub mod cache;
+pub mod check;
 pub mod choice;
 pub mod compile;
 pub mod contract;

@@ -234,7 +234,6 @@ impl Signature {
             joined.dims.extend(test.dims);
             joined.constants.extend(test.constants);
             joined.flags.extend(test.flags);
-            joined.dtypes.extend(test.dtypes);
             joined.scalars.extend(test.scalars);
         }
         for (written, taken) in &self.joints {

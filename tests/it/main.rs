@@ -1,12 +1,9 @@
 //! Integration tests, one binary: a module per room.
 
+mod cache;
 mod checkpoint;
-mod tokenizer;
-mod hiprtc;
-mod cache;
 mod compile;
+mod hiprtc;
 mod kernels;
-mod cache;
-mod compile;
-mod hiprtc;
 mod templates;
+mod tokenizer;

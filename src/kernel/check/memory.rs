@@ -209,7 +209,7 @@ impl Guarded {
     }
 
     fn view(&self) -> BufferView {
-        self.buffer.slice(self.offset_bytes, self.contents.len()).expect("the tensor lies in its buffer")
+        self.buffer.view().slice(self.offset_bytes, self.contents.len()).expect("the tensor lies in its buffer")
     }
 
     /// The tensor after the launch, if nothing else changed.

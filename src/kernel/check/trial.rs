@@ -1,6 +1,6 @@
 //! What is run: every test shape at every legal dtype, with its parameters and scalars.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::dtype::Dtype;
@@ -51,7 +51,7 @@ pub(super) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
 pub(super) fn trials(template: &Template, precision: Precision, target: &Target, all_params: bool) -> Vec<Trial> {
     let mut trials = Vec::new();
     for (i, test) in template.signature.tests().iter().enumerate() {
-        for dtypes in all_dtypes(template, test) {
+        for dtypes in all_dtypes(template) {
             let problem = Problem {
                 ops: template.ops.clone(),
                 dims: test.dims.clone(),
@@ -85,12 +85,12 @@ fn points(template: &Template, problem: &Problem, target: &Target, all_params: b
     legal.iter().filter(|params| n_changes(params) <= most).cloned().collect()
 }
 
-/// Every combination of the dtypes that the test, or else the contract, allows.
-fn all_dtypes(template: &Template, test: &TestShape) -> Vec<BTreeMap<String, Dtype>> {
+/// Every combination of the dtypes that the contract allows.
+fn all_dtypes(template: &Template) -> Vec<BTreeMap<String, Dtype>> {
     let mut all = vec![BTreeMap::new()];
     for (name, allowed) in &template.signature.dtypes {
-        let allowed = test.dtypes.get(name).map_or(allowed.clone(), |&dtype| vec![dtype]);
-        all = combined(&all, name, &allowed.into_iter().collect());
+        let with = |dtype: &Dtype| all.iter().map(|one| with_value(one, name, *dtype)).collect::<Vec<_>>();
+        all = allowed.iter().flat_map(with).collect();
     }
     all
 }
@@ -102,10 +102,6 @@ fn all_scalars(test: &TestShape) -> Vec<Scalars> {
         all = values.values().iter().flat_map(with).collect();
     }
     all
-}
-
-fn combined(all: &[BTreeMap<String, Dtype>], name: &str, values: &BTreeSet<Dtype>) -> Vec<BTreeMap<String, Dtype>> {
-    all.iter().flat_map(|one| values.iter().map(|&value| with_value(one, name, value))).collect()
 }
 
 fn with_value<T: Clone>(one: &BTreeMap<String, T>, name: &str, value: T) -> BTreeMap<String, T> {
