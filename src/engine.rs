@@ -130,8 +130,11 @@ impl Engine {
                 budget_bytes: options.kv_budget_bytes,
             },
         )?;
-        let forward_options =
-            ForwardOptions { precision: options.precision, weight_dtype: checkpoint.tensor("embedding.weight").dtype, max_rows };
+        let forward_options = ForwardOptions {
+            precision: options.precision,
+            weight_dtype: checkpoint.tensor("embedding.weight").dtype,
+            max_rows,
+        };
         let graph = forward(&config, &layout, &forward_options);
         let externals = externals(&config, &layout, max_rows, max_logit_rows);
         let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals };

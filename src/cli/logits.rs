@@ -98,7 +98,14 @@ fn read_ids(path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
 fn trace_line(written: &Written<'_>) -> String {
     let first: Vec<String> = written.values.iter().take(TRACED_VALUES).map(|v| format!("{v:>12.6}")).collect();
     let norm = written.values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-    format!("{:<40} {:<22} {:<24} {}  |{}| = {norm:.6e}", written.label, written.template, written.tensor, first.join(" "), written.values.len())
+    format!(
+        "{:<40} {:<22} {:<24} {}  |{}| = {norm:.6e}",
+        written.label,
+        written.template,
+        written.tensor,
+        first.join(" "),
+        written.values.len()
+    )
 }
 
 /// A file appears whole or not at all.
@@ -108,8 +115,7 @@ fn write_npy(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<(
         let file = tempfile::NamedTempFile::new_in(folder)?;
         let mut buffered = BufWriter::new(file);
         let shape = [(logits.len() / vocab_size) as u64, vocab_size as u64];
-        let mut writer =
-            npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut buffered).begin_nd()?;
+        let mut writer = npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut buffered).begin_nd()?;
         writer.extend(logits)?;
         writer.finish()?;
         buffered.flush()?;
@@ -121,7 +127,9 @@ fn write_npy(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<(
 
 /// The logits are further from the expected ones than the tolerance allows.
 #[derive(Debug, thiserror::Error)]
-#[error("{n_beyond} of {n_values} logits are beyond the tolerance, the first at token {row}, id {id}: expected {expected}, got {got}")]
+#[error(
+    "{n_beyond} of {n_values} logits are beyond the tolerance, the first at token {row}, id {id}: expected {expected}, got {got}"
+)]
 struct Beyond {
     n_beyond: usize,
     n_values: usize,
@@ -146,7 +154,10 @@ fn compare(path: &Path, logits: &[f32], vocab_size: usize, args: &Args, output: 
     } else {
         output.line(&format!(
             "{} logits, largest difference {largest:.3e}, {} beyond rtol {:e} / atol {:e}",
-            logits.len(), beyond.len(), args.rtol, args.atol
+            logits.len(),
+            beyond.len(),
+            args.rtol,
+            args.atol
         ))?;
     }
     match beyond.first() {

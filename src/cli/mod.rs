@@ -7,9 +7,9 @@ mod bench;
 mod cache;
 mod decode;
 mod inspect;
+mod kernels;
 mod logits;
 mod model;
-mod kernels;
 pub mod output;
 mod report;
 mod run;
@@ -75,7 +75,9 @@ pub fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()),
+        )
         .with_writer(std::io::stderr)
         .event_format(output::Warnings)
         .init();

@@ -209,7 +209,9 @@ impl DeviceArgs {
 }
 
 fn not_yet(device: &str) -> UsageError {
-    UsageError(format!("the `{device}` device does not run anything yet: GPU templates are compiled and checked, see `gptoss-jit kernels check --arch`"))
+    UsageError(format!(
+        "the `{device}` device does not run anything yet: GPU templates are compiled and checked, see `gptoss-jit kernels check --arch`"
+    ))
 }
 
 impl CacheArgs {

@@ -34,9 +34,8 @@ pub fn place(tensors: &[Lifetime]) -> (Vec<usize>, usize) {
 
 /// The lowest offset at which tensor `i` meets none of the placed ones that live with it.
 fn lowest_free(tensors: &[Lifetime], offsets: &[usize], placed: &[usize], i: usize) -> usize {
-    let lives_with = |&&j: &&usize| {
-        tensors[j].first_node <= tensors[i].last_node && tensors[i].first_node <= tensors[j].last_node
-    };
+    let lives_with =
+        |&&j: &&usize| tensors[j].first_node <= tensors[i].last_node && tensors[i].first_node <= tensors[j].last_node;
     let mut taken: Vec<(usize, usize)> =
         placed.iter().filter(lives_with).map(|&j| (offsets[j], offsets[j] + aligned(tensors[j].len_bytes))).collect();
     taken.sort_unstable();

@@ -163,7 +163,8 @@ impl Forward<'_> {
     fn mlp_block(&mut self, l: usize, x: TensorId) -> TensorId {
         let block = format!("block.{l}.mlp");
         let normed = self.rmsnorm(&format!("{block}.norm"), x);
-        let logit = self.linear(&format!("{block}.gate"), normed, self.config.hidden_size, self.config.num_experts, None);
+        let logit =
+            self.linear(&format!("{block}.gate"), normed, self.config.hidden_size, self.config.num_experts, None);
         let routing = self.route(&block, logit);
         let activated = self.mlp1(&block, normed, &routing);
         self.mlp2(&block, activated, &routing, x)

@@ -64,7 +64,9 @@ pub struct KvRequest {
 
 /// The cache does not fit its budget.
 #[derive(Debug, thiserror::Error)]
-#[error("could not fit the KV cache: one sequence of {capacity_tokens} tokens takes {needed_bytes} bytes, the budget is {budget_bytes}")]
+#[error(
+    "could not fit the KV cache: one sequence of {capacity_tokens} tokens takes {needed_bytes} bytes, the budget is {budget_bytes}"
+)]
 pub struct KvTooLarge {
     /// Longest sequence asked for, in tokens.
     pub capacity_tokens: usize,
@@ -93,16 +95,21 @@ impl KvLayout {
                 let window = if l % 2 == 1 { request.odd_window } else { config.window(l) };
                 let window = window.filter(|&w| w < request.capacity_tokens);
                 let index = groups.iter().position(|group| group.window == window).unwrap_or_else(|| {
-                    let table_blocks = window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
-                    groups.push(KvGroup { window, table_blocks, n_blocks: request.n_slots * table_blocks, n_layers: 0 });
+                    let table_blocks =
+                        window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
+                    groups.push(KvGroup {
+                        window,
+                        table_blocks,
+                        n_blocks: request.n_slots * table_blocks,
+                        n_layers: 0,
+                    });
                     groups.len() - 1
                 });
                 groups[index].n_layers += 1;
                 index
             })
             .collect();
-        let block_bytes =
-            2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim * request.dtype.size_bytes();
+        let block_bytes = 2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim * request.dtype.size_bytes();
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,

@@ -14,14 +14,14 @@ use super::arena::{self, Lifetime};
 use super::{Graph, Node, Rows, Storage, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
+use crate::kernel::Problem;
 use crate::kernel::contract::Access;
-use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
+use crate::kernel::library_error::LibraryError;
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::kernel::render::RenderError;
 use crate::kernel::store::Progress;
-use crate::kernel::Problem;
 
 /// What can go wrong between a graph and its launches.
 #[derive(Debug, thiserror::Error)]
@@ -509,9 +509,8 @@ fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Co
     let (written, taken) = pipeline.joint(a, b)?;
     let between = first.args.get(&written)?;
     let readers = graph.nodes.iter().flat_map(|node| node.args.values()).filter(|id| *id == between).count();
-    let joins = second.args.get(&taken) == Some(between)
-        && readers == 2
-        && graph.tensor_of(*between).storage == Storage::Arena;
+    let joins =
+        second.args.get(&taken) == Some(between) && readers == 2 && graph.tensor_of(*between).storage == Storage::Arena;
     let problem = joins.then(|| merged(&first.problem, &second.problem)).flatten()?;
     let args = first.args.iter().filter(|(name, _)| **name != written);
     let args = args.chain(second.args.iter().filter(|(name, _)| **name != taken));

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::contract::{Access, Arg};
 use super::Problem;
+use super::contract::{Access, Arg};
 use super::expression::{Expression, ExpressionError, Reason, Scope};
 use super::signature::Signature;
 use crate::dtype::Dtype;

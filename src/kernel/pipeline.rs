@@ -68,7 +68,9 @@ impl Hint for PipelineError {
             Self::Library(error) => error.hint(),
             Self::Render(error) => error.hint(),
             Self::Store(error) => error.hint(),
-            Self::Load { .. } => Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into()),
+            Self::Load { .. } => {
+                Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())
+            }
         }
     }
 }
@@ -181,7 +183,9 @@ impl Pipeline {
         let requests: Vec<Request> = open.iter().map(|(_, rendered)| self.request(rendered)).collect();
         let objects = self.store.get_all(&requests, progress);
         for ((wish, rendered), object) in open.into_iter().zip(objects) {
-            match object.map_err(PipelineError::from).and_then(|object| self.load(rendered, &object.object, object.origin))
+            match object
+                .map_err(PipelineError::from)
+                .and_then(|object| self.load(rendered, &object.object, object.origin))
             {
                 Ok(loaded) => wish.loaded = Some(Arc::new(loaded)),
                 Err(error) => wish.fall_to_next(error)?,

@@ -145,7 +145,8 @@ fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Result<Vec<(us
 /// cache. What is left of k in qkv is open.
 pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let layout = Layout::of(case)?;
-    let (slot, position, table) = (tensor(inputs, "slot")?, tensor(inputs, "position")?, tensor(inputs, "block_table")?);
+    let (slot, position, table) =
+        (tensor(inputs, "slot")?, tensor(inputs, "position")?, tensor(inputs, "block_table")?);
     let mut qkv = Output::plain(tensor(inputs, "qkv")?.values().to_vec());
     let mut k_cache = Output::plain(tensor(inputs, "k_cache")?.values().to_vec());
     let mut v_cache = Output::plain(tensor(inputs, "v_cache")?.values().to_vec());
@@ -219,7 +220,8 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
 fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> usize {
     let (block, capacity) = (layout.block_tokens, layout.capacity());
     let end = if window == 0 { capacity } else { 3 * capacity };
-    let edges = [end - 1, 0, window, window.saturating_sub(1), block - 1, block, capacity - 1, capacity, window + block];
+    let edges =
+        [end - 1, 0, window, window.saturating_sub(1), block - 1, block, capacity - 1, capacity, window + block];
     match edges.get(t) {
         Some(&edge) if edge < end => edge,
         _ => random.below(end),
@@ -243,9 +245,8 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let group = layout.n_heads / layout.n_kv_heads;
     let mut y = Vec::new();
     for t in 0..n_tokens {
-        let places: Vec<(usize, usize)> = visible(window, position.index(t))
-            .map(|p| (layout.block(table, slot.index(t), p), p))
-            .collect();
+        let places: Vec<(usize, usize)> =
+            visible(window, position.index(t)).map(|p| (layout.block(table, slot.index(t), p), p)).collect();
         for h in 0..layout.n_heads {
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {
@@ -256,9 +257,10 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
             let value = |d: usize, i: usize| v[layout.v(places[i].0, g, d, places[i].1)];
             let all = (0..layout.head_dim).flat_map(|d| (0..places.len()).map(move |i| (d, i)));
             let scale = all.map(|(d, i)| value(d, i).abs()).fold(0.0, f64::max);
-            y.extend((0..layout.head_dim).map(|d| {
-                (weights.iter().enumerate().map(|(i, weight)| weight * value(d, i)).sum::<f64>(), scale)
-            }));
+            y.extend(
+                (0..layout.head_dim)
+                    .map(|d| (weights.iter().enumerate().map(|(i, weight)| weight * value(d, i)).sum::<f64>(), scale)),
+            );
         }
     }
     Ok(only("y", Output::scaled(y)))

@@ -155,10 +155,9 @@ pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, Ref
 }
 
 fn find(name: &str) -> Result<&'static Op, ReferenceError> {
-    OPS.iter().find(|op| op.name == name).ok_or_else(|| ReferenceError::UnknownOp {
-        op: name.to_owned(),
-        known: OPS.map(|op| op.name).join(", "),
-    })
+    OPS.iter()
+        .find(|op| op.name == name)
+        .ok_or_else(|| ReferenceError::UnknownOp { op: name.to_owned(), known: OPS.map(|op| op.name).join(", ") })
 }
 
 impl Case {
@@ -356,7 +355,8 @@ mod tests {
     fn moe_case() -> (Case, Tensors) {
         let dims = [("hidden_size", 1), ("intermediate_size", 1), ("num_experts", 2), ("experts_per_token", 2)];
         let case = Case { constants: BTreeMap::from([("swiglu_limit".into(), 7.0)]), ..case(&dims, 1) };
-        let routing = [("expert_begin", u32s(&[0, 1, 2])), ("assignment", u32s(&[0, 1])), ("active_expert", u32s(&[0, 1]))];
+        let routing =
+            [("expert_begin", u32s(&[0, 1, 2])), ("assignment", u32s(&[0, 1])), ("active_expert", u32s(&[0, 1]))];
         (case, named(routing))
     }
 

@@ -91,7 +91,8 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let checkpoint = args.checkpoint(output)?;
     let limits = limits::measure(&args.device.pipeline()?)?;
     let most = *args.batch.iter().max().expect("clap gives a default") as usize;
-    let longest = (args.prefill as usize).max(args.context as usize + args.steps as usize + 2 + most * args.context as usize);
+    let longest =
+        (args.prefill as usize).max(args.context as usize + args.steps as usize + 2 + most * args.context as usize);
     let sizes = Sizes { n_slots: most, capacity_tokens: longest, max_logit_rows: most };
     let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
     let dtype = checkpoint.tensor("embedding.weight").dtype;
@@ -182,7 +183,12 @@ fn report(name: &str, engine: &Engine, limits: Limits, measured: &[Measured], ou
         }))?;
         return Ok(());
     }
-    output.line(&format!("{name}, {} layers, on {}, {}", config.num_hidden_layers, pipeline.driver().describe(), pipeline.target().id()))?;
+    output.line(&format!(
+        "{name}, {} layers, on {}, {}",
+        config.num_hidden_layers,
+        pipeline.driver().describe(),
+        pipeline.target().id()
+    ))?;
     output.line(&format!(
         "limits measured now: read {:.1} GB/s, f32 multiply-add {:.0} GFLOP/s",
         limits.read_bytes_per_s / 1e9,
@@ -192,7 +198,8 @@ fn report(name: &str, engine: &Engine, limits: Limits, measured: &[Measured], ou
     let rows: Vec<Vec<String>> = measured.iter().map(|m| m.row(limits)).collect();
     output.table(&header, &rows, &header[1..])?;
     if measured.iter().any(|m| m.others.is_some_and(|others| others > MOST_OTHERS)) {
-        output.warning("other programs took some of the cores: these figures are too low; run again on an idle machine");
+        output
+            .warning("other programs took some of the cores: these figures are too low; run again on an idle machine");
     }
     output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
     Ok(())

@@ -83,12 +83,8 @@ impl Chat<'_> {
             return Ok(false);
         }
         let max_new_tokens = self.args.max_new_tokens.map_or(room, |n| n.min(room));
-        let request = Request {
-            prompt,
-            max_new_tokens,
-            stop: self.stop.clone(),
-            sampling: self.args.sampling(self.n_turns),
-        };
+        let request =
+            Request { prompt, max_new_tokens, stop: self.stop.clone(), sampling: self.args.sampling(self.n_turns) };
         self.n_turns += 1;
         self.answer(request)?;
         Ok(true)

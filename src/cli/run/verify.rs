@@ -66,9 +66,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<Vec<u32>>> {
 fn compare_ids(expected: &[u32], generated: &[u32]) -> Comparison {
     let different = expected.iter().zip(generated).position(|(a, b)| a != b);
     match different {
-        Some(position) => {
-            Comparison::Token { position, expected: expected[position], generated: generated[position] }
-        }
+        Some(position) => Comparison::Token { position, expected: expected[position], generated: generated[position] },
         None if expected.len() != generated.len() => {
             Comparison::Length { expected: expected.len(), generated: generated.len() }
         }
@@ -84,7 +82,9 @@ fn describe(request: usize, n_tokens: usize, comparison: &Comparison) -> String 
             format!("⚠️ Request #{request}: Length mismatch (GT: {expected} tokens, Generated: {generated} tokens)")
         }
         Comparison::Token { position, expected, generated } => {
-            format!("❌ Request {request}: Token mismatch at position {position} (GT: {expected}, Generated: {generated})")
+            format!(
+                "❌ Request {request}: Token mismatch at position {position} (GT: {expected}, Generated: {generated})"
+            )
         }
     }
 }

@@ -8,7 +8,7 @@ mod compare;
 mod memory;
 mod trial;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ use super::{Params, Precision, Problem};
 use crate::reference::{Outputs, ReferenceError, Tensors};
 use crate::target::Target;
 use memory::Setting;
-use trial::{Scalars, Trial};
+use trial::Trial;
 
 pub use compare::Difference;
 pub use memory::{Placement, Side};
@@ -247,13 +247,12 @@ impl Checker<'_> {
         template: &Template,
         problem: &Problem,
         params: &Params,
-        n_tokens: u64,
+        scalars: &BTreeMap<String, f64>,
         inputs: &Tensors,
     ) -> Result<Tensors, Wrong> {
         let driver = self.driver.expect("a driver to run on");
         let kernel = render(self.library, template, problem, params, self.target)?;
         let object = self.store.get_all(&[self.request(&kernel)], &()).remove(0)?;
-        let scalars = &Scalars::from([("n_tokens".to_owned(), n_tokens as f64)]);
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
         let setting = Setting { driver, kernel, weights, scalars, placement };
         setting.launch(&setting.load(&object.object)?, inputs)

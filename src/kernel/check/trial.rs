@@ -121,7 +121,8 @@ impl Trial {
             dtypes: dtypes.clone(),
             scalars: whole(scalars),
         };
-        let seed = scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
+        let seed =
+            scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
         let inputs = reference::inputs(ops, &case, seed)?;
         let want = reference::run(ops, &case, &inputs)?;
         Ok((inputs, want))

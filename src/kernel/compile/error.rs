@@ -135,9 +135,9 @@ impl Hint for CompileError {
             Self::NoHostCompiler { .. } => {
                 Some("install a C compiler: `apt install gcc`, or name one with `CC=/path/to/cc`".into())
             }
-            Self::NoHiprtc { .. } => Some(
-                "name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into(),
-            ),
+            Self::NoHiprtc { .. } => {
+                Some("name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into())
+            }
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written".into()),
             Self::NoWorker { .. } | Self::NotStarted { .. } => None,
