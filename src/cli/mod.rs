@@ -56,13 +56,13 @@ enum Command {
     Decode(decode::Args),
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
+    Kernels(kernels::Args),
     /// Compiles one kernel and leaves; started by this program only
     #[command(name = "__compile-worker", hide = true)]
     CompileWorker {
         /// The folder with the job
         folder: PathBuf,
     },
-    Kernels(kernels::Args),
 }
 
 /// Runs the program.
@@ -95,7 +95,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Tokenize(args) => tokenize::run(args, output),
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
-        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
         Command::Kernels(args) => kernels::run(args, output),
+        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
     }
 }
