@@ -160,6 +160,11 @@ impl Engine {
         &self.executor
     }
 
+    /// From here on, takes the time of every launch; [`Self::executor`] tells it.
+    pub fn start_profile(&mut self) {
+        self.executor.start_profile();
+    }
+
     /// Queues a request.
     ///
     /// # Errors

@@ -1,4 +1,6 @@
-//! `kernels ls` and `kernels show`: what there is, what fits, and what is compiled.
+//! `kernels ls` and `kernels show`: what there is, what fits, and what is compiled. `kernels check` is in [`check`].
+
+mod check;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,6 +34,8 @@ enum Command {
     Ls(LsArgs),
     /// Prints the rendered source of a template, as the compiler gets it
     Show(ShowArgs),
+    /// Renders, compiles and runs templates on their test shapes, and compares with the reference
+    Check(check::CheckArgs),
 }
 
 /// Where templates and facts about targets come from.
@@ -112,6 +116,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     match args.command {
         Command::Ls(args) => ls(&args, output),
         Command::Show(args) => show(&args, output),
+        Command::Check(args) => check::run(&args, output),
     }
 }
 

@@ -99,6 +99,11 @@ impl Output {
         }
     }
 
+    /// The same kind of table on stderr, unless `--quiet`.
+    pub fn note_table(&self, header: &[&str], rows: &[Vec<String>], right: &[&str]) {
+        self.note(table(header, rows, right).trim_end());
+    }
+
     /// Tells something on stderr that only `--verbose` asks for.
     pub fn detail(&self, text: &str) {
         if self.verbose {

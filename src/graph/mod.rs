@@ -4,6 +4,7 @@
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//! - [`profile`]: where the time of the steps goes
 //!
 //! A graph is a list of nodes in launch order. It knows ops, dims and tensors; it does not know templates, devices
 //! or how many tokens a step has.
@@ -12,6 +13,7 @@ pub mod arena;
 pub mod forward;
 pub mod kv_cache;
 pub mod plan;
+pub mod profile;
 
 use std::collections::BTreeMap;
 

@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu::{Argument, BufferView, GpuError, Launch};
 
 use super::arena::{self, Lifetime};
+use super::profile::Profile;
 use super::{Graph, Node, Rows, Storage, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
@@ -102,6 +104,7 @@ pub struct Executor {
     workspace: BufferView,
     segments: Vec<Segment>,
     arena_bytes: usize,
+    profile: Option<Profile>,
 }
 
 /// Consecutive nodes that work on the same rows.
@@ -152,7 +155,16 @@ impl Executor {
         let segments = plan_segments(&graph, &pipeline, &options, progress)?;
         let workspace_bytes = workspace_bytes(&segments, &options)?;
         let workspace = allocate(&pipeline, "workspace", workspace_bytes)?;
-        Ok(Self { pipeline, graph, memory, externals, workspace, segments, arena_bytes: arena_bytes + workspace_bytes })
+        Ok(Self {
+            pipeline,
+            graph,
+            memory,
+            externals,
+            workspace,
+            segments,
+            arena_bytes: arena_bytes + workspace_bytes,
+            profile: None,
+        })
     }
 
     /// Where kernels came from.
@@ -180,6 +192,16 @@ impl Executor {
             }
         }
         kernels
+    }
+
+    /// From here on, takes the time of every launch.
+    pub fn start_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    /// The times taken since [`Self::start_profile`].
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
     }
 
     /// Fills the start of an external tensor.
@@ -219,10 +241,12 @@ impl Executor {
         for i in 0..self.segments.len() {
             self.prepare(i, row_count(self.segments[i].rows, n_rows, n_logit_rows))?;
         }
+        let mut profile = self.profile.take();
         let mut result = Ok(());
         self.pipeline.driver().enter(&mut || {
-            result = self.launch_all(n_rows, n_logit_rows, &mut observer);
+            result = self.launch_all(n_rows, n_logit_rows, &mut observer, &mut profile);
         });
+        self.profile = profile;
         result
     }
 
@@ -231,6 +255,7 @@ impl Executor {
         n_rows: usize,
         n_logit_rows: usize,
         observer: &mut Option<Observer<'_>>,
+        profile: &mut Option<Profile>,
     ) -> Result<(), PlanError> {
         for segment in &self.segments {
             let n = row_count(segment.rows, n_rows, n_logit_rows);
@@ -240,10 +265,14 @@ impl Executor {
             let bucket = segment.bucket(n);
             for (planned, prepared) in bucket.launches.iter().zip(&bucket.prepared[&n]) {
                 let launch = Launch { grid: prepared.grid, args: &prepared.args };
+                let start = Instant::now();
                 self.pipeline
                     .driver()
                     .launch(&planned.kernel.kernel, &launch)
                     .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+                if let Some(profile) = profile {
+                    profile.add(&planned.label, &planned.kernel.rendered.label, start.elapsed());
+                }
                 if let Some(observer) = observer {
                     self.show(planned, prepared, *observer)?;
                 }

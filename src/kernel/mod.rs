@@ -11,10 +11,12 @@
 //! - [`cache`]: the on-disk cache of objects
 //! - [`store`]: key → cached or freshly compiled object, many at once
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
+//! - [`check`]: every template on every test shape against [`crate::reference`]
 //!
 //! Nothing here knows the forward pass: that is [`crate::graph`].
 
 pub mod cache;
+pub mod check;
 pub mod choice;
 pub mod compile;
 pub mod contract;

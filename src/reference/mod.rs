@@ -1,16 +1,18 @@
 //! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`] and [`sample`] hold the ops. What is compared with what
+//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`] and [`peak`] hold the ops. What is compared with what
 //! comes out of here is said in [`Output`].
 
 mod attention;
 mod dense;
 mod moe;
+mod peak;
 mod random;
 mod sample;
 mod tensor;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 pub use tensor::Tensor;
@@ -97,7 +99,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 11] = [
+const OPS: [Op; 13] = [
     Op { name: "embedding", first: "table", inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", inputs: dense::linear_inputs, run: dense::linear },
@@ -109,6 +111,8 @@ const OPS: [Op; 11] = [
     Op { name: "moe_mlp1", first: "x", inputs: moe::mlp1_inputs, run: moe::mlp1 },
     Op { name: "moe_mlp2", first: "x", inputs: moe::mlp2_inputs, run: moe::mlp2 },
     Op { name: "sample", first: "logit", inputs: sample::inputs, run: sample::sample },
+    Op { name: "peak_multiply_add", first: "n_rounds", inputs: peak::multiply_add_inputs, run: peak::multiply_add },
+    Op { name: "peak_read", first: "x", inputs: peak::read_inputs, run: peak::read },
 ];
 
 /// Random inputs that are valid for an op or a fused run, rounded to the arguments' types, so that the reference and a
@@ -200,6 +204,13 @@ fn tensor<'a>(tensors: &'a Tensors, name: &str) -> Result<&'a Tensor, ReferenceE
     tensors.get(name).ok_or_else(|| missing("tensor", name))
 }
 
+/// The places of the values, the largest first; of equal ones (0 and -0 are equal) the lower place.
+fn falling(values: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].partial_cmp(&values[a]).unwrap_or(Ordering::Equal).then(a.cmp(&b)));
+    order
+}
+
 /// Named tensors as a map.
 fn named<const N: usize>(tensors: [(&str, Tensor); N]) -> Tensors {
     tensors.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect()
@@ -208,4 +219,215 @@ fn named<const N: usize>(tensors: [(&str, Tensor); N]) -> Tensors {
 /// The only tensor that an op writes.
 fn only(name: &str, output: Output) -> Outputs {
     Outputs::from([(name.to_owned(), output)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
+        Case {
+            dims: dims.iter().map(|&(name, dim)| (name.to_owned(), dim)).collect(),
+            scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens)]),
+            ..Case::default()
+        }
+    }
+
+    fn f32s(values: &[f64]) -> Tensor {
+        Tensor::rounded(Dtype::F32, values.to_vec())
+    }
+
+    fn u32s(values: &[usize]) -> Tensor {
+        Tensor::whole(values.iter().copied())
+    }
+
+    fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
+        run(&[op.to_owned()], case, &inputs).unwrap().remove(output).unwrap().values
+    }
+
+    fn close(got: &[f64], want: &[f64]) {
+        let far = got.iter().zip(want).any(|(got, want)| (got - want).abs() > 1e-6);
+        assert!(got.len() == want.len() && !far, "got {got:?}, want {want:?}");
+    }
+
+    #[test]
+    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
+        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        let inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
+        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
+        close(&run_one("rmsnorm", &case, inputs, "y"), &[3.0 / root, 8.0 / root]);
+    }
+
+    #[test]
+    fn linear_is_a_row_of_weight_for_each_output() {
+        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
+        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
+        let inputs = named([
+            ("x", f32s(&[1.0, 10.0])),
+            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
+            ("bias", f32s(&[100.0, 200.0, 300.0])),
+            ("residual", f32s(&[0.5, 0.25, 0.125])),
+        ]);
+        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
+        close(&output.values, &[121.5, 243.25, 245.125]);
+        close(&output.scale, &[121.5, 243.25, 365.125]);
+    }
+
+    fn attention_case(window: u32) -> Case {
+        let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
+        let cache = [("block_tokens", 2), ("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)];
+        case(&[&heads[..], &cache].concat(), 1)
+    }
+
+    #[test]
+    fn rope_turns_pairs_and_the_cache_takes_keys_and_values_where_the_table_says() {
+        // One token at position 6 of a ring of 4: block 1 of the table, which is block 0 of the cache, place 0 in it.
+        let inputs = named([
+            ("qkv", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])),
+            ("cos_sin", f32s(&[0.0, 1.0])), // a quarter turn
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[6])),
+            ("block_table", u32s(&[1, 0])),
+            ("k_cache", f32s(&[0.0; 8])),
+            ("v_cache", f32s(&[0.0; 8])),
+        ]);
+        let outputs = run(&["rope_kv".into()], &attention_case(0), &inputs).unwrap();
+        close(&outputs["qkv"].values[..4], &[-2.0, 1.0, -4.0, 3.0]);
+        close(&outputs["qkv"].values[6..], &[7.0, 8.0]);
+        assert_eq!(outputs["qkv"].scale[4..6], [f64::INFINITY; 2]);
+        close(&outputs["k_cache"].values, &[-6.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, d, position)
+        close(&outputs["v_cache"].values, &[7.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, position, d)
+    }
+
+    #[test]
+    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
+        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
+        let inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[2])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
+        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        close(&all.scale, &[90.0; 4]);
+        // A window of 2 counts the token itself.
+        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
+        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
+        let inputs = named([
+            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
+            ("sinks", f32s(&[-1e3, 0.0])),
+        ]);
+        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
+    }
+
+    #[test]
+    fn the_router_takes_the_lower_of_equal_experts_and_weighs_only_the_chosen() {
+        let case = case(&[("num_experts", 4), ("experts_per_token", 2)], 2);
+        let inputs = named([("logit", f32s(&[1.0, 1.0 + 3f64.ln(), 1.0, 1.0, -0.0, 0.0, -1.0, 0.0]))]);
+        let outputs = run(&["moe_route".into()], &case, &inputs).unwrap();
+        close(&outputs["expert"].values, &[0.0, 1.0, 0.0, 1.0]);
+        close(&outputs["route_weight"].values, &[0.25, 0.75, 0.5, 0.5]);
+    }
+
+    #[test]
+    fn assignments_are_grouped_by_expert() {
+        let case = case(&[("num_experts", 4), ("experts_per_token", 2)], 3);
+        let outputs = run(&["moe_sort".into()], &case, &named([("expert", u32s(&[0, 3, 0, 1, 1, 3]))])).unwrap();
+        close(&outputs["expert_begin"].values, &[0.0, 2.0, 4.0, 4.0, 6.0]);
+        close(&outputs["assignment"].values, &[0.0, 2.0, 3.0, 4.0, 1.0, 5.0]);
+        close(&outputs["active_expert"].values, &[0.0, 1.0, 3.0, 4.0]);
+    }
+
+    /// One token, sent to both experts.
+    fn moe_case() -> (Case, Tensors) {
+        let dims = [("hidden_size", 1), ("intermediate_size", 1), ("num_experts", 2), ("experts_per_token", 2)];
+        let case = Case { constants: BTreeMap::from([("swiglu_limit".into(), 7.0)]), ..case(&dims, 1) };
+        let routing =
+            [("expert_begin", u32s(&[0, 1, 2])), ("assignment", u32s(&[0, 1])), ("active_expert", u32s(&[0, 1]))];
+        (case, named(routing))
+    }
+
+    #[test]
+    fn swiglu_clamps_gate_above_and_up_on_both_sides() {
+        let (case, mut inputs) = moe_case();
+        // Expert 0: gate 2, up -9, cut to -7; expert 1: gate 20, cut to 7, up 1. Rows alternate: gate, up.
+        let (weight, bias) = (f32s(&[2.0, -9.0, 10.0, 0.0]), f32s(&[0.0, 0.0, 10.0, 1.0]));
+        inputs.extend(named([("x", f32s(&[1.0])), ("weight", weight), ("bias", bias)]));
+        let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
+        let want = [2.0 * sigmoid(1.702 * 2.0) * -6.0, 7.0 * sigmoid(1.702 * 7.0) * 2.0];
+        close(&run_one("moe_mlp1", &case, inputs, "y"), &want);
+    }
+
+    #[test]
+    fn experts_are_added_by_their_weights_bias_included() {
+        let (case, mut inputs) = moe_case();
+        inputs.extend(named([
+            ("x", f32s(&[3.0, 5.0])),
+            ("weight", f32s(&[10.0, 100.0])),
+            ("bias", f32s(&[1.0, 2.0])),
+            ("route_weight", f32s(&[0.25, 0.75])),
+            ("residual", f32s(&[1000.0])),
+        ]));
+        close(&run_one("moe_mlp2", &case, inputs, "y"), &[1000.0 + 0.25 * 31.0 + 0.75 * 502.0]);
+    }
+
+    /// Draws from probabilities 0.1, 0.4, 0.1, 0.4.
+    fn drawn(temperature: f64, top_k: usize, top_p: f64, coin: f64) -> f64 {
+        let inputs = named([
+            ("logit", f32s(&[1.0, 4.0, 1.0, 4.0].map(f64::ln))),
+            ("temperature", f32s(&[temperature])),
+            ("top_k", u32s(&[top_k])),
+            ("top_p", f32s(&[top_p])),
+            ("coin", f32s(&[coin])),
+        ]);
+        run_one("sample", &case(&[("vocab_size", 4)], 1), inputs, "token")[0]
+    }
+
+    #[test]
+    fn draws_follow_the_contract() {
+        assert_eq!(drawn(0.0, 0, 1.0, 0.9), 1.0); // argmax, the lower of equal ones
+        assert_eq!([0.05, 0.3, 0.55, 0.8].map(|coin| drawn(1.0, 0, 1.0, coin)), [0.0, 1.0, 2.0, 3.0]); // by id
+        assert_eq!([0.3, 0.6].map(|coin| drawn(1.0, 2, 1.0, coin)), [1.0, 3.0]); // top_k, of what is left
+        assert_eq!([0.1, 0.9].map(|coin| drawn(1.0, 1, 1.0, coin)), [1.0, 1.0]);
+        assert_eq!([0.4, 0.6].map(|coin| drawn(1.0, 0, 0.5, coin)), [1.0, 3.0]); // 0.4 does not exceed 0.5, 0.8 does
+        assert_eq!([0.4, 0.95].map(|coin| drawn(1.0, 0, 0.3, coin)), [1.0, 1.0]);
+        assert_eq!([0.85, 0.95].map(|coin| drawn(1.0, 0, 0.95, coin)), [0.0, 2.0]); // sorted: 1, 3, 0, 2
+    }
+
+    #[test]
+    fn a_fused_run_is_the_composition_of_its_ops() {
+        let mut case = case(&[("hidden_size", 5), ("in_features", 5), ("out_features", 3)], 2);
+        case.constants.insert("eps".into(), 1e-5);
+        case.flags.extend([("has_bias".into(), false), ("has_residual".into(), false)]);
+        case.dtypes.extend([("scale".into(), Dtype::F32), ("weight".into(), Dtype::Bf16)]);
+        let [rmsnorm, linear] = ["rmsnorm", "linear"].map(String::from);
+        let fused = [rmsnorm.clone(), linear.clone()];
+        let mut inputs = inputs(&fused, &case, 1).unwrap();
+        let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
+        assert_eq!(names, ["scale", "weight", "x"]);
+        let want = run(&fused, &case, &inputs).unwrap();
+        let normed = run(&[rmsnorm], &case, &inputs).unwrap().remove("y").unwrap();
+        inputs.insert("x".into(), Tensor::unrounded(Dtype::F32, normed.values));
+        assert_eq!(run(&[linear], &case, &inputs).unwrap(), want);
+    }
+
+    #[test]
+    fn what_the_references_cannot_do_is_an_error() {
+        let error = |op: &str| inputs(&[op.to_owned()], &Case::default(), 0).unwrap_err().to_string();
+        assert!(error("conv").starts_with("there is no reference for the op `conv`, only for embedding"));
+        assert_eq!(error("rmsnorm"), "the reference needs the scalar `n_tokens`, which the case does not give");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::dense::dot;
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};
 use crate::dtype::Dtype;
 
 pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -24,8 +24,7 @@ pub(super) fn route(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceE
     let (logit, chosen) = (tensor(inputs, "logit")?, case.dim("experts_per_token")?);
     let (mut expert, mut weight) = (Vec::new(), Vec::new());
     for row in logit.values().chunks(case.dim("num_experts")?) {
-        let mut order: Vec<usize> = (0..row.len()).collect();
-        order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+        let mut order = falling(row);
         order.truncate(chosen);
         order.sort_unstable();
         let max = order.iter().map(|&e| row[e]).fold(f64::NEG_INFINITY, f64::max);

@@ -5,7 +5,7 @@
 //! or cutoff comes within a margin of an edge is made again.
 
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};
 use crate::dtype::Dtype;
 
 /// How far from every edge a draw stays: ten times what sequential f32 sums of a few thousand probabilities are off by.
@@ -90,9 +90,7 @@ pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
 
 impl Row<'_> {
     fn draw(&self) -> Draw {
-        // Largest first, of equal ones the lowest id.
-        let mut order: Vec<usize> = (0..self.logit.len()).collect();
-        order.sort_by(|&a, &b| self.logit[b].total_cmp(&self.logit[a]).then(a.cmp(&b)));
+        let mut order = falling(self.logit);
         if self.temperature == 0.0 {
             return Draw { token: order[0], margin: f64::INFINITY };
         }

@@ -6,5 +6,6 @@ mod checkpoint;
 mod compile;
 mod doctor;
 mod hiprtc;
+mod kernels;
 mod templates;
 mod tokenizer;

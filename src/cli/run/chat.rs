@@ -22,7 +22,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let harmony = Harmony::new(tokenizer.clone())?;
     let capacity_tokens = args.steps(&checkpoint.config);
     let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };
-    let engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
+    let engine = args.load(&checkpoint, sizes, output)?;
     let mut stop = args.stop_ids(&tokenizer)?;
     stop.extend(harmony.stop_ids());
 
@@ -41,6 +41,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
             break;
         }
     }
+    super::show_profile(&chat.engine, output);
     let (from_cache, compiled) = kernel_counts(&chat.engine);
     output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
     Ok(())

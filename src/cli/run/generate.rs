@@ -34,7 +34,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     };
     let capacity_tokens = (prompt.len() + max_new_tokens).saturating_sub(1).max(1);
     let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };
-    let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
+    let mut engine = args.load(&checkpoint, sizes, output)?;
     let stop = args.stop_ids(&tokenizer)?;
     let request = Request { prompt, max_new_tokens, stop, sampling: args.sampling(0) };
     Generation { output, tokenizer: &tokenizer, start }.run(&mut engine, request)
@@ -90,6 +90,7 @@ impl Generation<'_> {
 
     fn summarise(&self, engine: &Engine, generated: &Generated) -> anyhow::Result<()> {
         let seconds = generated.begin.elapsed().as_secs_f64();
+        super::show_profile(engine, self.output);
         let tok_per_s = generated.tok_per_s(seconds);
         let (from_cache, compiled) = kernel_counts(engine);
         let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());

@@ -38,11 +38,12 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let needed = requests.iter().flatten().map(|r| r.prompt.len() + r.max_new_tokens).max().unwrap_or(1);
     let n_slots = (args.batch as usize).min(requests.iter().flatten().count()).max(1);
     let sizes = Sizes { n_slots, capacity_tokens: longest.min(needed).max(1), max_logit_rows: n_slots };
-    let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
+    let mut engine = args.load(&checkpoint, sizes, output)?;
 
     let start = Instant::now();
     let generated = generate(&mut engine, requests, output)?;
     let seconds = start.elapsed().as_secs_f64() + encode_s;
+    super::show_profile(&engine, output);
     write_ids(args.output.as_deref(), &generated, output)?;
     summarise(&engine, &generated, seconds, output)?;
     match &args.verify {

@@ -12,10 +12,13 @@ mod verify;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, TokenizerArgs};
+use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes, TokenizerArgs};
 use super::output::Output;
 use super::report::UsageError;
+use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
+use crate::engine::Engine;
+use crate::graph::profile::ProfileEntry;
 use crate::scheduler::Sampling;
 use crate::tokenizer::Tokenizer;
 
@@ -113,10 +116,39 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
+/// Where the time of the steps went, on stderr, if it was taken.
+fn show_profile(engine: &Engine, output: &Output) {
+    let Some(profile) = engine.executor().profile() else { return };
+    let total = profile.total().as_secs_f64();
+    let row = |(node, template, entry): (&str, &str, ProfileEntry)| {
+        let seconds = entry.time.as_secs_f64();
+        vec![
+            node.to_string(),
+            template.to_string(),
+            entry.calls.to_string(),
+            format!("{:.1}", 1e6 * seconds / entry.calls as f64),
+            format!("{:.2}", 1e3 * seconds),
+            format!("{:.1}", 100.0 * seconds / total),
+        ]
+    };
+    let rows: Vec<Vec<String>> = profile.rows().into_iter().map(row).collect();
+    let header = ["node", "template", "calls", "us/call", "ms", "% of time"];
+    output.note_table(&header, &rows, &header[2..]);
+}
+
 /// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.
 const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
 
 impl Args {
+    /// Loads the model, and takes times if asked.
+    fn load(&self, checkpoint: &Checkpoint, sizes: Sizes, output: &Output) -> anyhow::Result<Engine> {
+        let mut engine = self.device.load(checkpoint, &self.cache, sizes, output)?;
+        if self.profile != 0 {
+            engine.start_profile();
+        }
+        Ok(engine)
+    }
+
     /// How many positions may be run: `-n` as the seeds take it.
     fn steps(&self, config: &ModelConfig) -> usize {
         match usize::try_from(self.steps) {

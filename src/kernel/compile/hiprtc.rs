@@ -62,8 +62,10 @@ impl Toolchain {
 /// Compiles. In the worker, whose current folder is private.
 pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
     let hiprtc = open(job.toolchain.compiler.as_deref())?;
-    let mut options = vec![format!("--offload-arch={}", job.target)];
-    options.extend(job.options.iter().cloned());
+    let mut options = job.options.clone();
+    if !options.iter().any(|option| option.starts_with("--offload-arch=")) {
+        options.push(format!("--offload-arch={}", job.target)); // the canary's options name no target
+    }
     let made = hiprtc.compile(&job.source, source_name(Backend::Hiprtc), &options).map_err(refusal)?;
     let log = made.log;
     // hipRTC 6.4 reports success for an option that it does not know: only the log tells.

@@ -1,0 +1,326 @@
+//! Checks templates: renders, compiles and runs each on every test shape of its op's contract, and compares what comes
+//! out with [`crate::reference`].
+//!
+//! [`trial`] says what is run, [`memory`] puts guards around what a kernel may touch, [`compare`] holds outputs against
+//! the reference. A template that only compiles here, because its device is elsewhere, is reported as such.
+
+mod compare;
+mod memory;
+mod trial;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use gpu::{Driver, GpuError, Kernel, KernelSpec};
+
+use super::compile::Request;
+use super::contract::{Access, Arg, ArgDtype};
+use super::expression::ExpressionError;
+use super::library::Library;
+use super::render::{RenderError, Rendered, render};
+use super::store::{Loaded, Origin, Progress, Store, StoreError};
+use super::template::Template;
+use super::{Params, Precision, Problem};
+use crate::reference::{Outputs, ReferenceError, Tensors};
+use crate::target::Target;
+use memory::Setting;
+use trial::Trial;
+
+pub use compare::Difference;
+pub use memory::{Placement, Side};
+
+/// What templates are checked with.
+pub struct Checker<'a> {
+    /// The templates and contracts.
+    pub library: &'a Library,
+    /// What they are rendered and compiled for.
+    pub target: &'a Target,
+    /// The compilers and the cache.
+    pub store: &'a Store,
+    /// What they run on; without it they are rendered and compiled only.
+    pub driver: Option<&'a dyn Driver>,
+}
+
+/// Which templates, and how thoroughly.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Only templates that cover this op.
+    pub op: Option<String>,
+    /// Only variants of this name.
+    pub variant: Option<String>,
+    /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that differ
+    /// from the default in one parameter.
+    pub all_params: bool,
+}
+
+/// What became of one template at one precision.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The ops it covers, joined by `+`.
+    pub op: String,
+    /// The template's name among those of the op.
+    pub variant: String,
+    /// At which precision.
+    pub precision: Precision,
+    /// Launches that were compared (each in one placement of its arguments), or kernels that were compiled where nothing
+    /// could be run.
+    pub n_cases: usize,
+    /// The largest error, as a fraction of the tolerance; above 1 is wrong.
+    pub worst: f64,
+    /// Distinct kernels that were compiled now; the others came from the cache.
+    pub n_compiled: usize,
+    /// Time that compiling took, all kernels together, in milliseconds.
+    pub compile_ms: u64,
+    /// Whether it ran.
+    pub ran: bool,
+    /// Everything that went wrong.
+    pub failures: Vec<Failure>,
+}
+
+/// A case that went wrong.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The shape, types, parameters and placement.
+    pub case: String,
+    /// What went wrong.
+    pub wrong: Wrong,
+}
+
+/// What can be wrong with a kernel in one case.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Wrong {
+    /// No test of the contract fits the template.
+    #[error("no test in op.toml fits the template, so nothing of it is checked")]
+    NoTest,
+    /// It cannot be rendered.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// It cannot be compiled.
+    #[error(transparent)]
+    Compile(#[from] StoreError),
+    /// A shape or a launch expression does not evaluate.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The device refuses it.
+    #[error("the device refuses it: {0}")]
+    Device(Arc<GpuError>),
+    /// The case cannot be computed on the host.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Contract and reference disagree on what there is.
+    #[error("`{argument}` has {contract} elements by the contract and {reference} by the reference")]
+    Length {
+        /// The argument.
+        argument: String,
+        /// By `op.toml`.
+        contract: usize,
+        /// By `src/reference`.
+        reference: usize,
+    },
+    /// An output is too far from the reference.
+    #[error(transparent)]
+    Different(#[from] Difference),
+    /// Memory next to an argument was written.
+    #[error("it writes outside of `{argument}`: byte {offset_bytes} {side} it changed")]
+    OutOfBounds {
+        /// The argument.
+        argument: String,
+        /// On which side.
+        side: Side,
+        /// Bytes from the argument's nearest edge.
+        offset_bytes: usize,
+    },
+    /// An argument that is only read was written.
+    #[error("it writes to `{argument}`, which its contract only reads")]
+    ReadOnly {
+        /// The argument.
+        argument: String,
+    },
+}
+
+impl From<GpuError> for Wrong {
+    fn from(error: GpuError) -> Self {
+        Self::Device(Arc::new(error))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.case, self.wrong)
+    }
+}
+
+impl Checked {
+    /// Whether nothing went wrong.
+    pub fn is_right(&self) -> bool {
+        self.failures.is_empty()
+    }
+}
+
+impl Checker<'_> {
+    /// Checks the selected templates that fit the target, each at every precision that it takes; `done` hears of each.
+    pub fn check(&self, selection: &Selection, done: &mut dyn FnMut(&Checked)) -> Vec<Checked> {
+        let mut all = Vec::new();
+        for template in self.selected(selection) {
+            for precision in [Precision::F32, Precision::Bf16] {
+                if template.requires.precision.is_empty() || template.requires.precision.contains(&precision) {
+                    let checked = self.check_template(template, precision, selection.all_params);
+                    done(&checked);
+                    all.push(checked);
+                }
+            }
+        }
+        all
+    }
+
+    /// The selected templates that fit the target.
+    pub fn selected(&self, selection: &Selection) -> impl Iterator<Item = &Arc<Template>> {
+        let matches = |template: &&Arc<Template>| {
+            let joined = template.ops.join("+");
+            selection.op.as_ref().is_none_or(|op| *op == joined || template.ops.contains(op))
+                && selection.variant.as_ref().is_none_or(|variant| *variant == template.variant)
+                && template.fits_target(self.target).is_ok()
+        };
+        self.library.templates().iter().filter(matches)
+    }
+
+    fn check_template(&self, template: &Arc<Template>, precision: Precision, all_params: bool) -> Checked {
+        let mut checked = Checked {
+            op: template.ops.join("+"),
+            variant: template.variant.clone(),
+            precision,
+            n_cases: 0,
+            worst: 0.0,
+            n_compiled: 0,
+            compile_ms: 0,
+            ran: self.driver.is_some(),
+            failures: Vec::new(),
+        };
+        let trials = trial::trials(template, precision, self.target, all_params);
+        if trials.is_empty() {
+            checked.failures.push(Failure { case: "(none)".into(), wrong: Wrong::NoTest });
+        }
+        let mut rendered = Vec::new();
+        for trial in trials {
+            match render(self.library, template, &trial.problem, &trial.params, self.target) {
+                Ok(kernel) => rendered.push((trial, kernel)),
+                Err(error) => checked.fail(trial.to_string(), error.into()),
+            }
+        }
+        let stopwatch = Stopwatch::default();
+        let requests: Vec<Request> = rendered.iter().map(|(_, kernel)| self.request(kernel)).collect();
+        let objects = self.store.get_all(&requests, &stopwatch);
+        checked.n_compiled = stopwatch.n_compiled.into_inner();
+        checked.compile_ms = stopwatch.compile_ms.into_inner();
+        for ((trial, kernel), object) in rendered.iter().zip(objects) {
+            match (object, self.driver) {
+                (Err(error), _) => checked.fail(trial.to_string(), error.into()),
+                (Ok(_), None) => checked.n_cases += 1,
+                (Ok(object), Some(driver)) => checked.run(driver, template, trial, kernel, &object.object),
+            }
+        }
+        checked
+    }
+
+    fn request(&self, kernel: &Rendered) -> Request {
+        Request {
+            label: kernel.label.clone(),
+            source: kernel.source.clone(),
+            entry: kernel.entry.clone(),
+            options: kernel.options.clone(),
+            target: self.target.id(),
+            backend: self.target.backend,
+        }
+    }
+
+    /// Runs one template on given inputs, and gives the tensors that it writes.
+    ///
+    /// # Errors
+    /// Whatever keeps it from running, and writes outside of its arguments.
+    ///
+    /// # Panics
+    /// If the checker has no driver.
+    pub fn outputs(
+        &self,
+        template: &Template,
+        problem: &Problem,
+        params: &Params,
+        scalars: &BTreeMap<String, f64>,
+        inputs: &Tensors,
+    ) -> Result<Tensors, Wrong> {
+        let driver = self.driver.expect("a driver to run on");
+        let kernel = render(self.library, template, problem, params, self.target)?;
+        let object = self.store.get_all(&[self.request(&kernel)], &()).remove(0)?;
+        let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
+        let setting = Setting { driver, kernel, weights, scalars, placement };
+        setting.launch(&setting.load(&object.object)?, inputs)
+    }
+}
+
+impl Checked {
+    fn fail(&mut self, case: String, wrong: Wrong) {
+        self.failures.push(Failure { case, wrong });
+    }
+
+    /// Runs one kernel for each of its trial's scalars, in every placement.
+    fn run(&mut self, driver: &dyn Driver, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
+        let weights = &weights(template);
+        for scalars in &trial.scalars {
+            let prepared = trial.prepare(scalars);
+            for &placement in Placement::of(kernel, weights) {
+                let setting = Setting { driver, kernel, weights, scalars, placement };
+                let result = match &prepared {
+                    Err(error) => Err(error.clone().into()),
+                    Ok((inputs, want)) => setting.run_once(object, inputs, want),
+                };
+                match result {
+                    Ok(worst) => self.worst = self.worst.max(worst),
+                    Err(wrong) => self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong),
+                }
+                self.n_cases += 1;
+            }
+        }
+    }
+}
+
+/// The arguments that come from a checkpoint: they are only read, and their type is not the op's choice.
+fn weights(template: &Template) -> BTreeSet<String> {
+    let is_weight = |arg: &&Arg| matches!(arg.dtype, ArgDtype::Named(_)) && arg.access == Access::Read;
+    template.signature.args.iter().filter(is_weight).map(|arg| arg.name.clone()).collect()
+}
+
+impl Setting<'_> {
+    /// Launches and compares; gives the largest error as a fraction of the tolerance.
+    fn run_once(&self, object: &[u8], inputs: &Tensors, want: &Outputs) -> Result<f64, Wrong> {
+        let got = self.launch(&self.load(object)?, inputs)?;
+        compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)
+    }
+
+    fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {
+        let spec = KernelSpec {
+            entry: self.kernel.entry.clone(),
+            abi: self.kernel.abi(),
+            args: self.kernel.args.iter().chain(&self.kernel.workspace).map(memory::argument_spec).collect(),
+            scratch_bytes: self.kernel.launch.scratch_bytes(&trial::whole(self.scalars))? as usize,
+        };
+        Ok(self.driver.load(object, spec)?)
+    }
+}
+
+/// Adds up what compiling took.
+#[derive(Default)]
+struct Stopwatch {
+    n_compiled: AtomicUsize,
+    compile_ms: AtomicU64,
+}
+
+impl Progress for Stopwatch {
+    fn finished(&self, _label: &str, result: &Result<Loaded, StoreError>, elapsed_ms: u64) {
+        if result.as_ref().is_ok_and(|loaded| loaded.origin == Origin::Compiled) {
+            self.n_compiled.fetch_add(1, Ordering::Relaxed);
+            self.compile_ms.fetch_add(elapsed_ms, Ordering::Relaxed);
+        }
+    }
+}

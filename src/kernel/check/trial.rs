@@ -1,0 +1,130 @@
+//! What is run: every test shape at every legal dtype, with its parameters and scalars.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::dtype::Dtype;
+use crate::kernel::contract::TestShape;
+use crate::kernel::template::Template;
+use crate::kernel::{Params, Precision, Problem};
+use crate::reference::{self, Case, Outputs, ReferenceError, Tensors};
+use crate::target::Target;
+
+/// A grid of parameters up to this many points is run whole.
+pub const MAX_POINTS: usize = 32;
+
+/// Scalar arguments of a launch by name.
+pub(super) type Scalars = BTreeMap<String, f64>;
+
+/// One kernel to render, and the scalars that it is run with.
+#[derive(Clone, Debug)]
+pub(super) struct Trial {
+    pub problem: Problem,
+    pub params: Params,
+    pub scalars: Vec<Scalars>,
+    /// Whether the parameters are not the ones taken by default.
+    is_varied: bool,
+    seed: u64,
+}
+
+impl fmt::Display for Trial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem { dims, constants, flags, dtypes, .. } = &self.problem;
+        let lists = [list(dims), list(constants), list(flags), list(dtypes)];
+        let lists: Vec<String> = lists.into_iter().filter(|list| !list.is_empty()).collect();
+        write!(f, "{}", lists.join(", "))?;
+        if self.is_varied { write!(f, " ({})", list(&self.params)) } else { Ok(()) }
+    }
+}
+
+/// `a 1, b 2`.
+pub(super) fn list<T: fmt::Display>(values: &BTreeMap<String, T>) -> String {
+    values.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+}
+
+/// The scalars that shapes may use.
+pub(super) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
+    scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect()
+}
+
+/// Everything that a template is run on at a precision. Empty if no test fits it.
+pub(super) fn trials(template: &Template, precision: Precision, target: &Target, all_params: bool) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (i, test) in template.signature.tests().iter().enumerate() {
+        for dtypes in all_dtypes(template) {
+            let problem = Problem {
+                ops: template.ops.clone(),
+                dims: test.dims.clone(),
+                constants: test.constants.clone(),
+                flags: test.flags.clone(),
+                dtypes,
+                precision,
+            };
+            if template.fits(&problem, target).is_err() {
+                continue;
+            }
+            for (n, params) in points(template, &problem, target, all_params).into_iter().enumerate() {
+                let (problem, scalars) = (problem.clone(), all_scalars(test));
+                trials.push(Trial { problem, params, scalars, is_varied: n > 0, seed: i as u64 });
+            }
+        }
+    }
+    trials
+}
+
+/// The parameters taken by default, and where all are asked for the others.
+fn points(template: &Template, problem: &Problem, target: &Target, all_params: bool) -> Vec<Params> {
+    let legal: Vec<Params> = template.legal_params(problem, target).collect();
+    let Some(first) = legal.first().cloned() else { return Vec::new() };
+    let n_changes = |params: &Params| params.iter().filter(|(name, value)| first[*name] != **value).count();
+    let most = match all_params {
+        false => 0,
+        true if legal.len() <= MAX_POINTS => usize::MAX,
+        true => 1,
+    };
+    legal.iter().filter(|params| n_changes(params) <= most).cloned().collect()
+}
+
+/// Every combination of the dtypes that the contract allows.
+fn all_dtypes(template: &Template) -> Vec<BTreeMap<String, Dtype>> {
+    let mut all = vec![BTreeMap::new()];
+    for (name, allowed) in &template.signature.dtypes {
+        let with = |dtype: &Dtype| all.iter().map(|one| with_value(one, name, *dtype)).collect::<Vec<_>>();
+        all = allowed.iter().flat_map(with).collect();
+    }
+    all
+}
+
+fn all_scalars(test: &TestShape) -> Vec<Scalars> {
+    let mut all = vec![Scalars::new()];
+    for (name, values) in &test.scalars {
+        let with = |value: &f64| all.iter().map(|one| with_value(one, name, *value)).collect::<Vec<_>>();
+        all = values.values().iter().flat_map(with).collect();
+    }
+    all
+}
+
+fn with_value<T: Clone>(one: &BTreeMap<String, T>, name: &str, value: T) -> BTreeMap<String, T> {
+    let mut one = one.clone();
+    one.insert(name.to_owned(), value);
+    one
+}
+
+impl Trial {
+    /// Inputs for these scalars, and what should come out.
+    pub fn prepare(&self, scalars: &Scalars) -> Result<(Tensors, Outputs), ReferenceError> {
+        let Problem { ops, dims, constants, flags, dtypes, .. } = &self.problem;
+        let case = Case {
+            dims: dims.clone(),
+            constants: constants.clone(),
+            flags: flags.clone(),
+            dtypes: dtypes.clone(),
+            scalars: whole(scalars),
+        };
+        let seed =
+            scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
+        let inputs = reference::inputs(ops, &case, seed)?;
+        let want = reference::run(ops, &case, &inputs)?;
+        Ok((inputs, want))
+    }
+}
