@@ -197,7 +197,7 @@ fn commands(text: &str) -> Vec<Vec<String>> {
     let mut commands = Vec::new();
     let mut fenced = false;
     for line in text.lines() {
-        if line.starts_with("```") {
+        if line.trim_start().starts_with("```") {
             fenced = !fenced;
         } else if fenced {
             commands.extend(arguments(line));
@@ -263,4 +263,33 @@ fn every_command_in_the_documents_exists() {
             assert!(String::from_utf8_lossy(&tried.stdout).contains("Usage:"), "{document}: {arguments:?}");
         }
     }
+}
+
+#[test]
+fn the_kernel_in_the_contributors_guide_is_right() {
+    let guide = read(&root().join("CONTRIBUTING.md"));
+    let fenced =
+        guide.split("   ```jinja\n").nth(1).and_then(|rest| rest.split("   ```\n").next()).expect("a template");
+    let template: String =
+        fenced.lines().map(|line| format!("{}\n", line.strip_prefix("   ").unwrap_or(line))).collect();
+    let room = tempfile::tempdir().expect("a temporary folder");
+    let folder = room.path().join("my-kernels/rmsnorm");
+    fs::create_dir_all(&folder).expect("made");
+    fs::write(folder.join("unrolled.c.j2"), template).expect("written");
+
+    // The commands of the guide that need no model, in a folder where `my-kernels` is.
+    let tried = commands(&guide)
+        .into_iter()
+        .filter(|arguments| arguments.contains(&"my-kernels".to_owned()) && !arguments.contains(&"MODEL".to_owned()));
+    let mut n_tried = 0;
+    for arguments in tried {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
+        command.args(&arguments).current_dir(&room).env("GPTOSS_JIT_CACHE", room.path().join("cache"));
+        let output = command.output().expect("the program starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && told.contains("unrolled"), "{}: {told}{said}", arguments.join(" "));
+        n_tried += 1;
+    }
+    assert_eq!(n_tried, 3, "ls, show and check");
 }

@@ -125,6 +125,7 @@ impl Check {
         let unneeded = (self.state != State::Ok && !self.needed).then(|| "`run` does not need it".to_owned());
         let lines = self.details.iter().cloned().chain(unneeded).chain(hint).enumerate();
         lines
+            .map(|(i, line)| (i, line.trim_end().to_owned()))
             .map(|(i, line)| match i {
                 0 => format!("{state:<7}  {:<11}  {line}\n", self.name),
                 _ => format!("{:<7}  {:<11}  {line}\n", "", ""),
