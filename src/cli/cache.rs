@@ -17,11 +17,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use super::kernels::{KernelArgs, RenderedFor};
 use super::output::{Output, human_bytes};
 use super::report::UsageError;
 use crate::kernel::cache::{
     Cache, CacheError, Difference, Explanation, Folder, Limits, Listed, PruneOptions, Removed, parse_size,
 };
+use crate::kernel::compile::Request;
+use crate::kernel::store::Store;
 
 /// The arguments of `gptoss-jit cache`.
 #[derive(clap::Args)]
@@ -51,12 +54,15 @@ enum Verb {
         #[arg(long)]
         log: bool,
     },
-    /// Tell how an entry's key differs from that of its nearest neighbour, or of another entry
+    /// Tell why a kernel is in the cache or not: how its key differs from the nearest entry's
     Explain {
-        /// The first digits of its digest
-        entry: String,
-        /// The first digits of the other's
+        /// A template, rendered as `kernels show` would; or the first digits of an entry's digest
+        #[arg(value_name = "OP/VARIANT|ENTRY")]
+        what: String,
+        /// Of an entry: the first digits of the other one to compare it with
         other: Option<String>,
+        #[command(flatten)]
+        kernel: KernelArgs,
     },
     /// Check every entry: digests, key, owner, permissions; exit with 1 if something is wrong
     Verify {
@@ -122,7 +128,13 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         Verb::Dir => Ok(()),
         Verb::Ls { sort } => ls(&folder, sort, output),
         Verb::Show { entry, source, log } => show(&folder, &entry, source, log, output),
-        Verb::Explain { entry, other } => explain(&folder, &entry, other.as_deref(), output),
+        Verb::Explain { what, other, kernel } if what.contains('/') => {
+            explain_kernel(&what, other.as_deref(), &kernel, output)
+        }
+        Verb::Explain { kernel, .. } if kernel.are_given() => {
+            Err(UsageError("these flags say how a template is rendered; name one, such as `linear/dot`".into()).into())
+        }
+        Verb::Explain { what, other, .. } => explain(&folder, &what, other.as_deref(), output),
         Verb::Verify { repair } => verify(&folder, repair, output),
         Verb::Prune { max, older } => prune(&folder, max.as_deref(), older, output),
         Verb::Clear { yes, all } => clear(&folder, yes, all, output),
@@ -224,8 +236,28 @@ fn explain(folder: &Folder, entry: &str, other: Option<&str>, output: &Output) -
     print_explanation(&format!("{} {}", short(&entry), label(&entry)), &explanation, output)
 }
 
+/// What looking up a template's kernel would give, at one problem and with one set of parameters.
+fn explain_kernel(label: &str, other: Option<&str>, args: &KernelArgs, output: &Output) -> anyhow::Result<()> {
+    if other.is_some() {
+        return Err(
+            UsageError("a template is compared with the nearest entry, not with one that is named".into()).into()
+        );
+    }
+    let RenderedFor { kernel, target, .. } = args.render(label)?;
+    let store = Store::from_env()?;
+    let key = store.key(&Request {
+        label: kernel.label,
+        source: kernel.source,
+        entry: kernel.entry,
+        options: kernel.options,
+        target: target.id(),
+        backend: target.backend,
+    })?;
+    print_explanation(&format!("{label} for {}", target.id()), &store.cache().explain(&key), output)
+}
+
 /// Prints why a lookup gives what it gives. `subject` is what was looked up.
-pub(super) fn print_explanation(subject: &str, explanation: &Explanation, output: &Output) -> anyhow::Result<()> {
+fn print_explanation(subject: &str, explanation: &Explanation, output: &Output) -> anyhow::Result<()> {
     if output.is_json() {
         return Ok(output.json(&explanation_json(explanation))?);
     }

@@ -4,6 +4,7 @@ mod check;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use clap::Subcommand;
@@ -74,6 +75,17 @@ struct ShowArgs {
     label: String,
 
     #[command(flatten)]
+    kernel: KernelArgs,
+
+    /// Number the lines, as compilers do in their messages
+    #[arg(long)]
+    line_numbers: bool,
+}
+
+/// For which target, problem and parameters a template is rendered.
+#[derive(clap::Args)]
+pub(super) struct KernelArgs {
+    #[command(flatten)]
     source: SourceArgs,
 
     /// A dim, constant, flag or dtype of the problem; those not given are of the op's first test
@@ -87,10 +99,13 @@ struct ShowArgs {
     /// How exactly sums are done; left out: the first that the template fits, bf16 before f32
     #[arg(long, value_enum)]
     precision: Option<Precision>,
+}
 
-    /// Number the lines, as compilers do in their messages
-    #[arg(long)]
-    line_numbers: bool,
+/// A template, rendered as [`KernelArgs`] say.
+pub(super) struct RenderedFor {
+    template: Arc<Template>,
+    pub kernel: Rendered,
+    pub target: Target,
 }
 
 /// Runs the command.
@@ -196,25 +211,39 @@ impl Listed {
     }
 }
 
+impl KernelArgs {
+    /// Whether any of the flags was given.
+    pub(super) fn are_given(&self) -> bool {
+        let SourceArgs { templates, tuning, arch } = &self.source;
+        let has_source = templates.is_some() || tuning.is_some() || arch.is_some();
+        has_source || !self.with.is_empty() || !self.set.is_empty() || self.precision.is_some()
+    }
+
+    /// Renders the template of this name.
+    pub(super) fn render(&self, label: &str) -> anyhow::Result<RenderedFor> {
+        let library = self.source.library()?;
+        let target = self.source.target()?;
+        let template = match (library.template(label, target.backend), &self.source.arch) {
+            (Ok(template), _) => template,
+            // Without a target the name may be of the other backend: then say which target it needs.
+            (Err(_), None) if library.template(label, Backend::Hiprtc).is_ok() => {
+                let what = format!("`{label}` is for a GPU: add --arch, for example --arch gfx1100");
+                return Err(UsageError(what).into());
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        let problem = problem(template, self, &target)?;
+        let params = self.set.iter().map(|(name, value)| Ok((name.clone(), number(name, value)?)));
+        let params: Params = params.collect::<anyhow::Result<_>>()?;
+        let kernel = render(&library, template, &problem, &params, &target)?;
+        Ok(RenderedFor { template: Arc::clone(template), kernel, target })
+    }
+}
+
 fn show(args: &ShowArgs, output: &Output) -> anyhow::Result<()> {
-    let library = args.source.library()?;
-    let target = args.source.target()?;
-    let template = match (library.template(&args.label, target.backend), &args.source.arch) {
-        (Ok(template), _) => template,
-        // Without a target the name may be of the other backend: then say which target it needs.
-        (Err(_), None) if library.template(&args.label, Backend::Hiprtc).is_ok() => {
-            return Err(
-                UsageError(format!("`{}` is for a GPU: add --arch, for example --arch gfx1100", args.label)).into()
-            );
-        }
-        (Err(error), _) => return Err(error.into()),
-    };
-    let problem = problem(template, args, &target)?;
-    let params = args.set.iter().map(|(name, value)| Ok((name.clone(), number(name, value)?)));
-    let params: Params = params.collect::<anyhow::Result<_>>()?;
-    let kernel = render(&library, template, &problem, &params, &target)?;
+    let RenderedFor { template, kernel, target } = args.kernel.render(&args.label)?;
     if output.is_json() {
-        return Ok(output.json(&shown(template, &kernel, &target))?);
+        return Ok(output.json(&shown(&template, &kernel, &target))?);
     }
     if !args.line_numbers {
         return Ok(output.text(&kernel.source)?);
@@ -254,7 +283,7 @@ fn shown<'a>(template: &Template, kernel: &'a Rendered, target: &Target) -> Show
 }
 
 /// The op's first test, changed by `--with`, at the first precision and dtypes that the template takes.
-fn problem(template: &Template, args: &ShowArgs, target: &Target) -> anyhow::Result<Problem> {
+fn problem(template: &Template, args: &KernelArgs, target: &Target) -> anyhow::Result<Problem> {
     let test = template.signature.tests().into_iter().next();
     let test =
         test.ok_or_else(|| anyhow!("`{}` has no test in its op.toml to take the dims from", template.label()))?;

@@ -231,9 +231,14 @@ impl CacheArgs {
 }
 
 /// What the kernel says programs could still get; `None` where it does not say.
-fn free_memory_bytes() -> Option<usize> {
+pub fn free_memory_bytes() -> Option<usize> {
+    memory_bytes("MemAvailable:")
+}
+
+/// A line of what the kernel says of the memory; `None` where it does not say.
+pub fn memory_bytes(name: &str) -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
     let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
     kib.checked_mul(1024)
 }

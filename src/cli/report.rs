@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use super::decode::DecodeError;
+use super::doctor::NotReady;
 use super::output::Output;
 use super::run::getp::NoCount;
 use crate::checkpoint::CheckpointError;
@@ -43,7 +44,7 @@ pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode
 pub(super) struct UsageError(pub String);
 
 /// The hint of an error of ours. Every error type that has hints is listed here.
-fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
     fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
@@ -56,6 +57,7 @@ fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         of::<HarmonyError>,
         of::<LibraryError>,
         of::<NoCount>,
+        of::<NotReady>,
         of::<PipelineError>,
         of::<RenderError>,
         of::<StoreError>,

@@ -1,8 +1,10 @@
 //! Integration tests, one binary: a module per room.
 
+mod architecture;
 mod cache;
 mod checkpoint;
 mod compile;
+mod doctor;
 mod hiprtc;
 mod kernels;
 mod templates;

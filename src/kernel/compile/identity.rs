@@ -61,6 +61,16 @@ pub(super) fn find(options: &CompilerOptions, toolchain: &Toolchain, target: &st
     Ok(identity)
 }
 
+/// The identity, and the files of the compiler, from the canary alone: for who wants to know whether it works now.
+pub(super) fn probe(
+    options: &CompilerOptions,
+    toolchain: &Toolchain,
+    target: &str,
+) -> Result<(Identity, Vec<PathBuf>), CompileError> {
+    let made = compile_canary(options, toolchain, target)?;
+    Ok((Identity::new(toolchain.backend, &made), made.files))
+}
+
 /// Forgets what was recorded: the compiler is another one now.
 pub(super) fn forget(options: &CompilerOptions, toolchain: &Toolchain, target: &str) {
     if let Some(path) = record_path(options, toolchain, target) {

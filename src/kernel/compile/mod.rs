@@ -142,6 +142,14 @@ impl Compiler {
         known.entry((backend, target.to_owned())).or_insert_with(find).clone()
     }
 
+    /// Who compiles for a target and in which files it was found, by compiling a canary kernel now.
+    ///
+    /// # Errors
+    /// As [`Self::identity`].
+    pub fn probe(&self, backend: Backend, target: &str) -> Result<(Identity, Vec<PathBuf>), CompileError> {
+        identity::probe(&self.options, &self.toolchain(backend)?, target)
+    }
+
     /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more.
     ///
     /// # Errors

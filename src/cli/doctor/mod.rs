@@ -1,0 +1,237 @@
+//! `gptoss-jit doctor`: what is there, what is missing and what to do about it, and whether `run` would work.
+//!
+//! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
+//! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
+//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel.
+
+mod libraries;
+mod self_check;
+
+use std::thread;
+
+use serde::Serialize;
+
+use super::model::{free_memory_bytes, memory_bytes};
+use super::output::{Output, human_bytes};
+use super::report;
+use crate::error::Hint;
+use crate::kernel::cache::{Cache, Folder, Limits};
+use crate::kernel::compile::{CompileError, Compiler, CompilerOptions, How};
+use crate::kernel::library::Library;
+use crate::kernel::source_file::Origin;
+use crate::kernel::store::Store;
+use crate::target::{Backend, Target};
+use crate::tuning::TuningTables;
+
+/// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// The arch that hipRTC is tried with. Any that every release of the last years knows.
+const PROBED_ARCH: &str = "gfx1100";
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    state: State,
+    /// Whether `run` needs it.
+    needed: bool,
+    details: Vec<String>,
+    hint: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Missing,
+    Failed,
+}
+
+/// `run` would not work.
+#[derive(Debug, thiserror::Error)]
+#[error("`run` would not work here: {}", names.join(", "))]
+pub(super) struct NotReady {
+    names: Vec<&'static str>,
+}
+
+impl Hint for NotReady {
+    fn hint(&self) -> Option<String> {
+        Some("the lines above say what each needs".into())
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`NotReady`], or what printing gives.
+pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
+    let compiler = Compiler::new(CompilerOptions::for_this_program()?);
+    let checks = [
+        cpu(),
+        memory(),
+        Check::of("C compiler", true, c_compiler(&compiler)),
+        cache(),
+        Check::of("templates", true, templates()),
+        Check::of("tuning", true, tuning()),
+        Check::of("self-check", true, self_check::run()),
+        Check::of("hipRTC", false, hiprtc(&compiler)),
+        libraries::check("HIP runtime", "libamdhip64.so"),
+        libraries::check("CUDA driver", "libcuda.so"),
+    ];
+    let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
+    if output.is_json() {
+        #[derive(Serialize)]
+        struct Report<'a> {
+            schema: u32,
+            ready: bool,
+            checks: &'a [Check],
+        }
+        output.json(&Report { schema: 1, ready: names.is_empty(), checks: &checks })?;
+    } else {
+        output.text(&checks.iter().map(Check::text).collect::<String>())?;
+    }
+    if !names.is_empty() {
+        return Err(NotReady { names }.into());
+    }
+    output.note("`run` works here, on the cpu device");
+    Ok(())
+}
+
+impl Check {
+    fn ok(name: &'static str, details: Vec<String>) -> Self {
+        Self { name, state: State::Ok, needed: true, details, hint: None }
+    }
+
+    fn of(name: &'static str, needed: bool, result: anyhow::Result<Vec<String>>) -> Self {
+        let error = match result {
+            Ok(details) => return Self { needed, ..Self::ok(name, details) },
+            Err(error) => error,
+        };
+        let state = if error.chain().any(is_absence) { State::Missing } else { State::Failed };
+        let details = error.chain().flat_map(|cause| lines(&cause.to_string())).collect();
+        Self { name, state, needed, details, hint: error.chain().find_map(report::hint) }
+    }
+
+    /// `ok       C compiler   gcc version …`; further lines below the first, the hint last.
+    fn text(&self) -> String {
+        let state = match self.state {
+            State::Ok => "ok",
+            State::Missing => "missing",
+            State::Failed => "failed",
+        };
+        let hint = self.hint.iter().map(|hint| format!("hint: {hint}"));
+        let unneeded = (self.state != State::Ok && !self.needed).then(|| "`run` does not need it".to_owned());
+        let lines = self.details.iter().cloned().chain(unneeded).chain(hint).enumerate();
+        lines
+            .map(|(i, line)| match i {
+                0 => format!("{state:<7}  {:<11}  {line}\n", self.name),
+                _ => format!("{:<7}  {:<11}  {line}\n", "", ""),
+            })
+            .collect()
+    }
+}
+
+/// Whether the error says that something is not there, as opposed to not working.
+fn is_absence(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(
+        cause.downcast_ref(),
+        Some(
+            CompileError::NoHostCompiler { .. }
+                | CompileError::NoHiprtc { .. }
+                | CompileError::Canary { how: How::Unavailable, .. }
+        )
+    )
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
+}
+
+fn cpu() -> Check {
+    let cores = thread::available_parallelism().map_or_else(|_| "?".into(), |n| n.to_string());
+    Check::ok("cpu", vec![format!("{}, {cores} cores", Target::host().id())])
+}
+
+fn memory() -> Check {
+    let size = |bytes: Option<usize>| bytes.map_or_else(|| "?".into(), |bytes| human_bytes(bytes as u64));
+    Check::ok("memory", vec![format!("{} of {} free", size(free_memory_bytes()), size(memory_bytes("MemTotal:")))])
+}
+
+/// The version it states, and where its parts are.
+fn c_compiler(compiler: &Compiler) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compiler.probe(Backend::Host, &Target::host().id())?;
+    let mut details = vec![identity.description()];
+    details.extend(files.iter().map(|file| file.display().to_string()));
+    Ok(details)
+}
+
+/// The libraries it consists of, each with its build id: version numbers do not tell hipRTCs apart.
+fn hiprtc(compiler: &Compiler) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compiler.probe(Backend::Hiprtc, PROBED_ARCH)?;
+    let mut details = vec![format!("compiles for {PROBED_ARCH}; no GPU kernel runs yet")];
+    details.extend(files.iter().map(|file| file.display().to_string()));
+    details.extend(identity.facts);
+    Ok(details)
+}
+
+/// A folder that cannot be used is no obstacle: kernels are then compiled at every start. A variable that makes no
+/// sense is.
+fn cache() -> Check {
+    match Store::from_env() {
+        Err(error) => Check::of("cache", true, Err(error.into())),
+        Ok(_) => Check::of("cache", false, cache_folder()),
+    }
+}
+
+fn cache_folder() -> anyhow::Result<Vec<String>> {
+    let (root, limit) = (Cache::default_root()?, human_bytes(Limits::from_env()?.max_bytes));
+    let entries = Folder::open(&root)?.list()?;
+    let bytes = human_bytes(entries.iter().map(|entry| entry.size_bytes).sum());
+    Ok(vec![format!("{}: usable, {} entries, {bytes} of at most {limit}", root.display(), entries.len())])
+}
+
+/// The folders in the order in which they are searched, and what each gives.
+fn templates() -> anyhow::Result<Vec<String>> {
+    let search = Library::default_search(None);
+    let library = Library::load(&search)?;
+    let origins = search.into_iter().map(Origin::Folder).chain([Origin::BuiltIn]);
+    let count = |origin: &Origin| library.templates().iter().filter(|t| t.file.origin == *origin).count();
+    let mut details: Vec<String> = origins.map(|origin| format!("{origin}: {} templates", count(&origin))).collect();
+    details.extend(library.broken().iter().map(|broken| format!("broken: {}", broken.error)));
+    Ok(details)
+}
+
+/// The folders in the order in which they are searched.
+fn tuning() -> anyhow::Result<Vec<String>> {
+    let search = TuningTables::default_search(None);
+    TuningTables::load(&search)?;
+    Ok(search.iter().map(|folder| folder.display().to_string()).chain(["built in".to_owned()]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_missing_and_what_does_not_work_has_failed() {
+        let absent = CompileError::NoHostCompiler { looked_for: vec!["`cc`".into()] };
+        let check = Check::of("C compiler", true, Err(absent.into()));
+        assert_eq!(check.state, State::Missing);
+        assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("apt install gcc")), "{check:?}");
+
+        let broken = CompileError::Canary {
+            backend: Backend::Hiprtc,
+            target: PROBED_ARCH.into(),
+            how: How::Crashed { signal: 6 },
+            log: "first\n\nsecond".into(),
+        };
+        let check = Check::of("hipRTC", false, Err(broken.into()));
+        assert_eq!(check.state, State::Failed);
+        let text = check.text();
+        assert!(text.starts_with("failed   hipRTC       could not compile"), "{text}");
+        assert!(text.contains("\n                       second\n"), "{text}");
+        assert!(text.contains("`run` does not need it"), "{text}");
+    }
+}

@@ -1,0 +1,266 @@
+//! What `ARCHITECTURE.md` says always holds, where reading the source can tell; and that the documents name commands
+//! that exist.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use regex::Regex;
+
+/// The layers, each with the layers below it that it may use. Whatever is not named here is beside them: see [`BESIDE`].
+const LAYERS: [(&str, &[&str]); 5] = [
+    ("cli", &["engine", "scheduler", "graph", "kernel"]),
+    ("engine", &["scheduler", "graph", "kernel"]),
+    ("scheduler", &["graph"]),
+    ("graph", &["kernel"]),
+    ("kernel", &[]),
+];
+
+/// Modules beside the layers, each with what it may use. Every layer may use all of them.
+const BESIDE: [(&str, &[&str]); 10] = [
+    ("error", &[]),
+    ("dtype", &[]),
+    ("config", &["error"]),
+    ("checkpoint", &["config", "dtype", "error"]),
+    ("tokenizer", &["error"]),
+    ("harmony", &["tokenizer", "error"]),
+    ("target", &["tuning", "error"]),
+    ("tuning", &["target", "error"]),
+    ("reference", &["config", "dtype"]),
+    ("main", &[]),
+];
+
+/// Longer than [`MAX_LINES`], because they are one thing.
+const LONG_FILES: [&str; 1] = ["src/graph/plan.rs"];
+
+const MAX_LINES: usize = 500;
+
+/// The compilers' canary kernel, and the head of every kernel, which is written from its contract.
+const KERNEL_TEXT: [&str; 2] = ["src/kernel/compile/hiprtc.rs", "src/kernel/render.rs"];
+
+/// A Rust file of ours.
+struct Source {
+    /// Below the repository, with `/`.
+    path: String,
+    /// Without comments, and without its tests.
+    code: String,
+    n_lines: usize,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn sources(folder: &str) -> Vec<Source> {
+    let mut paths = Vec::new();
+    walk(&root().join(folder), &mut paths);
+    assert!(!paths.is_empty(), "{folder} holds no Rust");
+    paths.iter().map(|path| Source::of(path)).collect()
+}
+
+fn walk(folder: &Path, paths: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    for path in entries.map(|entry| entry.expect("listed").path()) {
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            walk(&path, paths);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            paths.push(path);
+        }
+    }
+}
+
+impl Source {
+    fn of(path: &Path) -> Self {
+        let text = read(path);
+        let name = path.strip_prefix(root()).expect("walked from there").to_string_lossy().into_owned();
+        Self { path: name, code: code_of(&text), n_lines: text.lines().count() }
+    }
+
+    /// The module path below the crate: `["kernel", "cache", "entry"]`.
+    fn module(&self) -> Vec<&str> {
+        let inside = self.path.trim_start_matches("src/").trim_end_matches(".rs");
+        inside.trim_end_matches("/mod").split('/').collect()
+    }
+
+    /// The top-level modules that its code names, by `crate::` or by enough `super::`.
+    fn uses(&self) -> BTreeSet<String> {
+        let depth = self.module().len();
+        let direct = Regex::new(r"\bcrate::(\w+|\{|\*)").expect("a pattern");
+        let relative = Regex::new(r"\b((?:super::)+)(\w+|\{|\*)").expect("a pattern");
+        let mut used: BTreeSet<String> = direct.captures_iter(&self.code).map(|found| found[1].to_owned()).collect();
+        let to_root = relative.captures_iter(&self.code).filter(|found| found[1].matches("super").count() == depth);
+        used.extend(to_root.map(|found| found[2].to_owned()));
+        used
+    }
+}
+
+/// The text without comments, up to its tests. A `//` in a string ends its line too: nothing below is found in strings
+/// that hold one.
+fn code_of(text: &str) -> String {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+fn allowed(module: &str) -> Option<BTreeSet<&'static str>> {
+    let beside = BESIDE.iter().find(|(name, _)| *name == module).map(|(_, uses)| uses.iter().copied().collect());
+    let layer = LAYERS.iter().find(|(name, _)| *name == module);
+    beside.or_else(|| layer.map(|(_, uses)| uses.iter().copied().chain(BESIDE.map(|(name, _)| name)).collect()))
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for source in sources("src").iter().filter(|source| source.path != "src/lib.rs") {
+        let module = source.module()[0].to_owned();
+        let allowed = allowed(&module)
+            .unwrap_or_else(|| panic!("{}: say in this test what the module `{module}` may use", source.path));
+        for used in source.uses().into_iter().filter(|used| *used != module) {
+            if !allowed.contains(used.as_str()) {
+                wrong.push(format!("{}: `{module}` must not use `crate::{used}`", source.path));
+            }
+            seen.entry(module.clone()).or_default().insert(used);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // The scan itself works: these are there for anybody to see.
+    for (module, used) in [("cli", "engine"), ("engine", "scheduler"), ("graph", "kernel"), ("kernel", "target")] {
+        assert!(
+            seen.get(module).is_some_and(|uses| uses.contains(used)),
+            "`{module}` uses `{used}`, and it is not seen"
+        );
+    }
+}
+
+#[test]
+fn both_spellings_of_a_path_are_seen_and_comments_are_not() {
+    let source = |path: &str, code: &str| Source { path: path.into(), code: code_of(code), n_lines: 1 };
+    let text = "use crate::graph::Rows; // crate::cli\n/// [`crate::engine`]\nfn f() { super::super::kernel::g() }\n\
+                #[cfg(test)]\nuse crate::reference;\n";
+    let used: Vec<String> = source("src/a/b.rs", text).uses().into_iter().collect();
+    assert_eq!(used, ["graph", "kernel"]);
+    assert_eq!(source("src/a/mod.rs", "use super::kernel;").uses().len(), 1);
+    assert_eq!(source("src/a/b/mod.rs", "use super::kernel;").uses().len(), 0);
+}
+
+#[test]
+fn unsafe_code_is_in_crates_alone() {
+    let word = Regex::new(r"\bunsafe\b\s*(\{|fn|impl|extern|trait)|#\[unsafe\(|allow\(unsafe_code").expect("a pattern");
+    let ours = sources("src").into_iter().chain(sources("tests")).filter(|s| s.path != "tests/it/architecture.rs");
+    let found: Vec<String> = ours.filter(|source| word.is_match(&source.code)).map(|source| source.path).collect();
+    assert!(found.is_empty(), "{found:?}");
+    assert!(sources("crates").iter().any(|source| word.is_match(&source.code)), "the pattern finds nothing at all");
+    assert!(read(&root().join("Cargo.toml")).contains("unsafe_code = \"deny\""));
+}
+
+#[test]
+fn no_kernel_is_written_in_rust() {
+    let with_kernels = sources("src").into_iter().filter(|source| source.code.contains("__global__"));
+    let found: Vec<String> = with_kernels.map(|source| source.path).collect();
+    assert_eq!(found.iter().map(String::as_str).collect::<BTreeSet<_>>(), BTreeSet::from(KERNEL_TEXT));
+}
+
+#[test]
+fn only_the_command_line_prints_and_uses_anyhow() {
+    let prints = Regex::new(r"\be?print(ln)?!|\bdbg!|\banyhow\b").expect("a pattern");
+    let outside = sources("src").into_iter().filter(|source| source.module()[0] != "cli");
+    let found: Vec<String> = outside.filter(|source| prints.is_match(&source.code)).map(|source| source.path).collect();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn hiprtc_is_opened_in_the_compile_worker_alone() {
+    let outside = sources("src").into_iter().filter(|source| !source.path.starts_with("src/kernel/compile/"));
+    let found: Vec<String> = outside.filter(|s| s.code.contains("hiprtc_sys")).map(|source| source.path).collect();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn files_stay_short_enough_to_be_read() {
+    let all = sources("src").into_iter().chain(sources("crates"));
+    let long: BTreeSet<String> = all.filter(|source| source.n_lines > MAX_LINES).map(|source| source.path).collect();
+    assert_eq!(long, LONG_FILES.map(String::from).into(), "files of more than {MAX_LINES} lines");
+}
+
+// ---- documents ----
+
+/// Documents whose commands are tried.
+const DOCUMENTS: [&str; 2] = ["README.md", "CONTRIBUTING.md"];
+
+/// The arguments of every `gptoss-jit …` and `cargo run … -- …` in a text, fenced or in backticks.
+fn commands(text: &str) -> Vec<Vec<String>> {
+    let mut commands = Vec::new();
+    let mut fenced = false;
+    for line in text.lines() {
+        if line.starts_with("```") {
+            fenced = !fenced;
+        } else if fenced {
+            commands.extend(arguments(line));
+        } else {
+            commands.extend(line.split('`').skip(1).step_by(2).filter_map(arguments));
+        }
+    }
+    commands
+}
+
+/// The arguments, if the line is a call of the program. What follows a comment, a pipe or a redirection is not of it.
+fn arguments(line: &str) -> Option<Vec<String>> {
+    let words = words(line);
+    let is_assignment = |word: &&String| {
+        word.split('=').next().is_some_and(|name| name.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
+            && word.contains('=')
+    };
+    let words: Vec<&String> = words.iter().skip_while(is_assignment).collect();
+    let start = match words.first().map(|word| word.as_str())? {
+        "gptoss-jit" | "target/release/gptoss-jit" => 1,
+        "cargo" if words.get(1).is_some_and(|word| *word == "run") => words.iter().position(|word| *word == "--")? + 1,
+        _ => return None,
+    };
+    let rest = words[start..].iter().take_while(|word| !matches!(word.as_str(), "|" | ">" | "<" | "&&" | "#"));
+    Some(rest.map(|word| (*word).clone()).collect())
+}
+
+/// As a shell would split it, quotes included; a comment begins at a word `#…`.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for c in line.chars() {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') => (quote, word) = (Some(c), Some(word.unwrap_or_default())),
+            (None, c) if c.is_whitespace() => words.extend(word.take()),
+            (None, '#') if word.is_none() => break,
+            _ => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+#[test]
+fn commands_are_found_in_a_document() {
+    let text = "Run `gptoss-jit cache ls` or `cargo build`.\n```sh\nA_B=c gptoss-jit run -i \"a b\" > out  # say\n\
+                cargo run --release -- doctor | less\nls\n```\n";
+    let found: Vec<String> = commands(text).iter().map(|arguments| arguments.join("|")).collect();
+    assert_eq!(found, ["cache|ls", "run|-i|a b", "doctor"]);
+}
+
+#[test]
+fn every_command_in_the_documents_exists() {
+    for document in DOCUMENTS {
+        let commands = commands(&read(&root().join(document)));
+        assert!(!commands.is_empty(), "{document} names no command");
+        for arguments in commands {
+            // What stands before `--help` is parsed first, so a flag or a verb that does not exist is an error.
+            let tried = Command::new(env!("CARGO_BIN_EXE_gptoss-jit")).args(&arguments).arg("--help").output();
+            let tried = tried.expect("the program starts");
+            let said = String::from_utf8_lossy(&tried.stderr);
+            assert!(tried.status.success(), "{document}: gptoss-jit {}: {said}", arguments.join(" "));
+            assert!(String::from_utf8_lossy(&tried.stdout).contains("Usage:"), "{document}: {arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+#!/bin/sh
+# Everything that can be tested here, with nothing installed but a Rust toolchain and a C compiler: all tests, the
+# format and the lints. The last line counts them: `N passed, N failed, N skipped`. Fails if anything failed.
+#
+# hipRTC is fetched once into target/hiprtc, where that is possible (tests/fetch-hiprtc.sh), unless GPTOSS_JIT_HIPRTC
+# names one. The kernel cache, the temporary folder and the config folder are private to the run and start empty.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+passed=0 failed=0 skipped=0
+say() { printf '\n==> %s\n' "$*"; }
+skip() { printf 'skipped: %s\n' "$*"; skipped=$((skipped + 1)); }
+count() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi; }
+
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+mkdir -p target "$scratch/tmp" "$scratch/config" || exit 1
+rm -rf target/test-cache
+unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_LOG
+export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$PWD/target/test-cache"
+
+say "hipRTC"
+if [ -n "${GPTOSS_JIT_HIPRTC:-}" ]; then
+    echo "GPTOSS_JIT_HIPRTC=$GPTOSS_JIT_HIPRTC"
+else
+    unset GPTOSS_JIT_HIPRTC
+    tests/fetch-hiprtc.sh target/hiprtc
+    status=$?
+    case $status in
+        0) export GPTOSS_JIT_HIPRTC="$PWD/target/hiprtc" ;;
+        3) echo "WARNING: there is no hipRTC here: no GPU kernel will be compiled by the tests below" ;;
+        *) echo "FAILED: tests/fetch-hiprtc.sh, exit code $status" && count 1 ;;
+    esac
+fi
+
+# The release profile: its dependencies are those that `cargo run --release` has built.
+say "cargo test"
+{
+    cargo test --release --locked --workspace --no-fail-fast 2>&1
+    echo $? >"$scratch/status"
+} | tee "$scratch/log"
+status=$(cat "$scratch/status")
+# A test that cannot do its work here says so on stderr, in a line `skipped: why`, and then counts as passed for cargo.
+said=$(grep -cE '(^|\.\.\. )skipped: ' "$scratch/log")
+counts=$(awk '/^test result: / {
+    for (i = 2; i <= NF; i++) {
+        if ($i == "passed;") p += $(i - 1); if ($i == "failed;") f += $(i - 1); if ($i == "ignored;") s += $(i - 1)
+    }
+} END { print p + 0, f + 0, s + 0 }' "$scratch/log")
+# shellcheck disable=SC2086 # three numbers
+set -- $counts
+passed=$((passed + $1 - said)) failed=$((failed + $2)) skipped=$((skipped + $3 + said))
+# A crate that does not compile, or a test binary that died, has no result to count.
+if [ "$status" -ne 0 ] && [ "$2" -eq 0 ]; then
+    echo "FAILED: cargo test, exit code $status" && count 1
+elif [ "$1" -eq 0 ]; then
+    echo "FAILED: no test ran" && count 1
+fi
+
+say "cargo fmt"
+if cargo fmt --version >/dev/null 2>&1; then
+    cargo fmt --all -- --check
+    count $?
+else
+    skip "cargo fmt is not installed (rustup component add rustfmt)"
+fi
+
+say "cargo clippy"
+if cargo clippy --version >/dev/null 2>&1; then
+    cargo clippy --release --locked --workspace --all-targets -- -D warnings
+    count $?
+else
+    skip "cargo clippy is not installed (rustup component add clippy)"
+fi
+
+say "summary"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
