@@ -59,8 +59,8 @@ pub struct DeviceArgs {
     pub device: String,
 
     /// Threads of the cpu device; 0 means one for every core
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub threads: usize,
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub threads: u32,
 
     /// How exactly sums are done [default: f32 for f32 checkpoints, bf16 for bf16 ones]
     #[arg(long, value_enum)]
@@ -164,7 +164,7 @@ impl DeviceArgs {
                 _ => return Err(UsageError(format!("there is no device `{device}`; there are auto and cpu")).into()),
             },
         }
-        let driver = Arc::new(HostDriver::new(self.threads)?);
+        let driver = Arc::new(HostDriver::new(self.threads as usize)?);
         let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
         let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
         Ok(Pipeline::new(library, tables, Target::host(), Store::from_env()?, driver))

@@ -247,13 +247,13 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     for t in 0..n_tokens {
         let places: Vec<(usize, usize)> =
             visible(window, position.index(t)).map(|p| (layout.block(table, slot.index(t), p), p)).collect();
-        for h in 0..layout.n_heads {
+        for (h, &sink) in sinks.iter().enumerate() {
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {
                 let terms = (0..layout.head_dim).map(|d| qkv.values()[row + d] * k[layout.k(block, g, d, p)]);
                 terms.sum::<f64>() / (layout.head_dim as f64).sqrt()
             };
-            let weights = softmax_with_sink(places.iter().map(score).collect(), sinks[h]);
+            let weights = softmax_with_sink(places.iter().map(score).collect(), sink);
             let value = |d: usize, i: usize| v[layout.v(places[i].0, g, d, places[i].1)];
             let all = (0..layout.head_dim).flat_map(|d| (0..places.len()).map(move |i| (d, i)));
             let scale = all.map(|(d, i)| value(d, i).abs()).fold(0.0, f64::max);

@@ -75,6 +75,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
         return Err(UsageError(message).into());
     }
+    store.compiler().identity(target.backend, &target.id())?; // no compiler is one error, not one for each kernel
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
