@@ -75,3 +75,11 @@ fn the_tokens_are_those_of_the_seeds_and_their_bytes_are_printed_as_they_are() {
         assert_eq!(json["text"], text.as_ref(), "JSON holds characters only");
     }
 }
+
+#[test]
+fn of_a_flag_given_twice_the_last_counts() {
+    let room = tempfile::tempdir().expect("a temporary folder");
+    let tokenizer = tokenizer(&room);
+    let expected = [PROMPT, &GENERATED[0].1[..2].iter().map(|&id| byte(id)).collect::<Vec<u8>>(), b"\n"].concat();
+    assert_eq!(run(&room, &tokenizer, &["-n", "24", "-T", "1", "-n", "5", "-T", "0"]), expected);
+}

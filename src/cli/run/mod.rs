@@ -36,6 +36,7 @@ pub enum Mode {
 
 /// Run a model: continue a text, chat, or work through a file of prompts
 #[derive(clap::Args, Debug)]
+#[command(args_override_self = true)] // the last of two counts, as in the seeds: scripts append flags
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
