@@ -7,5 +7,6 @@ mod compile;
 mod doctor;
 mod hiprtc;
 mod kernels;
+mod seeds;
 mod templates;
 mod tokenizer;

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::Args;
 use crate::cli::model::{Sizes, kernel_counts};
 use crate::cli::output::Output;
+use crate::cli::report::UsageError;
 use crate::engine::Engine;
 use crate::harmony::parser::Event as Parsed;
 use crate::harmony::{Channel, Harmony, Message, Reasoning, Role, SystemMessage, developer_text, today};
@@ -17,6 +18,7 @@ use crate::scheduler::{Event, Request};
 
 /// Talks until stdin ends or the context is full.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
+    let first = args.input.as_ref().map(|text| text.to_str().ok_or_else(not_utf8)).transpose()?;
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
     let harmony = Harmony::new(tokenizer.clone())?;
@@ -27,7 +29,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     stop.extend(harmony.stop_ids());
 
     let mut chat = Chat { args, output, harmony, engine, stop, conversation: opening(args), n_turns: 0 };
-    if let Some(text) = &args.input
+    if let Some(text) = first
         && !chat.turn(text)?
     {
         return Ok(());
@@ -45,6 +47,10 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let (from_cache, compiled) = kernel_counts(&chat.engine);
     output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
     Ok(())
+}
+
+fn not_utf8() -> UsageError {
+    UsageError("the first message, given with `-i`, is not UTF-8".into())
 }
 
 /// What stands before the first message. The models of OpenAI expect their own system message, and instructions in a

@@ -11,7 +11,6 @@ use crate::cli::report::UsageError;
 use crate::engine::Engine;
 use crate::scheduler::{Event, FinishReason, Request};
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::stream::TextStream;
 
 /// Prints the prompt and what follows it, as it comes.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
@@ -21,7 +20,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     };
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
-    let mut prompt = tokenizer.encode(prompt.as_bytes())?;
+    let mut prompt = tokenizer.encode(prompt.as_encoded_bytes())?;
 
     // The seeds run positions 0 to steps - 1 and print one token more than that.
     let steps = args.steps(&checkpoint.config);
@@ -49,8 +48,7 @@ struct Generation<'a> {
 impl Generation<'_> {
     fn run(&self, engine: &mut Engine, request: Request) -> anyhow::Result<()> {
         let n_prompt = request.prompt.len();
-        let mut stream = TextStream::default();
-        let mut text = stream.push(&self.tokenizer.decode_all(&request.prompt)?);
+        let mut text = self.tokenizer.decode_all(&request.prompt)?;
         self.show(&text)?;
         let stop = request.stop.clone();
         let begin = Instant::now();
@@ -66,24 +64,24 @@ impl Generation<'_> {
                         first_token.get_or_insert_with(Instant::now);
                         ids.push(token);
                         if !stop.contains(&token) {
-                            let piece = stream.push(self.tokenizer.decode(token)?);
-                            self.show(&piece)?;
-                            text += &piece;
+                            let piece = self.tokenizer.decode(token)?;
+                            self.show(piece)?;
+                            text.extend_from_slice(piece);
                         }
                     }
                     Event::Finished { reason: why, .. } => reason = why,
                 }
             }
         }
-        let rest = stream.finish();
-        self.show(&format!("{rest}\n"))?;
-        text += &rest;
+        self.show(b"\n")?;
+        let text = String::from_utf8_lossy(&text).into_owned();
         self.summarise(engine, &Generated { n_prompt, ids, text, begin, first_token, reason })
     }
 
-    fn show(&self, text: &str) -> anyhow::Result<()> {
+    /// The bytes of tokens as they are, as in the seeds: they need not be whole characters, nor characters at all.
+    fn show(&self, bytes: &[u8]) -> anyhow::Result<()> {
         if !self.output.is_json() {
-            self.output.text(text)?;
+            self.output.bytes(bytes)?;
         }
         Ok(())
     }

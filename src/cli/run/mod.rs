@@ -9,6 +9,7 @@ mod generate;
 pub(in crate::cli) mod getp;
 mod verify;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -35,6 +36,7 @@ pub enum Mode {
 
 /// Run a model: continue a text, chat, or work through a file of prompts
 #[derive(clap::Args, Debug)]
+#[command(args_override_self = true)] // the last of two counts, as in the seeds: scripts append flags
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -45,7 +47,7 @@ pub struct Args {
 
     /// The prompt (generate), the first message (chat), or the file of prompts (getp)
     #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
-    input: Option<String>,
+    input: Option<OsString>,
 
     /// Where getp writes token ids, a line for each prompt [default: stdout]
     #[arg(short, long, value_name = "FILE")]
