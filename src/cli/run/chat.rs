@@ -110,6 +110,10 @@ impl Chat<'_> {
                     self.show(parsed, &mut messages)?;
                 }
             }
+            // A final message is the whole answer, even where the model ends it as if more came.
+            if messages.iter().any(|message: &Message| message.channel == Some(Channel::Final)) {
+                self.engine.abort();
+            }
         }
         for parsed in parser.finish() {
             self.show(parsed, &mut messages)?;
