@@ -1,7 +1,7 @@
 //! `logits`: the logits after every token of given ids, written down or compared.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
 use super::output::Output;
+use super::output_file::OutputFile;
 use super::report::UsageError;
 use crate::graph::plan::Written;
 
@@ -33,11 +34,11 @@ pub struct Args {
 
     /// Relative tolerance; the seeds' own is 1e-4
     #[arg(long, default_value_t = 1e-4, requires = "expect")]
-    rtol: f32,
+    rtol: f64,
 
     /// Absolute tolerance; the seeds' own is 1e-5, and two correct f32 programs differ by up to 1e-4
     #[arg(long, default_value_t = 1e-5, requires = "expect")]
-    atol: f32,
+    atol: f64,
 
     /// Print a few values after every op, on stderr
     #[arg(long)]
@@ -61,6 +62,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError("nothing to do: give `-o`, `--expect` or `--trace`".into()).into());
     }
     let lines = read_ids(&args.ids)?;
+    let file = args.output.as_deref().map(|path| OutputFile::create(path, "logits")).transpose()?;
     let checkpoint = args.model.open(output)?;
     let vocab_size = checkpoint.config.vocab_size;
     let capacity_tokens = lines.iter().map(Vec::len).max().unwrap_or(0).max(1);
@@ -70,10 +72,14 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     for (i, ids) in lines.iter().enumerate().filter(|(_, ids)| !ids.is_empty()) {
         let mut trace = |written: &Written<'_>| output.note(&trace_line(written));
         let observer = args.trace.then_some(&mut trace as crate::graph::plan::Observer<'_>);
-        logits.extend(engine.teacher_force(ids, observer).with_context(|| format!("line {}", i + 1))?);
+        logits.extend(
+            engine
+                .teacher_force(ids, observer)
+                .with_context(|| format!("could not run line {} of `{}`", i + 1, args.ids.display()))?,
+        );
     }
-    if let Some(path) = &args.output {
-        write_npy(path, &logits, vocab_size)?;
+    if let Some(file) = file {
+        file.fill(|file| write_npy(file, &logits, vocab_size))?;
     }
     match &args.expect {
         Some(path) => compare(path, &logits, vocab_size, &args, output),
@@ -108,21 +114,14 @@ fn trace_line(written: &Written<'_>) -> String {
     )
 }
 
-/// A file appears whole or not at all.
-fn write_npy(path: &Path, logits: &[f32], vocab_size: usize) -> anyhow::Result<()> {
-    let write = || -> std::io::Result<()> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = tempfile::NamedTempFile::new_in(folder)?;
-        let mut buffered = BufWriter::new(file);
-        let shape = [(logits.len() / vocab_size) as u64, vocab_size as u64];
-        let mut writer = npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut buffered).begin_nd()?;
-        writer.extend(logits)?;
-        writer.finish()?;
-        buffered.flush()?;
-        buffered.into_inner().map_err(|error| error.into_error())?.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("could not write logits to `{}`", path.display()))
+/// f32, (tokens of all lines, vocab_size).
+fn write_npy(file: &mut File, logits: &[f32], vocab_size: usize) -> io::Result<()> {
+    let mut buffered = BufWriter::new(file);
+    let shape = [(logits.len() / vocab_size) as u64, vocab_size as u64];
+    let mut writer = npyz::WriteOptions::new().default_dtype().shape(&shape).writer(&mut buffered).begin_nd()?;
+    writer.extend(logits)?;
+    writer.finish()?;
+    buffered.flush()
 }
 
 /// The logits are further from the expected ones than the tolerance allows.
@@ -142,10 +141,11 @@ struct Beyond {
 fn compare(path: &Path, logits: &[f32], vocab_size: usize, args: &Args, output: &Output) -> anyhow::Result<()> {
     let expected = read_npy(path, logits.len() / vocab_size, vocab_size)?;
     // NaN compares false: whatever is not within the tolerance is beyond it.
-    let within = |(got, want): (&f32, &f32)| (got - want).abs() <= args.atol + args.rtol * want.abs();
+    let difference = |got: &f32, want: &f32| (f64::from(*got) - f64::from(*want)).abs();
+    let within = |(got, want): (&f32, &f32)| difference(got, want) <= args.atol + args.rtol * f64::from(want.abs());
     let beyond: Vec<usize> =
         logits.iter().zip(&expected).enumerate().filter(|(_, pair)| !within(*pair)).map(|(i, _)| i).collect();
-    let largest = logits.iter().zip(&expected).map(|(got, want)| (got - want).abs()).fold(0.0_f32, f32::max);
+    let largest = logits.iter().zip(&expected).map(|(got, want)| difference(got, want)).fold(0.0, f64::max);
     if output.is_json() {
         output.json(&json!({
             "schema": 1, "values": logits.len(), "beyond": beyond.len(), "largest_difference": largest,

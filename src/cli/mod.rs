@@ -12,6 +12,7 @@ mod kernels;
 mod logits;
 mod model;
 pub mod output;
+mod output_file;
 mod report;
 mod run;
 mod tokenize;

@@ -1,12 +1,22 @@
 //! Integration tests, one binary: a module per room.
 
 mod architecture;
+mod bad_input;
 mod cache;
+mod chat;
 mod checkpoint;
 mod compile;
 mod doctor;
+mod forward;
+mod generate;
+mod getp;
 mod hiprtc;
 mod kernels;
+mod logits;
+mod models;
+mod own_templates;
+mod program;
 mod seeds;
+mod startup;
 mod templates;
 mod tokenizer;

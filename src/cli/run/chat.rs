@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, IsTerminal, stdin};
 
+use anyhow::Context;
 use serde_json::json;
 
 use super::Args;
@@ -38,8 +39,10 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     if prompts {
         output.note("one message a line; the end of input (ctrl-d) ends the chat");
     }
-    for line in stdin().lock().lines() {
-        if !chat.turn(line?.trim_end_matches('\r'))? {
+    for line in stdin().lock().split(b'\n') {
+        let line = line.context("could not read the next message")?;
+        // A byte that is no text does not end a conversation.
+        if !chat.turn(String::from_utf8_lossy(&line).trim_end_matches('\r'))? {
             break;
         }
     }

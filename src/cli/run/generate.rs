@@ -23,14 +23,14 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut prompt = tokenizer.encode(prompt.as_encoded_bytes())?;
 
     // The seeds run positions 0 to steps - 1 and print one token more than that.
-    let steps = args.steps(&checkpoint.config);
-    let max_new_tokens = match args.max_new_tokens {
-        Some(n) => n.min((checkpoint.config.max_seq_len + 1).saturating_sub(prompt.len())),
-        None => {
-            prompt.truncate(steps + 1);
-            steps + 1 - prompt.len().min(steps + 1)
-        }
-    };
+    let steps = args.reach(&checkpoint.config);
+    if prompt.len() > steps + 1 {
+        let (n_prompt, n_fit) = (prompt.len(), steps + 1);
+        output.note(&format!("note: the prompt has {n_prompt} tokens, of which {n_fit} fit: nothing is generated"));
+        prompt.truncate(n_fit);
+    }
+    let room = steps + 1 - prompt.len();
+    let max_new_tokens = args.max_new_tokens.map_or(room, |n| n.min(room));
     let capacity_tokens = (prompt.len() + max_new_tokens).saturating_sub(1).max(1);
     let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };
     let mut engine = args.load(&checkpoint, sizes, output)?;
@@ -47,12 +47,11 @@ struct Generation<'a> {
 
 impl Generation<'_> {
     fn run(&self, engine: &mut Engine, request: Request) -> anyhow::Result<()> {
-        let n_prompt = request.prompt.len();
-        let mut text = self.tokenizer.decode_all(&request.prompt)?;
-        self.show(&text)?;
-        let stop = request.stop.clone();
-        let begin = Instant::now();
+        let Request { prompt, stop, .. } = request.clone();
         engine.submit(request)?;
+        let mut text = self.tokenizer.decode_all(&prompt)?;
+        self.show(&text)?;
+        let begin = Instant::now();
 
         let mut ids = Vec::new();
         let mut first_token = None;
@@ -73,9 +72,12 @@ impl Generation<'_> {
                 }
             }
         }
-        self.show(b"\n")?;
+        self.show(
+            b"
+",
+        )?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        self.summarise(engine, &Generated { n_prompt, ids, text, begin, first_token, reason })
+        self.summarise(engine, &Generated { n_prompt: prompt.len(), ids, text, begin, first_token, reason })
     }
 
     /// The bytes of tokens as they are, as in the seeds: they need not be whole characters, nor characters at all.

@@ -13,6 +13,7 @@ use serde_json::json;
 use super::{Args, verify};
 use crate::cli::model::{Sizes, kernel_counts};
 use crate::cli::output::Output;
+use crate::cli::output_file::OutputFile;
 use crate::cli::report::UsageError;
 use crate::engine::Engine;
 use crate::scheduler::{Event, Request};
@@ -26,25 +27,22 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let prompts = read_prompts(Path::new(input), args.lines, output)?;
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
-    let steps = args.steps(&checkpoint.config);
-    let longest = match args.max_new_tokens {
-        Some(_) => checkpoint.config.max_seq_len,
-        None => steps,
-    };
+    let longest = args.reach(&checkpoint.config);
     let encode_start = Instant::now();
-    let requests = requests(args, &prompts, &tokenizer, steps, checkpoint.config.max_seq_len)?;
+    let requests = requests(args, &prompts, &tokenizer, longest, output)?;
     let encode_s = encode_start.elapsed().as_secs_f64();
     // Nothing is longer than its prompt and what it may generate: short files need little cache.
     let needed = requests.iter().flatten().map(|r| r.prompt.len() + r.max_new_tokens).max().unwrap_or(1);
     let n_slots = (args.batch as usize).min(requests.iter().flatten().count()).max(1);
     let sizes = Sizes { n_slots, capacity_tokens: longest.min(needed).max(1), max_logit_rows: n_slots };
+    let file = args.output.as_deref().map(|path| OutputFile::create(path, "ids")).transpose()?;
     let mut engine = args.load(&checkpoint, sizes, output)?;
 
     let start = Instant::now();
     let generated = generate(&mut engine, requests, output)?;
     let seconds = start.elapsed().as_secs_f64() + encode_s;
     super::show_profile(&engine, output);
-    write_ids(args.output.as_deref(), &generated, output)?;
+    write_ids(file, &generated, output)?;
     summarise(&engine, &generated, seconds, output)?;
     match &args.verify {
         Some(expected) => verify::compare(expected, &generated, output),
@@ -103,22 +101,31 @@ fn requests(
     args: &Args,
     prompts: &[Vec<u8>],
     tokenizer: &Tokenizer,
-    steps: usize,
-    max_seq_len: usize,
+    longest: usize,
+    output: &Output,
 ) -> anyhow::Result<Vec<Option<Request>>> {
     let stop = args.stop_ids(tokenizer)?;
-    let request = |(i, prompt): (usize, &Vec<u8>)| {
-        let prompt = tokenizer.encode(prompt).with_context(|| format!("prompt {}", i + 1))?;
+    let mut full = Vec::new(); // prompts that leave no room
+    let mut request = |(i, prompt): (usize, &Vec<u8>)| {
+        let prompt = tokenizer.encode(prompt).with_context(|| format!("could not encode prompt {}", i + 1))?;
         // The seeds run positions 0 to steps - 2, and what the last of them gives is the last token.
-        let room = match args.max_new_tokens {
-            Some(n) => n.min(max_seq_len.saturating_sub(prompt.len())),
-            None => steps.saturating_sub(prompt.len()),
-        };
-        let has_work = !prompt.is_empty() && room > 0;
+        let room = longest.saturating_sub(prompt.len());
+        if room == 0 {
+            full.push(i + 1);
+        }
+        let max_new_tokens = args.max_new_tokens.map_or(room, |n| n.min(room));
+        let has_work = !prompt.is_empty() && max_new_tokens > 0;
         let sampling = args.sampling(i);
-        Ok(has_work.then(|| Request { prompt, max_new_tokens: room, stop: stop.clone(), sampling }))
+        Ok(has_work.then(|| Request { prompt, max_new_tokens, stop: stop.clone(), sampling }))
     };
-    prompts.iter().enumerate().map(request).collect()
+    let requests = prompts.iter().enumerate().map(&mut request).collect::<anyhow::Result<_>>()?;
+    if let Some(first) = full.first() {
+        let n = full.len();
+        output.note(&format!(
+            "note: {n} prompts have {longest} tokens or more, the first is prompt {first}: no room for new ones"
+        ));
+    }
+    Ok(requests)
 }
 
 /// Runs all requests. Gives the generated ids of each, in their order.
@@ -127,7 +134,7 @@ fn generate(engine: &mut Engine, requests: Vec<Option<Request>>, output: &Output
     let mut line_of = Vec::new(); // by request id
     for (line, request) in requests.into_iter().enumerate() {
         if let Some(request) = request {
-            engine.submit(request).with_context(|| format!("prompt {}", line + 1))?;
+            engine.submit(request).with_context(|| format!("could not run prompt {}", line + 1))?;
             line_of.push(line);
         }
     }
@@ -157,24 +164,15 @@ fn progress(n_requests: usize, output: &Output) -> indicatif::ProgressBar {
     indicatif::ProgressBar::new(n_requests as u64).with_style(style.expect("a constant template"))
 }
 
-/// One line for each prompt, ids separated by single blanks. A file appears whole or not at all.
-fn write_ids(path: Option<&Path>, generated: &[Vec<u32>], output: &Output) -> anyhow::Result<()> {
+/// One line for each prompt, ids separated by single blanks.
+fn write_ids(file: Option<OutputFile>, generated: &[Vec<u32>], output: &Output) -> anyhow::Result<()> {
     let line = |ids: &Vec<u32>| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ") + "\n";
     let text: String = generated.iter().map(line).collect();
-    let Some(path) = path else {
-        if !output.is_json() {
-            output.text(&text)?;
-        }
-        return Ok(());
-    };
-    let write = || -> std::io::Result<()> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("could not write ids to `{}`", path.display()))
+    match file {
+        Some(file) => file.fill(|file| file.write_all(text.as_bytes())),
+        None if output.is_json() => Ok(()),
+        None => Ok(output.text(&text)?),
+    }
 }
 
 fn summarise(engine: &Engine, generated: &[Vec<u32>], seconds: f64, output: &Output) -> anyhow::Result<()> {

@@ -141,6 +141,9 @@ fn show_profile(engine: &Engine, output: &Output) {
 /// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.
 const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
 
+/// Down from here, where logits divided by the temperature could pass the largest f32, a draw is the most probable token.
+const COLDEST: f32 = 1e-30;
+
 impl Args {
     /// Loads the model, and takes times if asked.
     fn load(&self, checkpoint: &Checkpoint, sizes: Sizes, output: &Output) -> anyhow::Result<Engine> {
@@ -159,12 +162,18 @@ impl Args {
         }
     }
 
+    /// Positions that a sequence may reach: those of `-n`, or all where new tokens are counted instead.
+    fn reach(&self, config: &ModelConfig) -> usize {
+        if self.max_new_tokens.is_some() { config.max_seq_len } else { self.steps(config) }
+    }
+
     /// How the next token is chosen, with the seeds' bounds on each value. `sequence` tells requests apart, which
     /// draw from random numbers of their own.
     fn sampling(&self, sequence: usize) -> Sampling {
         let top_p = if (0.0..=1.0).contains(&self.top_p) { self.top_p } else { 0.9 };
         let seed = self.first_seed().wrapping_add(sequence as u64);
-        Sampling { temperature: self.temperature.max(0.0), top_k: self.top_k, top_p, seed }
+        let temperature = if self.temperature > COLDEST { self.temperature } else { 0.0 };
+        Sampling { temperature, top_k: self.top_k, top_p, seed }
     }
 
     fn first_seed(&self) -> u64 {

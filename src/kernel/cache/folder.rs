@@ -96,6 +96,14 @@ pub enum CacheError {
         /// The text.
         text: String,
     },
+    /// `$GPTOSS_JIT_CACHE_SIZE` is not a size.
+    #[error(
+        "could not use `GPTOSS_JIT_CACHE_SIZE={text}`: expected a whole number and a unit, such as `500MB` or `2GiB`"
+    )]
+    SizeVariable {
+        /// What it is.
+        text: String,
+    },
 }
 
 impl Hint for CacheError {
@@ -111,6 +119,7 @@ impl Hint for CacheError {
                 Some("`gptoss-jit cache verify --repair` moves what is damaged aside".into())
             }
             Self::NoSuchEntry { .. } | Self::Ambiguous { .. } => Some("`gptoss-jit cache ls` lists the entries".into()),
+            Self::SizeVariable { .. } => Some("leave it unset to let the cache grow to 2 GiB".into()),
             Self::Read { .. } | Self::Write { .. } | Self::Size { .. } => None,
         }
     }

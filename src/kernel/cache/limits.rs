@@ -24,12 +24,14 @@ impl Limits {
     /// The defaults, with the size from `$GPTOSS_JIT_CACHE_SIZE` where that is set.
     ///
     /// # Errors
-    /// [`CacheError::Size`] when the variable is not a size.
+    /// [`CacheError::SizeVariable`] when the variable is not a size.
     pub fn from_env() -> Result<Self, CacheError> {
-        match std::env::var_os("GPTOSS_JIT_CACHE_SIZE").filter(|size| !size.is_empty()) {
-            Some(size) => Ok(Self { max_bytes: parse_size(&size.to_string_lossy())?, ..Self::default() }),
-            None => Ok(Self::default()),
-        }
+        let Some(size) = std::env::var_os("GPTOSS_JIT_CACHE_SIZE").filter(|size| !size.is_empty()) else {
+            return Ok(Self::default());
+        };
+        let text = size.to_string_lossy();
+        let max_bytes = parse_size(&text).map_err(|_| CacheError::SizeVariable { text: text.clone().into_owned() })?;
+        Ok(Self { max_bytes, ..Self::default() })
     }
 }
 

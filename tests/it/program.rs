@@ -1,0 +1,154 @@
+//! The program as people start it: its own process, a cache folder of this test run, nothing of the user's.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// What a run left: its exit code and its two streams.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+/// The cache that the tests of one run share, so that a kernel compiles once.
+pub fn shared_cache() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+        fs::create_dir_all(&parent).expect("made");
+        remove_old(&parent);
+        tempfile::Builder::new().prefix("run-").tempdir_in(&parent).expect("made").keep()
+    })
+}
+
+/// Nobody drops a static: what earlier runs left goes when it is too old to be in use.
+fn remove_old(parent: &Path) {
+    for child in fs::read_dir(parent).expect("listed").flatten() {
+        let age = child.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|time| time.elapsed().ok());
+        if age.is_some_and(|age| age > Duration::from_secs(3600)) {
+            let _ = fs::remove_dir_all(child.path());
+        }
+    }
+}
+
+/// The program with a cache of its own choosing, and without what the user has set.
+pub fn command(cache: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPTOSS_JIT_")) {
+        command.env_remove(name);
+    }
+    // Nothing is there: no templates and no tables of the user's.
+    command.env("XDG_CONFIG_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-config"));
+    command.env("GPTOSS_JIT_CACHE", cache).env("NO_COLOR", "1").args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs with the shared cache.
+pub fn run(args: &[&str]) -> Ran {
+    run_in(shared_cache(), args)
+}
+
+/// Runs with this cache.
+pub fn run_in(cache: &Path, args: &[&str]) -> Ran {
+    Ran::new(args, command(cache, args).output().expect("started"))
+}
+
+/// Runs with the shared cache and this on stdin.
+pub fn run_with_stdin(args: &[&str], stdin: &[u8]) -> Ran {
+    let mut command = command(shared_cache(), args);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+    // What is asked for fits the pipe; a program that ended without reading it is no error here.
+    let _ = child.stdin.take().expect("piped").write_all(stdin);
+    Ran::new(args, child.wait_with_output().expect("reaped"))
+}
+
+impl Ran {
+    /// Whatever happens, the program ends by itself and never by a panic.
+    pub fn new(args: &[&str], output: Output) -> Self {
+        let stderr = String::from_utf8(output.stderr).expect("stderr is text");
+        let code = output.status.code().unwrap_or_else(|| panic!("{args:?}: {}\n{stderr}", output.status));
+        assert!(!stderr.contains("panicked") && code != 101, "{args:?}: {stderr}");
+        Self { code, stdout: output.stdout, stderr }
+    }
+
+    /// Expects success.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{}", self.stderr);
+        self
+    }
+
+    /// Expects one error, a hint, and nothing on stdout. Gives stderr.
+    #[track_caller]
+    pub fn fails(self, code: i32) -> String {
+        assert_eq!(self.code, code, "{}", self.stderr);
+        assert_eq!(String::from_utf8_lossy(&self.stdout), "");
+        assert_eq!(self.stderr.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{}", self.stderr);
+        self.stderr
+    }
+
+    /// Expects what [`Self::fails`] does, and a hint.
+    #[track_caller]
+    pub fn fails_with_hint(self, code: i32) -> String {
+        let stderr = self.fails(code);
+        assert!(stderr.contains("\nhint: "), "{stderr}");
+        stderr
+    }
+
+    #[track_caller]
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("stdout is text")
+    }
+
+    /// The one JSON object on stdout.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        let value: Value = serde_json::from_str(self.text()).unwrap_or_else(|e| panic!("{e}: {}", self.text()));
+        assert_eq!(value["schema"], 1);
+        value
+    }
+
+    /// Lines of token ids on stdout.
+    #[track_caller]
+    pub fn ids(&self) -> Vec<Vec<u32>> {
+        parse_ids(self.text())
+    }
+}
+
+/// Lines of ids, separated by single blanks.
+#[track_caller]
+pub fn parse_ids(text: &str) -> Vec<Vec<u32>> {
+    assert!(text.is_empty() || text.ends_with('\n'), "the last line is not ended: {text:?}");
+    let ids = |line: &str| match line {
+        "" => Vec::new(),
+        line => line.split(' ').map(|word| word.parse().unwrap_or_else(|_| panic!("`{line}`"))).collect(),
+    };
+    text.split_terminator('\n').map(ids).collect()
+}
+
+/// The keys of an object.
+pub fn keys(object: &Value) -> HashSet<&str> {
+    object.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+/// Writes a file for the program to read. Gives its path as an argument.
+pub fn file(folder: &Path, name: &str, bytes: &[u8]) -> String {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().expect("in a folder")).expect("made");
+    fs::write(&path, bytes).expect("written");
+    argument(&path)
+}
+
+/// A path as an argument.
+pub fn argument(path: &Path) -> String {
+    path.to_str().expect("test paths are text").to_owned()
+}
