@@ -286,6 +286,9 @@ mod tests {
                 "gfx11.toml:12: no row for `linear` at more than 20 tokens",
             ]
         );
+        let fused = row("1-8", "", 1).replace("op = \"linear\"", "op = [\"rmsnorm\", \"linear\"]");
+        assert!(fused.contains("rmsnorm"));
+        assert_eq!(tables(&[("gfx11", fused)]).expect("right").lint(), Vec::<String>::new());
     }
 
     #[test]

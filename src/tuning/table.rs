@@ -206,11 +206,12 @@ impl Table {
         Ok(table)
     }
 
-    /// Numbers of tokens that the rows of one `where` leave out, a line for each.
+    /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out any:
+    /// there the ops are not fused.
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         let mut seen: Vec<&Row> = Vec::new();
-        for row in &self.rows {
+        for row in self.rows.iter().filter(|row| !row.op.contains('+')) {
             if seen.iter().any(|other| other.op == row.op && other.facts == row.facts) {
                 continue;
             }

@@ -99,13 +99,13 @@ fn a_c_warning_goes_to_the_log_of_the_object() {
 }
 
 #[test]
-fn a_target_that_the_compiler_does_not_know_is_told_once_and_as_such() {
+fn a_chip_that_the_c_compiler_does_not_know_is_refused_by_name() {
     let mut request = request(Backend::Host, "int a;\n");
-    request.target = "no-such-chip".into();
+    request.options.push("-march=no-such-chip".into());
     let error = Compiler::new(options()).compile(&request).unwrap_err();
-    assert!(matches!(error, CompileError::Canary { how: How::Rejected, .. }), "{error}");
-    assert!(error.to_string().contains("no-such-chip"), "{error}");
-    assert!(!error.is_deterministic(), "it says nothing about the kernel");
+    assert!(matches!(error, CompileError::Failed { how: How::Rejected, .. }), "{error}");
+    assert!(error.log().contains("no-such-chip"), "{error}");
+    assert!(error.is_deterministic());
 }
 
 #[test]

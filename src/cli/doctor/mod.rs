@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(check.state, State::Failed);
         let text = check.text();
         assert!(text.starts_with("failed   hipRTC       could not compile"), "{text}");
-        assert!(text.contains("\n                       second\n"), "{text}");
+        assert!(text.contains("\n                      second\n"), "{text}");
         assert!(text.contains("`run` does not need it"), "{text}");
     }
 }

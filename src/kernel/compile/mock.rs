@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
+use std::hint::black_box;
 use std::io::{Write, stderr};
 use std::path::Path;
 use std::time::Duration;
@@ -47,7 +48,8 @@ fn obey(word: &str, argument: &str, made: &mut Made, folder: &Path) -> Result<()
         "hang" => loop {
             thread::sleep(Duration::from_secs(1));
         },
-        "oom" => drop(vec![1_u8; usize::MAX / 4]),
+        // Unobserved, the allocation would be optimised away.
+        "oom" => drop(black_box(vec![1_u8; usize::MAX / 4])),
         "exit" => process::exit(argument.parse().unwrap_or(1)),
         "reject" => return rejected(argument.into()),
         "sleep-ms" => thread::sleep(Duration::from_millis(argument.parse().unwrap_or(0))),
