@@ -72,10 +72,7 @@ impl Generation<'_> {
                 }
             }
         }
-        self.show(
-            b"
-",
-        )?;
+        self.show(b"\n")?;
         let text = String::from_utf8_lossy(&text).into_owned();
         self.summarise(engine, &Generated { n_prompt: prompt.len(), ids, text, begin, first_token, reason })
     }
