@@ -19,4 +19,5 @@ mod program;
 mod seeds;
 mod startup;
 mod templates;
+mod tiny;
 mod tokenizer;
