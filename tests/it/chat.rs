@@ -25,7 +25,11 @@ impl Parrot {
         // The prompt ends in `assistant`.
         let head =
             [u32::from(b't'), special("<|channel|>"), FINAL, special("<|message|>"), 0xc3, 0xa9, u32::from(b'!')];
-        let answer = [&head, ending].concat();
+        Self::that_says(seq_len, &[&head, ending].concat())
+    }
+
+    /// With these tokens, the first of which is the prompt's last.
+    fn that_says(seq_len: i32, answer: &[u32]) -> Self {
         let successors: Vec<(u32, u32)> = answer.windows(2).map(|pair| (pair[0], pair[1])).collect();
         let counter = Counter::with_successors(265, seq_len, &successors);
         file(counter.folder.path(), "tokenizer.bin", &tokenizer());
@@ -106,21 +110,28 @@ fn a_conversation_that_fills_the_context_ends_with_a_warning() {
 }
 
 #[test]
-fn an_answer_ends_where_the_model_speaks_for_somebody_else() {
-    // `<|end|><|start|>user<|message|>é!<|end|>…` and so on: what follows is not the assistant's.
-    let ending = ["<|end|>", "<|start|>"].map(special).into_iter().chain("user".bytes().map(u32::from));
-    let parrot = Parrot::that_goes_on(4096, &ending.chain([special("<|message|>")]).collect::<Vec<_>>());
+fn an_answer_ends_with_its_final_message_or_where_the_model_speaks_for_somebody_else() {
+    // `<|end|>`, as if more came, and it would: `<|start|>user<|message|>é!<|end|>…`
+    let words = [0xc3, 0xa9, u32::from(b'!'), special("<|end|>"), special("<|start|>")];
+    let user: Vec<u32> = "user".bytes().map(u32::from).collect();
+    let tail = [&words[3..], &user, &[special("<|message|>")]].concat();
+    let parrot = Parrot::that_goes_on(4096, &tail);
     assert_eq!(parrot.chat("Hello\nAgain\n", &["-n", "4096"]).ok().text(), "é!\né!\n");
     let json = parrot.chat("Hello\n", &["-n", "4096", "--json"]).ok().json();
-    assert_eq!((&json["text"], &json["new_tokens"]), (&"é!".into(), &13.into()));
+    assert_eq!((&json["text"], &json["new_tokens"]), (&"é!".into(), &7.into()));
 
-    // Another message of its own is a line of its own; the answer has no end but that of the context.
-    let ending = ["<|end|>", "<|start|>", "<|message|>"].map(special);
-    let parrot = Parrot::that_goes_on(4096, &ending);
-    let args = ["--max-new-tokens", "17"];
+    // The same without a channel: `<|message|>é!<|end|><|start|>user<|message|>`.
+    let begin = [u32::from(b't'), special("<|message|>")];
+    let parrot = Parrot::that_says(4096, &[&begin[..], &words, &user, &begin[1..]].concat());
+    assert_eq!(parrot.chat("Hello\nAgain\n", &["-n", "4096"]).ok().text(), "é!\né!\n");
+    let json = parrot.chat("Hello\n", &["-n", "4096", "--json"]).ok().json();
+    assert_eq!((&json["text"], &json["new_tokens"]), (&"é!".into(), &11.into()));
+
+    // Another message of its own is a line of its own.
+    let parrot = Parrot::that_says(4096, &[&begin[..], &words, &begin[1..]].concat());
+    let args = ["--max-new-tokens", "15"];
     assert_eq!(parrot.chat("Hello\n", &args).ok().text(), "é!\né!\né\n");
-    let json = parrot.chat("Hello\n", &[&args[..], &["--json"]].concat()).ok().json();
-    assert_eq!(json["text"], "é!\né!\né");
+    assert_eq!(parrot.chat("Hello\n", &[&args[..], &["--json"]].concat()).ok().json()["text"], "é!\né!\né");
 }
 
 #[test]

@@ -119,10 +119,6 @@ impl Chat<'_> {
             if answer.is_over {
                 self.engine.abort();
             }
-            // A final message is the whole answer, even where the model ends it as if more came.
-            if messages.iter().any(|message: &Message| message.channel == Some(Channel::Final)) {
-                self.engine.abort();
-            }
         }
         for parsed in parser.finish() {
             answer.take(parsed, self.output)?;
@@ -140,7 +136,7 @@ struct Answer {
     n_tokens: usize,
     /// Whether words of an earlier message are on the screen.
     has_words: bool,
-    /// The model began to speak for somebody else.
+    /// A final message is complete, even where the model ends it as if more came, or it began to speak for somebody else.
     is_over: bool,
 }
 
@@ -165,6 +161,7 @@ impl Answer {
                 if message.channel == Some(Channel::Analysis) {
                     output.detail(&format!("[analysis] {}", message.text));
                 }
+                self.is_over = message.channel == Some(Channel::Final);
                 self.messages.push(message);
             }
         }
