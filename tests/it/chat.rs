@@ -11,19 +11,25 @@ const SPECIALS: [&str; 8] =
 /// A model that says `é!` on the channel `final`, whatever it is told: each token decides the next.
 struct Parrot(Counter);
 
+fn special(name: &str) -> u32 {
+    FINAL + 1 + SPECIALS.iter().position(|special| *special == name).expect(name) as u32
+}
+
 impl Parrot {
     fn new(seq_len: i32) -> Self {
-        let special = |name: &str| FINAL + 1 + SPECIALS.iter().position(|special| *special == name).expect(name) as u32;
-        let answer = [
-            u32::from(b't'), // the prompt ends in `assistant`
-            special("<|channel|>"),
-            FINAL,
-            special("<|message|>"),
-            0xc3,
-            0xa9,
-            u32::from(b'!'),
-            special("<|return|>"),
-        ];
+        Self::that_goes_on(seq_len, &[special("<|return|>")])
+    }
+
+    /// With other tokens after the words of its answer.
+    fn that_goes_on(seq_len: i32, ending: &[u32]) -> Self {
+        // The prompt ends in `assistant`.
+        let head =
+            [u32::from(b't'), special("<|channel|>"), FINAL, special("<|message|>"), 0xc3, 0xa9, u32::from(b'!')];
+        Self::that_says(seq_len, &[&head, ending].concat())
+    }
+
+    /// With these tokens, the first of which is the prompt's last.
+    fn that_says(seq_len: i32, answer: &[u32]) -> Self {
         let successors: Vec<(u32, u32)> = answer.windows(2).map(|pair| (pair[0], pair[1])).collect();
         let counter = Counter::with_successors(265, seq_len, &successors);
         file(counter.folder.path(), "tokenizer.bin", &tokenizer());
@@ -101,4 +107,37 @@ fn a_conversation_that_fills_the_context_ends_with_a_warning() {
     let answers = ran.text().lines().filter(|line| *line == "é!").count();
     assert!((2..100).contains(&answers), "{answers}");
     assert!(ran.stderr.contains("warning: the conversation has ") && ran.stderr.contains("`-n`"), "{}", ran.stderr);
+}
+
+#[test]
+fn an_answer_ends_with_its_final_message_or_where_the_model_speaks_for_somebody_else() {
+    // `<|end|>`, as if more came, and it would: `<|start|>user<|message|>é!<|end|>…`
+    let words = [0xc3, 0xa9, u32::from(b'!'), special("<|end|>"), special("<|start|>")];
+    let user: Vec<u32> = "user".bytes().map(u32::from).collect();
+    let tail = [&words[3..], &user, &[special("<|message|>")]].concat();
+    let parrot = Parrot::that_goes_on(4096, &tail);
+    assert_eq!(parrot.chat("Hello\nAgain\n", &["-n", "4096"]).ok().text(), "é!\né!\n");
+    let json = parrot.chat("Hello\n", &["-n", "4096", "--json"]).ok().json();
+    assert_eq!((&json["text"], &json["new_tokens"]), (&"é!".into(), &7.into()));
+
+    // The same without a channel: `<|message|>é!<|end|><|start|>user<|message|>`.
+    let begin = [u32::from(b't'), special("<|message|>")];
+    let parrot = Parrot::that_says(4096, &[&begin[..], &words, &user, &begin[1..]].concat());
+    assert_eq!(parrot.chat("Hello\nAgain\n", &["-n", "4096"]).ok().text(), "é!\né!\n");
+    let json = parrot.chat("Hello\n", &["-n", "4096", "--json"]).ok().json();
+    assert_eq!((&json["text"], &json["new_tokens"]), (&"é!".into(), &11.into()));
+
+    // Another message of its own is a line of its own.
+    let parrot = Parrot::that_says(4096, &[&begin[..], &words, &begin[1..]].concat());
+    let args = ["--max-new-tokens", "15"];
+    assert_eq!(parrot.chat("Hello\n", &args).ok().text(), "é!\né!\né\n");
+    assert_eq!(parrot.chat("Hello\n", &[&args[..], &["--json"]].concat()).ok().json()["text"], "é!\né!\né");
+}
+
+#[test]
+fn a_token_that_only_stops_is_not_part_of_the_answer() {
+    let parrot = Parrot::that_goes_on(4096, &[special("<|endoftext|>")]);
+    let args = ["-n", "4096", "--stop", "<|endoftext|>"];
+    assert_eq!(parrot.chat("Hello\n", &args).ok().text(), "é!\n");
+    assert_eq!(parrot.chat("Hello\n", &[&args[..], &["--json"]].concat()).ok().json()["text"], "é!");
 }

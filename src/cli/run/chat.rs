@@ -102,60 +102,92 @@ impl Chat<'_> {
 
     fn answer(&mut self, request: Request) -> anyhow::Result<()> {
         let mut parser = self.harmony.parser();
-        let mut messages = Vec::new();
-        let mut n_tokens = 0;
+        let mut answer = Answer::default();
         self.engine.submit(request)?;
         while !self.engine.is_idle() {
             for event in self.engine.step()? {
                 let Event::Token { token, .. } = event else { continue };
-                n_tokens += 1;
+                answer.n_tokens += 1;
+                // `<|endoftext|>` and what `--stop` names end the answer and are no part of it.
+                if self.stop.contains(&token) && !self.harmony.stop_ids().contains(&token) {
+                    continue;
+                }
                 for parsed in parser.push(token)? {
-                    self.show(parsed, &mut messages)?;
+                    answer.take(parsed, self.output)?;
                 }
             }
-            // A final message is the whole answer, even where the model ends it as if more came.
-            if messages.iter().any(|message: &Message| message.channel == Some(Channel::Final)) {
+            if answer.is_over {
                 self.engine.abort();
             }
         }
         for parsed in parser.finish() {
-            self.show(parsed, &mut messages)?;
+            answer.take(parsed, self.output)?;
         }
-        if self.output.is_json() {
-            let of = |channel: &Channel| {
-                let matching = messages.iter().filter(|m: &&Message| m.channel.as_ref() == Some(channel));
-                matching.map(|m| m.text.clone()).collect::<Vec<_>>().join("\n")
-            };
-            self.output.json(&json!({
-                "schema": 1,
-                "mode": "chat",
-                "text": of(&Channel::Final),
-                "analysis": of(&Channel::Analysis),
-                "new_tokens": n_tokens,
-            }))?;
-        } else {
-            self.output.text("\n")?;
-        }
-        self.conversation.extend(messages);
+        answer.end(self.output)?;
+        self.conversation.extend(answer.messages);
         Ok(())
     }
+}
 
-    /// Final words go to stdout as they come, the rest to stderr for those who ask.
-    fn show(&self, parsed: Parsed, messages: &mut Vec<Message>) -> anyhow::Result<()> {
+/// What the model says in one turn.
+#[derive(Default)]
+struct Answer {
+    messages: Vec<Message>,
+    n_tokens: usize,
+    /// Whether words of an earlier message are on the screen.
+    has_words: bool,
+    /// A final message is complete, even where the model ends it as if more came, or it began to speak for somebody else.
+    is_over: bool,
+}
+
+impl Answer {
+    /// Words for the user go to stdout as they come, the rest to stderr for those who ask.
+    fn take(&mut self, parsed: Parsed, output: &Output) -> anyhow::Result<()> {
         match parsed {
-            Parsed::Text { channel: Some(Channel::Analysis | Channel::Commentary), .. } | Parsed::Started(_) => {}
-            Parsed::Text { text, .. } => {
-                if !self.output.is_json() {
-                    self.output.text(&text)?;
+            _ if self.is_over => {}
+            Parsed::Started(message) if message.role != Role::Assistant => self.is_over = true,
+            Parsed::Started(message) => {
+                if self.has_words && is_for_user(message.channel.as_ref()) && !output.is_json() {
+                    output.text("\n")?;
+                }
+            }
+            Parsed::Text { channel, text } => {
+                if is_for_user(channel.as_ref()) && !output.is_json() {
+                    output.text(&text)?;
+                    self.has_words = true;
                 }
             }
             Parsed::Ended { message, .. } => {
                 if message.channel == Some(Channel::Analysis) {
-                    self.output.detail(&format!("[analysis] {}", message.text));
+                    output.detail(&format!("[analysis] {}", message.text));
                 }
-                messages.push(message);
+                self.is_over = message.channel == Some(Channel::Final);
+                self.messages.push(message);
             }
         }
         Ok(())
     }
+
+    fn end(&self, output: &Output) -> anyhow::Result<()> {
+        if !output.is_json() {
+            return Ok(output.text("\n")?);
+        }
+        let of = |wanted: &dyn Fn(Option<&Channel>) -> bool| {
+            let matching = self.messages.iter().filter(|message| wanted(message.channel.as_ref()));
+            matching.map(|message| message.text.as_str()).collect::<Vec<_>>().join("\n")
+        };
+        output.json(&json!({
+            "schema": 1,
+            "mode": "chat",
+            "text": of(&is_for_user),
+            "analysis": of(&|channel| channel == Some(&Channel::Analysis)),
+            "new_tokens": self.n_tokens,
+        }))?;
+        Ok(())
+    }
+}
+
+/// Whether what is said on a channel is for the user to read; a model that forgets the channel means it so.
+fn is_for_user(channel: Option<&Channel>) -> bool {
+    !matches!(channel, Some(Channel::Analysis | Channel::Commentary))
 }

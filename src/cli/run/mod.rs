@@ -176,10 +176,11 @@ impl Args {
         Sampling { temperature, top_k: self.top_k, top_p, seed }
     }
 
+    /// The seeds read a C `int`: a larger number wraps, and a negative one is a large unsigned one.
     fn first_seed(&self) -> u64 {
-        match self.seed {
+        match self.seed as i32 {
             0 => SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs()),
-            seed => seed as u64,
+            seed => i64::from(seed) as u64,
         }
     }
 
