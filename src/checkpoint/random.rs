@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use bytemuck::cast_slice_mut;
+use mapped_file::Pages;
 use rayon::prelude::*;
 
 use super::tensors::{Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Tensor, bytes_of};
+use super::{Checkpoint, CheckpointError, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -43,18 +45,17 @@ fn random_tensor(group: &Group, l: usize, dtype: Dtype, stream: u64) -> Result<T
     let out_of_memory =
         || CheckpointError::OutOfMemory { name: name.clone(), len_bytes: (len * dtype.size_bytes()) as u64 };
     let (centre, reach) = distribution(group);
-    let bytes = match dtype {
-        Dtype::F32 => bytes_of(zeros(len).ok_or_else(out_of_memory).map(|mut elements: Vec<f32>| {
-            fill(&mut elements, stream, centre, reach, |value| value);
-            elements
-        })?),
-        Dtype::Bf16 => bytes_of(zeros(len).ok_or_else(out_of_memory).map(|mut elements: Vec<u16>| {
-            // Cutting off the lower half is rounding enough for random numbers.
-            fill(&mut elements, stream, centre, reach, |value| (value.to_bits() >> 16) as u16);
-            elements
-        })?),
+    let mut pages = Pages::new(len * dtype.size_bytes()).map_err(|_| out_of_memory())?;
+    let bytes = &mut pages.as_mut_slice()[..len * dtype.size_bytes()];
+    match dtype {
+        Dtype::F32 => fill(cast_slice_mut::<u8, f32>(bytes), stream, centre, reach, |value| value),
+        // Cutting off the lower half is rounding enough for random numbers.
+        Dtype::Bf16 => {
+            fill(cast_slice_mut::<u8, u16>(bytes), stream, centre, reach, |value| (value.to_bits() >> 16) as u16);
+        }
         found => return Err(CheckpointError::RandomDtype { found }),
-    };
+    }
+    let bytes = pages.freeze().slice(..len * dtype.size_bytes());
     Ok(Tensor { name, dtype, shape: group.shape.clone(), bytes, file_offset: None })
 }
 
@@ -69,12 +70,6 @@ fn distribution(group: &Group) -> (f32, f32) {
         (_, [.., inputs]) => deviation((*inputs as f32).sqrt().recip()),
         (name, []) => panic!("`{name}` has no shape"),
     }
-}
-
-/// Zeros straight from the system, which need not be written twice; `None` if there is no room for them.
-fn zeros<T: Clone + Default>(len: usize) -> Option<Vec<T>> {
-    Vec::<T>::new().try_reserve_exact(len).ok()?;
-    Some(vec![T::default(); len])
 }
 
 /// Fills with `centre ± reach`, four elements from each 64-bit number.
