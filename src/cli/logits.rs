@@ -65,8 +65,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let file = args.output.as_deref().map(|path| OutputFile::create(path, "logits")).transpose()?;
     let checkpoint = args.model.open(output)?;
     let vocab_size = checkpoint.config.vocab_size;
-    let capacity_tokens = lines.iter().map(Vec::len).max().unwrap_or(0).max(1);
-    let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: LOGIT_ROWS };
+    let sizes = Sizes::for_tokens(1, lines.iter().map(Vec::len).max().unwrap_or(0), LOGIT_ROWS);
     let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
     let mut logits = Vec::new();
     for (i, ids) in lines.iter().enumerate().filter(|(_, ids)| !ids.is_empty()) {

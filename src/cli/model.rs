@@ -15,6 +15,7 @@ use crate::checkpoint::layout::Layout;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::engine::{Engine, EngineOptions};
+use crate::graph::kv_cache::BLOCK_TOKENS;
 use crate::kernel::Precision;
 use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
@@ -108,6 +109,15 @@ pub struct Sizes {
     pub capacity_tokens: usize,
     /// Most rows of one step that give logits.
     pub max_logit_rows: usize,
+}
+
+impl Sizes {
+    /// Room for sequences of so many tokens. The length of a block table is a literal in the kernels that use the cache, so
+    /// lengths are rounded up to powers of two: a prompt that is a little longer compiles nothing. Memory that no
+    /// sequence reaches is never touched.
+    pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
+        Self { n_slots, capacity_tokens: n_tokens.max(BLOCK_TOKENS).next_power_of_two(), max_logit_rows }
+    }
 }
 
 impl ModelArgs {

@@ -31,8 +31,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     let room = steps + 1 - prompt.len();
     let max_new_tokens = args.max_new_tokens.map_or(room, |n| n.min(room));
-    let capacity_tokens = (prompt.len() + max_new_tokens).saturating_sub(1).max(1);
-    let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };
+    let sizes = Sizes::for_tokens(1, (prompt.len() + max_new_tokens).saturating_sub(1), 1);
     let mut engine = args.load(&checkpoint, sizes, output)?;
     let stop = args.stop_ids(&tokenizer)?;
     let request = Request { prompt, max_new_tokens, stop, sampling: args.sampling(0) };
