@@ -149,3 +149,14 @@ fn it_speaks_soon() {
     let warm_s = warm.iter().map(|(seconds, _)| *seconds).fold(f64::INFINITY, f64::min);
     assert!(warm.iter().all(|(_, compiled)| *compiled == 0) && warm_s < 0.3, "{warm:?}");
 }
+
+#[test]
+fn a_seed_is_a_c_int() {
+    let drawn = |seed: &str| {
+        let args = ["run", "-i", "Once upon a time", "-n", "60", "-T", "1.5", "-p", "1", "-s", seed];
+        run(&args).ok().text().to_owned()
+    };
+    // 3,000,000,000 - 2^32, as C's `atoi` gives it into an `int` of 32 bits.
+    assert_eq!(drawn("3000000000"), drawn("-1294967296"));
+    assert_ne!(drawn("3000000000"), drawn("3"));
+}
