@@ -229,6 +229,7 @@ impl Pipeline {
             abi: rendered.abi(),
             args: rendered.args.iter().chain(&rendered.workspace).map(argument_spec).collect(),
             scratch_bytes: rendered.launch.scratch_bytes(&Default::default()).map_err(RenderError::from)? as usize,
+            block_size: rendered.launch.block_size,
         };
         let label = rendered.label.clone();
         let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;

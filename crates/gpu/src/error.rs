@@ -50,6 +50,15 @@ pub enum GpuError {
         /// What it was given.
         found: String,
     },
+    /// Memory of one device was given to another.
+    #[error("the memory belongs to another device")]
+    ForeignMemory,
+    /// A kernel of one device was given to another.
+    #[error("kernel `{entry}` was loaded by another device")]
+    ForeignKernel {
+        /// The kernel.
+        entry: String,
+    },
     /// A copy past the end of a buffer, or into read-only memory.
     #[error("could not {what} {len_bytes} bytes: the view has {available_bytes}")]
     Range {

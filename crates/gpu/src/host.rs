@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -21,10 +21,9 @@ use crate::{Driver, GpuError};
 type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u32);
 
 /// A kernel in a loaded shared library, which stays loaded as long as this lives.
-#[derive(Clone)]
-pub(crate) struct Function {
+struct Function {
     entry: Entry,
-    _object: Arc<Object>,
+    _object: Object,
 }
 
 /// A shared library in memory. The file stays open as long as the library is loaded: the loader knows libraries by
@@ -84,13 +83,14 @@ impl Driver for HostDriver {
         // SAFETY: the ABI string says that this object was rendered by us for exactly these arguments, and every
         // rendered host kernel exports its entry with the type `Entry`.
         let entry = *unsafe { object.library.get::<Entry>(spec.entry.as_bytes()) }.map_err(missing)?;
-        Ok(Kernel { spec: Arc::new(spec), function: Function { entry, _object: Arc::new(object) } })
+        Ok(Kernel::new(spec, Function { entry, _object: object }))
     }
 
     fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
         kernel.check(launch.args)?;
+        let function: &Function = kernel.function()?;
+        let args = Pointers(launch.args.iter().map(pointer).collect::<Result<_, _>>()?);
         let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let args = Pointers(launch.args.iter().map(pointer).collect());
         let [x, y, z] = launch.grid.map(u64::from);
         let n_blocks = x * y * z;
         let run = |block: u64| {
@@ -100,7 +100,7 @@ impl Driver for HostDriver {
                 // which outlives this call, holds them; the stream lock keeps everything else off the buffers;
                 // `scratch` is private to this thread. Staying inside the lengths is the template's contract.
                 unsafe {
-                    (kernel.function.entry)(
+                    (function.entry)(
                         args.as_ptr(),
                         scratch,
                         index(block % x),
@@ -164,13 +164,13 @@ impl Pointers {
 unsafe impl Sync for Pointers {}
 
 /// Where an argument is: the memory itself, or the value's place in the caller's list.
-fn pointer(arg: &Argument) -> *const c_void {
-    match arg {
-        Argument::Memory { view, .. } => view.address().cast_const().cast(),
+fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
+    Ok(match arg {
+        Argument::Memory { view, .. } => view.host_address()?.cast_const().cast(),
         Argument::U32(value) => (&raw const *value).cast(),
         Argument::I32(value) => (&raw const *value).cast(),
         Argument::F32(value) => (&raw const *value).cast(),
-    }
+    })
 }
 
 /// One cache line, so that vectors of 64 bytes can be loaded aligned.
@@ -271,6 +271,7 @@ mod tests {
                 arg("factor", ArgumentKind::F32),
             ],
             scratch_bytes: 100 * 4,
+            block_size: 1,
         }
     }
 

@@ -1,10 +1,11 @@
 //! A loaded kernel, and the check of every launch against it.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::GpuError;
 use crate::memory::BufferView;
-use crate::{GpuError, host};
 
 /// What a kernel's arguments must be; made from the op's contract by whoever rendered it.
 #[derive(Clone, Debug)]
@@ -17,6 +18,8 @@ pub struct KernelSpec {
     pub args: Vec<ArgumentSpec>,
     /// Private memory per thread (host), in bytes.
     pub scratch_bytes: usize,
+    /// Threads per block; 1 on the host.
+    pub block_size: u32,
 }
 
 /// One argument of a kernel.
@@ -74,10 +77,21 @@ pub struct Launch<'a> {
 #[derive(Clone)]
 pub struct Kernel {
     pub(crate) spec: Arc<KernelSpec>,
-    pub(crate) function: host::Function,
+    /// What the driver that loaded it launches.
+    function: Arc<dyn Any + Send + Sync>,
 }
 
 impl Kernel {
+    /// What a driver makes of an object.
+    pub(crate) fn new(spec: KernelSpec, function: impl Any + Send + Sync) -> Self {
+        Self { spec: Arc::new(spec), function: Arc::new(function) }
+    }
+
+    /// What the driver that asks made of the object, if it was this kind of driver.
+    pub(crate) fn function<F: Any>(&self) -> Result<&F, GpuError> {
+        self.function.downcast_ref().ok_or_else(|| GpuError::ForeignKernel { entry: self.spec.entry.clone() })
+    }
+
     /// Name of the kernel.
     pub fn entry(&self) -> &str {
         &self.spec.entry

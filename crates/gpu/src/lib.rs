@@ -29,7 +29,7 @@ pub trait Driver: Send + Sync {
     /// Blocks that run at the same time: cores on the host, compute units on a GPU.
     fn parallelism(&self) -> usize;
 
-    /// Memory for `len_bytes` bytes, zeroed, aligned to 4096 bytes.
+    /// Memory for `len_bytes` bytes, aligned to 256 bytes; what it holds is undefined.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].

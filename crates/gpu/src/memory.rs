@@ -1,7 +1,9 @@
 //! Memory of a device. An owner and a view of it are different types; only the owner frees.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use memmap2::MmapRaw;
@@ -20,6 +22,29 @@ enum Memory {
     Pages(MmapRaw),
     /// Bytes that belong to somebody else, a mapped checkpoint for instance; any alignment.
     ReadOnly(Bytes),
+    /// Memory that only one driver can address.
+    Device {
+        /// Whose.
+        owner: OwnerId,
+        /// Where, as that driver's device sees it.
+        address: u64,
+        len_bytes: usize,
+        /// Frees the memory when it is dropped.
+        _allocation: Box<dyn Any + Send + Sync>,
+    },
+}
+
+/// A driver, as the owner of memory: an address means nothing to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnerId(u64);
+
+#[cfg_attr(not(test), expect(dead_code, reason = "for drivers of devices with memory of their own"))]
+impl OwnerId {
+    /// One that no other driver of this process has.
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// A range of a buffer.
@@ -44,17 +69,24 @@ impl Buffer {
         Self { memory: Arc::new(Memory::ReadOnly(bytes)) }
     }
 
+    /// Memory of a device; dropping `allocation` frees it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for drivers of devices with memory of their own"))]
+    pub(crate) fn device(owner: OwnerId, address: u64, len_bytes: usize, allocation: impl Any + Send + Sync) -> Self {
+        Self { memory: Arc::new(Memory::Device { owner, address, len_bytes, _allocation: Box::new(allocation) }) }
+    }
+
     /// Size in bytes.
     pub fn len_bytes(&self) -> usize {
         match &*self.memory {
             Memory::Pages(pages) => pages.len(),
             Memory::ReadOnly(bytes) => bytes.len(),
+            Memory::Device { len_bytes, .. } => *len_bytes,
         }
     }
 
     /// Whether kernels may write to it.
     pub fn is_writable(&self) -> bool {
-        matches!(&*self.memory, Memory::Pages(_))
+        !matches!(&*self.memory, Memory::ReadOnly(_))
     }
 
     /// The whole of it.
@@ -62,10 +94,12 @@ impl Buffer {
         BufferView { buffer: self.clone(), offset_bytes: 0, len_bytes: self.len_bytes() }
     }
 
-    fn address(&self) -> *mut u8 {
+    /// Where it begins in this process; `None` for memory of a device.
+    fn address(&self) -> Option<*mut u8> {
         match &*self.memory {
-            Memory::Pages(pages) => pages.as_mut_ptr(),
-            Memory::ReadOnly(bytes) => bytes.as_ptr().cast_mut(),
+            Memory::Pages(pages) => Some(pages.as_mut_ptr()),
+            Memory::ReadOnly(bytes) => Some(bytes.as_ptr().cast_mut()),
+            Memory::Device { .. } => None,
         }
     }
 }
@@ -94,9 +128,19 @@ impl BufferView {
         self.buffer.is_writable()
     }
 
-    /// Where it begins. Valid for `len_bytes` bytes while the view lives; only drivers look at it.
-    pub(crate) fn address(&self) -> *mut u8 {
-        self.buffer.address().wrapping_add(self.offset_bytes)
+    /// Where it begins in this process. Valid for `len_bytes` bytes while the view lives; only drivers look at it.
+    pub(crate) fn host_address(&self) -> Result<*mut u8, GpuError> {
+        let address = self.buffer.address().ok_or(GpuError::ForeignMemory)?;
+        Ok(address.wrapping_add(self.offset_bytes))
+    }
+
+    /// Where it begins on the device of `driver`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for drivers of devices with memory of their own"))]
+    pub(crate) fn device_address(&self, driver: OwnerId) -> Result<u64, GpuError> {
+        match &*self.buffer.memory {
+            Memory::Device { owner, address, .. } if *owner == driver => Ok(address + self.offset_bytes as u64),
+            _ => Err(GpuError::ForeignMemory),
+        }
     }
 
     /// Copies into the view. The caller holds the driver's lock: nothing else reads or writes meanwhile.
@@ -105,9 +149,10 @@ impl BufferView {
         if bytes.len() > available_bytes {
             return Err(GpuError::Range { what: "write", len_bytes: bytes.len(), available_bytes });
         }
+        let address = self.host_address()?;
         // SAFETY: the view lies within its buffer (checked when it was made) and is at least as long as `bytes`
         // and writable (checked above); a caller's slice cannot overlap anonymous pages that only drivers address.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(), bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len()) };
         Ok(())
     }
 
@@ -116,9 +161,10 @@ impl BufferView {
         if bytes.len() > self.len_bytes {
             return Err(GpuError::Range { what: "read", len_bytes: bytes.len(), available_bytes: self.len_bytes });
         }
+        let address = self.host_address()?;
         // SAFETY: the view lies within its buffer and is at least as long as `bytes` (checked above); `bytes` is
         // a unique borrow, so the two cannot overlap.
-        unsafe { std::ptr::copy_nonoverlapping(self.address(), bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(address, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 }
@@ -144,6 +190,20 @@ mod tests {
         view.copy_to(&mut back).unwrap();
         assert_eq!(back, [1, 2, 3, 4]);
         assert!(matches!(view.copy_from(&[0; 5]), Err(GpuError::Range { available_bytes: 4, .. })));
+    }
+
+    #[test]
+    fn memory_of_a_device_means_nothing_to_others_and_is_freed_once() {
+        let (owner, allocation) = (OwnerId::new(), Arc::new(()));
+        let view = Buffer::device(owner, 0x1000, 64, Arc::clone(&allocation)).view().slice(8, 4).unwrap();
+        assert_eq!(view.device_address(owner).unwrap(), 0x1008);
+        assert!(matches!(view.device_address(OwnerId::new()), Err(GpuError::ForeignMemory)));
+        assert!(matches!(view.copy_to(&mut [0; 4]), Err(GpuError::ForeignMemory)));
+        let whole = view.slice(0, 4);
+        drop(view);
+        assert_eq!(Arc::strong_count(&allocation), 2);
+        drop(whole);
+        assert_eq!(Arc::strong_count(&allocation), 1);
     }
 
     #[test]

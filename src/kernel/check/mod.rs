@@ -304,6 +304,7 @@ impl Setting<'_> {
             abi: self.kernel.abi(),
             args: self.kernel.args.iter().chain(&self.kernel.workspace).map(memory::argument_spec).collect(),
             scratch_bytes: self.kernel.launch.scratch_bytes(&trial::whole(self.scalars))? as usize,
+            block_size: self.kernel.launch.block_size,
         };
         Ok(self.driver.load(object, spec)?)
     }
