@@ -10,6 +10,8 @@
 //! within the lengths its contract states is the template's part, tested against the references.
 
 pub mod host;
+#[cfg(target_os = "linux")]
+pub mod sim;
 
 mod error;
 mod launch;
