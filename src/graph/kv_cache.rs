@@ -95,8 +95,9 @@ impl KvLayout {
     pub fn new(config: &ModelConfig, request: &KvRequest) -> Result<Self, KvTooLarge> {
         let full_blocks = request.capacity_tokens.div_ceil(BLOCK_TOKENS);
         let mut groups: Vec<KvGroup> = Vec::new();
-        let window = |l| if l % 2 == 1 { request.odd_window } else { config.window(l) };
-        let windows: Vec<Option<usize>> = (0..config.num_hidden_layers).map(window).collect();
+        let window = |l: usize| if l % 2 == 1 { request.odd_window } else { config.window(l) };
+        let has_end = |window: &usize| u32::try_from(*window).is_ok(); // positions are 32 bits wide
+        let windows: Vec<Option<usize>> = (0..config.num_hidden_layers).map(|l| window(l).filter(has_end)).collect();
         let group_of_layer: Vec<usize> = windows
             .iter()
             .map(|window| {

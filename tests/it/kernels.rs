@@ -33,17 +33,17 @@ fn built_in() -> Library {
     library
 }
 
-fn check(library: &Library, target: &Target, selection: &Selection) -> Vec<Checked> {
+pub fn check(library: &Library, target: &Target, selection: &Selection) -> Vec<Checked> {
     let (store, driver) = (store(), HostDriver::new(2).unwrap());
     let checker = Checker { library, target, store: &store, driver: Some(&driver) };
     checker.check(selection, &mut |_| {})
 }
 
-fn of_op(op: &str) -> Selection {
+pub fn of_op(op: &str) -> Selection {
     Selection { op: Some(op.into()), ..Selection::default() }
 }
 
-fn failures(checked: &[Checked]) -> String {
+pub fn failures(checked: &[Checked]) -> String {
     let of = |one: &Checked| {
         let lines = one.failures.iter().map(|wrong| format!("{}/{} {}: {wrong}\n", one.op, one.variant, one.precision));
         lines.collect::<String>()
@@ -251,7 +251,7 @@ fn check_linear(holes: &[(&str, &str)]) -> Vec<Checked> {
 }
 
 /// Every way in which some case went wrong.
-fn wrongs(checked: &[Checked]) -> Vec<&Wrong> {
+pub fn wrongs(checked: &[Checked]) -> Vec<&Wrong> {
     checked.iter().flat_map(|one| &one.failures).map(|failure| &failure.wrong).collect()
 }
 
