@@ -222,13 +222,12 @@ impl Pipeline {
     /// Puts an object on the device.
     ///
     /// # Errors
-    /// [`PipelineError::Load`], or an expression of the front matter that does not evaluate.
+    /// [`PipelineError::Load`].
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
         let spec = KernelSpec {
             entry: rendered.entry.clone(),
             abi: rendered.abi(),
             args: rendered.args.iter().chain(&rendered.workspace).map(argument_spec).collect(),
-            scratch_bytes: rendered.launch.scratch_bytes(&Default::default()).map_err(RenderError::from)? as usize,
             block_size: rendered.launch.block_size,
         };
         let label = rendered.label.clone();

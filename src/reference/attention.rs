@@ -242,8 +242,9 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         return Err(ReferenceError::Contradiction { why });
     }
     let table = layout.block_table(random);
-    // What nobody may look at is far from what is looked at.
-    let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(|_| 3e4 * random.normal()).collect();
+    // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
+    let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
+    let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
     for &(slot, position) in &rows {
         for p in visible(window, position) {
@@ -322,4 +323,54 @@ fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
     let exponentials: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let total = exponentials.iter().sum::<f64>() + (sink - max).exp();
     exponentials.iter().map(|exponential| exponential / total).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(op_inputs: &str, window: u32) -> Case {
+        let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
+        let scalars = [("n_tokens", 9), ("n_slots", 3), ("table_blocks", 3), ("n_blocks", 9)];
+        Case {
+            dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
+            flags: [("matrix_layout".to_owned(), true)].into(),
+            dtypes: ["kv", "sinks"].map(|name| (name.to_owned(), Dtype::F32)).into(),
+            inputs: Some(op_inputs.to_owned()),
+            scalars: scalars.map(|(name, n)| (name.to_owned(), n)).into(),
+            ..Case::default()
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_consecutive_rows_of_one_slot_between_single_rows_of_the_others() {
+        for (kind, window) in [("chunk", 0), ("chunk", 5), ("prompt", 5)] {
+            for seed in 0..20 {
+                let inputs = attention_inputs(&case(kind, window), &mut Random::new(seed)).unwrap();
+                let rows: Vec<(usize, usize)> =
+                    (0..9).map(|t| (inputs["slot"].index(t), inputs["position"].index(t))).collect();
+                let (slot, start) = rows[1];
+                assert!(rows[1..8].iter().enumerate().all(|(i, row)| *row == (slot, start + i)), "{rows:?}");
+                assert!(rows[0].0 != slot && rows[8].0 != slot && rows[0].0 != rows[8].0, "{rows:?}");
+                assert_eq!(start == 0, kind == "prompt", "{rows:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_layouts_for_matrix_units_have_rows_of_keys_along_d_and_of_values_along_positions() {
+        let layout = Layout::of(&case("chunk", 0)).unwrap();
+        let (block, g, d, p) = (2, 0, 1, 7); // position 3 of its block
+        assert_eq!(layout.k(block, g, d, p), 2 * 8 + 3 * 2 + 1);
+        assert_eq!(layout.v(block, g, d, p), 2 * 8 + 4 + 3);
+        let layout = Layout { matrix_layout: false, ..layout };
+        assert_eq!(layout.k(block, g, d, p), 2 * 8 + 4 + 3);
+        assert_eq!(layout.v(block, g, d, p), 2 * 8 + 3 * 2 + 1);
+    }
+
+    #[test]
+    fn a_kind_of_inputs_that_no_op_knows_is_an_error() {
+        let error = crate::reference::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
+        assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt");
+    }
 }

@@ -213,3 +213,45 @@ fn assignments(inputs: &Tensors) -> Result<Vec<(usize, usize)>, ReferenceError> 
     let of = |e: usize| (begin.index(e)..begin.index(e + 1)).map(move |i| (e, assignment.index(i)));
     Ok((0..begin.values().len() - 1).flat_map(of).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_is_a_power_of_two_and_its_largest_value_no_number() {
+        assert_eq!([0.0, 126.0, 127.0, 254.0].map(power_of_two), [2f64.powi(-127), 0.5, 1.0, 2f64.powi(127)]);
+        assert!(power_of_two(255.0).is_nan());
+    }
+
+    #[test]
+    fn rows_of_mxfp4_are_scaled_block_by_block_and_lose_what_fills_their_last_block() {
+        let mut weight = vec![1.0; 2 * 64]; // two rows of 33: two blocks each
+        (weight[0], weight[31], weight[32], weight[33], weight[64]) = (6.0, 2.0, -0.5, 4.0, 3.0);
+        let inputs = named([
+            ("weight", Tensor::rounded(Dtype::Mxfp4, weight)),
+            ("scale", Tensor::rounded(Dtype::U8, vec![128.0, 126.0, 127.0, 130.0])),
+        ]);
+        let rows = weight_rows(&inputs, 33).unwrap();
+        assert_eq!(rows.len(), 66);
+        assert_eq!([rows[0], rows[1], rows[31], rows[32]], [12.0, 2.0, 4.0, -0.25]);
+        assert_eq!([rows[33], rows[34], rows[65]], [3.0, 1.0, 8.0]);
+    }
+
+    #[test]
+    fn all_tokens_can_be_sent_to_the_same_experts() {
+        let names = |pairs: &[(&str, u32)]| pairs.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
+        let case = |inputs: Option<&str>| Case {
+            dims: names(&[("num_experts", 32), ("experts_per_token", 4)]),
+            scalars: [("n_tokens".to_owned(), 50)].into(),
+            inputs: inputs.map(str::to_owned),
+            ..Case::default()
+        };
+        let n_active = |case: &Case| {
+            let sorted = grouped(case, &routing(case, &mut Random::new(3)).unwrap()).unwrap();
+            sorted["active_expert"].values().iter().filter(|e| **e < 32.0).count()
+        };
+        assert_eq!(n_active(&case(Some("same_experts"))), 4);
+        assert_eq!(n_active(&case(None)), 24, "a quarter gets none");
+    }
+}

@@ -1,16 +1,15 @@
 //! `kernels check`: every template on every test shape, against its reference.
 
-use gpu::Driver;
-use gpu::host::HostDriver;
 use serde::Serialize;
 
 use super::SourceArgs;
+use crate::cli::device::driver_for;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::kernel::check::{Checked, Checker, Selection};
 use crate::kernel::library::{Broken, Library};
 use crate::kernel::store::Store;
-use crate::target::{Backend, Target};
+use crate::target::Target;
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -67,7 +66,7 @@ struct Row {
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let (library, target, store) = (args.source.library()?, args.source.target()?, Store::from_env()?);
-    let driver = driver(&target)?;
+    let driver = driver_for(&target)?;
     let checker = Checker { library: &library, target: &target, store: &store, driver: driver.as_deref() };
     let selection = Selection { op: args.op.clone(), variant: args.variant.clone(), all_params: args.all_params };
     let broken: Vec<&Broken> = broken(&library, args).collect();
@@ -89,13 +88,6 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         print(&rows, &broken, &target, output)?;
     }
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
-}
-
-/// This machine, if it can run what is compiled for the target.
-fn driver(target: &Target) -> anyhow::Result<Option<Box<dyn Driver>>> {
-    let host = Target::host();
-    let runs = target.backend == Backend::Host && target.features.is_subset(&host.features);
-    Ok(if runs { Some(Box::new(HostDriver::new(0)?)) } else { None })
 }
 
 /// The files that cannot be used and that the selection does not exclude.

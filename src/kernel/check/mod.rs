@@ -132,6 +132,16 @@ pub enum Wrong {
         /// Bytes from the argument's nearest edge.
         offset_bytes: usize,
     },
+    /// Workspace that is to be left zero was not.
+    #[error(
+        "it leaves the workspace `{argument}` other than zero, from byte {offset_bytes} on; `zeroed` asks every launch to leave it zero"
+    )]
+    NotZero {
+        /// The workspace.
+        argument: String,
+        /// The first byte that is not zero.
+        offset_bytes: usize,
+    },
     /// An argument that is only read was written.
     #[error("it writes to `{argument}`, which its contract only reads")]
     ReadOnly {
@@ -269,7 +279,7 @@ impl Checked {
         let weights = &weights(template);
         for scalars in &trial.scalars {
             let prepared = trial.prepare(scalars);
-            for &placement in Placement::of(kernel, weights) {
+            for &placement in Placement::of(kernel, weights, driver) {
                 let setting = Setting { driver, kernel, weights, scalars, placement };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
@@ -303,7 +313,6 @@ impl Setting<'_> {
             entry: self.kernel.entry.clone(),
             abi: self.kernel.abi(),
             args: self.kernel.args.iter().chain(&self.kernel.workspace).map(memory::argument_spec).collect(),
-            scratch_bytes: self.kernel.launch.scratch_bytes(&trial::whole(self.scalars))? as usize,
             block_size: self.kernel.launch.block_size,
         };
         Ok(self.driver.load(object, spec)?)
