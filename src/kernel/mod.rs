@@ -12,6 +12,7 @@
 //! - [`store`]: key → cached or freshly compiled object, many at once
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //! - [`check`]: every template on every test shape against [`crate::reference`]
+//! - [`isa`]: what the compiler made of a template: disassembly, loops, predicted cycles
 //!
 //! Nothing here knows the forward pass: that is [`crate::graph`].
 
@@ -24,6 +25,7 @@ mod declaration;
 mod environment;
 pub mod expression;
 mod front_matter;
+pub mod isa;
 pub mod key;
 pub mod launch;
 pub mod library;
