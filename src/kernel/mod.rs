@@ -12,6 +12,7 @@
 //! - [`store`]: key → cached or freshly compiled object, many at once
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //! - [`check`]: every template on every test shape against [`crate::reference`]
+//! - [`resources`]: what a compiled GPU kernel uses, against its contract and its template's limits
 //! - [`isa`]: what the compiler made of a template: disassembly, loops, predicted cycles
 //!
 //! Nothing here knows the forward pass: that is [`crate::graph`].
@@ -35,6 +36,7 @@ mod options;
 pub mod params;
 pub mod pipeline;
 pub mod render;
+pub mod resources;
 pub mod signature;
 pub mod source_file;
 pub mod store;
