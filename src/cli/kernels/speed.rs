@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use crate::cli::output::Output;
 use crate::compute_unit::{ComputeUnit, Product};
-use crate::kernel::check::speed::{HotLoop, KernelSpeed, SpeedError};
+use crate::kernel::check::code::CodeError;
+use crate::kernel::check::speed::{HotLoop, KernelSpeed};
 use crate::kernel::check::{Checker, Selection};
 use crate::kernel::isa::llvm::Llvm;
 use crate::target::TargetFacts;
@@ -83,7 +84,7 @@ pub(super) fn run(
     for speed in checker.speeds(selection, &Llvm::find(), &unit, product) {
         match speed.loops {
             // A missing tool is one error, not one for each kernel.
-            Err(SpeedError::Isa(error)) => return Err(error.into()),
+            Err(CodeError::Isa(error)) => return Err(error.into()),
             _ => kernels.push(Kernel::of(speed, &unit)),
         }
     }

@@ -2,12 +2,13 @@
 //! out with [`crate::reference`].
 //!
 //! [`trial`] says what is run, [`memory`] puts guards around what a kernel may touch, [`compare`] holds outputs against
-//! the reference. What a GPU's object says of itself is held against the contract ([`uses`]); [`speed`] predicts how long
-//! its loops take. A template that only compiles here, because its device is elsewhere, is reported as such.
+//! the reference. What a GPU's object says of itself is held against the contract ([`uses`]); [`code`] disassembles
+//! it and [`speed`] predicts how long its loops take. A template that only compiles here, because its device is elsewhere, is reported as such.
 //!
 //! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same problem
 //! is rendered once more for a [`Runner`] that stands in for it.
 
+pub mod code;
 mod compare;
 mod memory;
 pub mod speed;
@@ -19,6 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
 
 use super::compile::Request;
@@ -26,9 +28,9 @@ use super::contract::{Access, Arg, ArgDtype};
 use super::expression::ExpressionError;
 use super::library::Library;
 use super::render::{RenderError, Rendered, render};
-use super::resources::{ObjectError, Resource};
+use super::resources::{ObjectError, examine};
 use super::store::{Loaded, Origin, Progress, Store, StoreError};
-use super::template::Template;
+use super::template::{Resources, Template};
 use super::{Params, Precision, Problem};
 use crate::compute_unit::ComputeUnit;
 use crate::reference::{Outputs, ReferenceError, Tensors};
@@ -239,7 +241,9 @@ impl Checker<'_> {
         let mut good = Vec::new();
         for ((trial, kernel), object) in kernels.into_iter().zip(objects) {
             match object.map_err(Wrong::from).and_then(|object| {
-                self.examine(&kernel, &object.object, &mut checked)?;
+                if let Some((facts, occupancy)) = self.examine(&kernel, &object.object)? {
+                    checked.uses.get_or_insert_default().add(&facts, occupancy);
+                }
                 Ok(object)
             }) {
                 Ok(object) => good.push((trial, kernel, object)),
@@ -291,22 +295,20 @@ impl Checker<'_> {
         }
     }
 
-    /// Holds a GPU's object against its contract and its template's limits. Spilled registers are always an error here.
-    fn examine(&self, kernel: &Rendered, object: &[u8], checked: &mut Checked) -> Result<(), Wrong> {
+    /// Holds a GPU's object against its contract and its template's limits; gives what it uses, and the waves that a SIMD
+    /// has room for. Spilled registers are always an error here. Other objects say nothing of themselves.
+    fn examine(&self, kernel: &Rendered, object: &[u8]) -> Result<Option<(KernelFacts, Option<u32>)>, Wrong> {
         if self.target.backend != Backend::Hiprtc {
-            return Ok(());
+            return Ok(None);
         }
         let spec = kernel.spec(&BTreeMap::new())?;
         let wrong = |error| Wrong::Object { target: self.target.id(), error: Arc::new(error) };
-        let facts = super::resources::examine(object, &spec, &kernel.resources, self.target).map_err(wrong)?;
-        let occupancy = self
-            .compute_unit
-            .map(|unit| unit.occupancy(self.target.wave_size, facts.vgprs, facts.lds_bytes, kernel.launch.block_size));
-        checked.uses.get_or_insert_default().add(&facts, occupancy);
-        match facts.spills() {
-            0 => Ok(()),
-            found => Err(wrong(ObjectError::TooMuch { what: Resource::Spills, limit: 0, found })),
-        }
+        let resources = Resources { max_spills: Some(0), ..kernel.resources };
+        let facts = examine(object, &spec, &resources, self.target).map_err(wrong)?;
+        let (wave_size, block_size) = (self.target.wave_size, kernel.launch.block_size);
+        let waves = |unit: ComputeUnit| unit.occupancy(wave_size, facts.vgprs, facts.lds_bytes, block_size);
+        let occupancy = self.compute_unit.map(waves);
+        Ok(Some((facts, occupancy)))
     }
 
     /// Runs one template on given inputs, and gives the tensors that it writes.

@@ -1,16 +1,12 @@
 //! How long the hot loops of a template's kernels take, as predicted from what the compiler made of them.
 
-use std::collections::BTreeMap;
-
-use super::trial::{self, Trial};
-use super::{Checker, Selection, Wrong};
+use super::code::{CodeError, KernelCode};
+use super::{Checker, Selection};
 use crate::compute_unit::{ComputeUnit, Product};
 use crate::kernel::Precision;
 use crate::kernel::isa::llvm::Llvm;
 use crate::kernel::isa::speed::{LoopSpeed, Machine};
 use crate::kernel::isa::{Code, IsaError};
-use crate::kernel::render::{Rendered, render};
-use crate::kernel::template::Template;
 
 /// One kernel of a template, and its hot loops.
 #[derive(Debug)]
@@ -24,7 +20,7 @@ pub struct KernelSpeed {
     /// The shape and types.
     pub case: String,
     /// Its hot loops, in the order of their addresses; or why there is nothing to say.
-    pub loops: Result<Vec<HotLoop>, SpeedError>,
+    pub loops: Result<Vec<HotLoop>, CodeError>,
 }
 
 /// A loop in which time is spent.
@@ -40,20 +36,8 @@ pub struct HotLoop {
     pub speed: Option<LoopSpeed>,
 }
 
-/// Why nothing is predicted of a kernel.
-#[derive(Debug, thiserror::Error)]
-pub enum SpeedError {
-    /// There is no object.
-    #[error(transparent)]
-    Wrong(#[from] Wrong),
-    /// There is no disassembly, or no answer.
-    #[error(transparent)]
-    Isa(#[from] IsaError),
-}
-
 impl Checker<'_> {
-    /// Predicts the hot loops of the selected templates: for each precision and each choice of element types, of the
-    /// kernel for the op's largest test shape.
+    /// Predicts the hot loops of the selected templates' kernels: those of [`Checker::codes`].
     pub fn speeds(
         &self,
         selection: &Selection,
@@ -63,56 +47,24 @@ impl Checker<'_> {
     ) -> Vec<KernelSpeed> {
         let arch = self.target.arch.split(':').next().unwrap_or_default();
         let machine = Machine { arch, wave_size: self.target.wave_size, compute_unit: unit, product };
-        let mut speeds = Vec::new();
-        for template in self.selected(selection) {
-            for precision in template.precisions() {
-                for trial in largest(trial::trials(template, precision, self.target, false)) {
-                    speeds.push(KernelSpeed {
-                        op: template.ops.join("+"),
-                        variant: template.variant.clone(),
-                        precision,
-                        case: trial.to_string(),
-                        loops: self.hot_loops(template, &trial, llvm, machine),
-                    });
-                }
-            }
-        }
-        speeds
-    }
-
-    fn hot_loops(
-        &self,
-        template: &Template,
-        trial: &Trial,
-        llvm: &Llvm,
-        machine: Machine<'_>,
-    ) -> Result<Vec<HotLoop>, SpeedError> {
-        let kernel: Rendered =
-            render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
-        let object = self.store.get_all(&[kernel.request(self.target)], &()).remove(0).map_err(Wrong::from)?;
-        let code = Code::of(llvm, &object.object, &kernel.entry)?;
-        let mut hot = Vec::new();
-        for found in code.loops().iter().filter(|found| found.is_hot(&code)) {
-            hot.push(HotLoop {
-                header: found.header,
-                n_instructions: found.all.len(),
-                has_loops_inside: !found.is_innermost(),
-                speed: found.speed(&code, llvm, machine)?,
-            });
-        }
-        Ok(hot)
+        let predicted = self.codes(selection, llvm).into_iter().map(|kernel| {
+            let KernelCode { op, variant, precision, case, made } = kernel;
+            let loops = made.and_then(|(_, code)| Ok(hot_loops(&code, llvm, machine)?));
+            KernelSpeed { op, variant, precision, case, loops }
+        });
+        predicted.collect()
     }
 }
 
-/// For each choice of element types, the trial whose dims have the largest product.
-fn largest(trials: Vec<Trial>) -> Vec<Trial> {
-    let size = |trial: &Trial| trial.problem.dims.values().map(|&dim| f64::from(dim.max(1))).product::<f64>();
-    let mut of_dtypes: BTreeMap<Vec<&'static str>, Trial> = BTreeMap::new();
-    for trial in trials {
-        let dtypes = trial.problem.dtypes.values().map(|dtype| dtype.name()).collect();
-        if of_dtypes.get(&dtypes).is_none_or(|best| size(best) < size(&trial)) {
-            of_dtypes.insert(dtypes, trial);
-        }
+fn hot_loops(code: &Code, llvm: &Llvm, machine: Machine<'_>) -> Result<Vec<HotLoop>, IsaError> {
+    let mut hot = Vec::new();
+    for found in code.loops().iter().filter(|found| found.is_hot(code)) {
+        hot.push(HotLoop {
+            header: found.header,
+            n_instructions: found.all.len(),
+            has_loops_inside: !found.is_innermost(),
+            speed: found.speed(code, llvm, machine)?,
+        });
     }
-    of_dtypes.into_values().collect()
+    Ok(hot)
 }

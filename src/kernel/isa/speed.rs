@@ -67,7 +67,9 @@ impl Loop {
         let has = |what: &dyn Fn(&Instruction) -> bool| self.own.iter().any(|&i| what(&code.instructions[i]));
         let multiplies = |instruction: &Instruction| {
             let name = instruction.mnemonic();
-            ["v_fma", "v_mac", "v_mad", "v_pk_fma", "v_dot", "v_dual_fma"].iter().any(|first| name.starts_with(first))
+            ["v_fma", "v_mac", "v_mul_f", "v_pk_fma", "v_pk_mul", "v_dot", "v_dual_fma", "v_dual_mul"]
+                .iter()
+                .any(|first| name.starts_with(first))
         };
         has(&Instruction::is_matrix) || (self.is_innermost() && (has(&|i| i.transfer().is_some()) || has(&multiplies)))
     }
