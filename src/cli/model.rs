@@ -112,11 +112,9 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Room for sequences of so many tokens. The length of a block table is a literal in the kernels that use the cache, so
-    /// lengths are rounded up to powers of two: a prompt that is a little longer compiles nothing. Memory that no
-    /// sequence reaches is never touched.
+    /// Room for sequences of so many tokens; the cache comes in whole blocks.
     pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
-        Self { n_slots, capacity_tokens: n_tokens.max(BLOCK_TOKENS).next_power_of_two(), max_logit_rows }
+        Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
     }
 }
 

@@ -223,9 +223,9 @@ impl Pipeline {
     /// Puts an object on the device.
     ///
     /// # Errors
-    /// [`PipelineError::Object`] (GPUs), [`PipelineError::Load`], or an expression of the front matter that does not evaluate.
+    /// [`PipelineError::Object`] (GPUs) or [`PipelineError::Load`].
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
-        let spec = rendered.spec(&Default::default()).map_err(RenderError::from)?;
+        let spec = rendered.spec();
         let label = rendered.label.clone();
         if self.target.backend == Backend::Hiprtc {
             let examined = examine(object, &spec, &rendered.resources, &self.target);

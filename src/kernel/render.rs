@@ -71,18 +71,14 @@ impl Rendered {
         }
     }
 
-    /// What a driver is told of it, for these scalars.
-    ///
-    /// # Errors
-    /// If the private memory's size does not evaluate.
-    pub fn spec(&self, scalars: &BTreeMap<String, u64>) -> Result<KernelSpec, ExpressionError> {
-        Ok(KernelSpec {
+    /// What a driver is told of it.
+    pub fn spec(&self) -> KernelSpec {
+        KernelSpec {
             entry: self.entry.clone(),
             abi: self.abi(),
             args: self.all_args().map(ArgSpec::argument).collect(),
-            scratch_bytes: self.launch.scratch_bytes(scalars)? as usize,
             block_size: self.launch.block_size(),
-        })
+        }
     }
 
     /// The arguments in a line, as the object repeats them: `x:f32:read … n_tokens:u32`.

@@ -6,6 +6,7 @@ mod cache;
 mod chat;
 mod checkpoint;
 mod compile;
+mod contracts;
 mod doctor;
 mod forward;
 mod generate;

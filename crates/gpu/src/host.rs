@@ -72,6 +72,10 @@ impl Driver for HostDriver {
         Ok(Buffer::read_only(bytes))
     }
 
+    fn alignment_bytes(&self) -> usize {
+        1 // a tensor of a checkpoint lies where the file has it
+    }
+
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
         let refused = |reason: String| GpuError::NotLoadable { entry: spec.entry.clone(), reason };
         let object = open_from_memory(object).map_err(refused)?;
@@ -94,7 +98,7 @@ impl Driver for HostDriver {
         let [x, y, z] = launch.grid.map(u64::from);
         let n_blocks = x * y * z;
         let run = |block: u64| {
-            with_scratch(kernel.spec.scratch_bytes, |scratch| {
+            with_scratch(launch.scratch_bytes, |scratch| {
                 let index = |n: u64| n as u32; // each is below its grid dimension, a u32
                 // SAFETY: `check` made sure that the arguments are what the kernel takes and that `launch.args`,
                 // which outlives this call, holds them; the stream lock keeps everything else off the buffers;
@@ -270,7 +274,6 @@ mod tests {
                 arg("n", ArgumentKind::U32),
                 arg("factor", ArgumentKind::F32),
             ],
-            scratch_bytes: 100 * 4,
             block_size: 1,
         }
     }
@@ -288,7 +291,9 @@ mod tests {
         let x = driver.upload(bytes.clone().into()).unwrap().view();
         let y = driver.allocate(bytes.len()).unwrap().view();
         let args = [memory(&x, bytes.len()), memory(&y, bytes.len()), Argument::U32(100), Argument::F32(2.0)];
-        driver.enter(&mut || driver.launch(&kernel, &Launch { grid: [100, 1, 1], args: &args }).unwrap());
+        driver.enter(&mut || {
+            driver.launch(&kernel, &Launch { grid: [100, 1, 1], scratch_bytes: 100 * 4, args: &args }).unwrap()
+        });
         let mut back = vec![0; bytes.len()];
         driver.read(&y, &mut back).unwrap();
         let got: Vec<f32> = back.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
@@ -310,8 +315,9 @@ mod tests {
         let kernel = driver.load(&compile(SOURCE), spec()).unwrap();
         let read_only = driver.upload(Bytes::from_static(&[0; 8])).unwrap().view();
         let y = driver.allocate(8).unwrap().view();
-        let launch =
-            |args: &[Argument]| driver.launch(&kernel, &Launch { grid: [1, 1, 1], args }).unwrap_err().to_string();
+        let launch = |args: &[Argument]| {
+            driver.launch(&kernel, &Launch { grid: [1, 1, 1], scratch_bytes: 8, args }).unwrap_err().to_string()
+        };
         assert_eq!(launch(&[]), "kernel `scale`, argument `(count)`: expected 4, found 0");
         let two = [Argument::U32(2), Argument::F32(1.0)];
         let with = |x: Argument, y: Argument| launch(&[x, y, two[0].clone(), two[1].clone()]);

@@ -82,7 +82,7 @@ fn best_time(pipeline: &Pipeline, kernel: &LoadedKernel, n_blocks: u32, args: &[
     let mut best = f64::INFINITY;
     for _ in 0..REPEATS {
         let start = Instant::now();
-        pipeline.driver().launch(&kernel.kernel, &Launch { grid: [n_blocks, 1, 1], args })?;
+        pipeline.driver().launch(&kernel.kernel, &Launch { grid: [n_blocks, 1, 1], scratch_bytes: 0, args })?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(best)

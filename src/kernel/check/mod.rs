@@ -164,6 +164,16 @@ pub enum Wrong {
         /// Bytes from the argument's nearest edge.
         offset_bytes: usize,
     },
+    /// Workspace that is to be left zero was not.
+    #[error(
+        "it leaves the workspace `{argument}` other than zero, from byte {offset_bytes} on; `zeroed` asks every launch to leave it zero"
+    )]
+    NotZero {
+        /// The workspace.
+        argument: String,
+        /// The first byte that is not zero.
+        offset_bytes: usize,
+    },
     /// An argument that is only read was written.
     #[error("it writes to `{argument}`, which its contract only reads")]
     ReadOnly {
@@ -301,7 +311,7 @@ impl Checker<'_> {
         if self.target.backend != Backend::Hiprtc {
             return Ok(None);
         }
-        let spec = kernel.spec(&BTreeMap::new())?;
+        let spec = kernel.spec();
         let wrong = |error| Wrong::Object { target: self.target.id(), error: Arc::new(error) };
         let resources = Resources { max_spills: Some(0), ..kernel.resources };
         let facts = examine(object, &spec, &resources, self.target).map_err(wrong)?;
@@ -345,7 +355,7 @@ impl Checked {
         let weights = &weights(template);
         for scalars in &trial.scalars {
             let prepared = trial.prepare(scalars);
-            for &placement in Placement::of(kernel, weights) {
+            for &placement in Placement::of(kernel, weights, driver) {
                 let setting = Setting { driver, kernel, weights, scalars, placement };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
@@ -379,7 +389,7 @@ impl Setting<'_> {
     }
 
     fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {
-        let spec = self.kernel.spec(&trial::whole(self.scalars))?;
+        let spec = self.kernel.spec();
         Ok(self.driver.load(object, spec)?)
     }
 }
