@@ -109,7 +109,7 @@ impl KvLayout {
                 index
             })
             .collect();
-        let block_bytes = 2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim * request.dtype.size_bytes();
+        let block_bytes = request.dtype.len_bytes(2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim);
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,

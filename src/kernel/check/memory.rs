@@ -129,11 +129,11 @@ impl Setting<'_> {
             let held = guest.unwrap_or(arg);
             let contract = arg.len_elements(&whole(self.scalars))? as usize;
             let contents = if held.access == Access::Write || self.is_workspace(held) {
-                vec![POISON; contract * arg.dtype.size_bytes()]
+                vec![POISON; arg.dtype.len_bytes(contract)]
             } else {
                 inputs.get(&held.name).map(Tensor::to_bytes).unwrap_or_default()
             };
-            let reference = contents.len() / arg.dtype.size_bytes();
+            let reference = arg.dtype.elements_in(contents.len());
             if reference != contract {
                 return Err(Wrong::Length { argument: held.name.clone(), contract, reference });
             }
@@ -158,10 +158,12 @@ impl Setting<'_> {
     /// Bytes by which a tensor misses the alignment of 64.
     fn offset_bytes(&self, arg: &ArgSpec) -> usize {
         match self.placement {
-            Placement::Awkward if !self.weights.contains(&arg.name) => 0,
-            Placement::Awkward if arg.dtype.size_bytes() == 2 => 2,
-            Placement::Awkward => 60,
-            Placement::Plain => 0,
+            Placement::Awkward if self.weights.contains(&arg.name) => match arg.dtype.size_bits() {
+                32 => 60,
+                16 => 2,
+                _ => 1,
+            },
+            Placement::Awkward | Placement::Plain => 0,
         }
     }
 }
@@ -183,6 +185,7 @@ impl Guarded {
     fn new(driver: &dyn Driver, arg: &ArgSpec, contents: Vec<u8>, offset_bytes: usize) -> Result<Self, GpuError> {
         let guard: &[u8] = match arg.dtype {
             Dtype::F32 | Dtype::Bf16 | Dtype::F16 => &[POISON],
+            Dtype::U8 | Dtype::Mxfp4 => &[POISON], // as a scale NaN
             Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0],
         };
         let fill = |bytes: &mut [u8]| bytes.iter_mut().zip(guard.iter().cycle()).for_each(|(byte, fill)| *byte = *fill);
