@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compute_unit::{ComputeUnit, Product};
 use crate::error::Hint;
 
 /// Which compiler turns a rendered template into an object, and which templates fit.
@@ -64,7 +65,7 @@ pub struct Target {
 }
 
 /// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetFacts {
     /// 32 or 64.
@@ -77,6 +78,10 @@ pub struct TargetFacts {
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub notes: String,
+    /// How many waves fit; without it nothing is said of occupancy.
+    pub compute_unit: Option<ComputeUnit>,
+    /// What it can do at most; without it nothing is said of limits.
+    pub product: Option<Product>,
 }
 
 /// A chip that nothing is known about.

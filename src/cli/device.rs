@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use anyhow::bail;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
@@ -55,15 +54,19 @@ impl Device {
     }
 }
 
-/// What runs objects compiled for a target, if this machine can.
+/// What runs kernels for a target here, and what it needs them compiled for: a GPU's run in the simulator.
 ///
 /// # Errors
 /// If the device cannot be set up.
-pub fn driver_for(target: &Target) -> anyhow::Result<Option<Box<dyn Driver>>> {
+pub fn stand_in(target: &Target) -> anyhow::Result<Option<(Target, Box<dyn Driver>)>> {
     match target.backend {
-        Backend::Host if target.features.is_subset(&Target::host().features) => Ok(Some(Box::new(HostDriver::new(0)?))),
-        Backend::Sim => Ok(Some(Box::new(SimDriver::new(&target.arch, target.wave_size, 0)?))),
-        Backend::Host | Backend::Hiprtc => Ok(None),
-        Backend::Mock => bail!("the mock backend makes nothing that runs"),
+        Backend::Host if target.features.is_subset(&Target::host().features) => {
+            Ok(Some((target.clone(), Box::new(HostDriver::new(0)?))))
+        }
+        Backend::Hiprtc | Backend::Sim => {
+            let driver = SimDriver::new(&target.arch, target.wave_size, 0)?;
+            Ok(Some((target.clone().simulated(), Box::new(driver))))
+        }
+        Backend::Host | Backend::Mock => Ok(None),
     }
 }

@@ -1,6 +1,8 @@
-//! `kernels ls` and `kernels show`: what there is, what fits, and what is compiled. `kernels check` is in [`check`].
+//! `kernels ls` and `kernels show`: what there is, what fits, and what is compiled. `kernels check` is in [`check`]
+//! and [`speed`].
 
 mod check;
+mod speed;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -126,8 +128,12 @@ impl SourceArgs {
         Ok(Library::load(&Library::default_search(self.templates.as_deref()))?)
     }
 
+    fn tables(&self) -> anyhow::Result<TuningTables> {
+        Ok(TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?)
+    }
+
     fn target(&self) -> anyhow::Result<Target> {
-        let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
+        let tables = self.tables()?;
         match self.arch.as_deref() {
             None => Ok(Target::host()),
             Some(arch) if arch.starts_with("gfx") => Ok(tables.gpu(arch)?),

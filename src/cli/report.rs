@@ -13,6 +13,8 @@ use crate::error::Hint;
 use crate::harmony::HarmonyError;
 use crate::kernel::cache::CacheError;
 use crate::kernel::compile::CompileError;
+use crate::kernel::isa::IsaError;
+use crate::kernel::isa::llvm::LlvmError;
 use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::PipelineError;
 use crate::kernel::render::RenderError;
@@ -55,7 +57,9 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<DecodeError>,
         of::<EngineError>,
         of::<HarmonyError>,
+        of::<IsaError>,
         of::<LibraryError>,
+        of::<LlvmError>,
         of::<NoCount>,
         of::<NotReady>,
         of::<PipelineError>,

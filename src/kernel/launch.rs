@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gpu::{ArgumentKind, ArgumentSpec};
+
 use super::Problem;
 use super::contract::{Access, Arg};
 use super::expression::{Expression, ExpressionError, Reason, Scope};
@@ -92,6 +94,18 @@ impl ArgSpec {
         };
         let axes = self.axes.iter().flatten().map(text);
         if self.is_scalar() { String::new() } else { format!("({})", axes.collect::<Vec<_>>().join(", ")) }
+    }
+
+    /// What a driver is told of it.
+    pub fn argument(&self) -> ArgumentSpec {
+        let kind = match (self.is_scalar(), self.dtype, self.access) {
+            (false, _, Access::Read) => ArgumentKind::Read,
+            (false, _, Access::Write | Access::ReadWrite) => ArgumentKind::Write,
+            (true, Dtype::F32, _) => ArgumentKind::F32,
+            (true, Dtype::I32, _) => ArgumentKind::I32,
+            (true, _, _) => ArgumentKind::U32,
+        };
+        ArgumentSpec { name: self.name.clone(), kind }
     }
 
     /// `x:f32:read`, `n_tokens:u32`.

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use gpu::KernelSpec;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::compile::Request;
 use super::contract::{Access, Arg, Tolerance};
 use super::expression::{ExpressionError, Reason, Scope, describe};
 use super::launch::{ArgSpec, LaunchSpec};
@@ -58,6 +60,28 @@ impl Rendered {
     /// The contract's arguments, then the workspace.
     pub fn all_args(&self) -> impl Iterator<Item = &ArgSpec> {
         self.args.iter().chain(&self.workspace)
+    }
+
+    /// What the compiler is asked for it.
+    pub fn request(&self, target: &Target) -> Request {
+        Request {
+            label: self.label.clone(),
+            source: self.source.clone(),
+            entry: self.entry.clone(),
+            options: self.options.clone(),
+            target: target.id(),
+            backend: target.backend,
+        }
+    }
+
+    /// What a driver is told of it.
+    pub fn spec(&self) -> KernelSpec {
+        KernelSpec {
+            entry: self.entry.clone(),
+            abi: self.abi(),
+            args: self.all_args().map(ArgSpec::argument).collect(),
+            block_size: self.launch.block_size(),
+        }
     }
 
     /// The arguments in a line, as the object repeats them: `x:f32:read … n_tokens:u32`.

@@ -225,6 +225,12 @@ impl Template {
         self.requires.check_target(target)
     }
 
+    /// The precisions that it takes.
+    pub fn precisions(&self) -> impl Iterator<Item = Precision> {
+        let needs = &self.requires.precision;
+        [Precision::F32, Precision::Bf16].into_iter().filter(|one| needs.is_empty() || needs.contains(one))
+    }
+
     /// The names that its expressions use.
     pub fn expression_names(&self) -> BTreeSet<String> {
         let launch = self.launch.grid.iter().chain(&self.launch.block_size).chain(&self.launch.scratch_bytes);

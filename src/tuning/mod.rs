@@ -146,12 +146,16 @@ impl TuningTables {
     /// # Errors
     /// If no table has facts about it.
     pub fn gpu(&self, arch: &str) -> Result<Target, TargetError> {
-        let name = arch.split(':').next().unwrap_or_default();
-        let table = self.layers.iter().flatten().find(|table| table.name == name && table.target.is_some());
-        match table.and_then(|table| table.target.as_ref()) {
+        match self.facts(arch) {
             Some(facts) => Ok(Target::from_facts(arch, facts)),
             None => Target::gpu(arch),
         }
+    }
+
+    /// The facts about a GPU by its target id, of the first table that has some.
+    pub fn facts(&self, arch: &str) -> Option<&TargetFacts> {
+        let name = arch.split(':').next().unwrap_or_default();
+        self.layers.iter().flatten().filter(|table| table.name == name).find_map(|table| table.target.as_ref())
     }
 
     /// What is not an error and yet deserves a look: numbers of tokens that the rows of a `where` leave out.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::{Checked, Checker, Selection, Side, Wrong};
+use gptoss_jit::kernel::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gptoss_jit::kernel::compile::CompilerOptions;
 use gptoss_jit::kernel::library::{Layer, Library};
 use gptoss_jit::kernel::store::Store;
@@ -35,7 +35,8 @@ fn built_in() -> Library {
 
 pub fn check(library: &Library, target: &Target, selection: &Selection) -> Vec<Checked> {
     let (store, driver) = (store(), HostDriver::new(2).unwrap());
-    let checker = Checker { library, target, store: &store, driver: Some(&driver) };
+    let runner = Some(Runner { target, driver: &driver });
+    let checker = Checker { library, target, store: &store, runner, compute_unit: None };
     checker.check(selection, &mut |_| {})
 }
 
@@ -133,7 +134,8 @@ fn case(problem: &Problem, scalars: &BTreeMap<String, f64>) -> Case {
 
 fn outputs(library: &Library, n_threads: usize, setting: &Setting) -> Tensors {
     let (store, driver, target) = (store(), HostDriver::new(n_threads).unwrap(), Target::host());
-    let checker = Checker { library, target: &target, store: &store, driver: Some(&driver) };
+    let runner = Some(Runner { target: &target, driver: &driver });
+    let checker = Checker { library, target: &target, store: &store, runner, compute_unit: None };
     let Setting { template, problem, scalars, inputs } = setting;
     checker.outputs(template, problem, &Params::new(), scalars, inputs).unwrap()
 }

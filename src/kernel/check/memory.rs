@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bytes::Bytes;
-use gpu::{Argument, ArgumentKind, ArgumentSpec, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
+use gpu::{Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
 
 use super::Wrong;
 use super::trial::{Scalars, whole};
@@ -81,18 +81,6 @@ impl fmt::Display for Side {
     }
 }
 
-/// What the driver is told of an argument.
-pub(super) fn argument_spec(arg: &ArgSpec) -> ArgumentSpec {
-    let kind = match (arg.is_scalar(), arg.dtype, arg.access) {
-        (false, _, Access::Read) => ArgumentKind::Read,
-        (false, _, Access::Write | Access::ReadWrite) => ArgumentKind::Write,
-        (true, Dtype::F32, _) => ArgumentKind::F32,
-        (true, Dtype::I32, _) => ArgumentKind::I32,
-        (true, _, _) => ArgumentKind::U32,
-    };
-    ArgumentSpec { name: arg.name.clone(), kind }
-}
-
 impl Setting<'_> {
     /// Launches the kernel on these inputs and gives the tensors that it writes.
     pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Tensors, Wrong> {
@@ -155,7 +143,7 @@ impl Setting<'_> {
 
     fn argument(&self, arg: &ArgSpec, memory: &BTreeMap<String, Guarded>) -> Argument {
         let value = self.scalars.get(&arg.name).copied().unwrap_or_default();
-        match argument_spec(arg).kind {
+        match arg.argument().kind {
             ArgumentKind::U32 => Argument::U32(value as u32),
             ArgumentKind::I32 => Argument::I32(value as i32),
             ArgumentKind::F32 => Argument::F32(value as f32),
