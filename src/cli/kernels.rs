@@ -51,7 +51,8 @@ struct SourceArgs {
     #[arg(long, value_name = "DIR")]
     tuning: Option<PathBuf>,
 
-    /// Target: a GPU (`gfx1100`), an x86-64 level (`x86-64-v3`); left out: this machine's cores
+    /// Target: a GPU (`gfx1100`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`); left out: this
+    /// machine's cores
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 }
@@ -136,6 +137,7 @@ impl SourceArgs {
         match self.arch.as_deref() {
             None => Ok(Target::host()),
             Some(arch) if arch.starts_with("gfx") => Ok(tables.gpu(arch)?),
+            Some(arch) if arch.starts_with("sim:") => Ok(tables.gpu(&arch["sim:".len()..])?.simulated()),
             Some(arch) => Ok(Target::named(arch)?),
         }
     }

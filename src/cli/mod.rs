@@ -6,6 +6,7 @@
 mod bench;
 mod cache;
 mod decode;
+mod device;
 mod doctor;
 mod inspect;
 mod kernels;

@@ -1,15 +1,13 @@
 //! What the commands that run a model have in common: which model, on what, how exactly, from which kernels.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use gpu::host::HostDriver;
 
+use super::device::Device;
 use super::output::{Output, human_bytes};
-use super::report::UsageError;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
 use crate::config::ModelConfig;
@@ -20,7 +18,6 @@ use crate::kernel::Precision;
 use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::{Loaded, Progress, Store, StoreError};
-use crate::target::Target;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::split::Split;
 use crate::tuning::TuningTables;
@@ -55,11 +52,11 @@ pub struct TokenizerArgs {
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
-    /// Where to run: auto, cpu
+    /// Where to run: auto, cpu, sim:ARCH (a GPU's kernels, executed and watched by this machine's cores)
     #[arg(long, default_value = "auto", value_name = "D")]
-    pub device: String,
+    pub device: Device,
 
-    /// Threads of the cpu device; 0 means one for every core
+    /// Threads of the cpu and sim devices; 0 means one for every core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub threads: u32,
 
@@ -164,18 +161,10 @@ impl DeviceArgs {
 
     /// Templates, tables, cache, compiler and device.
     pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
-        match self.device.as_str() {
-            "auto" | "cpu" => {}
-            device @ ("hip" | "cuda" | "sim") => return Err(not_yet(device).into()),
-            device => match device.split_once(':') {
-                Some((kind @ ("hip" | "cuda" | "sim"), _)) => return Err(not_yet(kind).into()),
-                _ => return Err(UsageError(format!("there is no device `{device}`; there are auto and cpu")).into()),
-            },
-        }
-        let driver = Arc::new(HostDriver::new(self.threads as usize)?);
         let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
         let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
-        Ok(Pipeline::new(library, tables, Target::host(), Store::from_env()?, driver))
+        let (target, driver) = self.device.open(&tables, self.threads as usize)?;
+        Ok(Pipeline::new(library, tables, target, Store::from_env()?, driver))
     }
 
     /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
@@ -214,12 +203,6 @@ impl DeviceArgs {
         ));
         Ok(engine)
     }
-}
-
-fn not_yet(device: &str) -> UsageError {
-    UsageError(format!(
-        "the `{device}` device does not run anything yet: GPU templates are compiled and checked, see `gptoss-jit kernels check --arch`"
-    ))
 }
 
 impl CacheArgs {

@@ -43,7 +43,7 @@ pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode
 /// Flags that parse one by one and make no sense together.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct UsageError(pub String);
+pub struct UsageError(pub String);
 
 /// The hint of an error of ours. Every error type that has hints is listed here.
 pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {

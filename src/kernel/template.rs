@@ -218,7 +218,7 @@ impl Template {
     /// # Errors
     /// The first requirement that does not.
     pub fn fits_target(&self, target: &Target) -> Result<(), Misfit> {
-        let found = if target.backend == Backend::Mock { Backend::Hiprtc } else { target.backend };
+        let found = if target.is_gpu() { Backend::Hiprtc } else { target.backend };
         if found != self.backend {
             return Err(Misfit::Backend { needs: self.backend, found: target.backend });
         }

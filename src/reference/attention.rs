@@ -243,7 +243,7 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
     }
     let table = layout.block_table(random);
     // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
-    let mut unseen = |i: usize| if i % 3 == 0 { f64::NAN } else { 3e4 * random.normal() };
+    let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
     let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
     for &(slot, position) in &rows {

@@ -23,14 +23,15 @@ type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u
 /// A kernel in a loaded shared library, which stays loaded as long as this lives.
 struct Function {
     entry: Entry,
-    _object: Object,
+    _object: Loaded,
 }
 
 /// A shared library in memory. The file stays open as long as the library is loaded: the loader knows libraries by
 /// path, and a path that names an open file cannot be given to another one.
-struct Object {
-    library: Library,
-    _file: std::fs::File,
+pub(crate) struct Loaded {
+    pub library: Library,
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "kept open"))]
+    file: std::fs::File,
 }
 
 /// This machine's cores.
@@ -168,7 +169,7 @@ impl Pointers {
 unsafe impl Sync for Pointers {}
 
 /// Where an argument is: the memory itself, or the value's place in the caller's list.
-fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
+pub(crate) fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
     Ok(match arg {
         Argument::Memory { view, .. } => view.host_address()?.cast_const().cast(),
         Argument::U32(value) => (&raw const *value).cast(),
@@ -196,9 +197,18 @@ fn with_scratch(len_bytes: usize, f: impl FnOnce(*mut c_void)) {
     });
 }
 
+impl Loaded {
+    /// A path of the object's file.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn path(&self) -> String {
+        use std::os::fd::AsRawFd;
+        format!("/proc/self/fd/{}", self.file.as_raw_fd())
+    }
+}
+
 /// Opens a shared library from its bytes.
 #[cfg(target_os = "linux")]
-fn open_from_memory(object: &[u8]) -> Result<Object, String> {
+pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -206,18 +216,18 @@ fn open_from_memory(object: &[u8]) -> Result<Object, String> {
     let mut file = std::fs::File::from(fd);
     file.write_all(object).map_err(|e| e.to_string())?;
     let library = open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())?;
-    Ok(Object { library, _file: file })
+    Ok(Loaded { library, file })
 }
 
 /// Opens a shared library from its bytes.
 #[cfg(not(target_os = "linux"))]
-fn open_from_memory(object: &[u8]) -> Result<Object, String> {
+pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     use std::io::Write;
 
     let mut file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
     file.write_all(object).map_err(|e| e.to_string())?;
     let library = open(file.path())?;
-    Ok(Object { library, _file: file.into_file() })
+    Ok(Loaded { library, file: file.into_file() })
 }
 
 fn open(path: &std::path::Path) -> Result<Library, String> {
@@ -227,7 +237,7 @@ fn open(path: &std::path::Path) -> Result<Library, String> {
 }
 
 /// The string that an object describes its arguments with.
-fn abi(library: &Library, symbol: &str) -> Result<String, GpuError> {
+pub(crate) fn abi(library: &Library, symbol: &str) -> Result<String, GpuError> {
     // SAFETY: only the address is taken here.
     let found = unsafe { library.get::<*const c_char>(symbol.as_bytes()) };
     let address = found.map_err(|_| GpuError::NoEntry { symbol: symbol.to_string() })?.as_raw_ptr();

@@ -11,6 +11,8 @@
 
 pub mod code_object;
 pub mod host;
+#[cfg(target_os = "linux")]
+pub mod sim;
 
 mod error;
 mod launch;

@@ -1,11 +1,10 @@
 //! `kernels check`: every template on every test shape, against its reference; for a GPU its objects against their
 //! contracts too. With `--speed` it goes to [`super::speed`].
 
-use gpu::Driver;
-use gpu::host::HostDriver;
 use serde::Serialize;
 
 use super::{SourceArgs, speed};
+use crate::cli::device::stand_in;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::compute_unit::ComputeUnit;
@@ -119,13 +118,6 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         print(&rows, &broken, &target, output)?;
     }
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
-}
-
-/// What runs the kernels: this machine, if it can run what is compiled for the target.
-fn stand_in(target: &Target) -> anyhow::Result<Option<(Target, Box<dyn Driver>)>> {
-    let host = Target::host();
-    let runs = target.backend == Backend::Host && target.features.is_subset(&host.features);
-    Ok(if runs { Some((target.clone(), Box::new(HostDriver::new(0)?))) } else { None })
 }
 
 /// The files that cannot be used and that the selection does not exclude.
