@@ -89,6 +89,9 @@ struct UsesRow {
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let (library, target, store) = (args.source.library()?, args.source.target()?, Store::from_env()?);
+    if args.speed && target.backend != Backend::Hiprtc {
+        return Err(UsageError(format!("--speed is for GPUs, not {}: for example --arch gfx1100", target.id())).into());
+    }
     let facts = args.source.tables()?.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
     let stand_in = if args.speed { None } else { stand_in(&target)? };
