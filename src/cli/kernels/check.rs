@@ -142,7 +142,7 @@ impl Row {
         Self {
             precision: checked.precision.name(),
             cases: checked.n_cases,
-            worst_error: Some(checked.worst).filter(|worst| checked.ran && worst.is_finite()),
+            worst_error: Some(checked.worst).filter(|worst| checked.n_cases > 0 && checked.ran && worst.is_finite()),
             uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
