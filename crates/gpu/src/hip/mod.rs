@@ -1,0 +1,157 @@
+//! The `hip` device: an AMD GPU through the HIP runtime, which is opened when it is asked for.
+//!
+//! The last of three layers, above the functions and their check in `hip-runtime-sys`: safe owners that give back what
+//! they created. [`runtime`] finds devices; `device` is one with its stream; `memory`, `event`, `module` and `graph` own
+//! what lives on it; `staging` copies. [`HipDriver`] joins them.
+
+mod device;
+mod event;
+mod graph;
+mod memory;
+mod module;
+mod runtime;
+mod staging;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::launch::{Graph, Kernel, KernelSpec, Launch};
+use crate::memory::{Buffer, BufferView, OwnerId};
+use crate::{Driver, GpuError};
+use device::Device;
+use event::Event;
+use graph::Executable;
+use memory::Allocation;
+use module::Function;
+pub use runtime::{HipDeviceFacts, HipRuntime};
+use staging::Staging;
+
+/// An AMD GPU.
+pub struct HipDriver {
+    device: Arc<Device>,
+    facts: HipDeviceFacts,
+    owner: OwnerId,
+    /// Held while anything is put on the stream, so that launches and copies of several threads do not mix.
+    stream: Mutex<Stream>,
+}
+
+/// What is made when it is first needed.
+#[derive(Default)]
+struct Stream {
+    staging: Option<Staging>,
+    /// Before and after a launch whose time is taken.
+    events: Option<[Event; 2]>,
+}
+
+impl HipDriver {
+    /// One of the runtime's devices.
+    ///
+    /// # Errors
+    /// As [`HipRuntime::facts`]; [`GpuError::Hip`] when the device cannot be used.
+    pub fn new(runtime: &HipRuntime, ordinal: usize) -> Result<Self, GpuError> {
+        let facts = runtime.facts(ordinal)?;
+        let device = Arc::new(Device::open(Arc::clone(&runtime.hip), ordinal)?);
+        Ok(Self { device, facts, owner: OwnerId::new(), stream: Mutex::default() })
+    }
+
+    /// What the device says of itself.
+    pub fn facts(&self) -> &HipDeviceFacts {
+        &self.facts
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stream {
+    fn staging(&mut self, device: &Arc<Device>) -> Result<&mut Staging, GpuError> {
+        match &mut self.staging {
+            Some(staging) => Ok(staging),
+            none => Ok(none.insert(Staging::new(device)?)),
+        }
+    }
+
+    fn events(&mut self, device: &Arc<Device>) -> Result<&[Event; 2], GpuError> {
+        match &mut self.events {
+            Some(events) => Ok(events),
+            none => Ok(none.insert([Event::new(device)?, Event::new(device)?])),
+        }
+    }
+}
+
+impl Driver for HipDriver {
+    fn describe(&self) -> String {
+        let HipDeviceFacts { name, arch, compute_units, .. } = &self.facts;
+        format!("{} ({name}, {arch}, {compute_units} CUs)", self.device.label)
+    }
+
+    fn parallelism(&self) -> usize {
+        self.facts.compute_units
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        let allocation = Allocation::new(&self.device, len_bytes)?;
+        Ok(Buffer::device(self.owner, allocation.address(), len_bytes, allocation))
+    }
+
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
+        let buffer = self.allocate(bytes.len())?;
+        self.write(&buffer.view(), &bytes)?;
+        Ok(buffer.into_read_only())
+    }
+
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
+        let function = Function::load(&self.device, object, &spec)?;
+        Ok(Kernel::new(spec, function))
+    }
+
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
+        kernel.check(launch.args)?;
+        let function: &Function = kernel.function()?;
+        let _stream = self.stream();
+        function.launch(self.owner, launch)
+    }
+
+    fn launch_timed(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<Duration, GpuError> {
+        kernel.check(launch.args)?;
+        let function: &Function = kernel.function()?;
+        let mut stream = self.stream();
+        let [before, after] = stream.events(&self.device)?;
+        before.record()?;
+        function.launch(self.owner, launch)?;
+        after.record()?;
+        after.wait()?;
+        after.since(before)
+    }
+
+    fn capture(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Option<Graph>, GpuError> {
+        let _stream = self.stream();
+        let captured = Executable::capture(&self.device, || module::record(self.owner, launches))?;
+        Ok(captured.map(Graph::new))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<(), GpuError> {
+        let executable: &Executable = graph.recorded()?;
+        let _stream = self.stream();
+        executable.launch()
+    }
+
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
+        view.check_write(bytes.len())?;
+        let address = view.device_address(self.owner)?;
+        self.stream().staging(&self.device)?.write(address, bytes)
+    }
+
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
+        view.check_read(bytes.len())?;
+        let address = view.device_address(self.owner)?;
+        self.stream().staging(&self.device)?.read(address, bytes)
+    }
+
+    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        work();
+    }
+}
