@@ -55,8 +55,8 @@ pub enum GpuError {
         #[source]
         source: HipError,
     },
-    /// The object is for another chip, or the runtime says so.
-    #[error("kernel `{entry}` was compiled for {object_arch}, and {device} is a {device_arch}")]
+    /// The runtime says that the object is not for the device.
+    #[error("kernel `{entry}` was compiled for {object_arch}, and {device}, a {device_arch}, does not take it")]
     NoBinary {
         /// The kernel.
         entry: String,
@@ -66,9 +66,9 @@ pub enum GpuError {
         device_arch: String,
         /// What the object says it is for.
         object_arch: String,
-        /// The runtime's words, if it was asked.
+        /// The call, and the runtime's words.
         #[source]
-        source: Option<HipError>,
+        source: HipError,
     },
     /// The device could not be set up.
     #[error("could not start the threads of the cpu device")]

@@ -49,6 +49,11 @@ impl Executable {
         Ok(Some(Self { device: Arc::clone(device), executable, _recorded: recorded }))
     }
 
+    /// Whether it was captured on this device.
+    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
     /// Puts all of it on the stream.
     pub fn launch(&self) -> Result<(), GpuError> {
         let hip = self.device.enter()?;

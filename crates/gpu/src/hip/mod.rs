@@ -17,14 +17,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::code_object::{CodeObject, DeviceLimits};
 use crate::launch::{Graph, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView, OwnerId};
 use crate::{Driver, GpuError};
 use device::Device;
 use event::Event;
-use graph::Executable;
+use graph::{Executable, Recorded};
 use memory::Allocation;
-use module::Function;
+use module::{Function, LoadError};
 pub use runtime::{HipDeviceFacts, HipRuntime};
 use staging::Staging;
 
@@ -59,6 +60,28 @@ impl HipDriver {
     /// What the device says of itself.
     pub fn facts(&self) -> &HipDeviceFacts {
         &self.facts
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits { wave_size: self.facts.wave_size, lds_bytes: self.facts.lds_bytes }
+    }
+
+    /// What this device made of the object: another device's kernel would run there, at addresses of this one.
+    fn function<'k>(&self, kernel: &'k Kernel) -> Result<&'k Function, GpuError> {
+        let function: &Function = kernel.function()?;
+        let foreign = || GpuError::ForeignKernel { entry: kernel.entry().to_owned() };
+        function.is_of(&self.device).then_some(function).ok_or_else(foreign)
+    }
+
+    /// Makes launches, and keeps what they use. Called with the stream in hand.
+    fn record(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Recorded, GpuError> {
+        let mut recorded = Recorded::with_capacity(launches.len());
+        for (kernel, launch) in launches {
+            kernel.check(launch.args)?;
+            self.function(kernel)?.launch(self.owner, launch)?;
+            recorded.push(((*kernel).clone(), launch.args.to_vec()));
+        }
+        Ok(recorded)
     }
 
     fn stream(&self) -> MutexGuard<'_, Stream> {
@@ -98,26 +121,39 @@ impl Driver for HipDriver {
     }
 
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
-        let buffer = self.allocate(bytes.len())?;
-        self.write(&buffer.view(), &bytes)?;
-        Ok(buffer.into_read_only())
+        let allocation = Allocation::new(&self.device, bytes.len())?;
+        let address = allocation.address();
+        self.stream().staging(&self.device)?.write(address, &bytes)?;
+        Ok(Buffer::device_read_only(self.owner, address, bytes.len(), allocation))
     }
 
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
-        let function = Function::load(&self.device, object, &spec)?;
+        let said = CodeObject::parse(object)
+            .map_err(|error| GpuError::NotLoadable { entry: spec.entry.clone(), reason: error.to_string() })?;
+        said.agrees(&spec, self.limits())?;
+        let function = Function::load(&self.device, object, &spec).map_err(|failed| match failed {
+            LoadError::NoBinary(source) => GpuError::NoBinary {
+                entry: spec.entry.clone(),
+                device: self.device.label.clone(),
+                device_arch: self.facts.arch.clone(),
+                object_arch: said.target,
+                source,
+            },
+            LoadError::Other(error) => error,
+        })?;
         Ok(Kernel::new(spec, function))
     }
 
     fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
         kernel.check(launch.args)?;
-        let function: &Function = kernel.function()?;
+        let function = self.function(kernel)?;
         let _stream = self.stream();
         function.launch(self.owner, launch)
     }
 
     fn launch_timed(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<Duration, GpuError> {
         kernel.check(launch.args)?;
-        let function: &Function = kernel.function()?;
+        let function = self.function(kernel)?;
         let mut stream = self.stream();
         let [before, after] = stream.events(&self.device)?;
         before.record()?;
@@ -129,12 +165,15 @@ impl Driver for HipDriver {
 
     fn capture(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Option<Graph>, GpuError> {
         let _stream = self.stream();
-        let captured = Executable::capture(&self.device, || module::record(self.owner, launches))?;
+        let captured = Executable::capture(&self.device, || self.record(launches))?;
         Ok(captured.map(Graph::new))
     }
 
     fn replay(&self, graph: &Graph) -> Result<(), GpuError> {
         let executable: &Executable = graph.recorded()?;
+        if !executable.is_of(&self.device) {
+            return Err(GpuError::ForeignGraph);
+        }
         let _stream = self.stream();
         executable.launch()
     }

@@ -4,19 +4,33 @@ use std::ffi::{CString, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
+use hip_runtime_sys::HipError;
 use hip_runtime_sys::sys::{Handle, status};
 
 use super::device::Device;
-use super::graph::Recorded;
 use crate::launch::{Argument, KernelSpec, Launch};
 use crate::memory::OwnerId;
-use crate::{GpuError, Kernel};
+use crate::GpuError;
 
 /// A kernel of a loaded module.
 pub(super) struct Function {
     function: Handle,
     module: Module,
     block_size: u32,
+}
+
+/// Why an object was not loaded.
+pub(super) enum LoadError {
+    /// The runtime says that it is not for this device.
+    NoBinary(HipError),
+    /// Anything else.
+    Other(GpuError),
+}
+
+impl From<GpuError> for LoadError {
+    fn from(error: GpuError) -> Self {
+        Self::Other(error)
+    }
 }
 
 struct Module {
@@ -33,20 +47,23 @@ unsafe impl Sync for Function {}
 
 impl Function {
     /// Loads an object that is known to fit `spec`.
-    pub fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, GpuError> {
+    pub fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, LoadError> {
         let image = object.to_vec();
         let mut module = ptr::null_mut();
         // SAFETY: `module` is valid for writes, and the image is a whole code object, as the caller has read it.
         let code = unsafe { (device.enter()?.module_load_data)(&mut module, image.as_ptr().cast()) };
         device.hip.check("hipModuleLoadData", code).map_err(|source| match source.code {
-            status::INVALID_IMAGE | status::NO_BINARY_FOR_GPU => {
-                GpuError::NoBinary { entry: spec.entry.clone(), device: device.label.clone(), source }
-            }
-            _ => device.error("load a kernel", source),
+            status::NO_BINARY_FOR_GPU | status::INVALID_IMAGE => LoadError::NoBinary(source),
+            _ => LoadError::Other(device.error("load a kernel", source)),
         })?;
         let module = Module { device: Arc::clone(device), module, _image: image };
         let function = module.function(&spec.entry)?;
         Ok(Self { function, module, block_size: spec.block_size })
+    }
+
+    /// Whether it was loaded on this device.
+    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.module.device, device)
     }
 
     /// Puts a launch on the stream; its arguments were checked. What the kernel reads and writes must live until the
@@ -125,15 +142,4 @@ impl Drop for Module {
             (hip.module_unload)(self.module)
         });
     }
-}
-
-/// The launches of `launches` as they are recorded, with everything that they use.
-pub(super) fn record(owner: OwnerId, launches: &[(&Kernel, Launch<'_>)]) -> Result<Recorded, GpuError> {
-    let mut recorded = Recorded::default();
-    for (kernel, launch) in launches {
-        kernel.check(launch.args)?;
-        kernel.function::<Function>()?.launch(owner, launch)?;
-        recorded.push(((*kernel).clone(), launch.args.to_vec()));
-    }
-    Ok(recorded)
 }
