@@ -1,0 +1,98 @@
+//! Code objects, and launches of their kernels.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use gpu::code_object::{CodeObject, KernelFacts};
+
+use crate::state::{Kind, State, status};
+
+/// A loaded code object.
+pub struct Module {
+    pub device: c_int,
+    pub object: CodeObject,
+}
+
+/// A launch, with its arguments as they were.
+#[derive(Clone)]
+pub struct Launch {
+    pub module: Arc<Module>,
+    pub kernel: usize,
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub args: Vec<Value>,
+}
+
+/// An argument.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    Pointer(u64),
+    Word(u32),
+}
+
+impl Module {
+    /// Reads an image of unknown length, as the runtime has to: the ELF header says where the file ends.
+    ///
+    /// # Safety
+    /// `image` points at a whole ELF file, or at least at 64 bytes of something else.
+    pub unsafe fn read(image: *const c_void, device: c_int, arch: &str) -> Result<Self, c_int> {
+        // SAFETY: the caller's.
+        let header = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), 64) };
+        if !header.starts_with(b"\x7fELF") {
+            return Err(status::INVALID_IMAGE);
+        }
+        let word = |at: usize, len: usize| header[at..at + len].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        // e_shoff, e_shentsize, e_shnum: the linker puts the section headers last.
+        let len_bytes = word(40, 8) + word(58, 2) * word(60, 2);
+        // SAFETY: the caller's; the file is that long.
+        let bytes = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), len_bytes) };
+        let object = CodeObject::parse(bytes).map_err(|_| status::INVALID_IMAGE)?;
+        // Flags that the object does not state may be either way.
+        let mut wanted = object.target.split(':');
+        let mut found = arch.split(':');
+        if wanted.next() != found.next() || !wanted.all(|flag| arch.split(':').any(|other| other == flag)) {
+            return Err(status::NO_BINARY_FOR_GPU);
+        }
+        Ok(Self { device, object })
+    }
+}
+
+impl Launch {
+    /// Takes the values that `arguments` point at.
+    ///
+    /// # Safety
+    /// There is a pointer for each explicit argument of the kernel, to a value of its size.
+    pub unsafe fn new(
+        module: Arc<Module>,
+        kernel: usize,
+        [grid, block]: [[u32; 3]; 2],
+        arguments: *const *const c_void,
+    ) -> Self {
+        let explicit = module.object.kernels[kernel].explicit_args().enumerate();
+        let args = explicit.map(|(i, arg)| {
+            // SAFETY: the caller's.
+            unsafe {
+                let value = *arguments.add(i);
+                match arg.size {
+                    8 => Value::Pointer(value.cast::<u64>().read_unaligned()),
+                    _ => Value::Word(value.cast::<u32>().read_unaligned()),
+                }
+            }
+        });
+        let args = args.collect();
+        Self { module, kernel, grid, block, args }
+    }
+
+    pub fn facts(&self) -> &KernelFacts {
+        &self.module.object.kernels[self.kernel]
+    }
+
+    /// Runs it, now.
+    pub fn run(&self, state: &mut State) -> c_int {
+        let foreign = |arg: &Value| match arg {
+            Value::Pointer(address) => state.kind_of(*address, 1) != Some(Kind::Device(self.module.device)),
+            Value::Word(_) => false,
+        };
+        if self.args.iter().any(foreign) { status::LAUNCH_FAILURE } else { status::SUCCESS }
+    }
+}
