@@ -10,6 +10,7 @@ mod doctor;
 mod forward;
 mod generate;
 mod getp;
+mod hip;
 mod hiprtc;
 mod kernels;
 mod logits;

@@ -55,7 +55,7 @@ pub enum GpuError {
         #[source]
         source: HipError,
     },
-    /// The runtime says that the object is not for the device.
+    /// The object is not for the device.
     #[error("kernel `{entry}` was compiled for {object_arch}, and {device}, a {device_arch}, does not take it")]
     NoBinary {
         /// The kernel.
@@ -66,9 +66,9 @@ pub enum GpuError {
         device_arch: String,
         /// What the object says it is for.
         object_arch: String,
-        /// The call, and the runtime's words.
+        /// The call, and the runtime's words, if it was asked.
         #[source]
-        source: HipError,
+        source: Option<HipError>,
     },
     /// The device could not be set up.
     #[error("could not start the threads of the cpu device")]

@@ -130,15 +130,19 @@ impl Driver for HipDriver {
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
         let said = CodeObject::parse(object)
             .map_err(|error| GpuError::NotLoadable { entry: spec.entry.clone(), reason: error.to_string() })?;
+        let no_binary = |source| GpuError::NoBinary {
+            entry: spec.entry.clone(),
+            device: self.device.label.clone(),
+            device_arch: self.facts.arch.clone(),
+            object_arch: said.target.clone(),
+            source,
+        };
+        if !runs_on(&said.target, &self.facts.arch) {
+            return Err(no_binary(None));
+        }
         said.agrees(&spec, self.limits())?;
         let function = Function::load(&self.device, object, &spec).map_err(|failed| match failed {
-            LoadError::NoBinary(source) => GpuError::NoBinary {
-                entry: spec.entry.clone(),
-                device: self.device.label.clone(),
-                device_arch: self.facts.arch.clone(),
-                object_arch: said.target,
-                source,
-            },
+            LoadError::NoBinary(source) => no_binary(Some(source)),
             LoadError::Other(error) => error,
         })?;
         Ok(Kernel::new(spec, function))
@@ -192,5 +196,33 @@ impl Driver for HipDriver {
 
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         work();
+    }
+}
+
+/// Whether an object that says it is for `target` may run on a device that says it is `arch`. Flags that the object does
+/// not state may be either way; of an object for a whole family (`gfx11-generic`) the runtime knows better.
+fn runs_on(target: &str, arch: &str) -> bool {
+    let (mut wanted, mut found) = (target.split(':'), arch.split(':'));
+    let name = wanted.next().unwrap_or_default();
+    let flags: Vec<&str> = arch.split(':').skip(1).collect();
+    name.ends_with("-generic") || (Some(name) == found.next() && wanted.all(|flag| flags.contains(&flag)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_runs_on_its_chip_with_its_flags() {
+        for (target, arch, runs) in [
+            ("gfx1100", "gfx1100", true),
+            ("gfx1100", "gfx1101", false),
+            ("gfx90a", "gfx90a:sramecc+:xnack-", true),
+            ("gfx90a:xnack-", "gfx90a:sramecc+:xnack-", true),
+            ("gfx90a:xnack+", "gfx90a:sramecc+:xnack-", false),
+            ("gfx11-generic", "gfx1152", true),
+        ] {
+            assert_eq!(runs_on(target, arch), runs, "{target} on {arch}");
+        }
     }
 }

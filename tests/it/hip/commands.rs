@@ -1,0 +1,1 @@
+//! The program with a fake device.
