@@ -14,6 +14,7 @@ pub mod forward;
 pub mod kv_cache;
 pub mod plan;
 pub mod profile;
+mod replay;
 
 use std::collections::BTreeMap;
 

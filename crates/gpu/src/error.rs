@@ -18,7 +18,7 @@ pub enum GpuError {
         free_bytes: Option<usize>,
     },
     /// There is no HIP runtime.
-    #[error("there is no HIP runtime: looked in {}", list(searched))]
+    #[error("there is no HIP runtime: looked in {}{}", list(searched), refused(source))]
     NoRuntime {
         /// Folders that were looked into, besides the loader's own.
         searched: Vec<PathBuf>,
@@ -136,6 +136,12 @@ pub enum GpuError {
 /// `, which has 12 bytes free`.
 fn of_free(free_bytes: Option<usize>) -> String {
     free_bytes.map(|free_bytes| format!(", which has {free_bytes} bytes free")).unwrap_or_default()
+}
+
+/// Files that are there and were not taken, each with its reason; names that the loader does not find are no news.
+fn refused(error: &OpenError) -> String {
+    let files = error.attempts.iter().filter(|attempt| attempt.path.is_file());
+    files.map(ToString::to_string).collect()
 }
 
 fn list(folders: &[PathBuf]) -> String {
