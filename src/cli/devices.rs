@@ -129,7 +129,9 @@ impl Hip {
                     problem: (runtime.n_devices() == 0).then(|| "it finds no device".to_owned()),
                 }
             }
-            Err(error) => Self { problem: Some(error.to_string()), ..Self::default() },
+            // Its cause lists every name that the loader does not know.
+            Err(error @ GpuError::NoRuntime { .. }) => Self { problem: Some(error.to_string()), ..Self::default() },
+            Err(error) => Self { problem: Some(chain(error)), ..Self::default() },
         }
     }
 

@@ -26,6 +26,8 @@ pub mod status {
     pub const OUT_OF_MEMORY: Status = 2;
     /// `hipErrorNoDevice`.
     pub const NO_DEVICE: Status = 100;
+    /// `hipErrorInvalidDevice`.
+    pub const INVALID_DEVICE: Status = 101;
     /// `hipErrorInvalidImage`: not a code object, or not one that this runtime reads.
     pub const INVALID_IMAGE: Status = 200;
     /// `hipErrorNoBinaryForGpu`: a code object for another arch.

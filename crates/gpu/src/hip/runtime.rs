@@ -58,7 +58,8 @@ impl HipRuntime {
                 .and_then(|()| hip.check("hipGetDeviceCount", (hip.get_device_count)(&mut count)))
         };
         match found {
-            Err(error) if error.code == status::NO_DEVICE => count = 0,
+            // HIP 5.2 on a machine without a GPU says `hipErrorInvalidDevice`.
+            Err(error) if matches!(error.code, status::NO_DEVICE | status::INVALID_DEVICE) => count = 0,
             Err(source) => return Err(GpuError::Hip { device: "hip".into(), what: "start the runtime", source }),
             Ok(()) => {}
         }
