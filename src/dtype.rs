@@ -18,23 +18,51 @@ pub enum Dtype {
     U32,
     /// Signed 32-bit integer.
     I32,
+    /// Unsigned 8-bit integer; as a scale of MXFP4 the exponent of 2, plus 127 (E8M0).
+    U8,
+    /// 4-bit float (sign, 2 exponent bits, 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6), two to a byte, the even element in
+    /// the low half. The C type `mxfp4` is that byte.
+    Mxfp4,
 }
 
 impl Dtype {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32];
+    pub const ALL: [Self; 7] = [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32, Self::U8, Self::Mxfp4];
 
     /// The type of that name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Size of one element in bytes.
-    pub const fn size_bytes(self) -> usize {
+    /// Size of one element in bits.
+    pub const fn size_bits(self) -> usize {
         match self {
-            Self::F32 | Self::U32 | Self::I32 => 4,
-            Self::Bf16 | Self::F16 => 2,
+            Self::F32 | Self::U32 | Self::I32 => 32,
+            Self::Bf16 | Self::F16 => 16,
+            Self::U8 => 8,
+            Self::Mxfp4 => 4,
         }
+    }
+
+    /// Bytes that so many elements take, side by side; a last byte that is half full counts.
+    pub const fn len_bytes(self, n_elements: usize) -> usize {
+        match self {
+            Self::Mxfp4 => n_elements.div_ceil(2),
+            _ => n_elements * (self.size_bits() / 8),
+        }
+    }
+
+    /// Elements that so many bytes hold, whole ones.
+    pub const fn elements_in(self, len_bytes: usize) -> usize {
+        match self {
+            Self::Mxfp4 => 2 * len_bytes,
+            _ => len_bytes / (self.size_bits() / 8),
+        }
+    }
+
+    /// Whether its elements are whole numbers.
+    pub const fn is_whole(self) -> bool {
+        matches!(self, Self::U32 | Self::I32 | Self::U8)
     }
 
     /// The name used in templates, tables and messages: `f32`, `bf16`, …
@@ -45,6 +73,8 @@ impl Dtype {
             Self::F16 => "f16",
             Self::U32 => "u32",
             Self::I32 => "i32",
+            Self::U8 => "u8",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 }
@@ -52,5 +82,20 @@ impl Dtype {
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mxfp4_share_a_byte() {
+        assert_eq!([0, 1, 2, 3].map(|n| Dtype::Mxfp4.len_bytes(n)), [0, 1, 1, 2]);
+        assert_eq!(Dtype::Mxfp4.elements_in(16), 32);
+        for dtype in Dtype::ALL {
+            assert_eq!(dtype.elements_in(dtype.len_bytes(6)), 6, "{dtype}");
+            assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
+        }
     }
 }

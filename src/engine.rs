@@ -32,6 +32,7 @@ use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::Progress;
 use crate::scheduler::{Event, Request, RequestId, Row, Scheduler, Step};
+use crate::target::Backend;
 
 /// How a model is run.
 pub struct EngineOptions {
@@ -126,6 +127,7 @@ impl Engine {
                 capacity_tokens: options.capacity_tokens,
                 max_rows,
                 dtype: options.kv_dtype,
+                matrix_layout: options.pipeline.target().backend != Backend::Host,
                 odd_window: options.odd_window,
                 budget_bytes: options.kv_budget_bytes,
             },

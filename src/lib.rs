@@ -1,11 +1,12 @@
 //! gpt-oss on AMD GPUs, with kernels that are data.
 //!
 //! The dependencies point one way: `cli → engine → scheduler → graph → kernel → gpu`. `checkpoint`,
-//! `tokenizer`, `harmony`, `tuning` and `target` know none of those. Start reading in
+//! `tokenizer`, `harmony`, `tuning`, `target` and `compute_unit` know none of those. Start reading in
 //! [`graph::forward`], the forward pass of the model.
 
 pub mod checkpoint;
 pub mod cli;
+pub mod compute_unit;
 pub mod config;
 pub mod dtype;
 pub mod engine;

@@ -323,6 +323,7 @@ mod tests {
             capacity_tokens,
             max_rows,
             dtype: Dtype::F32,
+            matrix_layout: false,
             odd_window: None,
             budget_bytes: pool_blocks * block_bytes,
         };

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compute_unit::{ComputeUnit, Product};
 use crate::error::Hint;
 
 /// Which compiler turns a rendered template into an object, and which templates fit.
@@ -17,6 +18,9 @@ pub enum Backend {
     Host,
     /// HIP C++ for an AMD GPU, compiled by hipRTC; `.hip.j2` templates.
     Hiprtc,
+    /// HIP C++ for an AMD GPU, compiled for this machine's cores by the system's C++ compiler behind
+    /// `templates/lib/simulator.hip.j2`; `.hip.j2` templates.
+    Sim,
     /// A pretended compiler for tests: it can crash, hang and emit garbage on request.
     Mock,
 }
@@ -27,6 +31,7 @@ impl Backend {
         match self {
             Self::Host => "host",
             Self::Hiprtc => "hiprtc",
+            Self::Sim => "sim",
             Self::Mock => "mock",
         }
     }
@@ -35,7 +40,7 @@ impl Backend {
     pub const fn template_extension(self) -> &'static str {
         match self {
             Self::Host => ".c.j2",
-            Self::Hiprtc | Self::Mock => ".hip.j2",
+            Self::Hiprtc | Self::Sim | Self::Mock => ".hip.j2",
         }
     }
 }
@@ -64,7 +69,7 @@ pub struct Target {
 }
 
 /// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetFacts {
     /// 32 or 64.
@@ -77,6 +82,10 @@ pub struct TargetFacts {
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub notes: String,
+    /// How many waves fit; without it nothing is said of occupancy.
+    pub compute_unit: Option<ComputeUnit>,
+    /// What it can do at most; without it nothing is said of limits.
+    pub product: Option<Product>,
 }
 
 /// A chip that nothing is known about.
@@ -191,10 +200,22 @@ impl Target {
         }
     }
 
-    /// The string in a kernel's key: a GPU's target id; on the host the arch and what it has beyond that.
+    /// The same chip, executed by the simulator.
+    pub fn simulated(self) -> Self {
+        Self { backend: Backend::Sim, ..self }
+    }
+
+    /// Whether it is a GPU's kernels that run there.
+    pub fn is_gpu(&self) -> bool {
+        self.backend != Backend::Host
+    }
+
+    /// The string in a kernel's key: a GPU's target id; on the host the arch and what it has beyond that. In the simulator
+    /// the text says all: chips that render the same one share the object.
     pub fn id(&self) -> String {
         match self.backend {
             Backend::Hiprtc | Backend::Mock => self.arch.clone(),
+            Backend::Sim => "sim".to_owned(),
             Backend::Host => {
                 let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
                 std::iter::once(self.arch.clone()).chain(extensions.map(|(name, _)| format!("+{name}"))).collect()
@@ -209,7 +230,9 @@ impl Target {
         let (family, last) = match self.backend {
             Backend::Host => (X86_LEVELS.iter().find(|(name, _)| *name == arch).map(|_| "x86-64"), "host"),
             // The last two characters of a gfx name are its minor version and stepping.
-            Backend::Hiprtc | Backend::Mock => (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic"),
+            Backend::Hiprtc | Backend::Sim | Backend::Mock => {
+                (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic")
+            }
         };
         let names = [Some(arch), self.like.as_deref(), family, Some(last)];
         let mut names: Vec<String> = names.into_iter().flatten().map(String::from).collect();
@@ -226,7 +249,7 @@ impl Target {
                 let options = extensions.map(|(_, option)| (*option).to_owned());
                 std::iter::once(format!("-march={}", self.arch)).chain(options).collect()
             }
-            Backend::Host => Vec::new(),
+            Backend::Host | Backend::Sim => Vec::new(),
         }
     }
 

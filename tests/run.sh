@@ -3,7 +3,8 @@
 # format and the lints. The last line counts them: `N passed, N failed, N skipped`. Fails if anything failed.
 #
 # hipRTC is fetched once into target/hiprtc, where that is possible (tests/fetch-hiprtc.sh), unless GPTOSS_JIT_HIPRTC
-# names one. The kernel cache, the temporary folder and the config folder are private to the run and start empty.
+# names one; LLVM's tools likewise into target/llvm (tests/fetch-llvm.sh), unless GPTOSS_JIT_LLVM does. The kernel cache,
+# the temporary folder and the config folder are private to the run and start empty.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -32,6 +33,20 @@ else
         0) export GPTOSS_JIT_HIPRTC="$PWD/target/hiprtc" ;;
         3) echo "WARNING: there is no hipRTC here: no GPU kernel will be compiled by the tests below" ;;
         *) echo "FAILED: tests/fetch-hiprtc.sh, exit code $status" && count 1 ;;
+    esac
+fi
+
+say "LLVM's tools"
+if [ -n "${GPTOSS_JIT_LLVM:-}" ]; then
+    echo "GPTOSS_JIT_LLVM=$GPTOSS_JIT_LLVM"
+else
+    unset GPTOSS_JIT_LLVM
+    tests/fetch-llvm.sh target/llvm
+    status=$?
+    case $status in
+        0) export GPTOSS_JIT_LLVM="$PWD/target/llvm" ;;
+        3) echo "WARNING: LLVM's tools cannot be fetched here: what is not on PATH is not tested below" ;;
+        *) echo "FAILED: tests/fetch-llvm.sh, exit code $status" && count 1 ;;
     esac
 fi
 

@@ -58,7 +58,7 @@ fn slice_tensors(
     let mut offset = HEADER_BYTES; // stays within the file: the sum of all sizes was compared with its length
     for group in groups(config) {
         for l in 0..group.count(config) {
-            let len_bytes = group.shape.iter().product::<usize>() * dtype.size_bytes();
+            let len_bytes = dtype.len_bytes(group.shape.iter().product());
             let mut tensor = Tensor {
                 name: unswapped(group.name_in(l), decided.swapped),
                 dtype,
@@ -91,7 +91,7 @@ fn unswapped(name: String, swapped: bool) -> String {
 fn dtype_by_size(found: u64, config: &ModelConfig) -> Result<Dtype, CheckpointError> {
     let parameters = parameters(config).ok_or(CheckpointError::TooLarge)?;
     let size = |dtype: Dtype| {
-        let tensors = parameters.checked_mul(dtype.size_bytes() as u64)?;
+        let tensors = parameters.checked_mul(dtype.size_bits() as u64 / 8)?;
         tensors.checked_add(HEADER_BYTES as u64)
     };
     let f32_bytes = size(Dtype::F32).ok_or(CheckpointError::TooLarge)?;

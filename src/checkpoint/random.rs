@@ -42,11 +42,10 @@ impl Checkpoint {
 fn random_tensor(group: &Group, l: usize, dtype: Dtype, stream: u64) -> Result<Tensor, CheckpointError> {
     let name = group.name_in(l);
     let len: usize = group.shape.iter().product();
-    let out_of_memory =
-        || CheckpointError::OutOfMemory { name: name.clone(), len_bytes: (len * dtype.size_bytes()) as u64 };
+    let out_of_memory = || CheckpointError::OutOfMemory { name: name.clone(), len_bytes: dtype.len_bytes(len) as u64 };
     let (centre, reach) = distribution(group);
-    let mut pages = Pages::new(len * dtype.size_bytes()).map_err(|_| out_of_memory())?;
-    let bytes = &mut pages.as_mut_slice()[..len * dtype.size_bytes()];
+    let mut pages = Pages::new(dtype.len_bytes(len)).map_err(|_| out_of_memory())?;
+    let bytes = &mut pages.as_mut_slice()[..dtype.len_bytes(len)];
     match dtype {
         Dtype::F32 => fill(cast_slice_mut::<u8, f32>(bytes), stream, centre, reach, |value| value),
         // Cutting off the lower half is rounding enough for random numbers.
@@ -55,7 +54,7 @@ fn random_tensor(group: &Group, l: usize, dtype: Dtype, stream: u64) -> Result<T
         }
         found => return Err(CheckpointError::RandomDtype { found }),
     }
-    let bytes = pages.freeze().slice(..len * dtype.size_bytes());
+    let bytes = pages.freeze().slice(..dtype.len_bytes(len));
     Ok(Tensor { name, dtype, shape: group.shape.clone(), bytes, file_offset: None })
 }
 

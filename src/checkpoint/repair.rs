@@ -17,8 +17,8 @@ const TILE: usize = 32;
 /// [`CheckpointError::OutOfMemory`].
 pub(super) fn untranspose(tensor: &mut Tensor) -> Result<(), CheckpointError> {
     let &[.., rows, columns] = tensor.shape.as_slice() else { panic!("`{}` is no matrix", tensor.name) };
-    let turned = match tensor.dtype.size_bytes() {
-        2 => turn::<u16>(&tensor.bytes, rows, columns),
+    let turned = match tensor.dtype.size_bits() {
+        16 => turn::<u16>(&tensor.bytes, rows, columns),
         _ => turn::<u32>(&tensor.bytes, rows, columns),
     };
     tensor.bytes = turned.ok_or_else(|| CheckpointError::OutOfMemory {

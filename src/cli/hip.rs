@@ -7,6 +7,7 @@ use std::sync::Arc;
 use gpu::hip::{HipDeviceFacts, HipDriver, HipRuntime};
 use gpu::{Driver, GpuError};
 
+use super::devices;
 use crate::target::{Target, TargetError};
 use crate::tuning::TuningTables;
 
@@ -42,6 +43,20 @@ pub(super) fn open(
         tracing::warn!("{warning}");
     }
     Ok((target, Arc::new(driver)))
+}
+
+/// The first device, where there is one that can be used; what is wrong with one that is there is a warning.
+pub(super) fn if_there_is_one(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
+    let warn = |error: &dyn std::error::Error| tracing::warn!("the cpu is used: {}", devices::chain(error));
+    match runtime() {
+        Ok(runtime) if runtime.n_devices() > 0 => {}
+        Ok(_) | Err(GpuError::NoRuntime { .. }) => return None,
+        Err(error) => {
+            warn(&error);
+            return None;
+        }
+    }
+    open(0, None, tables).inspect_err(|error| warn(error.as_ref())).ok()
 }
 
 /// What was said of the arch, and by whom.

@@ -1,6 +1,8 @@
-//! `kernels ls` and `kernels show`: what there is, what fits, and what is compiled. `kernels check` is in [`check`].
+//! `kernels ls` and `kernels show`: what there is, what fits, and what is compiled. `kernels check` is in [`check`]
+//! and [`speed`].
 
 mod check;
+mod speed;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -49,7 +51,8 @@ struct SourceArgs {
     #[arg(long, value_name = "DIR")]
     tuning: Option<PathBuf>,
 
-    /// Target: a GPU (`gfx1100`), an x86-64 level (`x86-64-v3`); left out: this machine's cores
+    /// Target: a GPU (`gfx1100`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`); left out: this
+    /// machine's cores
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 }
@@ -125,11 +128,16 @@ impl SourceArgs {
         Ok(Library::load(&Library::default_search(self.templates.as_deref()))?)
     }
 
+    fn tables(&self) -> anyhow::Result<TuningTables> {
+        Ok(TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?)
+    }
+
     fn target(&self) -> anyhow::Result<Target> {
-        let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
+        let tables = self.tables()?;
         match self.arch.as_deref() {
             None => Ok(Target::host()),
             Some(arch) if arch.starts_with("gfx") => Ok(tables.gpu(arch)?),
+            Some(arch) if arch.starts_with("sim:") => Ok(tables.gpu(&arch["sim:".len()..])?.simulated()),
             Some(arch) => Ok(Target::named(arch)?),
         }
     }

@@ -7,6 +7,7 @@ mod bench;
 mod cache;
 mod decode;
 mod devices;
+mod device;
 mod doctor;
 mod hip;
 mod inspect;

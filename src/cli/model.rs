@@ -1,15 +1,13 @@
 //! What the commands that run a model have in common: which model, on what, how exactly, from which kernels.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
-use gpu::host::HostDriver;
 
+use super::device::Device;
 use super::output::{Output, human_bytes};
-use super::report::UsageError;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
 use crate::config::ModelConfig;
@@ -20,7 +18,6 @@ use crate::kernel::Precision;
 use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::{Loaded, Progress, Store, StoreError};
-use crate::target::Target;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::split::Split;
 use crate::tuning::TuningTables;
@@ -55,11 +52,12 @@ pub struct TokenizerArgs {
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
-    /// Where to run: auto, cpu
+    /// Where to run: auto (a GPU, else the cpu), cpu, hip:N (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says
+    /// it is), sim:ARCH (a GPU's kernels, executed and watched by this machine's cores)
     #[arg(long, default_value = "auto", value_name = "D")]
-    pub device: String,
+    pub device: Device,
 
-    /// Threads of the cpu device; 0 means one for every core
+    /// Threads of the cpu and sim devices; 0 means one for every core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub threads: u32,
 
@@ -112,11 +110,9 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Room for sequences of so many tokens. The length of a block table is a literal in the kernels that use the cache, so
-    /// lengths are rounded up to powers of two: a prompt that is a little longer compiles nothing. Memory that no
-    /// sequence reaches is never touched.
+    /// Room for sequences of so many tokens; the cache comes in whole blocks.
     pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
-        Self { n_slots, capacity_tokens: n_tokens.max(BLOCK_TOKENS).next_power_of_two(), max_logit_rows }
+        Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
     }
 }
 
@@ -166,18 +162,10 @@ impl DeviceArgs {
 
     /// Templates, tables, cache, compiler and device.
     pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
-        match self.device.as_str() {
-            "auto" | "cpu" => {}
-            device @ ("hip" | "cuda" | "sim") => return Err(not_yet(device).into()),
-            device => match device.split_once(':') {
-                Some((kind @ ("hip" | "cuda" | "sim"), _)) => return Err(not_yet(kind).into()),
-                _ => return Err(UsageError(format!("there is no device `{device}`; there are auto and cpu")).into()),
-            },
-        }
-        let driver = Arc::new(HostDriver::new(self.threads as usize)?);
         let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
         let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
-        Ok(Pipeline::new(library, tables, Target::host(), Store::from_env()?, driver))
+        let (target, driver) = self.device.open(&tables, self.threads as usize)?;
+        Ok(Pipeline::new(library, tables, target, Store::from_env()?, driver))
     }
 
     /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
@@ -216,12 +204,6 @@ impl DeviceArgs {
         ));
         Ok(engine)
     }
-}
-
-fn not_yet(device: &str) -> UsageError {
-    UsageError(format!(
-        "the `{device}` device does not run anything yet: GPU templates are compiled and checked, see `gptoss-jit kernels check --arch`"
-    ))
 }
 
 impl CacheArgs {

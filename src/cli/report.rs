@@ -15,6 +15,8 @@ use crate::error::Hint;
 use crate::harmony::HarmonyError;
 use crate::kernel::cache::CacheError;
 use crate::kernel::compile::CompileError;
+use crate::kernel::isa::IsaError;
+use crate::kernel::isa::llvm::LlvmError;
 use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::PipelineError;
 use crate::kernel::render::RenderError;
@@ -43,7 +45,7 @@ pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode
 /// Flags that parse one by one and make no sense together.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct UsageError(pub String);
+pub struct UsageError(pub String);
 
 /// The hint of an error of ours. Every error type that has hints is listed here.
 pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
@@ -58,7 +60,9 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<EngineError>,
         of::<GpuError>,
         of::<HarmonyError>,
+        of::<IsaError>,
         of::<LibraryError>,
+        of::<LlvmError>,
         of::<NoCount>,
         of::<NotReady>,
         of::<PipelineError>,

@@ -26,16 +26,19 @@ pub struct KvLayout {
     pub capacity_tokens: usize,
     /// Element type of keys and values.
     pub dtype: Dtype,
+    /// Blocks are laid out for matrix units rather than for vectors.
+    pub matrix_layout: bool,
     groups: Vec<KvGroup>,
     group_of_layer: Vec<usize>,
+    windows: Vec<Option<usize>>,
     /// Bytes of one block of one layer: keys and values.
     block_bytes: usize,
 }
 
-/// The layers that see the same positions.
+/// The layers that keep the same positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvGroup {
-    /// Positions visible; `None` is all.
+    /// Positions visible; `None` is all that a sequence can have.
     pub window: Option<usize>,
     /// Blocks that a slot's positions go round in.
     pub table_blocks: usize,
@@ -56,6 +59,8 @@ pub struct KvRequest {
     pub max_rows: usize,
     /// Element type of keys and values.
     pub dtype: Dtype,
+    /// Blocks are laid out for matrix units rather than for vectors.
+    pub matrix_layout: bool,
     /// Window of the odd layers (the seeds' `--odd_win`); `None` is all.
     pub odd_window: Option<usize>,
     /// Memory that keys and values may take, in bytes.
@@ -90,9 +95,12 @@ impl KvLayout {
     pub fn new(config: &ModelConfig, request: &KvRequest) -> Result<Self, KvTooLarge> {
         let full_blocks = request.capacity_tokens.div_ceil(BLOCK_TOKENS);
         let mut groups: Vec<KvGroup> = Vec::new();
-        let group_of_layer: Vec<usize> = (0..config.num_hidden_layers)
-            .map(|l| {
-                let window = if l % 2 == 1 { request.odd_window } else { config.window(l) };
+        let window = |l: usize| if l % 2 == 1 { request.odd_window } else { config.window(l) };
+        let has_end = |window: &usize| u32::try_from(*window).is_ok(); // positions are 32 bits wide
+        let windows: Vec<Option<usize>> = (0..config.num_hidden_layers).map(|l| window(l).filter(has_end)).collect();
+        let group_of_layer: Vec<usize> = windows
+            .iter()
+            .map(|window| {
                 let window = window.filter(|&w| w < request.capacity_tokens);
                 let index = groups.iter().position(|group| group.window == window).unwrap_or_else(|| {
                     let table_blocks =
@@ -109,14 +117,16 @@ impl KvLayout {
                 index
             })
             .collect();
-        let block_bytes = 2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim * request.dtype.size_bytes();
+        let block_bytes = request.dtype.len_bytes(2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim);
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,
             capacity_tokens: request.capacity_tokens,
             dtype: request.dtype,
+            matrix_layout: request.matrix_layout,
             groups,
             group_of_layer,
+            windows,
             block_bytes,
         };
         layout.fit(request.budget_bytes)?;
@@ -134,7 +144,7 @@ impl KvLayout {
                 let needed_bytes = ring_bytes + pool.table_blocks * pool_block_bytes;
                 return Err(KvTooLarge { capacity_tokens: self.capacity_tokens, needed_bytes, budget_bytes });
             }
-            pool.n_blocks = pool.n_blocks.min(affordable);
+            pool.n_blocks = pool.n_blocks.min(affordable).min(u32::MAX as usize);
         } else if ring_bytes > budget_bytes {
             return Err(KvTooLarge { capacity_tokens: self.capacity_tokens, needed_bytes: ring_bytes, budget_bytes });
         }
@@ -154,6 +164,12 @@ impl KvLayout {
     /// The group that layer `l` belongs to.
     pub fn group_of_layer(&self, l: usize) -> &KvGroup {
         &self.groups[self.group_index(l)]
+    }
+
+    /// Positions that layer `l` sees; `None` is all. The model's, whether or not a sequence can be longer: kernels have it as
+    /// a literal, and how long sequences may be is to compile nothing.
+    pub fn window_of_layer(&self, l: usize) -> Option<usize> {
+        self.windows[l]
     }
 
     /// Bytes of the keys (or of the values) of one layer.
@@ -261,6 +277,7 @@ mod tests {
             capacity_tokens: 1000,
             max_rows: 100,
             dtype: Dtype::Bf16,
+            matrix_layout: false,
             odd_window: None,
             budget_bytes: usize::MAX,
         }
@@ -314,9 +331,10 @@ mod tests {
     }
 
     #[test]
-    fn a_window_as_long_as_any_sequence_is_no_window() {
+    fn a_window_as_long_as_any_sequence_needs_no_ring() {
         let layout = KvLayout::new(&config(), &KvRequest { capacity_tokens: 100, ..request() }).unwrap();
         assert_eq!(layout.groups().len(), 1);
         assert_eq!(layout.groups()[0].window, None);
+        assert_eq!([layout.window_of_layer(0), layout.window_of_layer(1)], [Some(128), None]);
     }
 }

@@ -4,6 +4,7 @@
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
 //!
 //! A graph is a list of nodes in launch order. It knows ops, dims and tensors; it does not know templates, devices
@@ -15,6 +16,7 @@ pub mod kv_cache;
 pub mod plan;
 pub mod profile;
 mod replay;
+mod workspace;
 
 use std::collections::BTreeMap;
 
@@ -66,6 +68,8 @@ pub struct Node {
     pub problem: Problem,
     /// Tensors by the contract's argument names.
     pub args: BTreeMap<String, TensorId>,
+    /// Scalar arguments other than `n_tokens`, by the contract's names.
+    pub scalars: BTreeMap<String, u32>,
     /// What `n_tokens` is.
     pub rows: Rows,
 }
@@ -111,7 +115,8 @@ impl Graph {
             dtypes: BTreeMap::new(),
             precision: self.precision,
         };
-        self.nodes.push(Node { label: label.into(), problem, args: BTreeMap::new(), rows: Rows::All });
+        let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
+        self.nodes.push(Node { label: label.into(), problem, args, scalars, rows: Rows::All });
         NodeBuilder { graph: self }
     }
 
@@ -136,6 +141,13 @@ impl NodeBuilder<'_> {
     pub fn dim(mut self, name: &str, value: usize) -> Self {
         let value = u32::try_from(value).expect("the checkpoint's dimensions were checked to fit 32 bits");
         self.last().problem.dims.insert(name.to_string(), value);
+        self
+    }
+
+    /// A scalar argument of the contract, the same in every step.
+    pub fn scalar(mut self, name: &str, value: usize) -> Self {
+        let value = u32::try_from(value).expect("the cache's sizes were checked to fit 32 bits");
+        self.last().scalars.insert(name.to_string(), value);
         self
     }
 

@@ -13,6 +13,7 @@ use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
 use super::arena::{self, Lifetime};
 use super::profile::Profile;
 use super::replay::Replays;
+use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, Node, Rows, Storage, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
@@ -49,6 +50,14 @@ pub enum PlanError {
         #[source]
         source: GpuError,
     },
+    /// A kernel takes a scalar that the graph does not give.
+    #[error("`{label}`: the kernel takes the scalar `{name}`, which the graph does not give")]
+    NoScalar {
+        /// The node.
+        label: String,
+        /// The scalar argument.
+        name: String,
+    },
     /// The checkpoint lacks a tensor.
     #[error("the checkpoint has no tensor `{name}`")]
     NoTensor {
@@ -64,7 +73,7 @@ impl Hint for PlanError {
             Self::Library(error) => error.hint(),
             Self::Render(error) => error.hint(),
             Self::Expression(error) => error.hint(),
-            Self::Device { .. } | Self::NoTensor { .. } => None,
+            Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } => None,
         }
     }
 }
@@ -101,7 +110,7 @@ pub struct Executor {
     /// Where every tensor of the graph is.
     memory: Vec<BufferView>,
     externals: HashMap<String, BufferView>,
-    workspace: BufferView,
+    workspace: Workspace,
     segments: Vec<Segment>,
     arena_bytes: usize,
     profile: Option<Profile>,
@@ -128,11 +137,13 @@ struct PlannedLaunch {
     label: String,
     kernel: Arc<LoadedKernel>,
     args: BTreeMap<String, TensorId>,
+    scalars: BTreeMap<String, u32>,
 }
 
 /// One kernel with its grid and arguments, for one row count.
 struct PreparedLaunch {
     grid: [u32; 3],
+    scratch_bytes: usize,
     args: Vec<Argument>,
 }
 
@@ -155,7 +166,8 @@ impl Executor {
         let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &options)?;
         let segments = plan_segments(&graph, &pipeline, &options, progress)?;
         let workspace_bytes = workspace_bytes(&segments, &options)?;
-        let workspace = allocate(&pipeline, "workspace", workspace_bytes)?;
+        let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
+            .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
         Ok(Self {
             pipeline,
             graph,
@@ -163,7 +175,7 @@ impl Executor {
             externals,
             workspace,
             segments,
-            arena_bytes: arena_bytes + workspace_bytes,
+            arena_bytes: arena_bytes + workspace_bytes.total(),
             profile: None,
             replays: Replays::default(),
         })
@@ -283,7 +295,8 @@ impl Executor {
             }
             let bucket = segment.bucket(n);
             for (planned, prepared) in bucket.launches.iter().zip(&bucket.prepared[&n]) {
-                let launch = Launch { grid: prepared.grid, args: &prepared.args };
+                let PreparedLaunch { grid, scratch_bytes, args } = prepared;
+                let launch = Launch { grid: *grid, scratch_bytes: *scratch_bytes, args };
                 let (driver, kernel) = (self.pipeline.driver(), &planned.kernel.kernel);
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
                 match profile {
@@ -332,24 +345,8 @@ impl Executor {
         if n == 0 || bucket.prepared.contains_key(&n) {
             return Ok(());
         }
-        let scalars = scalars(n);
-        let mut prepared = Vec::with_capacity(bucket.launches.len());
-        for launch in &bucket.launches {
-            let rendered = &launch.kernel.rendered;
-            let mut workspace_at = 0;
-            let mut args = Vec::new();
-            for spec in rendered.all_args() {
-                args.push(match (spec.is_scalar(), launch.args.get(&spec.name)) {
-                    (true, _) => Argument::U32(n as u32),
-                    (false, Some(id)) => {
-                        let required_bytes = spec.len_bytes(&scalars)?;
-                        Argument::Memory { view: self.memory[id.0].clone(), required_bytes }
-                    }
-                    (false, None) => take_workspace(&self.workspace, &mut workspace_at, spec.len_bytes(&scalars)?),
-                });
-            }
-            prepared.push(PreparedLaunch { grid: rendered.launch.grid(&scalars)?, args });
-        }
+        let prepare = |launch| prepared(launch, n, &self.memory, &self.workspace);
+        let prepared = bucket.launches.iter().map(prepare).collect::<Result<_, _>>()?;
         if bucket.prepared.len() >= MAX_PREPARED {
             bucket.prepared.clear();
         }
@@ -373,7 +370,7 @@ impl Segment {
         let bucket = self.bucket(n);
         let prepared = bucket.prepared.get(&n).map_or(&[][..], Vec::as_slice);
         let launches = bucket.launches.iter().zip(prepared);
-        launches.map(|(planned, p)| (&planned.kernel.kernel, Launch { grid: p.grid, args: &p.args }))
+        launches.map(|(planned, p)| (&planned.kernel.kernel, Launch { grid: p.grid, scratch_bytes: p.scratch_bytes, args: &p.args }))
     }
 
     fn bucket_index(&self, n: usize) -> usize {
@@ -388,20 +385,41 @@ fn row_count(rows: Rows, n_rows: usize, n_logit_rows: usize) -> usize {
     }
 }
 
-fn scalars(n: usize) -> BTreeMap<String, u64> {
-    BTreeMap::from([("n_tokens".to_string(), n as u64)])
+/// The scalar arguments of a node for so many rows.
+fn scalars(n: usize, own: &BTreeMap<String, u32>) -> BTreeMap<String, u64> {
+    let own = own.iter().map(|(name, &value)| (name.clone(), value.into()));
+    own.chain([("n_tokens".to_string(), n as u64)]).collect()
+}
+
+/// Works out a launch for `n` rows.
+fn prepared(
+    launch: &PlannedLaunch,
+    n: usize,
+    memory: &[BufferView],
+    workspace: &Workspace,
+) -> Result<PreparedLaunch, PlanError> {
+    let (rendered, scalars) = (&launch.kernel.rendered, scalars(n, &launch.scalars));
+    let mut workspace = workspace.for_launch();
+    let argument = |spec: &ArgSpec| match (spec.is_scalar(), launch.args.get(&spec.name)) {
+        (true, _) => match scalars.get(&spec.name) {
+            Some(&value) => Ok(Argument::U32(value as u32)),
+            None => Err(PlanError::NoScalar { label: launch.label.clone(), name: spec.name.clone() }),
+        },
+        (false, Some(id)) => {
+            Ok(Argument::Memory { view: memory[id.0].clone(), required_bytes: spec.len_bytes(&scalars)? })
+        }
+        (false, None) => Ok(workspace.take(spec, &scalars)?),
+    };
+    Ok(PreparedLaunch {
+        args: rendered.all_args().map(argument).collect::<Result<_, _>>()?,
+        grid: rendered.launch.grid(&scalars)?,
+        scratch_bytes: rendered.launch.scratch_bytes(&scalars)? as usize,
+    })
 }
 
 fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
     let buffer = pipeline.driver().allocate(len_bytes);
     buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: label.into(), source })
-}
-
-/// The next `len_bytes` of the workspace: launches run one after another, so they all start from its beginning.
-fn take_workspace(workspace: &BufferView, at: &mut usize, len_bytes: usize) -> Argument {
-    let view = workspace.slice(*at, len_bytes).expect("the workspace is as long as the longest launch needs");
-    *at += len_bytes.next_multiple_of(arena::ALIGNMENT_BYTES);
-    Argument::Memory { view, required_bytes: len_bytes }
 }
 
 fn allocate_externals(
@@ -449,7 +467,7 @@ fn lifetimes(
     let mut lifetimes: BTreeMap<usize, Lifetime> = BTreeMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
         let contract = pipeline.library().contract(&node.problem.ops[0])?;
-        let scalars = scalars(row_count(node.rows, options.max_rows, options.max_logit_rows));
+        let scalars = scalars(row_count(node.rows, options.max_rows, options.max_logit_rows), &node.scalars);
         for arg in &contract.args {
             let Some(id) = node.args.get(&arg.name) else { continue };
             if graph.tensor_of(*id).storage != Storage::Arena {
@@ -488,7 +506,10 @@ fn plan_segments(
     for (rows, first_row_count, cover) in drafts {
         let launches = cover
             .into_iter()
-            .map(|c| PlannedLaunch { label: c.label, kernel: kernels.next().expect("one for each"), args: c.args })
+            .map(|Cover { label, args, scalars, .. }| {
+                let kernel = kernels.next().expect("one for each");
+                PlannedLaunch { label, kernel, args, scalars }
+            })
             .collect();
         let bucket = Bucket { first_row_count, launches, prepared: HashMap::new() };
         // The smallest bucket of a segment comes first and opens it.
@@ -506,6 +527,7 @@ struct Cover {
     label: String,
     problem: Problem,
     args: BTreeMap<String, TensorId>,
+    scalars: BTreeMap<String, u32>,
 }
 
 fn segment_ranges(graph: &Graph) -> Vec<Range<usize>> {
@@ -556,7 +578,8 @@ fn cover(graph: &Graph, pipeline: &Pipeline, range: Range<usize>, first: usize) 
 }
 
 fn single(node: &Node) -> Cover {
-    Cover { label: node.label.clone(), problem: node.problem.clone(), args: node.args.clone() }
+    let Node { label, problem, args, scalars, .. } = node.clone();
+    Cover { label, problem, args, scalars }
 }
 
 /// The node at `at` and the one behind it as one, if a template does that and nobody else reads what is between them.
@@ -569,19 +592,20 @@ fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Co
     let joins =
         second.args.get(&taken) == Some(between) && readers == 2 && graph.tensor_of(*between).storage == Storage::Arena;
     let problem = joins.then(|| merged(&first.problem, &second.problem)).flatten()?;
+    let mut scalars = first.scalars.clone();
+    if !add(&mut scalars, &second.scalars) {
+        return None;
+    }
     let args = first.args.iter().filter(|(name, _)| **name != written);
     let args = args.chain(second.args.iter().filter(|(name, _)| **name != taken));
     let label = format!("{} + {}", first.label, second.label);
-    Some(Cover { label, problem, args: args.map(|(name, id)| (name.clone(), *id)).collect() })
+    Some(Cover { label, problem, args: args.map(|(name, id)| (name.clone(), *id)).collect(), scalars })
 }
 
 /// Both problems as one; `None` when they use a name for different things.
 fn merged(first: &Problem, second: &Problem) -> Option<Problem> {
     let mut problem = first.clone();
     problem.ops.extend(second.ops.iter().cloned());
-    fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
-        from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
-    }
     let agree = add(&mut problem.dims, &second.dims)
         && add(&mut problem.constants, &second.constants)
         && add(&mut problem.flags, &second.flags)
@@ -589,18 +613,18 @@ fn merged(first: &Problem, second: &Problem) -> Option<Problem> {
     agree.then_some(problem)
 }
 
+/// Adds values under their names; false where one has another value already.
+fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
+    from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
+}
+
 /// Bytes that the hungriest launch needs besides the graph's tensors.
-fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<usize, PlanError> {
-    let mut most = 0;
+fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<WorkspaceBytes, PlanError> {
+    let mut most = WorkspaceBytes::default();
     for segment in segments {
-        let scalars = scalars(row_count(segment.rows, options.max_rows, options.max_logit_rows));
+        let n = row_count(segment.rows, options.max_rows, options.max_logit_rows);
         for launch in segment.buckets.iter().flat_map(|bucket| &bucket.launches) {
-            let specs = launch.kernel.rendered.workspace.iter();
-            let mut needed = 0;
-            for spec in specs {
-                needed += spec.len_bytes(&scalars)?.next_multiple_of(arena::ALIGNMENT_BYTES);
-            }
-            most = most.max(needed);
+            most = most.max(WorkspaceBytes::of(&launch.kernel.rendered.workspace, &scalars(n, &launch.scalars))?);
         }
     }
     Ok(most)

@@ -56,6 +56,8 @@ pub struct Arg {
     pub when: Option<Expression>,
     /// The argument that may be the same memory.
     pub may_alias: Option<String>,
+    /// Workspace only: its memory is zero before every launch, and the kernel leaves it zero.
+    pub is_zeroed: bool,
     /// Where it is declared.
     pub place: Place,
 }
@@ -148,36 +150,68 @@ impl Numerics {
 }
 
 /// A shape that `kernels check` and the test suite run, at every dtype that the contract allows.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TestShape {
     /// Every dim.
-    #[serde(default)]
     pub dims: BTreeMap<String, u32>,
     /// Every constant.
-    #[serde(default)]
     pub constants: BTreeMap<String, f32>,
     /// Every flag.
-    #[serde(default)]
     pub flags: BTreeMap<String, bool>,
-    /// Every scalar argument, with the values to run.
-    #[serde(default)]
-    pub scalars: BTreeMap<String, ScalarValues>,
+    /// A kind of random inputs that the op's reference knows by this name; without one, its usual mixture.
+    pub inputs: Option<String>,
+    /// Every scalar argument, with the values to run. Whole numbers up to 2^53 are exact.
+    pub scalars: BTreeMap<String, OneOrSeveral<f64>>,
 }
 
-/// One value of a scalar argument, or several to run one after the other.
+/// A `[[tests]]` entry: a [`TestShape`] for every combination of the values of its flags.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TestTable {
+    #[serde(default)]
+    dims: BTreeMap<String, u32>,
+    #[serde(default)]
+    constants: BTreeMap<String, f32>,
+    #[serde(default)]
+    flags: BTreeMap<String, OneOrSeveral<bool>>,
+    inputs: Option<String>,
+    #[serde(default)]
+    scalars: BTreeMap<String, OneOrSeveral<f64>>,
+}
+
+impl TestTable {
+    fn shapes(&self) -> Vec<TestShape> {
+        let Self { dims, constants, inputs, scalars, .. } = self.clone();
+        let mut shapes = vec![TestShape { dims, constants, flags: BTreeMap::new(), inputs, scalars }];
+        for (name, values) in &self.flags {
+            let with = |value: &bool| shapes.iter().map(|shape| shape.with_flag(name, *value)).collect::<Vec<_>>();
+            shapes = values.values().iter().flat_map(with).collect();
+        }
+        shapes
+    }
+}
+
+impl TestShape {
+    fn with_flag(&self, name: &str, value: bool) -> Self {
+        let mut shape = self.clone();
+        shape.flags.insert(name.to_owned(), value);
+        shape
+    }
+}
+
+/// One value of a test's flag or scalar argument, or several to run one after the other.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
-pub enum ScalarValues {
+pub enum OneOrSeveral<T> {
     /// One.
-    One(f64),
+    One(T),
     /// Several.
-    Several(Vec<f64>),
+    Several(Vec<T>),
 }
 
-impl ScalarValues {
-    /// All of them. Whole numbers up to 2^53 are exact.
-    pub fn values(&self) -> &[f64] {
+impl<T> OneOrSeveral<T> {
+    /// All of them.
+    pub fn values(&self) -> &[T] {
         match self {
             Self::One(value) => std::slice::from_ref(value),
             Self::Several(values) => values,
@@ -200,7 +234,7 @@ struct ContractTable {
     args: Vec<ArgTable>,
     numerics: Numerics,
     #[serde(default)]
-    tests: Vec<Spanned<TestShape>>,
+    tests: Vec<Spanned<TestTable>>,
 }
 
 impl Contract {
@@ -220,6 +254,11 @@ impl Contract {
         }
         let args: Vec<Arg> =
             table.args.iter().map(|arg| toml.arg(arg, &dtypes, &conditions, &known)).collect::<Result<_, _>>()?;
+        if let Some(arg) = args.iter().find(|arg| arg.is_zeroed) {
+            let (place, item) = (arg.place.clone(), format!("`zeroed` of `{}`", arg.name));
+            let (expected, found) = ("it in a template's [[workspace]] only".into(), "it in a contract".into());
+            return Err(LibraryError::Declaration { place, item, expected, found });
+        }
         check_aliases(&toml, &table, &args)?;
         let contract = Self {
             op: op.to_owned(),
@@ -231,13 +270,13 @@ impl Contract {
             dtypes,
             args,
             numerics: table.numerics,
-            tests: table.tests.iter().map(|test| test.get_ref().clone()).collect(),
+            tests: table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect(),
         };
         table.tests.iter().try_for_each(|test| contract.check_test(&toml, test))?;
         Ok(contract)
     }
 
-    fn check_test(&self, toml: &Toml<'_>, test: &Spanned<TestShape>) -> Result<(), LibraryError> {
+    fn check_test(&self, toml: &Toml<'_>, test: &Spanned<TestTable>) -> Result<(), LibraryError> {
         let shape = test.get_ref();
         let scalars: BTreeSet<&String> = self.args.iter().filter(|arg| arg.is_scalar()).map(|arg| &arg.name).collect();
         let tables: [(&str, BTreeSet<&String>, BTreeSet<&String>); 4] = [

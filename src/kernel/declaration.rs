@@ -45,6 +45,8 @@ pub(super) struct ArgTable {
     pub shape: Option<Vec<Spanned<String>>>,
     access: Option<Access>,
     when: Option<Spanned<String>>,
+    #[serde(default)]
+    zeroed: bool,
     pub may_alias: Option<Spanned<String>>,
 }
 
@@ -136,6 +138,7 @@ impl Toml<'_> {
             access: table.access.unwrap_or_default(),
             when: table.when.as_ref().map(|when| self.expression(when, conditions)).transpose()?,
             may_alias: table.may_alias.as_ref().map(|name| name.get_ref().clone()),
+            is_zeroed: table.zeroed,
             place: self.place(table.name.span()),
         };
         self.check_scalar(&arg, table)?;

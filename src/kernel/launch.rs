@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gpu::{ArgumentKind, ArgumentSpec};
+
 use super::Problem;
 use super::contract::{Access, Arg};
 use super::expression::{Expression, ExpressionError, Reason, Scope};
@@ -20,6 +22,8 @@ pub struct ArgSpec {
     pub access: Access,
     /// The argument that may be the same memory.
     pub may_alias: Option<String>,
+    /// Workspace only: its memory is zero before every launch, and the kernel leaves it zero.
+    pub is_zeroed: bool,
     /// Elements per axis, row-major, outermost first; `None` for a scalar.
     axes: Option<Vec<Expression>>,
     scope: Arc<Scope>,
@@ -32,6 +36,7 @@ impl ArgSpec {
             dtype,
             access: arg.access,
             may_alias: arg.may_alias.clone(),
+            is_zeroed: arg.is_zeroed,
             axes: arg.shape.clone(),
             scope: Arc::clone(scope),
         }
@@ -51,7 +56,7 @@ impl ArgSpec {
     /// # Errors
     /// As [`Self::len_elements`].
     pub fn len_bytes(&self, scalars: &BTreeMap<String, u64>) -> Result<usize, ExpressionError> {
-        Ok(self.len_elements(scalars)? as usize * self.dtype.size_bytes())
+        Ok(self.dtype.len_bytes(self.len_elements(scalars)? as usize))
     }
 
     /// Whether it is passed by value.
@@ -83,8 +88,24 @@ impl ArgSpec {
 
     /// The shape with what is known as literals: `(n_tokens, 2880)`; empty for a scalar.
     pub fn shape_text(&self) -> String {
-        let axes = self.axes.iter().flatten().map(|axis| axis.with_literals(&self.scope));
+        let text = |axis: &Expression| match axis.whole(&self.scope) {
+            Ok(length) => length.to_string(),
+            Err(_) => axis.with_literals(&self.scope),
+        };
+        let axes = self.axes.iter().flatten().map(text);
         if self.is_scalar() { String::new() } else { format!("({})", axes.collect::<Vec<_>>().join(", ")) }
+    }
+
+    /// What a driver is told of it.
+    pub fn argument(&self) -> ArgumentSpec {
+        let kind = match (self.is_scalar(), self.dtype, self.access) {
+            (false, _, Access::Read) => ArgumentKind::Read,
+            (false, _, Access::Write | Access::ReadWrite) => ArgumentKind::Write,
+            (true, Dtype::F32, _) => ArgumentKind::F32,
+            (true, Dtype::I32, _) => ArgumentKind::I32,
+            (true, _, _) => ArgumentKind::U32,
+        };
+        ArgumentSpec { name: self.name.clone(), kind }
     }
 
     /// `x:f32:read`, `n_tokens:u32`.

@@ -12,6 +12,8 @@
 //! - [`store`]: key → cached or freshly compiled object, many at once
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //! - [`check`]: every template on every test shape against [`crate::reference`]
+//! - [`resources`]: what a compiled GPU kernel uses, against its contract and its template's limits
+//! - [`isa`]: what the compiler made of a template: disassembly, loops, predicted cycles
 //!
 //! Nothing here knows the forward pass: that is [`crate::graph`].
 
@@ -24,6 +26,7 @@ mod declaration;
 mod environment;
 pub mod expression;
 mod front_matter;
+pub mod isa;
 pub mod key;
 pub mod launch;
 pub mod library;
@@ -33,6 +36,7 @@ mod options;
 pub mod params;
 pub mod pipeline;
 pub mod render;
+pub mod resources;
 pub mod signature;
 pub mod source_file;
 pub mod store;

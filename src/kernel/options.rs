@@ -7,6 +7,7 @@ use crate::target::{Backend, Target};
 pub(super) fn base_options(target: &Target, precision: Precision) -> Vec<String> {
     let mut options = match target.backend {
         Backend::Host => host(),
+        Backend::Sim => sim(),
         Backend::Hiprtc | Backend::Mock => hiprtc(target),
     };
     // Contraction rounds once where two operations round twice: never at the parity precision.
@@ -33,6 +34,27 @@ fn host() -> Vec<String> {
         // Options may come before the source, where a linker that drops unneeded libraries would drop libm.
         "-Wl,--no-as-needed",
         "-lm",
+    ];
+    options.map(String::from).to_vec()
+}
+
+fn sim() -> Vec<String> {
+    let options = [
+        "-std=gnu++17",
+        "-O2",
+        "-g1", // lines, for messages
+        "-fPIC",
+        "-fsanitize=thread", // calls before every access to memory; the functions are the simulator's
+        "-fno-tree-loop-distribute-patterns", // memset and memcpy would hide accesses
+        // Without it LDS of inline functions would be one variable for all copies of an object in the process.
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-math-errno",
+        "-fno-strict-aliasing", // as hipRTC's clang has it in effect: kernels read vectors through pointers to elements
+        "-Wno-attributes",
+        "-Wno-unknown-pragmas",
+        "-Wno-psabi",
     ];
     options.map(String::from).to_vec()
 }

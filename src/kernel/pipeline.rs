@@ -3,20 +3,18 @@
 
 use std::sync::Arc;
 
-use gpu::{ArgumentKind, ArgumentSpec, Driver, GpuError, Kernel, KernelSpec};
+use gpu::{Driver, GpuError, Kernel};
 
 use super::choice::{Choice, choose};
 use super::compile::Request;
-use super::contract::Access;
-use super::launch::ArgSpec;
 use super::library::Library;
 use super::library_error::LibraryError;
 use super::render::{RenderError, Rendered, render};
+use super::resources::{ObjectError, examine};
 use super::store::{Loaded, Origin, Progress, Store, StoreError};
 use super::{Params, Problem};
-use crate::dtype::Dtype;
 use crate::error::Hint;
-use crate::target::Target;
+use crate::target::{Backend, Target};
 use crate::tuning::TuningTables;
 
 /// Templates, tables, target, store and device.
@@ -51,6 +49,15 @@ pub enum PipelineError {
     /// The source could not be compiled.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The object is not what its contract says, or uses more than its template allows.
+    #[error("the object of kernel `{label}` is not to be used")]
+    Object {
+        /// The template.
+        label: String,
+        /// What is wrong with it.
+        #[source]
+        source: ObjectError,
+    },
     /// The device refuses the object.
     #[error("could not load kernel `{label}`")]
     Load {
@@ -68,6 +75,7 @@ impl Hint for PipelineError {
             Self::Library(error) => error.hint(),
             Self::Render(error) => error.hint(),
             Self::Store(error) => error.hint(),
+            Self::Object { source, .. } => source.hint(),
             Self::Load { source, .. } => source.hint().or_else(|| {
                 Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())
             }),
@@ -212,14 +220,7 @@ impl Pipeline {
 
     /// What the compiler is asked for a rendered kernel.
     pub fn request(&self, rendered: &Rendered) -> Request {
-        Request {
-            label: rendered.label.clone(),
-            source: rendered.source.clone(),
-            entry: rendered.entry.clone(),
-            options: rendered.options.clone(),
-            target: self.target.id(),
-            backend: self.target.backend,
-        }
+        rendered.request(&self.target)
     }
 
     /// Renders one template at given parameters.
@@ -234,16 +235,14 @@ impl Pipeline {
     /// Puts an object on the device.
     ///
     /// # Errors
-    /// [`PipelineError::Load`], or an expression of the front matter that does not evaluate.
+    /// [`PipelineError::Object`] (GPUs) or [`PipelineError::Load`].
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
-        let spec = KernelSpec {
-            entry: rendered.entry.clone(),
-            abi: rendered.abi(),
-            args: rendered.args.iter().chain(&rendered.workspace).map(argument_spec).collect(),
-            scratch_bytes: rendered.launch.scratch_bytes(&Default::default()).map_err(RenderError::from)? as usize,
-            block_size: rendered.launch.block_size,
-        };
+        let spec = rendered.spec();
         let label = rendered.label.clone();
+        if self.target.backend == Backend::Hiprtc {
+            let examined = examine(object, &spec, &rendered.resources, &self.target);
+            examined.map_err(|source| PipelineError::Object { label: label.clone(), source })?;
+        }
         let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;
         Ok(LoadedKernel { kernel, rendered, origin })
     }
@@ -255,7 +254,7 @@ impl Wish {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
-            tracing::warn!("`{failed}` is passed over for `{}`: {error}", next.template.label());
+            tracing::warn!("`{failed}` is passed over for `{}`: {}", next.template.label(), with_causes(&error));
             self.first_error.get_or_insert(error);
             return Ok(());
         }
@@ -263,13 +262,8 @@ impl Wish {
     }
 }
 
-fn argument_spec(arg: &ArgSpec) -> ArgumentSpec {
-    let kind = match (arg.is_scalar(), arg.dtype, arg.access) {
-        (false, _, Access::Read) => ArgumentKind::Read,
-        (false, _, _) => ArgumentKind::Write,
-        (true, Dtype::F32, _) => ArgumentKind::F32,
-        (true, Dtype::I32, _) => ArgumentKind::I32,
-        (true, _, _) => ArgumentKind::U32,
-    };
-    ArgumentSpec { name: arg.name.clone(), kind }
+/// An error and what caused it, in a line.
+fn with_causes(error: &PipelineError) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

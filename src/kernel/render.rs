@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use gpu::KernelSpec;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::compile::Request;
 use super::contract::{Access, Arg, Tolerance};
 use super::expression::{ExpressionError, Reason, Scope, describe};
 use super::launch::{ArgSpec, LaunchSpec};
@@ -14,7 +16,7 @@ use super::library_error::LibraryError;
 use super::options::base_options;
 use super::params::ParamsError;
 use super::signature::ProblemError;
-use super::source_file::Place;
+use super::source_file::{Place, SourceFile};
 use super::template::{Misfit, Resources, Template};
 use super::{Params, Problem};
 use crate::error::Hint;
@@ -25,6 +27,9 @@ const MAX_SOURCE_BYTES: usize = 4 << 20;
 
 /// Threads that a block may have on any AMD GPU.
 const MAX_BLOCK_SIZE: u32 = 1024;
+
+/// What goes before a GPU's kernel when a CPU executes it.
+const SIMULATOR: &str = "lib/simulator.hip.j2";
 
 /// A kernel, ready to be compiled and launched.
 #[derive(Clone, Debug)]
@@ -55,6 +60,28 @@ impl Rendered {
     /// The contract's arguments, then the workspace.
     pub fn all_args(&self) -> impl Iterator<Item = &ArgSpec> {
         self.args.iter().chain(&self.workspace)
+    }
+
+    /// What the compiler is asked for it.
+    pub fn request(&self, target: &Target) -> Request {
+        Request {
+            label: self.label.clone(),
+            source: self.source.clone(),
+            entry: self.entry.clone(),
+            options: self.options.clone(),
+            target: target.id(),
+            backend: target.backend,
+        }
+    }
+
+    /// What a driver is told of it.
+    pub fn spec(&self) -> KernelSpec {
+        KernelSpec {
+            entry: self.entry.clone(),
+            abi: self.abi(),
+            args: self.all_args().map(ArgSpec::argument).collect(),
+            block_size: self.launch.block_size(),
+        }
     }
 
     /// The arguments in a line, as the object repeats them: `x:f32:read … n_tokens:u32`.
@@ -147,10 +174,16 @@ pub fn render(
     let workspace = arg_specs(&template.workspace, problem, &scope)?;
     let launch = launch_spec(template, &scope)?;
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
-    let body = body(library, template, context(template, problem, &params, target, &head), &label)?;
-    let source = match template.backend {
+    let words = context(template, problem, &params, target, &head);
+    let body = text(library, &template.file, words.clone(), &label)?;
+    let source = match target.backend {
         Backend::Host => format!("{}\n{}", body.trim_end(), head.host_trailer()),
         Backend::Hiprtc | Backend::Mock => body,
+        Backend::Sim => {
+            let simulator = library.file(SIMULATOR).expect("it is built in");
+            let simulator = text(library, simulator, words, &label)?;
+            format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
+        }
     };
     let mut options = base_options(target, problem.precision);
     options.extend(template.options.iter().cloned());
@@ -206,7 +239,7 @@ fn context(template: &Template, problem: &Problem, params: &Params, target: &Tar
     values.extend(params.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
     let signature = match template.backend {
         Backend::Host => head.host_signature(),
-        Backend::Hiprtc | Backend::Mock => {
+        Backend::Hiprtc | Backend::Sim | Backend::Mock => {
             values.insert("block_size".into(), head.block_size.into());
             head.hip_signature()
         }
@@ -223,22 +256,22 @@ fn context(template: &Template, problem: &Problem, params: &Params, target: &Tar
     Value::from_object(Scope::new(values))
 }
 
-fn body(library: &Library, template: &Template, context: Value, label: &str) -> Result<String, RenderError> {
+fn text(library: &Library, file: &SourceFile, context: Value, label: &str) -> Result<String, RenderError> {
     let mut source = Capped(Vec::new());
     let result = library
         .environment()
-        .get_template(&template.file.name)
+        .get_template(&file.name)
         .and_then(|compiled| compiled.render_captured_to(context, &mut source).map(drop));
     if source.0.len() > MAX_SOURCE_BYTES {
-        return Err(RenderError::TooLong { label: label.to_owned(), place: template.file.place(0) });
+        return Err(RenderError::TooLong { label: label.to_owned(), place: file.place(0) });
     }
-    result.map_err(|error| body_error(library, template, &error, label))?;
+    result.map_err(|error| text_error(library, file, &error, label))?;
     let text = String::from_utf8(source.0).expect("the engine writes whole strings");
     Ok(text.trim_start_matches('\n').to_owned())
 }
 
 /// Where an error arose: the innermost file and line that the engine knows.
-fn body_error(library: &Library, template: &Template, error: &Error, label: &str) -> RenderError {
+fn text_error(library: &Library, file: &SourceFile, error: &Error, label: &str) -> RenderError {
     let mut innermost = error;
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
@@ -247,7 +280,7 @@ fn body_error(library: &Library, template: &Template, error: &Error, label: &str
         }
         cause = inner.source();
     }
-    let file = innermost.name().and_then(|name| library.file(name)).unwrap_or(&template.file);
+    let file = innermost.name().and_then(|name| library.file(name)).unwrap_or(file);
     let place = file.place(innermost.line().unwrap_or(0));
     let message = match innermost.kind() {
         ErrorKind::OutOfFuel => "it runs too long: a loop without end?".to_owned(),
@@ -308,12 +341,7 @@ impl Head<'_> {
     }
 
     fn host_trailer(&self) -> String {
-        let unpack = |(i, arg): (usize, &ArgSpec)| match (arg.is_scalar(), arg.access) {
-            (true, _) => format!("      *(const {}*)args[{i}],\n", arg.dtype),
-            (false, Access::Read) => format!("      (const {}*)args[{i}],\n", arg.dtype),
-            (false, _) => format!("      ({}*)args[{i}],\n", arg.dtype),
-        };
-        let unpacked: String = self.all().enumerate().map(unpack).collect();
+        let unpacked = self.unpacked();
         let (entry, abi) = (&self.entry, abi(self.args, self.workspace));
         format!(
             "\n// ---- what the program loads: written by the renderer ----\n\n\
@@ -321,6 +349,31 @@ impl Head<'_> {
              void {entry}(void* const* args, void* scratch, u32 block_x, u32 block_y, u32 block_z) {{\n  \
              kernel(\n{unpacked}      scratch, block_x, block_y, block_z);\n}}\n"
         )
+    }
+
+    /// The symbols that `crates/gpu/src/sim/object.rs` looks up.
+    fn sim_trailer(&self) -> String {
+        let (entry, abi) = (&self.entry, abi(self.args, self.workspace));
+        let unpacked = self.unpacked();
+        let unpacked = unpacked.trim_end_matches(",\n");
+        format!(
+            "\n// ---- what the program loads: written by the renderer ----\n\n\
+             #pragma GCC visibility push(default)\nextern \"C\" {{\nextern const char {entry}_abi[];\nconst char {entry}_abi[] = \"{abi}\";\n\
+             extern const char __ehdr_start __attribute__((visibility(\"hidden\")));\n\
+             const void* {entry}_image() {{ return &__ehdr_start; }}\n\
+             SIM_PLAIN void {entry}_bind(sim::Context* context) {{ sim::context = context; }}\n\
+             SIM_PLAIN void {entry}_thread(void* const* args) {{\n  {entry}(\n{unpacked});\n}}\n}}\n#pragma GCC visibility pop\n"
+        )
+    }
+
+    /// A line for each argument that takes it out of the array of a launch.
+    fn unpacked(&self) -> String {
+        let unpack = |(i, arg): (usize, &ArgSpec)| match (arg.is_scalar(), arg.access) {
+            (true, _) => format!("      *(const {}*)args[{i}],\n", arg.dtype),
+            (false, Access::Read) => format!("      (const {}*)args[{i}],\n", arg.dtype),
+            (false, _) => format!("      ({}*)args[{i}],\n", arg.dtype),
+        };
+        self.all().enumerate().map(unpack).collect()
     }
 
     fn all(&self) -> impl Iterator<Item = &ArgSpec> {

@@ -234,6 +234,7 @@ impl Signature {
             joined.dims.extend(test.dims);
             joined.constants.extend(test.constants);
             joined.flags.extend(test.flags);
+            joined.inputs = test.inputs.or(joined.inputs);
             joined.scalars.extend(test.scalars);
         }
         for (written, taken) in &self.joints {

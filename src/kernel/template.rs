@@ -218,11 +218,17 @@ impl Template {
     /// # Errors
     /// The first requirement that does not.
     pub fn fits_target(&self, target: &Target) -> Result<(), Misfit> {
-        let found = if target.backend == Backend::Mock { Backend::Hiprtc } else { target.backend };
+        let found = if target.is_gpu() { Backend::Hiprtc } else { target.backend };
         if found != self.backend {
             return Err(Misfit::Backend { needs: self.backend, found: target.backend });
         }
         self.requires.check_target(target)
+    }
+
+    /// The precisions that it takes.
+    pub fn precisions(&self) -> impl Iterator<Item = Precision> {
+        let needs = &self.requires.precision;
+        [Precision::F32, Precision::Bf16].into_iter().filter(|one| needs.is_empty() || needs.contains(one))
     }
 
     /// The names that its expressions use.

@@ -38,6 +38,8 @@ struct Layout {
     table_blocks: usize,
     n_slots: usize,
     n_blocks: usize,
+    /// Rows of keys run along d and rows of values along positions, not the other way round.
+    matrix_layout: bool,
 }
 
 impl Layout {
@@ -49,9 +51,10 @@ impl Layout {
             half,
             head_dim: 2 * half,
             block_tokens: case.dim("block_tokens")?,
-            table_blocks: case.dim("table_blocks")?,
-            n_slots: case.dim("n_slots")?,
-            n_blocks: case.dim("n_blocks")?,
+            table_blocks: case.scalar("table_blocks")?,
+            n_slots: case.scalar("n_slots")?,
+            n_blocks: case.scalar("n_blocks")?,
+            matrix_layout: case.flag("matrix_layout")?,
         };
         if layout.n_blocks < layout.n_slots * layout.table_blocks {
             let why = format!("{} blocks for {} slots of {}", layout.n_blocks, layout.n_slots, layout.table_blocks);
@@ -75,18 +78,28 @@ impl Layout {
         self.n_blocks * self.n_kv_heads * self.head_dim * self.block_tokens
     }
 
+    /// Where positions that attention is tested at end: without a window where the slot's blocks do.
+    fn end(&self, window: usize) -> usize {
+        if window == 0 { self.capacity() } else { 3 * self.capacity() }
+    }
+
     fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
         table.index(slot * self.table_blocks + p / self.block_tokens % self.table_blocks)
     }
 
-    /// k_cache: (n_blocks, n_kv_heads, head_dim, block_tokens)
+    /// k_cache: (n_blocks, n_kv_heads, head_dim, block_tokens), for matrix units (…, block_tokens, head_dim)
     fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
-        ((block * self.n_kv_heads + g) * self.head_dim + d) * self.block_tokens + p % self.block_tokens
+        self.place(block, g, d, p, self.matrix_layout)
     }
 
-    /// v_cache: (n_blocks, n_kv_heads, block_tokens, head_dim)
+    /// v_cache: (n_blocks, n_kv_heads, block_tokens, head_dim), for matrix units (…, head_dim, block_tokens)
     fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
-        ((block * self.n_kv_heads + g) * self.block_tokens + p % self.block_tokens) * self.head_dim + d
+        self.place(block, g, d, p, !self.matrix_layout)
+    }
+
+    fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
+        let (p, head) = (p % self.block_tokens, (block * self.n_kv_heads + g) * self.block_tokens * self.head_dim);
+        head + if d_is_innermost { p * self.head_dim + d } else { d * self.block_tokens + p }
     }
 
     /// Every slot's blocks: no block is in two places.
@@ -99,7 +112,7 @@ impl Layout {
 
 pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (layout, n_tokens, kv) = (Layout::of(case)?, case.n_tokens()?, case.dtype("kv")?);
-    let rows = runs(&layout, n_tokens, random)?;
+    let rows = rope_kv_rows(case, &layout, random)?;
     let mut cos_sin = Vec::new();
     for _ in 0..n_tokens {
         let angles: Vec<f64> = (0..layout.half).map(|_| std::f64::consts::TAU * random.uniform()).collect();
@@ -117,15 +130,23 @@ pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors
     ]))
 }
 
-/// Rows as a step has them: each slot stores a run of positions, no two rows in the same place of the cache. One run
-/// starts at position 0, one crosses the end of the ring, the others start anywhere.
-fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Result<Vec<(usize, usize)>, ReferenceError> {
-    let len = n_tokens.div_ceil(layout.n_slots);
-    let capacity = layout.capacity();
-    if len > capacity {
-        let why = format!("{n_tokens} tokens for {} slots of {capacity} positions", layout.n_slots);
+/// Slot and position of every row, no two of them in the same place of the cache.
+fn rope_kv_rows(case: &Case, layout: &Layout, random: &mut Random) -> Result<Vec<(usize, usize)>, ReferenceError> {
+    let (n_tokens, capacity, is_chunk) = (case.n_tokens()?, layout.capacity(), case.wants("chunk"));
+    let longest = if is_chunk { n_tokens } else { n_tokens.div_ceil(layout.n_slots) };
+    if longest > capacity {
+        let why = format!("a run of {longest} tokens in a slot of {capacity} positions");
         return Err(ReferenceError::Contradiction { why });
     }
+    if is_chunk {
+        return Ok(chunk(layout, n_tokens, |len, _| capacity - len.div_ceil(2), random));
+    }
+    Ok(runs(layout, n_tokens, random))
+}
+
+/// Each slot stores a run of positions; one starts at position 0, one crosses the end of the ring, the others start anywhere.
+fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, usize)> {
+    let (len, capacity) = (n_tokens.div_ceil(layout.n_slots), layout.capacity());
     let first_slot = random.below(layout.n_slots);
     let mut rows = Vec::new();
     for i in 0..layout.n_slots {
@@ -138,7 +159,27 @@ fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Result<Vec<(us
     }
     rows.truncate(n_tokens);
     random.shuffle(&mut rows);
-    Ok(rows)
+    rows
+}
+
+/// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says, given
+/// their count, and single rows of the other slots before and behind them.
+fn chunk(
+    layout: &Layout,
+    n_tokens: usize,
+    start: impl Fn(usize, &mut Random) -> usize,
+    random: &mut Random,
+) -> Vec<(usize, usize)> {
+    let mut slots: Vec<usize> = (0..layout.n_slots).collect();
+    random.shuffle(&mut slots);
+    let others = &slots[1..layout.n_slots.min(n_tokens)];
+    let len = n_tokens - others.len();
+    let start = start(len, random);
+    let mut rows: Vec<(usize, usize)> = others.iter().map(|&slot| (slot, random.below(layout.capacity()))).collect();
+    let behind = rows.split_off(rows.len() / 2);
+    rows.extend((start..start + len).map(|p| (slots[0], p)));
+    rows.extend(behind);
+    rows
 }
 
 /// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to the
@@ -188,11 +229,22 @@ fn rotate(x: &mut [f64], scale: &mut [f64], cos_sin: &[f64]) {
 pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (layout, window, n_tokens) = (Layout::of(case)?, case.dim("window")?, case.n_tokens()?);
     let kv = case.dtype("kv")?;
-    let rows: Vec<(usize, usize)> =
-        (0..n_tokens).map(|t| (random.below(layout.n_slots), a_position(&layout, window, t, random))).collect();
+    let end = layout.end(window);
+    let rows: Vec<(usize, usize)> = if case.wants("chunk") {
+        chunk(&layout, n_tokens, |len, random| 1 + random.below(end.saturating_sub(len).max(1)), random)
+    } else if case.wants("prompt") {
+        chunk(&layout, n_tokens, |_, _| 0, random)
+    } else {
+        (0..n_tokens).map(|t| (random.below(layout.n_slots), a_position(&layout, window, t, random))).collect()
+    };
+    if let Some((_, position)) = rows.iter().find(|row| row.1 >= end) {
+        let why = format!("position {position} in {} blocks of {}", layout.table_blocks, layout.block_tokens);
+        return Err(ReferenceError::Contradiction { why });
+    }
     let table = layout.block_table(random);
-    // What nobody may look at is far from what is looked at.
-    let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(|_| 3e4 * random.normal()).collect();
+    // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
+    let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
+    let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
     for &(slot, position) in &rows {
         for p in visible(window, position) {
@@ -215,14 +267,13 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
     ]))
 }
 
-/// The position of row t: the edges of window, block and ring first, then any. Without a window a slot's positions
-/// end where its blocks do.
+/// The position of row t: the edges of window, block and ring first, then any.
 fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> usize {
-    let (block, capacity) = (layout.block_tokens, layout.capacity());
-    let end = if window == 0 { capacity } else { 3 * capacity };
-    let edges =
-        [end - 1, 0, window, window.saturating_sub(1), block - 1, block, capacity - 1, capacity, window + block];
-    match edges.get(t) {
+    let (block, capacity, end) = (layout.block_tokens, layout.capacity(), layout.end(window));
+    // The position is one less than the context: before the window's end, at it, and past it.
+    let at_window = [window.saturating_sub(2), window.saturating_sub(1), window];
+    let edges = [end - 1, 0, at_window[2], at_window[1], block - 1, block, capacity - 1, capacity, window + block];
+    match edges.iter().chain(&[at_window[0], 299]).nth(t) {
         Some(&edge) if edge < end => edge,
         _ => random.below(end),
     }
@@ -272,4 +323,54 @@ fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
     let exponentials: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let total = exponentials.iter().sum::<f64>() + (sink - max).exp();
     exponentials.iter().map(|exponential| exponential / total).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(op_inputs: &str, window: u32) -> Case {
+        let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
+        let scalars = [("n_tokens", 9), ("n_slots", 3), ("table_blocks", 3), ("n_blocks", 9)];
+        Case {
+            dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
+            flags: [("matrix_layout".to_owned(), true)].into(),
+            dtypes: ["kv", "sinks"].map(|name| (name.to_owned(), Dtype::F32)).into(),
+            inputs: Some(op_inputs.to_owned()),
+            scalars: scalars.map(|(name, n)| (name.to_owned(), n)).into(),
+            ..Case::default()
+        }
+    }
+
+    #[test]
+    fn a_chunk_is_consecutive_rows_of_one_slot_between_single_rows_of_the_others() {
+        for (kind, window) in [("chunk", 0), ("chunk", 5), ("prompt", 5)] {
+            for seed in 0..20 {
+                let inputs = attention_inputs(&case(kind, window), &mut Random::new(seed)).unwrap();
+                let rows: Vec<(usize, usize)> =
+                    (0..9).map(|t| (inputs["slot"].index(t), inputs["position"].index(t))).collect();
+                let (slot, start) = rows[1];
+                assert!(rows[1..8].iter().enumerate().all(|(i, row)| *row == (slot, start + i)), "{rows:?}");
+                assert!(rows[0].0 != slot && rows[8].0 != slot && rows[0].0 != rows[8].0, "{rows:?}");
+                assert_eq!(start == 0, kind == "prompt", "{rows:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_layouts_for_matrix_units_have_rows_of_keys_along_d_and_of_values_along_positions() {
+        let layout = Layout::of(&case("chunk", 0)).unwrap();
+        let (block, g, d, p) = (2, 0, 1, 7); // position 3 of its block
+        assert_eq!(layout.k(block, g, d, p), 2 * 8 + 3 * 2 + 1);
+        assert_eq!(layout.v(block, g, d, p), 2 * 8 + 4 + 3);
+        let layout = Layout { matrix_layout: false, ..layout };
+        assert_eq!(layout.k(block, g, d, p), 2 * 8 + 4 + 3);
+        assert_eq!(layout.v(block, g, d, p), 2 * 8 + 3 * 2 + 1);
+    }
+
+    #[test]
+    fn a_kind_of_inputs_that_no_op_knows_is_an_error() {
+        let error = crate::reference::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
+        assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt");
+    }
 }

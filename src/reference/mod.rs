@@ -37,6 +37,8 @@ pub struct Case {
     pub flags: BTreeMap<String, bool>,
     /// The contract's `[dtypes]`.
     pub dtypes: BTreeMap<String, Dtype>,
+    /// The kind of random inputs, by a name that the op knows: for what the usual mixture meets rarely.
+    pub inputs: Option<String>,
     /// The whole-number scalar arguments, `n_tokens` above all.
     pub scalars: BTreeMap<String, u64>,
 }
@@ -74,6 +76,16 @@ pub enum ReferenceError {
         /// Its name.
         name: String,
     },
+    /// No op of the run has inputs of that kind.
+    #[error("there are no inputs `{kind}` of `{ops}`, only {known}")]
+    UnknownInputs {
+        /// What was asked for.
+        kind: String,
+        /// The ops, joined by `+`.
+        ops: String,
+        /// The kinds that they have.
+        known: String,
+    },
     /// The dimensions contradict each other.
     #[error("the dimensions of the case contradict each other: {why}")]
     Contradiction {
@@ -95,24 +107,44 @@ struct Op {
     name: &'static str,
     /// Its first argument: what a fused op before it hands over.
     first: &'static str,
+    /// Names of the kinds of inputs that it has besides the usual mixture.
+    kinds: &'static [&'static str],
     inputs: fn(&Case, &mut Random) -> Result<Tensors, ReferenceError>,
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
 const OPS: [Op; 13] = [
-    Op { name: "embedding", first: "table", inputs: dense::embedding_inputs, run: dense::embedding },
-    Op { name: "rmsnorm", first: "x", inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
-    Op { name: "linear", first: "x", inputs: dense::linear_inputs, run: dense::linear },
-    Op { name: "rope_angles", first: "inv_freq", inputs: attention::rope_angles_inputs, run: attention::rope_angles },
-    Op { name: "rope_kv", first: "qkv", inputs: attention::rope_kv_inputs, run: attention::rope_kv },
-    Op { name: "attention", first: "qkv", inputs: attention::attention_inputs, run: attention::attention },
-    Op { name: "moe_route", first: "logit", inputs: moe::route_inputs, run: moe::route },
-    Op { name: "moe_sort", first: "expert", inputs: moe::sort_inputs, run: moe::sort },
-    Op { name: "moe_mlp1", first: "x", inputs: moe::mlp1_inputs, run: moe::mlp1 },
-    Op { name: "moe_mlp2", first: "x", inputs: moe::mlp2_inputs, run: moe::mlp2 },
-    Op { name: "sample", first: "logit", inputs: sample::inputs, run: sample::sample },
-    Op { name: "peak_multiply_add", first: "n_rounds", inputs: peak::multiply_add_inputs, run: peak::multiply_add },
-    Op { name: "peak_read", first: "x", inputs: peak::read_inputs, run: peak::read },
+    Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
+    Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
+    Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
+    Op {
+        name: "rope_angles",
+        first: "inv_freq",
+        kinds: &[],
+        inputs: attention::rope_angles_inputs,
+        run: attention::rope_angles,
+    },
+    Op { name: "rope_kv", first: "qkv", kinds: &["chunk"], inputs: attention::rope_kv_inputs, run: attention::rope_kv },
+    Op {
+        name: "attention",
+        first: "qkv",
+        kinds: &["chunk", "prompt"],
+        inputs: attention::attention_inputs,
+        run: attention::attention,
+    },
+    Op { name: "moe_route", first: "logit", kinds: &[], inputs: moe::route_inputs, run: moe::route },
+    Op { name: "moe_sort", first: "expert", kinds: &["same_experts"], inputs: moe::sort_inputs, run: moe::sort },
+    Op { name: "moe_mlp1", first: "x", kinds: &["same_experts"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
+    Op { name: "moe_mlp2", first: "x", kinds: &["same_experts"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
+    Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
+    Op {
+        name: "peak_multiply_add",
+        first: "n_rounds",
+        kinds: &[],
+        inputs: peak::multiply_add_inputs,
+        run: peak::multiply_add,
+    },
+    Op { name: "peak_read", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::read },
 ];
 
 /// Random inputs that are valid for an op or a fused run, rounded to the arguments' types, so that the reference and a
@@ -121,6 +153,7 @@ const OPS: [Op; 13] = [
 /// # Errors
 /// If an op has no reference, or the case does not fit it.
 pub fn inputs(ops: &[String], case: &Case, seed: u64) -> Result<Tensors, ReferenceError> {
+    check_kind(ops, case)?;
     let mut random = Random::new(seed);
     let mut all = Tensors::new();
     for (i, name) in ops.iter().enumerate() {
@@ -132,6 +165,19 @@ pub fn inputs(ops: &[String], case: &Case, seed: u64) -> Result<Tensors, Referen
         all.extend(own);
     }
     Ok(all)
+}
+
+fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
+    let Some(kind) = &case.inputs else { return Ok(()) };
+    let mut known = Vec::new();
+    for op in ops {
+        known.extend(find(op)?.kinds);
+    }
+    if known.contains(&kind.as_str()) {
+        return Ok(());
+    }
+    let known = if known.is_empty() { "the usual ones".into() } else { known.join(", ") };
+    Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
 /// What an op or a fused run should give. What one op of a run hands to the next is not rounded.
@@ -177,8 +223,17 @@ impl Case {
         self.dtypes.get(name).copied().ok_or_else(|| missing("dtype", name))
     }
 
+    fn scalar(&self, name: &str) -> Result<usize, ReferenceError> {
+        self.scalars.get(name).map(|&value| value as usize).ok_or_else(|| missing("scalar", name))
+    }
+
     fn n_tokens(&self) -> Result<usize, ReferenceError> {
-        self.scalars.get("n_tokens").map(|&n| n as usize).ok_or_else(|| missing("scalar", "n_tokens"))
+        self.scalar("n_tokens")
+    }
+
+    /// Whether inputs of this kind are asked for.
+    fn wants(&self, kind: &str) -> bool {
+        self.inputs.as_deref() == Some(kind)
     }
 }
 
@@ -275,8 +330,10 @@ mod tests {
 
     fn attention_case(window: u32) -> Case {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
-        let cache = [("block_tokens", 2), ("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)];
-        case(&[&heads[..], &cache].concat(), 1)
+        let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
+        case.scalars.extend([("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)].map(|(name, n)| (name.into(), n)));
+        case.flags.insert("matrix_layout".into(), false);
+        case
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! References of `moe_route`, `moe_sort`, `moe_mlp1` and `moe_mlp2`.
 
+use std::borrow::Cow;
+
 use super::dense::dot;
 use super::random::Random;
 use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};
@@ -39,7 +41,8 @@ pub(super) fn sort_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     Ok(named([("expert", routing(case, random)?)]))
 }
 
-/// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get none.
+/// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get none; with
+/// `same_experts` all but those of the first token.
 fn routing(case: &Case, random: &mut Random) -> Result<Tensor, ReferenceError> {
     let (n_experts, chosen) = (case.dim("num_experts")?, case.dim("experts_per_token")?);
     if chosen > n_experts {
@@ -47,7 +50,8 @@ fn routing(case: &Case, random: &mut Random) -> Result<Tensor, ReferenceError> {
     }
     let mut used: Vec<usize> = (0..n_experts).collect();
     random.shuffle(&mut used);
-    used.truncate(chosen.max(n_experts - n_experts.div_ceil(4)));
+    let n_used = if case.wants("same_experts") { chosen } else { n_experts - n_experts.div_ceil(4) };
+    used.truncate(chosen.max(n_used));
     let mut experts = Vec::new();
     for _ in 0..case.n_tokens()? {
         random.shuffle(&mut used);
@@ -87,16 +91,57 @@ fn grouped(case: &Case, expert: &Tensor) -> Result<Tensors, ReferenceError> {
 
 pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
-    let (n_experts, weight, n_tokens) = (case.dim("num_experts")?, case.dtype("weight")?, case.n_tokens()?);
+    let (n_experts, n_tokens) = (case.dim("num_experts")?, case.n_tokens()?);
     // Outputs of size 3: some meet the clamps.
     let size = 3.0 * (hidden_size as f64).powf(-0.5);
     let mut inputs = grouped(case, &routing(case, random)?)?;
+    inputs.extend(weight_inputs(case, n_experts * 2 * intermediate_size, hidden_size, size, random)?);
     inputs.extend(named([
         ("x", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
-        ("weight", random.normals(weight, n_experts * 2 * intermediate_size * hidden_size, size)),
-        ("bias", random.normals(weight, n_experts * 2 * intermediate_size, 1.0)),
+        ("bias", random.normals(case.dtype("bias")?, n_experts * 2 * intermediate_size, 1.0)),
     ]));
     Ok(inputs)
+}
+
+/// Elements of MXFP4 that share a scale.
+const MX_BLOCK: usize = 32;
+
+/// `weight`, and for MXFP4 its `scale`: rows of `k` numbers of about this size. Scales of neighbouring blocks differ by up to 2^4.
+fn weight_inputs(
+    case: &Case,
+    n_rows: usize,
+    k: usize,
+    size: f64,
+    random: &mut Random,
+) -> Result<Tensors, ReferenceError> {
+    let dtype = case.dtype("weight")?;
+    if dtype != Dtype::Mxfp4 {
+        return Ok(named([("weight", random.normals(dtype, n_rows * k, size))]));
+    }
+    let n_blocks = n_rows * k.div_ceil(MX_BLOCK);
+    // All codes alike have a root mean square of 2.9, and scales spread so one of 2.1 times the middle.
+    let middle = (size / 6.0).log2().round();
+    let scale = (0..n_blocks).map(|_| 127.0 + middle + random.below(5) as f64 - 2.0).collect();
+    let bytes: Vec<u8> = (0..n_blocks * MX_BLOCK / 2).map(|_| random.below(256) as u8).collect();
+    Ok(named([("weight", Tensor::from_bytes(Dtype::Mxfp4, &bytes)), ("scale", Tensor::rounded(Dtype::U8, scale))]))
+}
+
+/// `weight` as rows of `k` numbers, whatever it is stored as.
+fn weight_rows<'a>(inputs: &'a Tensors, k: usize) -> Result<Cow<'a, [f64]>, ReferenceError> {
+    let weight = tensor(inputs, "weight")?;
+    if weight.dtype() != Dtype::Mxfp4 {
+        return Ok(Cow::Borrowed(weight.values()));
+    }
+    let scale = tensor(inputs, "scale")?.values();
+    let blocks = weight.values().chunks(MX_BLOCK).zip(scale);
+    let scaled = blocks.flat_map(|(block, &scale)| block.iter().map(move |value| value * power_of_two(scale)));
+    let row_len = k.next_multiple_of(MX_BLOCK);
+    Ok(scaled.enumerate().filter(|(i, _)| i % row_len < k).map(|(_, value)| value).collect())
+}
+
+/// What a scale stands for: 2^(scale - 127), and NaN for 255 (E8M0, OCP Microscaling Formats, 5.4.1).
+fn power_of_two(scale: f64) -> f64 {
+    if scale == 255.0 { f64::NAN } else { (scale - 127.0).exp2() }
 }
 
 /// y[a, i] = g * sigmoid(1.702 g) * (u + 1), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h = weight[e] x[t] + bias[e].
@@ -104,13 +149,13 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
     let (limit, chosen) = (case.constant("swiglu_limit")?, case.dim("experts_per_token")?);
-    let (x, weight, bias) = (tensor(inputs, "x")?, tensor(inputs, "weight")?, tensor(inputs, "bias")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, weight_rows(inputs, hidden_size)?, tensor(inputs, "bias")?);
     let mut y = vec![(f64::NAN, 0.0); case.n_tokens()? * chosen * intermediate_size];
     for (e, a) in assignments(inputs)? {
         let x = &x.values()[a / chosen * hidden_size..][..hidden_size];
         let h = |n: usize| {
             let row = e * 2 * intermediate_size + n;
-            let (dot, size) = dot(x, &weight.values()[row * hidden_size..][..hidden_size]);
+            let (dot, size) = dot(x, &weight[row * hidden_size..][..hidden_size]);
             (dot + bias.values()[row], size + bias.values()[row].abs())
         };
         for i in 0..intermediate_size {
@@ -125,7 +170,7 @@ pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceEr
 
 pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
-    let (n_experts, weight, n_tokens) = (case.dim("num_experts")?, case.dtype("weight")?, case.n_tokens()?);
+    let (n_experts, n_tokens) = (case.dim("num_experts")?, case.n_tokens()?);
     let chosen = case.dim("experts_per_token")?;
     let mut route_weight = Vec::new();
     for _ in 0..n_tokens {
@@ -133,10 +178,10 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
         route_weight.extend(sizes.iter().map(|size| size / sizes.iter().sum::<f64>()));
     }
     let mut inputs = grouped(case, &routing(case, random)?)?;
+    inputs.extend(weight_inputs(case, n_experts * hidden_size, intermediate_size, 0.2, random)?);
     inputs.extend(named([
         ("x", random.normals(Dtype::F32, n_tokens * chosen * intermediate_size, 1.0)),
-        ("weight", random.normals(weight, n_experts * hidden_size * intermediate_size, 0.2)),
-        ("bias", random.normals(weight, n_experts * hidden_size, 1.0)),
+        ("bias", random.normals(case.dtype("bias")?, n_experts * hidden_size, 1.0)),
         ("route_weight", Tensor::rounded(Dtype::F32, route_weight)),
         ("residual", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
     ]));
@@ -146,14 +191,14 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 /// y[t, c] = residual[t, c] + sum_k route_weight[t, k] * (weight[e] x[a] + bias[e])[c], e the k-th expert of token t, a = t * K + k.
 pub(super) fn mlp2(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
-    let (x, weight, bias) = (tensor(inputs, "x")?, tensor(inputs, "weight")?, tensor(inputs, "bias")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, weight_rows(inputs, intermediate_size)?, tensor(inputs, "bias")?);
     let (route_weight, chosen) = (tensor(inputs, "route_weight")?, case.dim("experts_per_token")?);
     let mut y: Vec<(f64, f64)> = tensor(inputs, "residual")?.values().iter().map(|&r| (r, r.abs())).collect();
     for (e, a) in assignments(inputs)? {
         let x = &x.values()[a * intermediate_size..][..intermediate_size];
         for c in 0..hidden_size {
             let row = e * hidden_size + c;
-            let (dot, size) = dot(x, &weight.values()[row * intermediate_size..][..intermediate_size]);
+            let (dot, size) = dot(x, &weight[row * intermediate_size..][..intermediate_size]);
             let at = &mut y[a / chosen * hidden_size + c];
             at.0 += route_weight.values()[a] * (dot + bias.values()[row]);
             at.1 += route_weight.values()[a] * (size + bias.values()[row].abs());
@@ -167,4 +212,46 @@ fn assignments(inputs: &Tensors) -> Result<Vec<(usize, usize)>, ReferenceError> 
     let (begin, assignment) = (tensor(inputs, "expert_begin")?, tensor(inputs, "assignment")?);
     let of = |e: usize| (begin.index(e)..begin.index(e + 1)).map(move |i| (e, assignment.index(i)));
     Ok((0..begin.values().len() - 1).flat_map(of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_is_a_power_of_two_and_its_largest_value_no_number() {
+        assert_eq!([0.0, 126.0, 127.0, 254.0].map(power_of_two), [2f64.powi(-127), 0.5, 1.0, 2f64.powi(127)]);
+        assert!(power_of_two(255.0).is_nan());
+    }
+
+    #[test]
+    fn rows_of_mxfp4_are_scaled_block_by_block_and_lose_what_fills_their_last_block() {
+        let mut weight = vec![1.0; 2 * 64]; // two rows of 33: two blocks each
+        (weight[0], weight[31], weight[32], weight[33], weight[64]) = (6.0, 2.0, -0.5, 4.0, 3.0);
+        let inputs = named([
+            ("weight", Tensor::rounded(Dtype::Mxfp4, weight)),
+            ("scale", Tensor::rounded(Dtype::U8, vec![128.0, 126.0, 127.0, 130.0])),
+        ]);
+        let rows = weight_rows(&inputs, 33).unwrap();
+        assert_eq!(rows.len(), 66);
+        assert_eq!([rows[0], rows[1], rows[31], rows[32]], [12.0, 2.0, 4.0, -0.25]);
+        assert_eq!([rows[33], rows[34], rows[65]], [3.0, 1.0, 8.0]);
+    }
+
+    #[test]
+    fn all_tokens_can_be_sent_to_the_same_experts() {
+        let names = |pairs: &[(&str, u32)]| pairs.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
+        let case = |inputs: Option<&str>| Case {
+            dims: names(&[("num_experts", 32), ("experts_per_token", 4)]),
+            scalars: [("n_tokens".to_owned(), 50)].into(),
+            inputs: inputs.map(str::to_owned),
+            ..Case::default()
+        };
+        let n_active = |case: &Case| {
+            let sorted = grouped(case, &routing(case, &mut Random::new(3)).unwrap()).unwrap();
+            sorted["active_expert"].values().iter().filter(|e| **e < 32.0).count()
+        };
+        assert_eq!(n_active(&case(Some("same_experts"))), 4);
+        assert_eq!(n_active(&case(None)), 24, "a quarter gets none");
+    }
 }

@@ -1,7 +1,7 @@
 //! References of `peak_multiply_add` and `peak_read`, which `bench` measures the machine's limits with.
 
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensors, missing, named, only, tensor};
+use super::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use crate::dtype::Dtype;
 
 pub(super) fn multiply_add_inputs(_: &Case, _: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -11,7 +11,7 @@ pub(super) fn multiply_add_inputs(_: &Case, _: &mut Random) -> Result<Tensors, R
 /// y[b, i] after n_rounds of y = y * 0.5 + 1 from i
 pub(super) fn multiply_add(case: &Case, _: &Tensors) -> Result<Outputs, ReferenceError> {
     let (n_blocks, chains) = (case.n_tokens()?, case.dim("chains")?);
-    let n_rounds = *case.scalars.get("n_rounds").ok_or_else(|| missing("scalar", "n_rounds"))?;
+    let n_rounds = case.scalar("n_rounds")?;
     let chain = |i: usize| (0..n_rounds).fold(i as f64, |y, _| y * 0.5 + 1.0);
     Ok(only("y", Output::plain((0..n_blocks * chains).map(|i| chain(i % chains)).collect())))
 }

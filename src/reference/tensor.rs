@@ -1,5 +1,7 @@
 //! Elements with their type: exact as f64, whatever the type.
 
+use std::cmp::Ordering;
+
 use half::{bf16, f16};
 
 use crate::dtype::Dtype;
@@ -20,6 +22,8 @@ impl Tensor {
                 Dtype::Bf16 => bf16::from_f64(*value).to_f64(),
                 Dtype::F16 => f16::from_f64(*value).to_f64(),
                 Dtype::U32 => f64::from(*value as u32),
+                Dtype::U8 => f64::from(*value as u8),
+                Dtype::Mxfp4 => e2m1(e2m1_code(*value)),
                 Dtype::I32 => f64::from(*value as i32),
             };
         }
@@ -38,22 +42,29 @@ impl Tensor {
 
     /// Reads elements as they lie in memory, little-endian. A rest shorter than an element is left out.
     pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
+        if dtype == Dtype::Mxfp4 {
+            return Self { dtype, values: bytes.iter().flat_map(|byte| [e2m1(byte & 15), e2m1(byte >> 4)]).collect() };
+        }
         let element = |bytes: &[u8]| match (dtype, bytes) {
             (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
             (Dtype::U32, &[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]).into(),
             (Dtype::I32, &[a, b, c, d]) => i32::from_le_bytes([a, b, c, d]).into(),
             (Dtype::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
             (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
+            (Dtype::U8, &[a]) => a.into(),
             _ => unreachable!("chunks have the size of an element"),
         };
-        Self { dtype, values: bytes.chunks_exact(dtype.size_bytes()).map(element).collect() }
+        Self { dtype, values: bytes.chunks_exact(dtype.len_bytes(1)).map(element).collect() }
     }
 
     /// The elements as they lie in memory, little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.values.len() * self.dtype.size_bytes());
-        for &value in &self.values {
+        let mut bytes = Vec::with_capacity(self.dtype.len_bytes(self.values.len()));
+        for (i, &value) in self.values.iter().enumerate() {
             match self.dtype {
+                Dtype::Mxfp4 if i % 2 == 0 => bytes.push(e2m1_code(value)),
+                Dtype::Mxfp4 => *bytes.last_mut().expect("the even element came first") |= e2m1_code(value) << 4,
+                Dtype::U8 => bytes.push(value as u8),
                 Dtype::F32 => bytes.extend((value as f32).to_le_bytes()),
                 Dtype::U32 => bytes.extend((value as u32).to_le_bytes()),
                 Dtype::I32 => bytes.extend((value as i32).to_le_bytes()),
@@ -65,12 +76,13 @@ impl Tensor {
     }
 
     /// The largest relative error of rounding a number to the type, beyond that of an f32 kernel: 2^-8 for bf16, 2^-11
-    /// for f16, 0 for the others.
+    /// for f16, 2^-2 for mxfp4, 0 for the others.
     pub const fn unit_roundoff(dtype: Dtype) -> f64 {
         match dtype {
             Dtype::Bf16 => 1.0 / 256.0,
             Dtype::F16 => 1.0 / 2048.0,
-            Dtype::F32 | Dtype::U32 | Dtype::I32 => 0.0,
+            Dtype::F32 | Dtype::U32 | Dtype::I32 | Dtype::U8 => 0.0,
+            Dtype::Mxfp4 => 1.0 / 4.0,
         }
     }
 
@@ -90,18 +102,44 @@ impl Tensor {
     }
 }
 
+/// What the codes of e2m1 stand for, the sign left out (OCP Microscaling Formats, 5.3.3).
+const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The value of four bits: the sign, then the code.
+fn e2m1(bits: u8) -> f64 {
+    let size = E2M1[usize::from(bits & 7)];
+    if bits & 8 == 0 { size } else { -size }
+}
+
+/// The four bits of the nearest value, of two equally near ones that with an even code; beyond 6 it is 6.
+fn e2m1_code(value: f64) -> u8 {
+    let distance = |code: &usize| ((value.abs() - E2M1[*code]).abs(), code % 2);
+    let nearest = (0..8).min_by(|a, b| distance(a).partial_cmp(&distance(b)).unwrap_or(Ordering::Equal));
+    nearest.expect("there are eight") as u8 | u8::from(value.is_sign_negative()) << 3
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn elements_come_back_from_their_bytes() {
-        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::U32, Dtype::I32] {
+        for dtype in Dtype::ALL {
             let tensor = Tensor::rounded(dtype, vec![0.0, 1.0, 3.25, 77.7]);
             let bytes = tensor.to_bytes();
-            assert_eq!(bytes.len(), 4 * dtype.size_bytes());
+            assert_eq!(bytes.len(), dtype.len_bytes(4));
             assert_eq!(Tensor::from_bytes(dtype, &bytes), tensor);
         }
+    }
+
+    #[test]
+    fn mxfp4_is_packed_low_half_first() {
+        let tensor = Tensor::rounded(Dtype::Mxfp4, vec![0.5, -6.0, -0.0, 100.0, 2.5, -3.5]);
+        assert_eq!(tensor.values(), [0.5, -6.0, -0.0, 6.0, 2.0, -4.0]);
+        assert_eq!(tensor.to_bytes(), [0xf1, 0x78, 0xe4]);
+        let all = Tensor::from_bytes(Dtype::Mxfp4, &[0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe]);
+        assert_eq!(all.values()[..8], [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]);
+        assert_eq!(all.values()[8..], [-0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]);
     }
 
     #[test]

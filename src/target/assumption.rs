@@ -8,7 +8,7 @@ use super::TargetFacts;
 const MIXED_FAMILY: &str = "gfx9";
 
 /// Facts that may be wrong, and where they are from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Assumption {
     /// The facts.
     pub facts: TargetFacts,
@@ -41,6 +41,8 @@ pub fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> 
         lds_bytes: relatives.iter().map(|(_, facts)| facts.lds_bytes).min()?,
         features: BTreeSet::new(),
         notes: String::new(),
+        compute_unit: None,
+        product: None,
     };
     let text = format!("nothing is known about {arch}: assumed what {family} has in common ({})", in_words(&facts));
     Some(Assumption { facts, like: None, text })

@@ -157,6 +157,12 @@ impl TuningTables {
         Ok(target)
     }
 
+    /// The facts about a GPU by its target id, of the first table that has some.
+    pub fn facts(&self, arch: &str) -> Option<&TargetFacts> {
+        let name = arch.split(':').next().unwrap_or_default();
+        self.layers.iter().flatten().filter(|table| table.name == name).find_map(|table| table.target.as_ref())
+    }
+
     /// What is not an error and yet deserves a look: numbers of tokens that the rows of a `where` leave out.
     pub fn lint(&self) -> Vec<String> {
         self.layers.iter().flatten().flat_map(Table::gaps).collect()

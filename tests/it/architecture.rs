@@ -18,14 +18,15 @@ const LAYERS: [(&str, &[&str]); 5] = [
 ];
 
 /// Modules beside the layers, each with what it may use. Every layer may use all of them.
-const BESIDE: [(&str, &[&str]); 10] = [
+const BESIDE: [(&str, &[&str]); 11] = [
     ("error", &[]),
     ("dtype", &[]),
     ("config", &["error"]),
     ("checkpoint", &["config", "dtype", "error"]),
     ("tokenizer", &["error"]),
     ("harmony", &["tokenizer", "error"]),
-    ("target", &["tuning", "error"]),
+    ("compute_unit", &[]),
+    ("target", &["compute_unit", "tuning", "error"]),
     ("tuning", &["target", "error"]),
     ("reference", &["config", "dtype"]),
     ("main", &[]),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
@@ -19,6 +20,8 @@ use gptoss_jit::kernel::store::Store;
 use gptoss_jit::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
 use gptoss_jit::target::Target;
 use gptoss_jit::tuning::TuningTables;
+use gpu::host::HostDriver;
+use gpu::{Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
 
 use crate::models::Fixture;
 use crate::program::{run, shared_cache};
@@ -42,11 +45,14 @@ fn engine(fixture: &Fixture, how: How) -> Engine {
 }
 
 fn load(fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
+    load_on(Arc::new(HostDriver::new(how.threads).expect("threads")), fixture, how)
+}
+
+fn load_on(driver: Arc<dyn Driver>, fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let driver = Arc::new(gpu::host::HostDriver::new(how.threads).expect("threads"));
     let checkpoint = Checkpoint::open(Path::new(&fixture.path("model.bin")), Layout::Auto).expect("a model");
     let longest = fixture.prompts.iter().map(Vec::len).max().expect("prompts");
     let options = EngineOptions {
@@ -91,6 +97,57 @@ fn greedy_tokens_of_every_fixture_are_those_of_hugging_face() {
         for how in [ONE_BY_ONE, MIXED] {
             check_greedy(&fixture, &mut engine(&fixture, how));
         }
+    }
+}
+
+/// Memory is what its last owner left: here NaNs, and indices that point nowhere.
+struct Littered(HostDriver);
+
+impl Driver for Littered {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn parallelism(&self) -> usize {
+        self.0.parallelism()
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        let buffer = self.0.allocate(len_bytes)?;
+        self.0.write(&buffer.view(), &vec![0xff; len_bytes])?;
+        Ok(buffer)
+    }
+
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
+        self.0.upload(bytes)
+    }
+
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
+        self.0.load(object, spec)
+    }
+
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
+        self.0.launch(kernel, launch)
+    }
+
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
+        self.0.write(view, bytes)
+    }
+
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.0.read(view, bytes)
+    }
+
+    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        self.0.enter(work);
+    }
+}
+
+#[test]
+fn what_memory_held_before_changes_nothing() {
+    for fixture in ["odd", "window", "gqa8"].map(Fixture::open) {
+        let driver = Arc::new(Littered(HostDriver::new(2).expect("threads")));
+        check_greedy(&fixture, &mut load_on(driver, &fixture, MIXED).expect("loads"));
     }
 }
 

@@ -22,7 +22,7 @@ const ARCHS: [&str; 12] = [
     "gfx1200", "gfx1201",
 ];
 
-fn options() -> CompilerOptions {
+pub fn options() -> CompilerOptions {
     let mut options = CompilerOptions::new(PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit")));
     let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/hiprtc");
     if env::var_os("GPTOSS_JIT_HIPRTC").is_none() && fetched.join(".complete").exists() {
@@ -32,7 +32,7 @@ fn options() -> CompilerOptions {
 }
 
 /// One compiler for all tests, so that the canaries are compiled once. None, said aloud, without hipRTC.
-fn compiler() -> Option<&'static Compiler> {
+pub fn compiler() -> Option<&'static Compiler> {
     static COMPILER: OnceLock<Option<Compiler>> = OnceLock::new();
     let compiler = COMPILER.get_or_init(|| {
         let compiler = Compiler::new(options());
@@ -49,7 +49,7 @@ fn compiler() -> Option<&'static Compiler> {
     compiler.as_ref()
 }
 
-fn request(source: &str, target: &str, options: &[&str]) -> Request {
+pub fn request(source: &str, target: &str, options: &[&str]) -> Request {
     Request {
         label: "op/variant".into(),
         source: source.into(),

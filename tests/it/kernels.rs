@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::{Checked, Checker, Selection, Side, Wrong};
+use gptoss_jit::kernel::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gptoss_jit::kernel::compile::CompilerOptions;
 use gptoss_jit::kernel::library::{Layer, Library};
 use gptoss_jit::kernel::store::Store;
@@ -33,17 +33,18 @@ fn built_in() -> Library {
     library
 }
 
-fn check(library: &Library, target: &Target, selection: &Selection) -> Vec<Checked> {
+pub fn check(library: &Library, target: &Target, selection: &Selection) -> Vec<Checked> {
     let (store, driver) = (store(), HostDriver::new(2).unwrap());
-    let checker = Checker { library, target, store: &store, driver: Some(&driver) };
+    let runner = Some(Runner { target, driver: &driver });
+    let checker = Checker { library, target, store: &store, runner, compute_unit: None };
     checker.check(selection, &mut |_| {})
 }
 
-fn of_op(op: &str) -> Selection {
+pub fn of_op(op: &str) -> Selection {
     Selection { op: Some(op.into()), ..Selection::default() }
 }
 
-fn failures(checked: &[Checked]) -> String {
+pub fn failures(checked: &[Checked]) -> String {
     let of = |one: &Checked| {
         let lines = one.failures.iter().map(|wrong| format!("{}/{} {}: {wrong}\n", one.op, one.variant, one.precision));
         lines.collect::<String>()
@@ -126,13 +127,15 @@ fn case(problem: &Problem, scalars: &BTreeMap<String, f64>) -> Case {
         constants: problem.constants.clone(),
         flags: problem.flags.clone(),
         dtypes: problem.dtypes.clone(),
+        inputs: None,
         scalars: scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect(),
     }
 }
 
 fn outputs(library: &Library, n_threads: usize, setting: &Setting) -> Tensors {
     let (store, driver, target) = (store(), HostDriver::new(n_threads).unwrap(), Target::host());
-    let checker = Checker { library, target: &target, store: &store, driver: Some(&driver) };
+    let runner = Some(Runner { target: &target, driver: &driver });
+    let checker = Checker { library, target: &target, store: &store, runner, compute_unit: None };
     let Setting { template, problem, scalars, inputs } = setting;
     checker.outputs(template, problem, &Params::new(), scalars, inputs).unwrap()
 }
@@ -181,7 +184,8 @@ fn alone(setting: &Setting, t: usize) -> Setting {
             *tensor = Tensor::rounded(tensor.dtype(), tensor.values()[t * len..][..len].to_vec());
         }
     }
-    let scalars = BTreeMap::from([("n_tokens".to_owned(), 1.0)]);
+    let mut scalars = setting.scalars.clone();
+    scalars.insert("n_tokens".to_owned(), 1.0);
     if let Some(experts) = experts_of(setting, t) {
         let of_one = Tensors::from([("expert".to_owned(), Tensor::rounded(Dtype::U32, experts))]);
         let sorted = reference::run(&["moe_sort".into()], &case(&setting.problem, &scalars), &of_one).unwrap();
@@ -249,7 +253,7 @@ fn check_linear(holes: &[(&str, &str)]) -> Vec<Checked> {
 }
 
 /// Every way in which some case went wrong.
-fn wrongs(checked: &[Checked]) -> Vec<&Wrong> {
+pub fn wrongs(checked: &[Checked]) -> Vec<&Wrong> {
     checked.iter().flat_map(|one| &one.failures).map(|failure| &failure.wrong).collect()
 }
 
@@ -268,7 +272,7 @@ fn a_sum_that_is_one_short_is_caught_and_told() {
     let is_plain = |case: &str| ["45", "64"].iter().any(|k| case.contains(&format!("in_features {k}")));
     let is_single = |case: &str| case.ends_with("n_tokens 1") || case.contains("n_tokens 1,");
     let caught = checked[1].failures.iter().filter(|failure| is_plain(&failure.case) && !is_single(&failure.case));
-    assert_eq!(caught.count(), 2 * 2 * (3 + 3), "types, placements, n_tokens: {}", failures(&checked));
+    assert_eq!(caught.count(), 2 * 2 * (4 + 5 + 2), "types, placements, n_tokens: {}", failures(&checked));
     let told = checked[0].failures[0].to_string();
     for part in ["in_features 45", "weight ", "n_tokens 1", "`y`[0, ", "got ", "want ", "tolerance ", "33 elements"] {
         assert!(told.contains(part), "`{part}` is not in: {told}");
@@ -360,7 +364,7 @@ fn the_command_fails_when_a_kernel_is_wrong_and_says_where() {
     let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &report["schema"]), (Some(1), &1.into()));
     assert_eq!(report["templates"][0]["status"], "wrong");
-    assert_eq!(report["templates"][0]["failures"].as_array().unwrap().len(), 48);
+    assert_eq!(report["templates"][0]["failures"].as_array().unwrap().len(), 100);
 
     let (code, _, stderr) = kernels_check(right.path(), &["--op", "attention"]);
     assert_eq!(code, Some(2));

@@ -125,7 +125,7 @@ fn ids_and_expectations_that_make_no_sense_are_told() {
     let ids = file(folder.path(), "ids.txt", long.as_bytes());
     let expect = fixture.path("logits.npy");
     let stderr = run(&["logits", &model, "--ids", &ids, "--expect", &expect, "--kv-memory", "1"]).fails_with_hint(1);
-    assert!(stderr.contains("could not fit the KV cache: one sequence of 524288 tokens takes"), "rounded up: {stderr}");
+    assert!(stderr.contains("could not fit the KV cache: one sequence of 300032 tokens takes"), "rounded up: {stderr}");
 
     let other = Fixture::open("window").path("logits.npy");
     let stderr = logits(&fixture, &["--expect", &other]).fails(1);

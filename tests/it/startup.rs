@@ -124,6 +124,21 @@ fn flip_a_bit(path: &Path) {
 }
 
 #[test]
+fn no_length_of_a_context_compiles_anything() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let counter = Counter::new(1000);
+    let (model, tokenizer) = (counter.path("model.bin"), counter.path("tokenizer.bin"));
+    let kernels = |steps: &str| {
+        let args = ["run", &model, "-z", &tokenizer, "-i", "Aa", "-n", steps, "--json"];
+        counts(&run_in(cache.path(), &args).ok().json())
+    };
+    let (_, n) = kernels("2"); // less than the window
+    for steps in ["5", "63", "64", "700"] {
+        assert_eq!(kernels(steps), (n, 0), "{steps} steps");
+    }
+}
+
+#[test]
 fn ten_starts_at_once_share_the_work() {
     let start = Start::new();
     let children: Vec<Child> = (0..10).map(|_| start.spawn()).collect();

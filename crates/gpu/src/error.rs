@@ -109,6 +109,23 @@ pub enum GpuError {
         /// What it was given.
         found: String,
     },
+    /// The simulator saw a kernel do what it must not.
+    #[error(
+        "kernel `{entry}`{}, block ({}, {}, {}), thread {thread}: {what}",
+        line.map(|line| format!(" line {line}")).unwrap_or_default(), block[0], block[1], block[2]
+    )]
+    Fault {
+        /// The kernel.
+        entry: String,
+        /// What it did.
+        what: String,
+        /// Line of the rendered text, where it is known.
+        line: Option<u32>,
+        /// Which block.
+        block: [u32; 3],
+        /// Which thread of it.
+        thread: u32,
+    },
     /// Memory of one device was given to another.
     #[error("the memory belongs to another device")]
     ForeignMemory,

@@ -23,14 +23,15 @@ type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u
 /// A kernel in a loaded shared library, which stays loaded as long as this lives.
 struct Function {
     entry: Entry,
-    _object: Object,
+    _object: Loaded,
 }
 
 /// A shared library in memory. The file stays open as long as the library is loaded: the loader knows libraries by
 /// path, and a path that names an open file cannot be given to another one.
-struct Object {
-    library: Library,
-    _file: std::fs::File,
+pub(crate) struct Loaded {
+    pub library: Library,
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "kept open"))]
+    file: std::fs::File,
 }
 
 /// This machine's cores.
@@ -76,6 +77,10 @@ impl Driver for HostDriver {
         Ok(Buffer::read_only(bytes))
     }
 
+    fn alignment_bytes(&self) -> usize {
+        1 // a tensor of a checkpoint lies where the file has it
+    }
+
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
         let refused = |reason: String| GpuError::NotLoadable { entry: spec.entry.clone(), reason };
         let object = open_from_memory(object).map_err(refused)?;
@@ -98,7 +103,7 @@ impl Driver for HostDriver {
         let [x, y, z] = launch.grid.map(u64::from);
         let n_blocks = x * y * z;
         let run = |block: u64| {
-            with_scratch(kernel.spec.scratch_bytes, |scratch| {
+            with_scratch(launch.scratch_bytes, |scratch| {
                 let index = |n: u64| n as u32; // each is below its grid dimension, a u32
                 // SAFETY: `check` made sure that the arguments are what the kernel takes and that `launch.args`,
                 // which outlives this call, holds them; the stream lock keeps everything else off the buffers;
@@ -168,7 +173,7 @@ impl Pointers {
 unsafe impl Sync for Pointers {}
 
 /// Where an argument is: the memory itself, or the value's place in the caller's list.
-fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
+pub(crate) fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
     Ok(match arg {
         Argument::Memory { view, .. } => view.host_address()?.cast_const().cast(),
         Argument::U32(value) => (&raw const *value).cast(),
@@ -196,9 +201,18 @@ fn with_scratch(len_bytes: usize, f: impl FnOnce(*mut c_void)) {
     });
 }
 
+impl Loaded {
+    /// A path of the object's file.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn path(&self) -> String {
+        use std::os::fd::AsRawFd;
+        format!("/proc/self/fd/{}", self.file.as_raw_fd())
+    }
+}
+
 /// Opens a shared library from its bytes.
 #[cfg(target_os = "linux")]
-fn open_from_memory(object: &[u8]) -> Result<Object, String> {
+pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -206,18 +220,18 @@ fn open_from_memory(object: &[u8]) -> Result<Object, String> {
     let mut file = std::fs::File::from(fd);
     file.write_all(object).map_err(|e| e.to_string())?;
     let library = open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())?;
-    Ok(Object { library, _file: file })
+    Ok(Loaded { library, file })
 }
 
 /// Opens a shared library from its bytes.
 #[cfg(not(target_os = "linux"))]
-fn open_from_memory(object: &[u8]) -> Result<Object, String> {
+pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     use std::io::Write;
 
     let mut file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
     file.write_all(object).map_err(|e| e.to_string())?;
     let library = open(file.path())?;
-    Ok(Object { library, _file: file.into_file() })
+    Ok(Loaded { library, file: file.into_file() })
 }
 
 fn open(path: &std::path::Path) -> Result<Library, String> {
@@ -227,7 +241,7 @@ fn open(path: &std::path::Path) -> Result<Library, String> {
 }
 
 /// The string that an object describes its arguments with.
-fn abi(library: &Library, symbol: &str) -> Result<String, GpuError> {
+pub(crate) fn abi(library: &Library, symbol: &str) -> Result<String, GpuError> {
     // SAFETY: only the address is taken here.
     let found = unsafe { library.get::<*const c_char>(symbol.as_bytes()) };
     let address = found.map_err(|_| GpuError::NoEntry { symbol: symbol.to_string() })?.as_raw_ptr();
@@ -274,7 +288,6 @@ mod tests {
                 arg("n", ArgumentKind::U32),
                 arg("factor", ArgumentKind::F32),
             ],
-            scratch_bytes: 100 * 4,
             block_size: 1,
         }
     }
@@ -292,7 +305,9 @@ mod tests {
         let x = driver.upload(bytes.clone().into()).unwrap().view();
         let y = driver.allocate(bytes.len()).unwrap().view();
         let args = [memory(&x, bytes.len()), memory(&y, bytes.len()), Argument::U32(100), Argument::F32(2.0)];
-        driver.enter(&mut || driver.launch(&kernel, &Launch { grid: [100, 1, 1], args: &args }).unwrap());
+        driver.enter(&mut || {
+            driver.launch(&kernel, &Launch { grid: [100, 1, 1], scratch_bytes: 100 * 4, args: &args }).unwrap()
+        });
         let mut back = vec![0; bytes.len()];
         driver.read(&y, &mut back).unwrap();
         let got: Vec<f32> = back.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
@@ -314,8 +329,9 @@ mod tests {
         let kernel = driver.load(&compile(SOURCE), spec()).unwrap();
         let read_only = driver.upload(Bytes::from_static(&[0; 8])).unwrap().view();
         let y = driver.allocate(8).unwrap().view();
-        let launch =
-            |args: &[Argument]| driver.launch(&kernel, &Launch { grid: [1, 1, 1], args }).unwrap_err().to_string();
+        let launch = |args: &[Argument]| {
+            driver.launch(&kernel, &Launch { grid: [1, 1, 1], scratch_bytes: 8, args }).unwrap_err().to_string()
+        };
         assert_eq!(launch(&[]), "kernel `scale`, argument `(count)`: expected 4, found 0");
         let two = [Argument::U32(2), Argument::F32(1.0)];
         let with = |x: Argument, y: Argument| launch(&[x, y, two[0].clone(), two[1].clone()]);

@@ -16,8 +16,6 @@ pub struct KernelSpec {
     pub abi: String,
     /// The arguments in order.
     pub args: Vec<ArgumentSpec>,
-    /// Private memory per thread (host), in bytes.
-    pub scratch_bytes: usize,
     /// Threads per block; 1 on the host.
     pub block_size: u32,
 }
@@ -69,6 +67,8 @@ pub enum Argument {
 pub struct Launch<'a> {
     /// Blocks in x, y and z.
     pub grid: [u32; 3],
+    /// Private memory for each thread that runs blocks (host), in bytes; 0 on a GPU.
+    pub scratch_bytes: usize,
     /// In the order of the kernel's.
     pub args: &'a [Argument],
 }

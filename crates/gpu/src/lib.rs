@@ -12,6 +12,8 @@
 pub mod code_object;
 pub mod hip;
 pub mod host;
+#[cfg(target_os = "linux")]
+pub mod sim;
 
 mod error;
 mod launch;
@@ -39,11 +41,16 @@ pub trait Driver: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError>;
 
-    /// Read-only bytes as device memory. On the host they are used where they lie.
+    /// Read-only bytes as device memory, aligned to [`Self::alignment_bytes`]. On the host they are used where they lie.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] where a copy is needed.
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError>;
+
+    /// What the address of uploaded memory is a multiple of, in bytes: 256 where bytes are copied, 1 where they are not.
+    fn alignment_bytes(&self) -> usize {
+        256
+    }
 
     /// Loads a compiled object and looks its kernel up.
     ///

@@ -64,6 +64,13 @@ impl Buffer {
         Ok(Self { memory: Arc::new(Memory::Pages(MmapRaw::from(pages))) })
     }
 
+    /// Pages of this process that hold the same byte everywhere.
+    pub(crate) fn filled_pages(len_bytes: usize, byte: u8) -> std::io::Result<Self> {
+        let mut pages = memmap2::MmapMut::map_anon(len_bytes.max(1))?;
+        pages.fill(byte);
+        Ok(Self { memory: Arc::new(Memory::Pages(MmapRaw::from(pages))) })
+    }
+
     /// Somebody else's bytes, where they lie.
     pub(crate) fn read_only(bytes: Bytes) -> Self {
         Self { memory: Arc::new(Memory::ReadOnly(bytes)) }

@@ -80,7 +80,8 @@ fn load(pipeline: &Pipeline, op: &str, dim: &str, value: usize) -> anyhow::Resul
 fn best_time(pipeline: &Pipeline, kernel: &LoadedKernel, n_blocks: u32, args: &[Argument]) -> anyhow::Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..REPEATS {
-        let time = pipeline.driver().launch_timed(&kernel.kernel, &Launch { grid: [n_blocks, 1, 1], args })?;
+        let launch = Launch { grid: [n_blocks, 1, 1], scratch_bytes: 0, args };
+        let time = pipeline.driver().launch_timed(&kernel.kernel, &launch)?;
         best = best.min(time.as_secs_f64());
     }
     Ok(best)

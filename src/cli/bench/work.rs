@@ -26,7 +26,7 @@ pub(super) struct Work {
 /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
 /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly.
 pub(super) fn count(config: &ModelConfig, weight_dtype: Dtype, kv_dtype: Dtype, shape: Shape) -> Work {
-    let size = weight_dtype.size_bytes() as f64;
+    let size = weight_dtype.size_bits() as f64 / 8.0;
     let hidden = config.hidden_size as f64;
     let (experts, chosen) = (config.num_experts as f64, config.experts_per_token as f64);
     let rows = shape.n_rows as f64;
@@ -39,7 +39,7 @@ pub(super) fn count(config: &ModelConfig, weight_dtype: Dtype, kv_dtype: Dtype, 
     let mut work = Work { bytes: 0.0, flop: 0.0 };
     for l in 0..config.num_hidden_layers {
         let seen = config.window(l).map_or(shape.context_tokens, |w| shape.context_tokens.min(w as f64));
-        let kv = seen * (2 * config.num_key_value_heads * config.head_dim * kv_dtype.size_bytes()) as f64;
+        let kv = seen * kv_dtype.len_bytes(2 * config.num_key_value_heads * config.head_dim) as f64;
         work.bytes += size * (dense + active * per_expert) + rows * kv;
         // q . k and p * v: two products of head_dim for every head and position.
         let attention = 4.0 * seen * config.attention_size() as f64;

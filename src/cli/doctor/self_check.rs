@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use gpu::host::HostDriver;
 
 use crate::kernel::cache::Cache;
-use crate::kernel::check::{Checked, Checker, Selection};
+use crate::kernel::check::{Checked, Checker, Runner, Selection};
 use crate::kernel::compile::CompilerOptions;
 use crate::kernel::library::Library;
 use crate::kernel::store::Store;
@@ -26,7 +26,8 @@ pub(super) fn run() -> anyhow::Result<Vec<String>> {
     let variant = fits.with_context(|| format!("no template of `{OP}` fits {}", target.id()))?.variant.clone();
     let store = Store::new(Cache::in_memory(), CompilerOptions::for_this_program()?);
     let driver = HostDriver::new(0)?;
-    let checker = Checker { library: &library, target: &target, store: &store, driver: Some(&driver) };
+    let runner = Some(Runner { target: &target, driver: &driver });
+    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
     let selection = Selection { op: Some(OP.into()), variant: Some(variant.clone()), all_params: false };
     told(&variant, &checker.check(&selection, &mut |_| {}))
 }

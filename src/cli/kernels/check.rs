@@ -1,13 +1,15 @@
-//! `kernels check`: every template on every test shape, against its reference.
+//! `kernels check`: every template on every test shape, against its reference; for a GPU its objects against their
+//! contracts too. With `--speed` it goes to [`super::speed`].
 
-use gpu::Driver;
-use gpu::host::HostDriver;
 use serde::Serialize;
 
-use super::SourceArgs;
+use super::{SourceArgs, speed};
+use crate::cli::device::stand_in;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::kernel::check::{Checked, Checker, Selection};
+use crate::compute_unit::ComputeUnit;
+use crate::kernel::check::uses::Uses;
+use crate::kernel::check::{Checked, Checker, Runner, Selection};
 use crate::kernel::library::{Broken, Library};
 use crate::kernel::store::Store;
 use crate::target::{Backend, Target};
@@ -31,6 +33,10 @@ pub(super) struct CheckArgs {
     /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
     #[arg(long)]
     all_params: bool,
+
+    /// Run nothing: predict the cycles of each kernel's hot loops for a GPU, with llvm-mca
+    #[arg(long, requires = "arch", conflicts_with = "all_params")]
+    speed: bool,
 }
 
 /// Templates that are not right.
@@ -59,16 +65,35 @@ struct Row {
     cases: usize,
     /// As a fraction of the tolerance; null if nothing ran, or an error has no size.
     worst_error: Option<f64>,
+    /// What the objects use; null where they are not a GPU's.
+    uses: Option<UsesRow>,
     compiled: usize,
     compile_ms: u64,
     status: &'static str,
     failures: Vec<String>,
 }
 
+/// The most that any of a template's kernels uses.
+#[derive(Serialize)]
+struct UsesRow {
+    vgprs: u32,
+    sgprs: u32,
+    lds_bytes: u32,
+    spills: u32,
+    private_bytes: u32,
+    /// Waves that a SIMD has room for, of the kernel with the fewest; null without facts about the compute unit.
+    occupancy: Option<u32>,
+    /// Waves that a SIMD keeps at most.
+    max_waves: Option<u32>,
+}
+
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let (library, target, store) = (args.source.library()?, args.source.target()?, Store::from_env()?);
-    let driver = driver(&target)?;
-    let checker = Checker { library: &library, target: &target, store: &store, driver: driver.as_deref() };
+    let facts = args.source.tables()?.facts(&target.arch).cloned();
+    let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
+    let stand_in = if args.speed { None } else { stand_in(&target)? };
+    let runner = stand_in.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
+    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit };
     let selection = Selection { op: args.op.clone(), variant: args.variant.clone(), all_params: args.all_params };
     let broken: Vec<&Broken> = broken(&library, args).collect();
     if broken.is_empty() && checker.selected(&selection).next().is_none() {
@@ -76,10 +101,14 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError(message).into());
     }
     store.compiler().identity(target.backend, &target.id())?; // no compiler is one error, not one for each kernel
+    if args.speed {
+        return speed::run(&checker, &selection, facts.as_ref(), output);
+    }
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
-    let rows: Vec<Row> = checker.check(&selection, &mut done).into_iter().map(Row::from).collect();
+    let checked = checker.check(&selection, &mut done).into_iter();
+    let rows: Vec<Row> = checked.map(|checked| Row::of(checked, &target, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
@@ -91,13 +120,6 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
 }
 
-/// This machine, if it can run what is compiled for the target.
-fn driver(target: &Target) -> anyhow::Result<Option<Box<dyn Driver>>> {
-    let host = Target::host();
-    let runs = target.backend == Backend::Host && target.features.is_subset(&host.features);
-    Ok(if runs { Some(Box::new(HostDriver::new(0)?)) } else { None })
-}
-
 /// The files that cannot be used and that the selection does not exclude.
 fn broken<'a>(library: &'a Library, args: &'a CheckArgs) -> impl Iterator<Item = &'a Broken> {
     library.broken().iter().filter(|broken| {
@@ -106,17 +128,19 @@ fn broken<'a>(library: &'a Library, args: &'a CheckArgs) -> impl Iterator<Item =
     })
 }
 
-impl From<Checked> for Row {
-    fn from(checked: Checked) -> Self {
-        let status = match (checked.is_right(), checked.ran) {
-            (false, _) => "wrong",
-            (true, true) => "ok",
-            (true, false) => "compiled, not run",
+impl Row {
+    fn of(checked: Checked, target: &Target, compute_unit: Option<ComputeUnit>) -> Self {
+        let status = match (checked.is_right(), checked.ran, target.backend) {
+            (false, ..) => "wrong",
+            (true, true, Backend::Hiprtc) => "ok, simulated",
+            (true, true, _) => "ok",
+            (true, false, _) => "compiled, not run",
         };
         Self {
             precision: checked.precision.name(),
             cases: checked.n_cases,
             worst_error: Some(checked.worst).filter(|worst| checked.ran && worst.is_finite()),
+            uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
             status,
@@ -125,19 +149,48 @@ impl From<Checked> for Row {
             variant: checked.variant,
         }
     }
+
+    fn cells(&self, of_gpu: bool) -> Vec<String> {
+        let worst = self.worst_error.map_or("-".to_owned(), |worst| format!("{:.0}", 100.0 * worst));
+        let compile_ms = if self.compiled == 0 { "cached".to_owned() } else { self.compile_ms.to_string() };
+        let mut cells = vec![self.op.clone(), self.variant.clone(), self.precision.to_owned()];
+        cells.extend([self.cases.to_string(), worst]);
+        if of_gpu {
+            cells.extend(self.uses.as_ref().map_or_else(|| vec!["-".into(); 4], UsesRow::cells));
+        }
+        cells.extend([compile_ms, self.status.to_owned()]);
+        cells
+    }
+}
+
+impl UsesRow {
+    fn of(uses: Uses, compute_unit: Option<ComputeUnit>) -> Self {
+        let Uses { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy } = uses;
+        let max_waves = compute_unit.map(|unit| unit.waves_per_simd);
+        Self { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy, max_waves }
+    }
+
+    /// VGPRs, LDS, spills, and the occupancy beside its limit.
+    fn cells(&self) -> Vec<String> {
+        let occupancy = match (self.occupancy, self.max_waves) {
+            (Some(waves), Some(most)) => format!("{waves} / {most}"),
+            _ => "-".into(),
+        };
+        vec![self.vgprs.to_string(), self.lds_bytes.to_string(), self.spills.to_string(), occupancy]
+    }
 }
 
 fn print(rows: &[Row], broken: &[&Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
-    let cells = |row: &Row| {
-        let worst = row.worst_error.map_or("-".to_owned(), |worst| format!("{:.0}", 100.0 * worst));
-        let compile_ms = if row.compiled == 0 { "cached".to_owned() } else { row.compile_ms.to_string() };
-        let names = [row.op.clone(), row.variant.clone(), row.precision.to_owned()];
-        let results = [row.cases.to_string(), worst, compile_ms, row.status.to_owned()];
-        [&names[..], &results].concat()
-    };
-    let header = ["op", "variant", "precision", "cases", "worst error, % of tolerance", "compile ms", "status"];
-    let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
-    output.table(&header, &cells, &["cases", "worst error, % of tolerance", "compile ms"])?;
+    const WORST: &str = "worst error, % of tolerance";
+    let of_gpu = target.backend == Backend::Hiprtc;
+    let mut header = vec!["op", "variant", "precision", "cases", WORST];
+    if of_gpu {
+        header.extend(["VGPRs", "LDS bytes", "spills", "waves / SIMD"]);
+    }
+    header.extend(["compile ms", "status"]);
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(of_gpu)).collect();
+    let right = ["cases", WORST, "VGPRs", "LDS bytes", "spills", "waves / SIMD", "compile ms"];
+    output.table(&header, &cells, &right)?;
     for row in rows {
         for failure in row.failures.iter().take(MAX_TOLD) {
             output.line(&format!("\n{}/{} {}: {failure}", row.op, row.variant, row.precision))?;

@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let encode_s = encode_start.elapsed().as_secs_f64();
     // Nothing is longer than its prompt and what it may generate: short files need little cache.
     let needed = requests.iter().flatten().map(|r| r.prompt.len() + r.max_new_tokens).max().unwrap_or(1);
-    let n_slots = requests.iter().flatten().count().next_power_of_two().min(args.batch as usize);
+    let n_slots = requests.iter().flatten().count().clamp(1, args.batch as usize);
     let sizes = Sizes::for_tokens(n_slots, longest.min(needed), n_slots);
     let file = args.output.as_deref().map(|path| OutputFile::create(path, "ids")).transpose()?;
     let mut engine = args.load(&checkpoint, sizes, output)?;

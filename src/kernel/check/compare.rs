@@ -88,7 +88,7 @@ fn output(arg: &ArgSpec, shape: &[u64], got: &[f64], want: &Output, tolerance: T
 /// be rounded on top of the contract's tolerance.
 fn allowed(dtype: Dtype, want: &Output, i: usize, tolerance: Tolerance) -> f64 {
     match dtype {
-        Dtype::U32 | Dtype::I32 => 0.0,
+        _ if dtype.is_whole() => 0.0,
         _ if want.scale[i] == f64::INFINITY => f64::INFINITY,
         _ => tolerance.atol + tolerance.rtol * want.scale[i] + Tensor::unit_roundoff(dtype) * want.values[i].abs(),
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use bytes::Bytes;
-use gpu::{Argument, ArgumentKind, ArgumentSpec, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
+use gpu::{Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
 
 use super::Wrong;
 use super::trial::{Scalars, whole};
@@ -21,30 +21,34 @@ use crate::reference::{Tensor, Tensors};
 /// Length of a red zone, in bytes.
 const GUARD_BYTES: usize = 4096;
 
+/// Alignment that kernels may count on everywhere but in a checkpoint that is used where it lies, in bytes.
+const MIN_ALIGNMENT_BYTES: usize = 64;
+
 /// What an output and the workspace hold before: NaN as a float, far out of range as an index.
 pub(super) const POISON: u8 = 0xff;
 
 /// How arguments lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Every tensor aligned to 64 bytes, none in the memory of another.
+    /// Every tensor aligned to what memory of the device is, at least to 64 bytes, none in the memory of another.
     Plain,
-    /// As unfriendly as a model may be: tensors of a checkpoint aligned to their elements only (its data begin at byte 60),
-    /// and each argument that may alias another in its memory.
+    /// As unfriendly as a model may be: where a device uses a checkpoint where it lies, its tensors aligned to their elements
+    /// only (its data begin at byte 60), and each argument that may alias another in its memory.
     Awkward,
 }
 
 impl Placement {
     /// The placements in which a kernel is run.
-    pub(super) fn of(kernel: &Rendered, weights: &BTreeSet<String>) -> &'static [Self] {
-        let is_awkward = !weights.is_empty() || kernel.args.iter().any(|arg| arg.may_alias.is_some());
+    pub(super) fn of(kernel: &Rendered, weights: &BTreeSet<String>, driver: &dyn Driver) -> &'static [Self] {
+        let is_awkward = (driver.alignment_bytes() < MIN_ALIGNMENT_BYTES && !weights.is_empty())
+            || kernel.args.iter().any(|arg| arg.may_alias.is_some());
         if is_awkward { &[Self::Plain, Self::Awkward] } else { &[Self::Plain] }
     }
 
     pub(super) const fn note(self) -> &'static str {
         match self {
             Self::Plain => "",
-            Self::Awkward => ", weights unaligned and aliases in place",
+            Self::Awkward => ", weights unaligned where they can be, aliases in place",
         }
     }
 }
@@ -77,18 +81,6 @@ impl fmt::Display for Side {
     }
 }
 
-/// What the driver is told of an argument.
-pub(super) fn argument_spec(arg: &ArgSpec) -> ArgumentSpec {
-    let kind = match (arg.is_scalar(), arg.dtype, arg.access) {
-        (false, _, Access::Read) => ArgumentKind::Read,
-        (false, _, Access::Write | Access::ReadWrite) => ArgumentKind::Write,
-        (true, Dtype::F32, _) => ArgumentKind::F32,
-        (true, Dtype::I32, _) => ArgumentKind::I32,
-        (true, _, _) => ArgumentKind::U32,
-    };
-    ArgumentSpec { name: arg.name.clone(), kind }
-}
-
 impl Setting<'_> {
     /// Launches the kernel on these inputs and gives the tensors that it writes.
     pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Tensors, Wrong> {
@@ -96,11 +88,16 @@ impl Setting<'_> {
         let arguments: Vec<Argument> = self.args().map(|arg| self.argument(arg, &memory)).collect();
         let grid = self.kernel.launch.grid(&whole(self.scalars))?;
         let mut result = Ok(());
-        self.driver.enter(&mut || result = self.driver.launch(loaded, &Launch { grid, args: &arguments }));
+        let scratch_bytes = self.kernel.launch.scratch_bytes(&whole(self.scalars))? as usize;
+        let launch = Launch { grid, scratch_bytes, args: &arguments };
+        self.driver.enter(&mut || result = self.driver.launch(loaded, &launch));
         result?;
         let mut outputs = Tensors::new();
         for arg in self.args().filter(|arg| memory.contains_key(&arg.name)) {
             let contents = memory[&arg.name].contents_after(self.driver, &arg.name)?;
+            if let (true, Some(offset_bytes)) = (arg.is_zeroed, contents.iter().position(|byte| *byte != 0)) {
+                return Err(Wrong::NotZero { argument: arg.name.clone(), offset_bytes });
+            }
             if arg.access != Access::Read && !self.is_workspace(arg) {
                 outputs.insert(arg.name.clone(), Tensor::from_bytes(arg.dtype, &contents));
             }
@@ -128,12 +125,14 @@ impl Setting<'_> {
             let guest = self.kernel.args.iter().find(|other| self.host_of(other) == Some(&arg.name));
             let held = guest.unwrap_or(arg);
             let contract = arg.len_elements(&whole(self.scalars))? as usize;
-            let contents = if held.access == Access::Write || self.is_workspace(held) {
-                vec![POISON; contract * arg.dtype.size_bytes()]
+            let contents = if held.is_zeroed {
+                vec![0; arg.dtype.len_bytes(contract)]
+            } else if held.access == Access::Write || self.is_workspace(held) {
+                vec![POISON; arg.dtype.len_bytes(contract)]
             } else {
                 inputs.get(&held.name).map(Tensor::to_bytes).unwrap_or_default()
             };
-            let reference = contents.len() / arg.dtype.size_bytes();
+            let reference = arg.dtype.elements_in(contents.len());
             if reference != contract {
                 return Err(Wrong::Length { argument: held.name.clone(), contract, reference });
             }
@@ -144,7 +143,7 @@ impl Setting<'_> {
 
     fn argument(&self, arg: &ArgSpec, memory: &BTreeMap<String, Guarded>) -> Argument {
         let value = self.scalars.get(&arg.name).copied().unwrap_or_default();
-        match argument_spec(arg).kind {
+        match arg.argument().kind {
             ArgumentKind::U32 => Argument::U32(value as u32),
             ArgumentKind::I32 => Argument::I32(value as i32),
             ArgumentKind::F32 => Argument::F32(value as f32),
@@ -155,13 +154,16 @@ impl Setting<'_> {
         }
     }
 
-    /// Bytes by which a tensor misses the alignment of 64.
+    /// Bytes by which a tensor misses the alignment that all others have.
     fn offset_bytes(&self, arg: &ArgSpec) -> usize {
         match self.placement {
-            Placement::Awkward if !self.weights.contains(&arg.name) => 0,
-            Placement::Awkward if arg.dtype.size_bytes() == 2 => 2,
-            Placement::Awkward => 60,
-            Placement::Plain => 0,
+            _ if self.driver.alignment_bytes() >= MIN_ALIGNMENT_BYTES => 0,
+            Placement::Awkward if self.weights.contains(&arg.name) => match arg.dtype.size_bits() {
+                32 => 60,
+                16 => 2,
+                _ => 1,
+            },
+            Placement::Awkward | Placement::Plain => 0,
         }
     }
 }
@@ -183,14 +185,16 @@ impl Guarded {
     fn new(driver: &dyn Driver, arg: &ArgSpec, contents: Vec<u8>, offset_bytes: usize) -> Result<Self, GpuError> {
         let guard: &[u8] = match arg.dtype {
             Dtype::F32 | Dtype::Bf16 | Dtype::F16 => &[POISON],
+            Dtype::U8 | Dtype::Mxfp4 => &[POISON], // as a scale NaN
             Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0],
         };
         let fill = |bytes: &mut [u8]| bytes.iter_mut().zip(guard.iter().cycle()).for_each(|(byte, fill)| *byte = *fill);
         let mut before = vec![0; 2 * GUARD_BYTES + 128 + contents.len()];
-        // Memory that is written is the driver's, aligned to pages; what is read lies wherever the bytes are.
+        // Memory of the driver's own is aligned; what a driver uses where it lies begins anywhere.
         let is_written = arg.access != Access::Read;
-        let base = if is_written { 0 } else { before.as_ptr() as usize };
-        let offset_bytes = (base + GUARD_BYTES).next_multiple_of(64) - base + offset_bytes;
+        let is_copied = is_written || driver.alignment_bytes() >= MIN_ALIGNMENT_BYTES;
+        let base = if is_copied { 0 } else { before.as_ptr() as usize };
+        let offset_bytes = (base + GUARD_BYTES).next_multiple_of(MIN_ALIGNMENT_BYTES) - base + offset_bytes;
         let end = offset_bytes + contents.len();
         fill(&mut before[..offset_bytes]);
         before[offset_bytes..end].copy_from_slice(&contents);

@@ -2,31 +2,42 @@
 //! out with [`crate::reference`].
 //!
 //! [`trial`] says what is run, [`memory`] puts guards around what a kernel may touch, [`compare`] holds outputs against
-//! the reference. A template that only compiles here, because its device is elsewhere, is reported as such.
+//! the reference. What a GPU's object says of itself is held against the contract ([`uses`]); [`code`] disassembles
+//! it and [`speed`] predicts how long its loops take. A template that only compiles here, because its device is elsewhere, is reported as such.
+//!
+//! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same problem
+//! is rendered once more for a [`Runner`] that stands in for it.
 
+pub mod code;
 mod compare;
 mod memory;
+pub mod speed;
 mod trial;
+pub mod uses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use gpu::{Driver, GpuError, Kernel, KernelSpec};
+use gpu::code_object::KernelFacts;
+use gpu::{Driver, GpuError, Kernel};
 
 use super::compile::Request;
 use super::contract::{Access, Arg, ArgDtype};
 use super::expression::ExpressionError;
 use super::library::Library;
 use super::render::{RenderError, Rendered, render};
+use super::resources::{ObjectError, examine};
 use super::store::{Loaded, Origin, Progress, Store, StoreError};
-use super::template::Template;
+use super::template::{Resources, Template};
 use super::{Params, Precision, Problem};
+use crate::compute_unit::ComputeUnit;
 use crate::reference::{Outputs, ReferenceError, Tensors};
-use crate::target::Target;
+use crate::target::{Backend, Target};
 use memory::Setting;
 use trial::Trial;
+use uses::Uses;
 
 pub use compare::Difference;
 pub use memory::{Placement, Side};
@@ -40,7 +51,18 @@ pub struct Checker<'a> {
     /// The compilers and the cache.
     pub store: &'a Store,
     /// What they run on; without it they are rendered and compiled only.
-    pub driver: Option<&'a dyn Driver>,
+    pub runner: Option<Runner<'a>>,
+    /// The target's compute unit, for the occupancy of a GPU's kernels.
+    pub compute_unit: Option<ComputeUnit>,
+}
+
+/// What kernels run on: the target itself, or what stands in for it.
+#[derive(Clone, Copy)]
+pub struct Runner<'a> {
+    /// What they are rendered and compiled for to be run.
+    pub target: &'a Target,
+    /// What runs them.
+    pub driver: &'a dyn Driver,
 }
 
 /// Which templates, and how thoroughly.
@@ -75,6 +97,8 @@ pub struct Checked {
     pub compile_ms: u64,
     /// Whether it ran.
     pub ran: bool,
+    /// What the GPU's objects use, all kernels together.
+    pub uses: Option<Uses>,
     /// Everything that went wrong.
     pub failures: Vec<Failure>,
 }
@@ -100,6 +124,14 @@ pub enum Wrong {
     /// It cannot be compiled.
     #[error(transparent)]
     Compile(#[from] StoreError),
+    /// The object is not what its contract says, or uses more than its template allows.
+    #[error("the object for {target}: {error}")]
+    Object {
+        /// The GPU.
+        target: String,
+        /// What is wrong with it.
+        error: Arc<ObjectError>,
+    },
     /// A shape or a launch expression does not evaluate.
     #[error(transparent)]
     Expression(#[from] ExpressionError),
@@ -130,6 +162,16 @@ pub enum Wrong {
         /// On which side.
         side: Side,
         /// Bytes from the argument's nearest edge.
+        offset_bytes: usize,
+    },
+    /// Workspace that is to be left zero was not.
+    #[error(
+        "it leaves the workspace `{argument}` other than zero, from byte {offset_bytes} on; `zeroed` asks every launch to leave it zero"
+    )]
+    NotZero {
+        /// The workspace.
+        argument: String,
+        /// The first byte that is not zero.
         offset_bytes: usize,
     },
     /// An argument that is only read was written.
@@ -164,12 +206,10 @@ impl Checker<'_> {
     pub fn check(&self, selection: &Selection, done: &mut dyn FnMut(&Checked)) -> Vec<Checked> {
         let mut all = Vec::new();
         for template in self.selected(selection) {
-            for precision in [Precision::F32, Precision::Bf16] {
-                if template.requires.precision.is_empty() || template.requires.precision.contains(&precision) {
-                    let checked = self.check_template(template, precision, selection.all_params);
-                    done(&checked);
-                    all.push(checked);
-                }
+            for precision in template.precisions() {
+                let checked = self.check_template(template, precision, selection.all_params);
+                done(&checked);
+                all.push(checked);
             }
         }
         all
@@ -195,44 +235,90 @@ impl Checker<'_> {
             worst: 0.0,
             n_compiled: 0,
             compile_ms: 0,
-            ran: self.driver.is_some(),
+            ran: self.runner.is_some(),
+            uses: None,
             failures: Vec::new(),
         };
         let trials = trial::trials(template, precision, self.target, all_params);
         if trials.is_empty() {
             checked.failures.push(Failure { case: "(none)".into(), wrong: Wrong::NoTest });
         }
-        let mut rendered = Vec::new();
-        for trial in trials {
-            match render(self.library, template, &trial.problem, &trial.params, self.target) {
-                Ok(kernel) => rendered.push((trial, kernel)),
-                Err(error) => checked.fail(trial.to_string(), error.into()),
-            }
-        }
+        let kernels = self.rendered(template, trials, self.target, &mut checked);
         let stopwatch = Stopwatch::default();
-        let requests: Vec<Request> = rendered.iter().map(|(_, kernel)| self.request(kernel)).collect();
-        let objects = self.store.get_all(&requests, &stopwatch);
+        let objects = self.store.get_all(&requests(&kernels, self.target), &stopwatch);
         checked.n_compiled = stopwatch.n_compiled.into_inner();
         checked.compile_ms = stopwatch.compile_ms.into_inner();
-        for ((trial, kernel), object) in rendered.iter().zip(objects) {
-            match (object, self.driver) {
-                (Err(error), _) => checked.fail(trial.to_string(), error.into()),
-                (Ok(_), None) => checked.n_cases += 1,
-                (Ok(object), Some(driver)) => checked.run(driver, template, trial, kernel, &object.object),
+        let mut good = Vec::new();
+        for ((trial, kernel), object) in kernels.into_iter().zip(objects) {
+            match object.map_err(Wrong::from).and_then(|object| {
+                if let Some((facts, occupancy)) = self.examine(&kernel, &object.object)? {
+                    checked.uses.get_or_insert_default().add(&facts, occupancy);
+                }
+                Ok(object)
+            }) {
+                Ok(object) => good.push((trial, kernel, object)),
+                Err(wrong) => checked.fail(trial.to_string(), wrong),
+            }
+        }
+        match self.runner {
+            None => checked.n_cases += good.len(),
+            Some(runner) if runner.target == self.target => {
+                for (trial, kernel, object) in &good {
+                    checked.run(runner.driver, template, trial, kernel, &object.object);
+                }
+            }
+            Some(runner) => {
+                let trials = good.into_iter().map(|(trial, ..)| trial).collect();
+                self.run_elsewhere(template, trials, runner, &mut checked);
             }
         }
         checked
     }
 
-    fn request(&self, kernel: &Rendered) -> Request {
-        Request {
-            label: kernel.label.clone(),
-            source: kernel.source.clone(),
-            entry: kernel.entry.clone(),
-            options: kernel.options.clone(),
-            target: self.target.id(),
-            backend: self.target.backend,
+    /// Renders the trials for a target; what cannot be rendered is a failure.
+    fn rendered(
+        &self,
+        template: &Template,
+        trials: Vec<Trial>,
+        target: &Target,
+        checked: &mut Checked,
+    ) -> Vec<(Trial, Rendered)> {
+        let mut kernels = Vec::new();
+        for trial in trials {
+            match render(self.library, template, &trial.problem, &trial.params, target) {
+                Ok(kernel) => kernels.push((trial, kernel)),
+                Err(error) => checked.fail(trial.to_string(), error.into()),
+            }
         }
+        kernels
+    }
+
+    /// Runs trials, whose objects for the target are right, on what stands in for it.
+    fn run_elsewhere(&self, template: &Template, trials: Vec<Trial>, runner: Runner<'_>, checked: &mut Checked) {
+        let kernels = self.rendered(template, trials, runner.target, checked);
+        let objects = self.store.get_all(&requests(&kernels, runner.target), &());
+        for ((trial, kernel), object) in kernels.iter().zip(objects) {
+            match object {
+                Ok(object) => checked.run(runner.driver, template, trial, kernel, &object.object),
+                Err(error) => checked.fail(trial.to_string(), error.into()),
+            }
+        }
+    }
+
+    /// Holds a GPU's object against its contract and its template's limits; gives what it uses, and the waves that a SIMD
+    /// has room for. Spilled registers are always an error here. Other objects say nothing of themselves.
+    fn examine(&self, kernel: &Rendered, object: &[u8]) -> Result<Option<(KernelFacts, Option<u32>)>, Wrong> {
+        if self.target.backend != Backend::Hiprtc {
+            return Ok(None);
+        }
+        let spec = kernel.spec();
+        let wrong = |error| Wrong::Object { target: self.target.id(), error: Arc::new(error) };
+        let resources = Resources { max_spills: Some(0), ..kernel.resources };
+        let facts = examine(object, &spec, &resources, self.target).map_err(wrong)?;
+        let (wave_size, block_size) = (self.target.wave_size, kernel.launch.block_size);
+        let waves = |unit: ComputeUnit| unit.occupancy(wave_size, facts.vgprs, facts.lds_bytes, block_size);
+        let occupancy = self.compute_unit.map(waves);
+        Ok(Some((facts, occupancy)))
     }
 
     /// Runs one template on given inputs, and gives the tensors that it writes.
@@ -241,7 +327,7 @@ impl Checker<'_> {
     /// Whatever keeps it from running, and writes outside of its arguments.
     ///
     /// # Panics
-    /// If the checker has no driver.
+    /// If the checker has nothing to run it on.
     pub fn outputs(
         &self,
         template: &Template,
@@ -250,9 +336,9 @@ impl Checker<'_> {
         scalars: &BTreeMap<String, f64>,
         inputs: &Tensors,
     ) -> Result<Tensors, Wrong> {
-        let driver = self.driver.expect("a driver to run on");
-        let kernel = render(self.library, template, problem, params, self.target)?;
-        let object = self.store.get_all(&[self.request(&kernel)], &()).remove(0)?;
+        let Runner { target, driver } = self.runner.expect("something to run on");
+        let kernel = render(self.library, template, problem, params, target)?;
+        let object = self.store.get_all(&[kernel.request(target)], &()).remove(0)?;
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
         let setting = Setting { driver, kernel, weights, scalars, placement };
         setting.launch(&setting.load(&object.object)?, inputs)
@@ -269,7 +355,7 @@ impl Checked {
         let weights = &weights(template);
         for scalars in &trial.scalars {
             let prepared = trial.prepare(scalars);
-            for &placement in Placement::of(kernel, weights) {
+            for &placement in Placement::of(kernel, weights, driver) {
                 let setting = Setting { driver, kernel, weights, scalars, placement };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
@@ -283,6 +369,10 @@ impl Checked {
             }
         }
     }
+}
+
+fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {
+    kernels.iter().map(|(_, kernel)| kernel.request(target)).collect()
 }
 
 /// The arguments that come from a checkpoint: they are only read, and their type is not the op's choice.
@@ -299,13 +389,7 @@ impl Setting<'_> {
     }
 
     fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {
-        let spec = KernelSpec {
-            entry: self.kernel.entry.clone(),
-            abi: self.kernel.abi(),
-            args: self.kernel.args.iter().chain(&self.kernel.workspace).map(memory::argument_spec).collect(),
-            scratch_bytes: self.kernel.launch.scratch_bytes(&trial::whole(self.scalars))? as usize,
-            block_size: self.kernel.launch.block_size,
-        };
+        let spec = self.kernel.spec();
         Ok(self.driver.load(object, spec)?)
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Trial {
     pub problem: Problem,
     pub params: Params,
     pub scalars: Vec<Scalars>,
+    /// The kind of random inputs that the test asks for.
+    inputs: Option<String>,
     /// Whether the parameters are not the ones taken by default.
     is_varied: bool,
     seed: u64,
@@ -33,6 +35,9 @@ impl fmt::Display for Trial {
         let lists = [list(dims), list(constants), list(flags), list(dtypes)];
         let lists: Vec<String> = lists.into_iter().filter(|list| !list.is_empty()).collect();
         write!(f, "{}", lists.join(", "))?;
+        if let Some(kind) = &self.inputs {
+            write!(f, ", inputs {kind}")?;
+        }
         if self.is_varied { write!(f, " ({})", list(&self.params)) } else { Ok(()) }
     }
 }
@@ -64,8 +69,8 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 continue;
             }
             for (n, params) in points(template, &problem, target, all_params).into_iter().enumerate() {
-                let (problem, scalars) = (problem.clone(), all_scalars(test));
-                trials.push(Trial { problem, params, scalars, is_varied: n > 0, seed: i as u64 });
+                let (problem, scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
+                trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
             }
         }
     }
@@ -119,6 +124,7 @@ impl Trial {
             constants: constants.clone(),
             flags: flags.clone(),
             dtypes: dtypes.clone(),
+            inputs: self.inputs.clone(),
             scalars: whole(scalars),
         };
         let seed =

@@ -132,9 +132,10 @@ impl Hint for CompileError {
                 Some(format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
             }
             Self::Canary { .. } => Some("`gptoss-jit doctor` shows which compiler was found".into()),
-            Self::NoHostCompiler { .. } => {
-                Some("install a C compiler: `apt install gcc`, or name one with `CC=/path/to/cc`".into())
-            }
+            Self::NoHostCompiler { .. } => Some(
+                "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
+                    .into(),
+            ),
             Self::NoHiprtc { .. } => {
                 Some("name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into())
             }
@@ -157,6 +158,7 @@ const fn compiler_of(backend: Backend) -> &'static str {
     match backend {
         Backend::Host => "the C compiler",
         Backend::Hiprtc => "hipRTC",
+        Backend::Sim => "the C++ compiler",
         Backend::Mock => "the mock compiler",
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn find(options: &CompilerOptions) -> Result<Toolchain, CompileError>
 }
 
 /// The absolute path of a program, searched for as a shell would.
-fn on_path(name: &Path) -> Option<PathBuf> {
+pub(super) fn on_path(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 {
         return name.is_file().then(|| std::path::absolute(name).ok())?;
     }
@@ -70,18 +70,19 @@ pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
     if !status.success() {
         return Err(Failure { how: how_it_ended(status), log: String::new() });
     }
-    let facts = facts(cc).map_err(|error| unavailable(&format!("`{}` -v: {error}", cc.display())))?;
+    let facts = facts(cc, format!("{BEFORE:?} {AFTER:?}"))
+        .map_err(|error| unavailable(&format!("`{}` -v: {error}", cc.display())))?;
     let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
-    Ok(Made { object, log: String::new(), facts, files: files(cc) })
+    Ok(Made { object, log: String::new(), facts, files: files(cc, "cc1") })
 }
 
-fn unavailable(log: &str) -> Failure {
+pub(super) fn unavailable(log: &str) -> Failure {
     Failure { how: How::Unavailable, log: log.into() }
 }
 
 /// Compilers end with 1 when they refuse; anything else is an accident. That a child of the driver was killed is only
 /// in what it printed, which the parent looks at.
-fn how_it_ended(status: std::process::ExitStatus) -> How {
+pub(super) fn how_it_ended(status: std::process::ExitStatus) -> How {
     use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(9), _) => How::OutOfMemory,
@@ -92,18 +93,18 @@ fn how_it_ended(status: std::process::ExitStatus) -> How {
 }
 
 /// The version line, the resolved path, all that it says of its version, and how we call it.
-fn facts(cc: &Path) -> io::Result<Vec<String>> {
+pub(super) fn facts(cc: &Path, how: String) -> io::Result<Vec<String>> {
     let version = Command::new(cc).arg("-v").stdin(Stdio::null()).output()?;
     let text = String::from_utf8_lossy(&[version.stdout, version.stderr].concat()).into_owned();
     let line = text.lines().find(|line| line.contains(" version ")).unwrap_or("unknown version").to_owned();
-    Ok(vec![line, fs::canonicalize(cc)?.display().to_string(), text, format!("{BEFORE:?} {AFTER:?}")])
+    Ok(vec![line, fs::canonicalize(cc)?.display().to_string(), text, how])
 }
 
 /// The driver and the programs it calls. A compiler without a separate `cc1` (clang) answers with the bare name.
-fn files(cc: &Path) -> Vec<PathBuf> {
+pub(super) fn files(cc: &Path, front_end: &str) -> Vec<PathBuf> {
     let part = |name: &str| {
         let output = Command::new(cc).arg(format!("-print-prog-name={name}")).stdin(Stdio::null()).output().ok()?;
         on_path(Path::new(String::from_utf8(output.stdout).ok()?.trim()))
     };
-    [Some(cc.to_owned()), part("cc1"), part("as"), part("ld")].into_iter().flatten().collect()
+    [Some(cc.to_owned()), part(front_end), part("as"), part("ld")].into_iter().flatten().collect()
 }

@@ -124,6 +124,7 @@ fn signal_name(signal: i32) -> &'static str {
 pub(super) const fn source_name(backend: Backend) -> &'static str {
     match backend {
         Backend::Host => "kernel.c",
+        Backend::Sim => "simulated.cpp",
         Backend::Hiprtc | Backend::Mock => "kernel.hip",
     }
 }

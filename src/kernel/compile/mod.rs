@@ -3,7 +3,7 @@
 //! No compiler runs in the process that owns the model: hipRTC holds a global lock, and some inputs make it kill
 //! its process. The program starts itself again as a hidden command, one process per compile ([`process`]), with a
 //! cleared environment, a private folder and a deadline; the worker ([`worker`]) calls one of the backends
-//! ([`host`], [`hiprtc`], [`mock`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
+//! ([`host`], [`hiprtc`], [`sim`], [`mock`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
 //! Nothing here knows the cache: that is [`super::store`].
 
 mod answer;
@@ -14,6 +14,7 @@ mod identity;
 mod job;
 mod mock;
 mod process;
+mod sim;
 mod stamp;
 mod worker;
 
@@ -181,6 +182,7 @@ impl Compiler {
         match backend {
             Backend::Host => host::find(&self.options),
             Backend::Hiprtc => hiprtc::find(&self.options),
+            Backend::Sim => sim::find(),
             Backend::Mock => Ok(mock::toolchain()),
         }
     }
@@ -209,6 +211,7 @@ fn backend_compile(job: &Job, folder: &std::path::Path) -> Result<Made, Failure>
     match job.toolchain.backend {
         Backend::Host => host::compile(job),
         Backend::Hiprtc => hiprtc::compile(job),
+        Backend::Sim => sim::compile(job),
         Backend::Mock => mock::compile(job, folder),
     }
 }

@@ -1,0 +1,112 @@
+//! A kernel compiled for the simulator: loaded from memory, with its LDS and its lines.
+
+use std::ffi::c_void;
+
+use addr2line::Loader;
+
+use super::context::{Context, Range};
+use crate::host::{Loaded, abi, open_from_memory};
+use crate::{GpuError, KernelSpec};
+
+/// Runs one thread of the kernel with these arguments: pointers as they are, values by address.
+pub(super) type Entry = unsafe extern "C" fn(*const *const c_void);
+
+/// Sections that variables in LDS are looked for in: `lds_0`, `lds_1`, …; the compiler counts all uses of a macro.
+const MAX_LDS_SECTIONS: u32 = 512;
+
+/// One copy of a kernel. Its LDS is static memory, so at most one block runs on it at a time.
+pub(super) struct Object {
+    entry: Entry,
+    bind: unsafe extern "C" fn(*mut Context),
+    /// Where the image begins.
+    base: usize,
+    /// Variables in LDS, with their cells.
+    lds: Vec<Range>,
+    /// Constants of the text, which may be read.
+    constants: Vec<Range>,
+    lines: Loader,
+    _library: Loaded,
+}
+
+// SAFETY: only `lines` keeps it from being moved to another thread: an immutable view of the object's file, whose caches are
+// behind the `Mutex` that every copy is in.
+unsafe impl Send for Object {}
+
+impl Object {
+    pub fn load(bytes: &[u8], spec: &KernelSpec) -> Result<Self, GpuError> {
+        let refused = |reason: String| GpuError::NotLoadable { entry: spec.entry.clone(), reason };
+        let loaded = open_from_memory(bytes).map_err(refused)?;
+        let found = abi(&loaded.library, &format!("{}_abi", spec.entry))?;
+        if found != spec.abi {
+            return Err(GpuError::Abi { entry: spec.entry.clone(), expected: spec.abi.clone(), found });
+        }
+        let lines = Loader::new(loaded.path()).map_err(|error| refused(error.to_string()))?;
+        let symbol = |suffix: &str| format!("{}{suffix}", spec.entry);
+        let missing = |symbol: String| GpuError::NoEntry { symbol };
+        // SAFETY: the ABI string says that this object was rendered by us, and every rendered object for the simulator
+        // exports these symbols with these types.
+        let (entry, bind, image) = unsafe {
+            let entry = loaded.library.get::<Entry>(symbol("_thread").as_bytes());
+            let bind = loaded.library.get::<unsafe extern "C" fn(*mut Context)>(symbol("_bind").as_bytes());
+            let image = loaded.library.get::<unsafe extern "C" fn() -> usize>(symbol("_image").as_bytes());
+            let entry = *entry.map_err(|_| missing(symbol("_thread")))?;
+            let bind = *bind.map_err(|_| missing(symbol("_bind")))?;
+            (entry, bind, *image.map_err(|_| missing(symbol("_image")))?)
+        };
+        // SAFETY: it takes nothing and returns the address of the image's first byte.
+        let base = unsafe { image() };
+        let section = |name: &str| {
+            let range = lines.get_section_range(name.as_bytes())?;
+            Some((base + range.begin as usize, base + range.end as usize))
+        };
+        let mut lds = Vec::new();
+        let mut first_cell = 0;
+        for (begin, end) in (0..MAX_LDS_SECTIONS).filter_map(|i| section(&format!("lds_{i}"))) {
+            lds.push(Range::lds(begin, end, first_cell));
+            first_cell += (end - begin).div_ceil(4);
+        }
+        let constants = [".rodata", ".data.rel.ro"].iter().filter_map(|name| section(name));
+        let constants = constants.map(|(begin, end)| Range::global(begin, end, false)).collect();
+        Ok(Self { entry, bind, base, lds, constants, lines, _library: loaded })
+    }
+
+    pub fn entry(&self) -> Entry {
+        self.entry
+    }
+
+    /// Says where the object finds the running thread.
+    pub fn bind(&self, context: *mut Context) {
+        // SAFETY: it stores the pointer, which the object uses while `block::run` runs its threads, and then no more.
+        unsafe { (self.bind)(context) };
+    }
+
+    /// Makes LDS what it is when a block starts: undefined, here NaN.
+    pub fn forget_lds(&self) {
+        for range in &self.lds {
+            // SAFETY: the range is a writable section of this object's image, and no thread of a block runs on it: every
+            // copy is behind a `Mutex`.
+            unsafe { std::ptr::write_bytes(range.begin as *mut u8, super::UNWRITTEN, range.len_bytes()) };
+        }
+    }
+
+    /// Where every thread may read, and in LDS write.
+    pub fn ranges(&self) -> impl Iterator<Item = Range> {
+        self.lds.iter().chain(&self.constants).copied()
+    }
+
+    /// The variables in LDS.
+    pub fn lds(&self) -> impl Iterator<Item = Range> {
+        self.lds.iter().copied()
+    }
+
+    /// Cells that LDS is watched in.
+    pub fn n_cells(&self) -> usize {
+        self.lds.iter().map(|range| range.len_bytes().div_ceil(4)).sum()
+    }
+
+    /// The line of the kernel's text that a place in the code comes from.
+    pub fn line(&self, pc: usize) -> Option<u32> {
+        let probe = (pc - self.base) as u64 - 1; // the return address is behind the call
+        self.lines.find_location(probe).ok().flatten()?.line
+    }
+}

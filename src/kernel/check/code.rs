@@ -1,0 +1,80 @@
+//! The machine code of a template's kernels: for each precision and each choice of element types, of the kernel for the
+//! op's largest test shape.
+
+use std::collections::BTreeMap;
+
+use super::trial::{self, Trial};
+use super::{Checker, Selection, Wrong};
+use crate::kernel::Precision;
+use crate::kernel::isa::llvm::Llvm;
+use crate::kernel::isa::{Code, IsaError};
+use crate::kernel::render::{Rendered, render};
+use crate::kernel::template::Template;
+
+/// One kernel of a template, disassembled.
+#[derive(Debug)]
+pub struct KernelCode {
+    /// The ops it covers, joined by `+`.
+    pub op: String,
+    /// The template's name among those of the op.
+    pub variant: String,
+    /// At which precision.
+    pub precision: Precision,
+    /// The shape and types.
+    pub case: String,
+    /// Its source and code, or why there is none.
+    pub made: Result<(Rendered, Code), CodeError>,
+}
+
+/// Why a kernel has no code to look at.
+#[derive(Debug, thiserror::Error)]
+pub enum CodeError {
+    /// There is no object, or it is not to be used.
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
+    /// There is no disassembly.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+}
+
+impl Checker<'_> {
+    /// Compiles and disassembles kernels of the selected templates, for a GPU.
+    pub fn codes(&self, selection: &Selection, llvm: &Llvm) -> Vec<KernelCode> {
+        let mut codes = Vec::new();
+        for template in self.selected(selection) {
+            for precision in template.precisions() {
+                for trial in largest(trial::trials(template, precision, self.target, false)) {
+                    codes.push(KernelCode {
+                        op: template.ops.join("+"),
+                        variant: template.variant.clone(),
+                        precision,
+                        case: trial.to_string(),
+                        made: self.code(template, &trial, llvm),
+                    });
+                }
+            }
+        }
+        codes
+    }
+
+    fn code(&self, template: &Template, trial: &Trial, llvm: &Llvm) -> Result<(Rendered, Code), CodeError> {
+        let kernel = render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
+        let object = self.store.get_all(&[kernel.request(self.target)], &()).remove(0).map_err(Wrong::from)?;
+        self.examine(&kernel, &object.object)?;
+        let code = Code::of(llvm, &object.object, &kernel.entry)?;
+        Ok((kernel, code))
+    }
+}
+
+/// For each choice of element types, the trial whose dims have the largest product.
+fn largest(trials: Vec<Trial>) -> Vec<Trial> {
+    let size = |trial: &Trial| trial.problem.dims.values().map(|&dim| f64::from(dim.max(1))).product::<f64>();
+    let mut of_dtypes: BTreeMap<Vec<&'static str>, Trial> = BTreeMap::new();
+    for trial in trials {
+        let dtypes = trial.problem.dtypes.values().map(|dtype| dtype.name()).collect();
+        if of_dtypes.get(&dtypes).is_none_or(|best| size(best) < size(&trial)) {
+            of_dtypes.insert(dtypes, trial);
+        }
+    }
+    of_dtypes.into_values().collect()
+}
