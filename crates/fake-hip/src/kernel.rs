@@ -3,7 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use gpu::code_object::{CodeObject, KernelFacts};
+use gpu::code_object::CodeObject;
+use gpu::{Argument, Kernel};
 
 use crate::state::{Kind, State, status};
 
@@ -11,16 +12,17 @@ use crate::state::{Kind, State, status};
 pub struct Module {
     pub device: c_int,
     pub object: CodeObject,
+    /// The same kernel for the simulator; none where kernels do nothing.
+    simulated: Option<Kernel>,
 }
 
 /// A launch, with its arguments as they were.
 #[derive(Clone)]
 pub struct Launch {
-    pub module: Arc<Module>,
-    pub kernel: usize,
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub args: Vec<Value>,
+    module: Arc<Module>,
+    kernel: usize,
+    grid: [u32; 3],
+    args: Vec<Value>,
 }
 
 /// An argument.
@@ -35,7 +37,7 @@ impl Module {
     ///
     /// # Safety
     /// `image` points at a whole ELF file, or at least at 64 bytes of something else.
-    pub unsafe fn read(image: *const c_void, device: c_int, arch: &str) -> Result<Self, c_int> {
+    pub unsafe fn read(image: *const c_void, device: c_int, arch: &str, state: &mut State) -> Result<Self, c_int> {
         // SAFETY: the caller's.
         let header = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), 64) };
         if !header.starts_with(b"\x7fELF") {
@@ -53,7 +55,17 @@ impl Module {
         if wanted.next() != found.next() || !wanted.all(|flag| arch.split(':').any(|other| other == flag)) {
             return Err(status::NO_BINARY_FOR_GPU);
         }
-        Ok(Self { device, object })
+        let simulated = match state.orders.kernels.clone() {
+            None => None,
+            Some(cache) => match state.sim.load(&cache, bytes, &object) {
+                Ok(kernel) => Some(kernel),
+                Err(why) => {
+                    state.orders.tell(&format!("not simulated: {why}"));
+                    return Err(status::INVALID_IMAGE);
+                }
+            },
+        };
+        Ok(Self { device, object, simulated })
     }
 }
 
@@ -65,7 +77,7 @@ impl Launch {
     pub unsafe fn new(
         module: Arc<Module>,
         kernel: usize,
-        [grid, block]: [[u32; 3]; 2],
+        grid: [u32; 3],
         arguments: *const *const c_void,
     ) -> Self {
         let explicit = module.object.kernels[kernel].explicit_args().enumerate();
@@ -80,19 +92,33 @@ impl Launch {
             }
         });
         let args = args.collect();
-        Self { module, kernel, grid, block, args }
-    }
-
-    pub fn facts(&self) -> &KernelFacts {
-        &self.module.object.kernels[self.kernel]
+        Self { module, kernel, grid, args }
     }
 
     /// Runs it, now.
     pub fn run(&self, state: &mut State) -> c_int {
-        let foreign = |arg: &Value| match arg {
-            Value::Pointer(address) => state.kind_of(*address, 1) != Some(Kind::Device(self.module.device)),
-            Value::Word(_) => false,
-        };
-        if self.args.iter().any(foreign) { status::LAUNCH_FAILURE } else { status::SUCCESS }
+        let mut args = Vec::new();
+        for arg in &self.args {
+            match arg {
+                Value::Word(word) => args.push(Argument::U32(*word)),
+                Value::Pointer(address) => {
+                    let view = state.view_from(*address);
+                    let Some(view) = view.filter(|_| state.kind_of(*address, 0) == Some(Kind::Device(self.module.device)))
+                    else {
+                        return status::LAUNCH_FAILURE;
+                    };
+                    args.push(Argument::Memory { required_bytes: view.len_bytes(), view });
+                }
+            }
+        }
+        let Some(kernel) = &self.module.simulated else { return status::SUCCESS };
+        let wave_size = self.module.object.kernels[self.kernel].wave_size;
+        match state.sim.run(wave_size, kernel, self.grid, &args) {
+            Ok(()) => status::SUCCESS,
+            Err(why) => {
+                state.orders.tell(&format!("kernel failed: {why}"));
+                status::LAUNCH_FAILURE
+            }
+        }
     }
 }

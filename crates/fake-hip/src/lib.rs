@@ -10,16 +10,16 @@
 
 mod kernel;
 pub mod orders;
+mod simulator;
 mod state;
 
-use std::alloc::Layout;
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kernel::{Launch, Module};
-use state::{Kind, State, Stream, Work, status};
+use state::{Kind, Memory, State, Stream, Work, status};
 
 thread_local! {
     /// The current device of this thread; none before it said so, which a real runtime takes for 0.
@@ -173,29 +173,21 @@ pub unsafe extern "C" fn hipMemGetInfo(free_bytes: *mut usize, total_bytes: *mut
     })
 }
 
-/// Memory of a device is aligned to 256 bytes and filled with what is no number.
-fn allocate(state: &mut State, len_bytes: usize, kind: Kind, byte: u8) -> *mut c_void {
-    let layout = Layout::from_size_align(len_bytes, 256).expect("a size that fits");
-    // SAFETY: the size is not zero, the callers see to that.
-    let pointer = unsafe {
-        let pointer = std::alloc::alloc(layout);
-        pointer.write_bytes(byte, len_bytes);
-        pointer
-    };
-    state.memory.insert(pointer as u64, (len_bytes, kind));
-    pointer.cast()
+/// Memory of every kind is the simulator's: aligned to pages, and filled with what is no number.
+fn allocate(state: &mut State, len_bytes: usize, kind: Kind) -> Result<*mut c_void, c_int> {
+    let buffer = state.sim.allocate(len_bytes).ok_or(status::OUT_OF_MEMORY)?;
+    let address = gpu::sim::address(&buffer.view()).expect("the simulator's memory is in this process");
+    state.memory.insert(address as u64, Memory { len_bytes, kind, buffer });
+    Ok(std::ptr::with_exposed_provenance_mut(address))
 }
 
 fn release(state: &mut State, pointer: *mut c_void, fits: fn(Kind) -> bool) -> Result<String, c_int> {
     state.drain_all();
     let address = pointer as u64;
-    let Some((len_bytes, _)) = state.memory.get(&address).copied().filter(|(_, kind)| fits(*kind)) else {
+    if !state.memory.get(&address).is_some_and(|memory| fits(memory.kind)) {
         return Err(status::INVALID_VALUE);
-    };
+    }
     state.memory.remove(&address);
-    let layout = Layout::from_size_align(len_bytes, 256).expect("it was allocated so");
-    // SAFETY: allocated by `allocate` with this layout, and no longer listed.
-    unsafe { std::alloc::dealloc(pointer.cast(), layout) };
     Ok(format!("live={}", state.memory.len()))
 }
 
@@ -210,7 +202,7 @@ pub unsafe extern "C" fn hipMalloc(pointer: *mut *mut c_void, len_bytes: usize) 
             return Err(status::OUT_OF_MEMORY);
         }
         // SAFETY: valid for writes.
-        unsafe { *pointer = allocate(state, len_bytes, Kind::Device(device), 0xff) };
+        unsafe { *pointer = allocate(state, len_bytes, Kind::Device(device))? };
         done()
     })
 }
@@ -225,7 +217,7 @@ pub unsafe extern "C" fn hipHostMalloc(pointer: *mut *mut c_void, len_bytes: usi
     call("hipHostMalloc", len_bytes.to_string(), |state| {
         current()?;
         // SAFETY: valid for writes.
-        unsafe { *pointer = allocate(state, len_bytes.max(1), Kind::Pinned, 0xff) };
+        unsafe { *pointer = allocate(state, len_bytes.max(1), Kind::Pinned)? };
         done()
     })
 }
@@ -368,7 +360,7 @@ pub unsafe extern "C" fn hipModuleLoadData(module: *mut *mut c_void, image: *con
         let device = current()?;
         let arch = arch(state, device)?;
         // SAFETY: the caller's.
-        let read = unsafe { Module::read(image, device, &arch) }?;
+        let read = unsafe { Module::read(image, device, &arch, state) }?;
         let names: Vec<String> = read.object.kernels.iter().map(|kernel| kernel.name.clone()).collect();
         let handle = state.handle();
         state.modules.insert(handle, Arc::new(read));
@@ -433,7 +425,7 @@ pub unsafe extern "C" fn hipModuleLaunchKernel(
             return Err(status::INVALID_VALUE);
         }
         // SAFETY: the caller's.
-        let launch = unsafe { Launch::new(module, kernel, [grid, block], arguments.cast()) };
+        let launch = unsafe { Launch::new(module, kernel, grid, arguments.cast()) };
         let stream = stream_of(state, stream)?;
         match &mut stream.capture {
             Some(launches) => launches.push(launch),

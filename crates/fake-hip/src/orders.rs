@@ -6,6 +6,8 @@
 //! wave_size = 64                            what every device says, whatever its arch has
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
+//! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator:
+//!                                           those run. Without it kernels do nothing
 //! ```
 //!
 //! Every call is a line in the file `calls` beside it.
@@ -24,6 +26,8 @@ pub struct Orders {
     pub memory_bytes: usize,
     /// If it is not the arch's.
     pub wave_size: Option<c_int>,
+    /// A cache with the text of every object, and the same text compiled for the simulator.
+    pub kernels: Option<PathBuf>,
     failures: Vec<Failure>,
     calls: Option<File>,
 }
@@ -42,8 +46,14 @@ impl Orders {
         let folder = folder();
         let text = folder.as_ref().and_then(|folder| fs::read_to_string(folder.join("orders")).ok());
         let calls = folder.and_then(|folder| OpenOptions::new().create(true).append(true).open(folder.join("calls")).ok());
-        let mut orders =
-            Self { archs: vec!["gfx1100".into()], memory_bytes: 4 << 30, wave_size: None, failures: Vec::new(), calls };
+        let mut orders = Self {
+            archs: vec!["gfx1100".into()],
+            memory_bytes: 4 << 30,
+            wave_size: None,
+            kernels: None,
+            failures: Vec::new(),
+            calls,
+        };
         for (name, value) in text.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once('=')) {
             orders.take(name.trim(), value.trim());
         }
@@ -55,6 +65,7 @@ impl Orders {
             "arch" => self.archs = value.split(',').map(|arch| arch.trim().to_owned()).filter(|a| !a.is_empty()).collect(),
             "memory" => self.memory_bytes = value.parse().expect("bytes"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
+            "kernels" => self.kernels = Some(value.into()),
             "fail" => {
                 let mut parts = value.split(':');
                 let call = parts.next().expect("one part at least").to_owned();

@@ -5,8 +5,11 @@ use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use gpu::{Buffer, BufferView};
+
 use crate::kernel::{Launch, Module};
 use crate::orders::Orders;
+use crate::simulator::Simulator;
 
 /// Statuses that this runtime returns on its own.
 pub mod status {
@@ -29,8 +32,9 @@ pub mod status {
 /// Everything; one per loaded copy of this library.
 pub struct State {
     pub orders: Orders,
-    /// Length by address, and whether it is pinned memory of the host.
-    pub memory: BTreeMap<u64, (usize, Kind)>,
+    pub sim: Simulator,
+    /// Allocations by address.
+    pub memory: BTreeMap<u64, Memory>,
     pub streams: HashMap<u64, Stream>,
     /// When an event was come to; none before.
     pub events: HashMap<u64, Option<Instant>>,
@@ -42,6 +46,13 @@ pub struct State {
     /// What a kernel left behind; every call that waits returns it from then on.
     pub sticky: c_int,
     next_handle: u64,
+}
+
+/// An allocation.
+pub struct Memory {
+    pub len_bytes: usize,
+    pub kind: Kind,
+    pub buffer: Buffer,
 }
 
 /// Whose memory it is.
@@ -79,6 +90,7 @@ impl State {
 
     fn new(orders: Orders) -> Self {
         Self {
+            sim: Simulator::new(),
             orders,
             memory: BTreeMap::new(),
             streams: HashMap::new(),
@@ -99,19 +111,20 @@ impl State {
 
     /// Bytes of a device that are in use.
     pub fn used_bytes(&self, device: c_int) -> usize {
-        self.memory.values().filter(|(_, kind)| *kind == Kind::Device(device)).map(|(len_bytes, _)| len_bytes).sum()
+        self.memory.values().filter(|memory| memory.kind == Kind::Device(device)).map(|memory| memory.len_bytes).sum()
     }
 
     /// The memory that all of a range is in.
     pub fn kind_of(&self, address: u64, len_bytes: usize) -> Option<Kind> {
-        let (start, (size, kind)) = self.memory.range(..=address).next_back()?;
-        (address - start + len_bytes as u64 <= *size as u64).then_some(*kind)
+        let (start, memory) = self.memory.range(..=address).next_back()?;
+        (address - start + len_bytes as u64 <= memory.len_bytes as u64).then_some(memory.kind)
     }
 
-    /// From `address` to the end of its allocation, in bytes.
-    pub fn room_at(&self, address: u64) -> usize {
-        let found = self.memory.range(..=address).next_back();
-        found.map_or(0, |(start, (size, _))| (*size as u64).saturating_sub(address - start) as usize)
+    /// From `address` to the end of its allocation.
+    pub fn view_from(&self, address: u64) -> Option<BufferView> {
+        let (start, memory) = self.memory.range(..=address).next_back()?;
+        let offset = (address - start) as usize;
+        memory.buffer.view().slice(offset, memory.len_bytes.checked_sub(offset)?)
     }
 
     /// Does what is on a stream, up to an event if one is named.
