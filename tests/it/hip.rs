@@ -3,6 +3,7 @@
 
 mod commands;
 mod driver;
+mod run;
 
 use std::fs;
 use std::path::{Path, PathBuf};

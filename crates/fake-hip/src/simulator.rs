@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gpu::code_object::CodeObject;
+use gpu::code_object::{CodeObject, KernelFacts};
 use gpu::sim::SimDriver;
 use gpu::{Argument, ArgumentKind, ArgumentSpec, Buffer, Driver, Kernel, KernelSpec, Launch};
 
@@ -35,23 +35,21 @@ impl Simulator {
         let text = fs::read_to_string(origin.join("source")).map_err(|error| error.to_string())?;
         let [facts] = said.kernels.as_slice() else { return Err("not one kernel".to_owned()) };
         let abi_line = format!("const char {}_abi[] = \"", facts.name);
-        let simulated = |path: &PathBuf| {
-            let source = fs::read_to_string(path.join("source")).ok()?;
+        let abi_of = |source: &str| {
             let (_, abi) = source.split_once(&abi_line).filter(|_| source.contains(text.trim_end()))?;
-            let bytes = fs::read(path.join("object")).ok()?;
-            Some((abi.split('"').next().unwrap_or_default().to_owned(), bytes))
+            Some(abi.split('"').next().unwrap_or_default().to_owned())
         };
-        let found = entries.iter().filter(|path| *path != origin).find_map(simulated);
-        let (abi, bytes) = found.ok_or_else(|| format!("`{}` was not compiled for the simulator", facts.name))?;
-        let kind = |size: u32| if size == 8 { ArgumentKind::Write } else { ArgumentKind::U32 };
-        let arg = |(i, size): (usize, u32)| ArgumentSpec { name: format!("argument {i}"), kind: kind(size) };
-        let spec = KernelSpec {
-            entry: facts.name.clone(),
-            abi,
-            args: facts.explicit_args().map(|arg| arg.size).enumerate().map(arg).collect(),
-            block_size: facts.max_block_size,
-        };
-        self.driver(facts.wave_size).load(&bytes, spec).map_err(|error| error.to_string())
+        let mut why = format!("`{}` was not compiled for the simulator", facts.name);
+        for path in entries.iter().filter(|path| *path != origin) {
+            let source = fs::read_to_string(path.join("source")).unwrap_or_default();
+            let (Some(abi), Ok(bytes)) = (abi_of(&source), fs::read(path.join("object"))) else { continue };
+            // An object of an older simulator may be there too.
+            match self.driver(facts.wave_size).load(&bytes, spec(facts, abi)) {
+                Ok(kernel) => return Ok(kernel),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        Err(why)
     }
 
     pub fn run(&mut self, wave_size: u32, kernel: &Kernel, grid: [u32; 3], args: &[Argument]) -> Result<(), String> {
@@ -63,4 +61,12 @@ impl Simulator {
 fn entries(cache: &Path) -> Vec<PathBuf> {
     let children = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     children(cache.join("v1")).flat_map(children).collect()
+}
+
+/// What a code object says of its kernel, as a contract; what is by value has 32 bits, whatever they mean.
+fn spec(facts: &KernelFacts, abi: String) -> KernelSpec {
+    let kind = |size: u32| if size == 8 { ArgumentKind::Write } else { ArgumentKind::U32 };
+    let sizes = facts.explicit_args().map(|arg| arg.size).enumerate();
+    let args = sizes.map(|(i, size)| ArgumentSpec { name: format!("argument {i}"), kind: kind(size) });
+    KernelSpec { entry: facts.name.clone(), abi, args: args.collect(), block_size: facts.max_block_size }
 }

@@ -28,8 +28,6 @@ pub mod status {
     pub const NO_DEVICE: Status = 100;
     /// `hipErrorInvalidDevice`.
     pub const INVALID_DEVICE: Status = 101;
-    /// `hipErrorInvalidImage`: not a code object, or not one that this runtime reads.
-    pub const INVALID_IMAGE: Status = 200;
     /// `hipErrorNoBinaryForGpu`: a code object for another arch.
     pub const NO_BINARY_FOR_GPU: Status = 209;
     /// `hipErrorNotFound`: no such kernel in the module.

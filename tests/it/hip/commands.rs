@@ -9,7 +9,7 @@ use super::Room;
 
 impl Room {
     /// The program, with this runtime and a cache of its own.
-    fn program(&self, arguments: &[&str]) -> Command {
+    pub(super) fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
         command.args(arguments).env("GPTOSS_JIT_HIP", self.path()).env("XDG_CONFIG_HOME", self.path());
         command.env("GPTOSS_JIT_CACHE", self.path().join("cache"));
@@ -19,7 +19,7 @@ impl Room {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub(super) fn run(&self, arguments: &[&str]) -> Output {
         self.program(arguments).output().expect("the program starts")
     }
 
@@ -29,7 +29,7 @@ impl Room {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

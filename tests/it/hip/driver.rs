@@ -17,7 +17,7 @@ const TILE: &[u8] = include_bytes!("../../fixtures/objects/linear_tile.gfx90a.co
 fn spec(entry: &str, kinds: &[ArgumentKind]) -> KernelSpec {
     let arg = |(i, &kind)| ArgumentSpec { name: format!("a{i}"), kind };
     let args = kinds.iter().enumerate().map(arg).collect();
-    KernelSpec { entry: entry.into(), abi: String::new(), args, scratch_bytes: 0, block_size: 64 }
+    KernelSpec { entry: entry.into(), abi: String::new(), args, block_size: 64 }
 }
 
 fn gemv() -> KernelSpec {
@@ -27,6 +27,10 @@ fn gemv() -> KernelSpec {
 fn arguments(x: &BufferView, y: &BufferView) -> Vec<Argument> {
     let memory = |view: &BufferView| Argument::Memory { view: view.clone(), required_bytes: view.len_bytes() };
     vec![memory(x), memory(x), memory(y), Argument::U32(1)]
+}
+
+fn on(grid: [u32; 3], args: &[Argument]) -> Launch<'_> {
+    Launch { grid, scratch_bytes: 0, args }
 }
 
 fn bytes(n: usize) -> Vec<u8> {
@@ -64,8 +68,8 @@ fn a_launch_and_its_copies_are_on_one_stream_in_order_and_all_is_given_back() {
     let room = Room::new("");
     {
         let Ready { driver, kernel, args } = ready(&room);
-        driver.launch(&kernel, &Launch { grid: [3, 2, 1], args: &args }).unwrap();
-        driver.launch(&kernel, &Launch { grid: [3, 0, 1], args: &args }).unwrap(); // nothing to do: no call
+        driver.launch(&kernel, &on([3, 2, 1], &args)).unwrap();
+        driver.launch(&kernel, &on([3, 0, 1], &args)).unwrap(); // nothing to do: no call
         let Argument::Memory { view, .. } = &args[0] else { unreachable!() };
         let mut back = vec![0; 64];
         driver.read(view, &mut back).unwrap();
@@ -171,7 +175,7 @@ fn every_thread_says_which_device_it_means() {
     assert!(matches!(drivers[1].read(&views[0], &mut [0; 16]), Err(GpuError::ForeignMemory)));
     let kernel = drivers[0].load(GEMV, gemv()).unwrap();
     let args = arguments(&views[1], &views[1]);
-    let launch = Launch { grid: [1, 1, 1], args: &args };
+    let launch = on([1, 1, 1], &args);
     assert!(matches!(drivers[1].launch(&kernel, &launch), Err(GpuError::ForeignKernel { .. })));
     assert!(matches!(drivers[0].launch(&kernel, &launch), Err(GpuError::ForeignMemory)));
 }
@@ -246,7 +250,7 @@ fn all_of_it(room: &Room) -> Result<(), GpuError> {
     let kernel = driver.load(GEMV, gemv())?;
     let x = driver.upload(bytes(64).into())?.view();
     let y = driver.allocate(64)?.view();
-    driver.launch(&kernel, &Launch { grid: [1, 1, 1], args: &arguments(&x, &y) })?;
+    driver.launch(&kernel, &on([1, 1, 1], &arguments(&x, &y)))?;
     driver.read(&y, &mut [0; 64])
 }
 
@@ -275,7 +279,7 @@ fn launches_are_captured_once_and_replayed_with_what_they_use() {
     let room = Room::new("");
     {
         let Ready { driver, kernel, args } = ready(&room);
-        let launch = Launch { grid: [2, 1, 1], args: &args };
+        let launch = on([2, 1, 1], &args);
         let graph = driver.capture(&[(&kernel, launch.clone()), (&kernel, launch)]).unwrap().expect("the runtime has graphs");
         assert!(room.calls().contains(&"hipStreamEndCapture launches=2".to_owned()));
         assert_eq!(room.count("hipGraphDestroy"), 1);
@@ -294,7 +298,7 @@ fn launches_are_captured_once_and_replayed_with_what_they_use() {
 fn a_capture_that_fails_leaves_the_stream_usable() {
     let room = Room::new("fail = hipModuleLaunchKernel:1:2");
     let Ready { driver, kernel, args } = ready(&room);
-    let launch = Launch { grid: [2, 1, 1], args: &args };
+    let launch = on([2, 1, 1], &args);
     let error = driver.capture(&[(&kernel, launch.clone()), (&kernel, launch.clone())]).unwrap_err();
     assert!(said(&error).contains("could not launch a kernel"), "{}", said(&error));
     assert_eq!((room.count("hipStreamEndCapture"), room.count("hipGraphDestroy")), (1, 1));
@@ -307,7 +311,7 @@ fn a_launch_is_timed_by_the_device() {
     let room = Room::new("");
     let Ready { driver, kernel, args } = ready(&room);
     let before = room.calls().len();
-    driver.launch_timed(&kernel, &Launch { grid: [2, 1, 1], args: &args }).unwrap();
+    driver.launch_timed(&kernel, &on([2, 1, 1], &args)).unwrap();
     let calls = room.calls()[before..].to_vec();
     let names: Vec<&str> = calls.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(

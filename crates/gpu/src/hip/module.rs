@@ -53,7 +53,7 @@ impl Function {
         // SAFETY: `module` is valid for writes, and the image is a whole code object, as the caller has read it.
         let code = unsafe { (device.enter()?.module_load_data)(&mut module, image.as_ptr().cast()) };
         device.hip.check("hipModuleLoadData", code).map_err(|source| match source.code {
-            status::NO_BINARY_FOR_GPU | status::INVALID_IMAGE => LoadError::NoBinary(source),
+            status::NO_BINARY_FOR_GPU => LoadError::NoBinary(source),
             _ => LoadError::Other(device.error("load a kernel", source)),
         })?;
         let module = Module { device: Arc::clone(device), module, _image: image };
