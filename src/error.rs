@@ -23,7 +23,7 @@ impl Hint for gpu::GpuError {
                 "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
                  makes it treat the chip as a {object_arch}"
             ),
-            Self::Hip { source, .. } if source.call.ends_with("Synchronize") => {
+            Self::Hip { source, .. } if source.call == "hipStreamSynchronize" => {
                 "a kernel failed before; `--profile` waits for each, so that the error names it".into()
             }
             _ => return None,

@@ -172,10 +172,7 @@ impl Target {
     }
 
     /// An AMD GPU by its target id and what is known of others, the first of a name taken first; and what was assumed.
-    pub(crate) fn gpu_among(
-        arch: &str,
-        known: &[(&str, &TargetFacts)],
-    ) -> Result<(Self, Option<String>), TargetError> {
+    pub(crate) fn gpu_among(arch: &str, known: &[(&str, &TargetFacts)]) -> Result<(Self, Option<String>), TargetError> {
         let name = arch.split(':').next().unwrap_or_default();
         if let Some((_, facts)) = known.iter().find(|(known, _)| *known == name) {
             return Ok((Self::from_facts(arch, facts), None));

@@ -90,7 +90,8 @@ impl Listed {
         match runtime.facts(ordinal) {
             Ok(facts) => Self {
                 device,
-                problem: Target::gpu_or_similar(&facts.arch).map_or_else(|error| Some(error.to_string()), |(_, said)| said),
+                problem: Target::gpu_or_similar(&facts.arch)
+                    .map_or_else(|error| Some(error.to_string()), |(_, said)| said),
                 name: facts.name,
                 arch: facts.arch,
                 cores: facts.compute_units,
@@ -136,9 +137,10 @@ impl Hip {
     }
 
     fn text(&self) -> String {
-        let library = self.library.iter().map(|library| {
-            format!("HIP runtime {}: {library}", self.runtime_version.as_deref().unwrap_or("?"))
-        });
+        let library = self
+            .library
+            .iter()
+            .map(|library| format!("HIP runtime {}: {library}", self.runtime_version.as_deref().unwrap_or("?")));
         library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
     }
 }

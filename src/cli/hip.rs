@@ -64,7 +64,10 @@ fn overrides(facts: &HipDeviceFacts, arch: Option<&str>) -> Vec<String> {
     let device = format!("hip:{}", facts.ordinal);
     let set = env::var(OVERRIDE).ok().filter(|value| !value.is_empty());
     let by_driver = set.map(|value| {
-        format!("{OVERRIDE}={value} is set: {device} says that it is a {}, and kernels are compiled for that", facts.arch)
+        format!(
+            "{OVERRIDE}={value} is set: {device} says that it is a {}, and kernels are compiled for that",
+            facts.arch
+        )
     });
     let by_user = arch.filter(|arch| **arch != *facts.arch).map(|arch| {
         format!("{device} says that it is a {}: kernels are compiled for {arch}, as you asked", facts.arch)

@@ -6,8 +6,8 @@
 mod bench;
 mod cache;
 mod decode;
-mod devices;
 mod device;
+mod devices;
 mod doctor;
 mod hip;
 mod inspect;

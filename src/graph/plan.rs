@@ -370,7 +370,9 @@ impl Segment {
         let bucket = self.bucket(n);
         let prepared = bucket.prepared.get(&n).map_or(&[][..], Vec::as_slice);
         let launches = bucket.launches.iter().zip(prepared);
-        launches.map(|(planned, p)| (&planned.kernel.kernel, Launch { grid: p.grid, scratch_bytes: p.scratch_bytes, args: &p.args }))
+        launches.map(|(planned, p)| {
+            (&planned.kernel.kernel, Launch { grid: p.grid, scratch_bytes: p.scratch_bytes, args: &p.args })
+        })
     }
 
     fn bucket_index(&self, n: usize) -> usize {

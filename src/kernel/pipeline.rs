@@ -76,9 +76,9 @@ impl Hint for PipelineError {
             Self::Render(error) => error.hint(),
             Self::Store(error) => error.hint(),
             Self::Object { source, .. } => source.hint(),
-            Self::Load { source, .. } => source.hint().or_else(|| {
-                Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())
-            }),
+            Self::Load { source, .. } => source
+                .hint()
+                .or_else(|| Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())),
         }
     }
 }

@@ -86,9 +86,11 @@ mod tests {
 
     #[test]
     fn a_new_stepping_is_like_the_nearest_known_one() {
-        for (arch, like, feature) in
-            [("gfx1152", "gfx1151", "wmma_gfx11"), ("gfx1153", "gfx1151", "wmma_gfx11"), ("gfx1202", "gfx1201", "wmma_gfx12")]
-        {
+        for (arch, like, feature) in [
+            ("gfx1152", "gfx1151", "wmma_gfx11"),
+            ("gfx1153", "gfx1151", "wmma_gfx11"),
+            ("gfx1202", "gfx1201", "wmma_gfx12"),
+        ] {
             let (target, text) = Target::gpu_or_similar(arch).expect(arch);
             assert_eq!((target.arch.as_str(), target.like.as_deref()), (arch, Some(like)));
             assert!(target.features.contains(feature) && target.wave_size == 32, "{target:?}");

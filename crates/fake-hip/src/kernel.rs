@@ -43,7 +43,8 @@ impl Module {
         if !header.starts_with(b"\x7fELF") {
             return Err(status::INVALID_IMAGE);
         }
-        let word = |at: usize, len: usize| header[at..at + len].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        let word =
+            |at: usize, len: usize| header[at..at + len].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
         // e_shoff, e_shentsize, e_shnum: the linker puts the section headers last.
         let len_bytes = word(40, 8) + word(58, 2) * word(60, 2);
         // SAFETY: the caller's; the file is that long.
@@ -74,12 +75,7 @@ impl Launch {
     ///
     /// # Safety
     /// There is a pointer for each explicit argument of the kernel, to a value of its size.
-    pub unsafe fn new(
-        module: Arc<Module>,
-        kernel: usize,
-        grid: [u32; 3],
-        arguments: *const *const c_void,
-    ) -> Self {
+    pub unsafe fn new(module: Arc<Module>, kernel: usize, grid: [u32; 3], arguments: *const *const c_void) -> Self {
         let explicit = module.object.kernels[kernel].explicit_args().enumerate();
         let args = explicit.map(|(i, arg)| {
             // SAFETY: the caller's.
@@ -103,7 +99,8 @@ impl Launch {
                 Value::Word(word) => args.push(Argument::U32(*word)),
                 Value::Pointer(address) => {
                     let view = state.view_from(*address);
-                    let Some(view) = view.filter(|_| state.kind_of(*address, 0) == Some(Kind::Device(self.module.device)))
+                    let Some(view) =
+                        view.filter(|_| state.kind_of(*address, 0) == Some(Kind::Device(self.module.device)))
                     else {
                         return status::LAUNCH_FAILURE;
                     };

@@ -45,7 +45,8 @@ impl Orders {
     pub fn read() -> Self {
         let folder = folder();
         let text = folder.as_ref().and_then(|folder| fs::read_to_string(folder.join("orders")).ok());
-        let calls = folder.and_then(|folder| OpenOptions::new().create(true).append(true).open(folder.join("calls")).ok());
+        let calls =
+            folder.and_then(|folder| OpenOptions::new().create(true).append(true).open(folder.join("calls")).ok());
         let mut orders = Self {
             archs: vec!["gfx1100".into()],
             memory_bytes: 4 << 30,
@@ -62,7 +63,9 @@ impl Orders {
 
     fn take(&mut self, name: &str, value: &str) {
         match name {
-            "arch" => self.archs = value.split(',').map(|arch| arch.trim().to_owned()).filter(|a| !a.is_empty()).collect(),
+            "arch" => {
+                self.archs = value.split(',').map(|arch| arch.trim().to_owned()).filter(|a| !a.is_empty()).collect()
+            }
             "memory" => self.memory_bytes = value.parse().expect("bytes"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "kernels" => self.kernels = Some(value.into()),

@@ -53,7 +53,9 @@ impl Simulator {
     }
 
     pub fn run(&mut self, wave_size: u32, kernel: &Kernel, grid: [u32; 3], args: &[Argument]) -> Result<(), String> {
-        self.driver(wave_size).launch(kernel, &Launch { grid, scratch_bytes: 0, args }).map_err(|error| error.to_string())
+        self.driver(wave_size)
+            .launch(kernel, &Launch { grid, scratch_bytes: 0, args })
+            .map_err(|error| error.to_string())
     }
 }
 

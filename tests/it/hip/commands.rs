@@ -139,7 +139,10 @@ fn kernels_are_shown_for_an_arch_that_nobody_knows_with_a_warning() {
     let output = room.run(&["kernels", "show", "linear/gemv", "--arch", "gfx1152"]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success() && out.contains("linear_gemv"), "{err}");
-    assert!(err.contains("nothing is known about gfx1152: assumed to be like gfx1151 (waves of 32, 65536 bytes"), "{err}");
+    assert!(
+        err.contains("nothing is known about gfx1152: assumed to be like gfx1151 (waves of 32, 65536 bytes"),
+        "{err}"
+    );
 
     let output = room.run(&["kernels", "show", "linear/gemv", "--arch", "gfx803"]);
     let err = text(&output.stderr);

@@ -229,14 +229,38 @@ fn waves_that_the_device_does_not_have_are_refused() {
 #[test]
 fn a_failed_call_is_named_with_the_runtimes_words() {
     for (call, status, expected) in [
-        ("hipStreamCreateWithFlags", 1, "hip:0: could not create a stream: `hipStreamCreateWithFlags` failed: hipErrorInvalidValue (1), invalid argument"),
-        ("hipModuleLoadData", 209, "kernel `linear_gemv` was compiled for gfx1100, and hip:0, a gfx1100, does not take it: `hipModuleLoadData` failed: hipErrorNoBinaryForGpu (209), no kernel image is available for execution on the device"),
-        ("hipModuleLoadData", 303, "hip:0: could not load a kernel: `hipModuleLoadData` failed: hipErrorSharedObjectInitFailed (303), shared object initialization failed"),
+        (
+            "hipStreamCreateWithFlags",
+            1,
+            "hip:0: could not create a stream: `hipStreamCreateWithFlags` failed: hipErrorInvalidValue (1), invalid argument",
+        ),
+        (
+            "hipModuleLoadData",
+            209,
+            "kernel `linear_gemv` was compiled for gfx1100, and hip:0, a gfx1100, does not take it: `hipModuleLoadData` failed: hipErrorNoBinaryForGpu (209), no kernel image is available for execution on the device",
+        ),
+        (
+            "hipModuleLoadData",
+            303,
+            "hip:0: could not load a kernel: `hipModuleLoadData` failed: hipErrorSharedObjectInitFailed (303), shared object initialization failed",
+        ),
         ("hipModuleGetFunction", 500, "the object has no symbol `linear_gemv`"),
         ("hipHostMalloc", 2, "could not allocate 33554432 bytes on hip:0 (pinned memory of the host)"),
-        ("hipMemcpyAsync", 719, "hip:0: could not copy to the device: `hipMemcpyAsync` failed: hipErrorLaunchFailure (719), unspecified launch failure"),
-        ("hipModuleLaunchKernel", 1, "hip:0: could not launch a kernel: `hipModuleLaunchKernel` failed: hipErrorInvalidValue (1), invalid argument"),
-        ("kernel", 719, "hip:0: could not finish what was launched: `hipStreamSynchronize` failed: hipErrorLaunchFailure (719), unspecified launch failure"),
+        (
+            "hipMemcpyAsync",
+            719,
+            "hip:0: could not copy to the device: `hipMemcpyAsync` failed: hipErrorLaunchFailure (719), unspecified launch failure",
+        ),
+        (
+            "hipModuleLaunchKernel",
+            1,
+            "hip:0: could not launch a kernel: `hipModuleLaunchKernel` failed: hipErrorInvalidValue (1), invalid argument",
+        ),
+        (
+            "kernel",
+            719,
+            "hip:0: could not finish what was launched: `hipStreamSynchronize` failed: hipErrorLaunchFailure (719), unspecified launch failure",
+        ),
     ] {
         let room = Room::new(&format!("fail = {call}:{status}"));
         let error = all_of_it(&room).expect_err(call);
@@ -280,7 +304,8 @@ fn launches_are_captured_once_and_replayed_with_what_they_use() {
     {
         let Ready { driver, kernel, args } = ready(&room);
         let launch = on([2, 1, 1], &args);
-        let graph = driver.capture(&[(&kernel, launch.clone()), (&kernel, launch)]).unwrap().expect("the runtime has graphs");
+        let graph =
+            driver.capture(&[(&kernel, launch.clone()), (&kernel, launch)]).unwrap().expect("the runtime has graphs");
         assert!(room.calls().contains(&"hipStreamEndCapture launches=2".to_owned()));
         assert_eq!(room.count("hipGraphDestroy"), 1);
         drop((args, kernel));

@@ -18,8 +18,8 @@ pub(super) struct Device {
     /// `hip:0`, for messages.
     pub label: String,
     pub stream: Handle,
-    /// Whether something could not be given back, and that was said.
-    warned: AtomicBool,
+    /// Whether a call failed, and that was said.
+    told: AtomicBool,
 }
 
 // SAFETY: the runtime's functions may be called from any thread, and the stream is a handle that only they look into.
@@ -31,11 +31,9 @@ impl Device {
     pub fn open(hip: Arc<Hip>, ordinal: usize) -> Result<Self, GpuError> {
         let label = format!("hip:{ordinal}");
         let ordinal = c_int::try_from(ordinal).expect("the caller compared it with the number of devices");
-        let mut device = Self { hip, ordinal, label, stream: ptr::null_mut(), warned: AtomicBool::new(false) };
+        let mut device = Self { hip, ordinal, label, stream: ptr::null_mut(), told: AtomicBool::new(false) };
         // SAFETY: `stream` is valid for writes.
-        let code = unsafe {
-            (device.enter()?.stream_create_with_flags)(&mut device.stream, sys::STREAM_NON_BLOCKING)
-        };
+        let code = unsafe { (device.enter()?.stream_create_with_flags)(&mut device.stream, sys::STREAM_NON_BLOCKING) };
         device.check("create a stream", "hipStreamCreateWithFlags", code)?;
         Ok(device)
     }
@@ -51,7 +49,10 @@ impl Device {
 
     /// Success, or what was being done and the runtime's words.
     pub fn check(&self, what: &'static str, call: &'static str, code: Status) -> Result<(), GpuError> {
-        self.hip.check(call, code).map_err(|source| self.error(what, source))
+        self.hip.check(call, code).map_err(|source| {
+            self.told.store(true, Ordering::Relaxed);
+            self.error(what, source)
+        })
     }
 
     pub fn error(&self, what: &'static str, source: HipError) -> GpuError {
@@ -65,15 +66,16 @@ impl Device {
         self.check("finish what was launched", "hipStreamSynchronize", code)
     }
 
-    /// Gives something back by `free`, for `drop`: a failure is a warning, and one of them is enough, since what a
-    /// kernel did wrong is told by every call from then on.
+    /// Gives something back by `free`, for `drop`: a failure is a warning, unless something failed before. What a kernel
+    /// did wrong is told by every call from then on.
     pub fn release(&self, what: &'static str, call: &'static str, free: impl FnOnce(&Hip) -> Status) {
-        let released = self.enter().and_then(|hip| self.check(what, call, free(hip)));
+        // SAFETY: takes any number.
+        let code = unsafe { (self.hip.set_device)(self.ordinal) };
+        let released = self.hip.check("hipSetDevice", code).and_then(|()| self.hip.check(call, free(&self.hip)));
         if let Err(error) = released
-            && !self.warned.swap(true, Ordering::Relaxed)
+            && !self.told.swap(true, Ordering::Relaxed)
         {
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::warn!("{error}: {cause}");
+            tracing::warn!("{}: could not {what}: {error}", self.label);
         }
     }
 
@@ -91,7 +93,9 @@ impl Drop for Device {
     fn drop(&mut self) {
         if !self.stream.is_null() {
             // SAFETY: created by `open`; all that used it held on to this device and is gone.
-            self.release_after_use("destroy the stream", "hipStreamDestroy", |hip| unsafe { (hip.stream_destroy)(self.stream) });
+            self.release_after_use("destroy the stream", "hipStreamDestroy", |hip| unsafe {
+                (hip.stream_destroy)(self.stream)
+            });
         }
     }
 }

@@ -45,8 +45,7 @@ impl Event {
     pub fn since(&self, start: &Event) -> Result<Duration, GpuError> {
         let mut milliseconds = 0.0;
         // SAFETY: both events are alive, and `milliseconds` is valid for writes.
-        let code =
-            unsafe { (self.device.enter()?.event_elapsed_time)(&mut milliseconds, start.event, self.event) };
+        let code = unsafe { (self.device.enter()?.event_elapsed_time)(&mut milliseconds, start.event, self.event) };
         self.device.check("take the time", "hipEventElapsedTime", code)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }

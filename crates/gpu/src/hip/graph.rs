@@ -6,8 +6,8 @@ use std::sync::Arc;
 use hip_runtime_sys::sys::{self, GraphApi, Handle};
 
 use super::device::Device;
-use crate::launch::{Argument, Kernel};
 use crate::GpuError;
+use crate::launch::{Argument, Kernel};
 
 /// What a graph uses: it holds bare addresses, so these keep what they mean alive.
 pub(super) type Recorded = Vec<(Kernel, Vec<Argument>)>;

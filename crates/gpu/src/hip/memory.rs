@@ -89,6 +89,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: from `hipHostMalloc`, freed nowhere else, and no copy uses it any more.
-        self.device.release_after_use("free pinned memory", "hipHostFree", |hip| unsafe { (hip.host_free)(self.pointer) });
+        self.device
+            .release_after_use("free pinned memory", "hipHostFree", |hip| unsafe { (hip.host_free)(self.pointer) });
     }
 }

@@ -8,9 +8,9 @@ use hip_runtime_sys::HipError;
 use hip_runtime_sys::sys::{Handle, status};
 
 use super::device::Device;
+use crate::GpuError;
 use crate::launch::{Argument, KernelSpec, Launch};
 use crate::memory::OwnerId;
-use crate::GpuError;
 
 /// A kernel of a loaded module.
 pub(super) struct Function {
@@ -138,8 +138,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded by `Function::load`, unloaded nowhere else, and nothing on the stream runs its kernel.
-        self.device.release_after_use("unload a kernel", "hipModuleUnload", |hip| unsafe {
-            (hip.module_unload)(self.module)
-        });
+        self.device
+            .release_after_use("unload a kernel", "hipModuleUnload", |hip| unsafe { (hip.module_unload)(self.module) });
     }
 }
