@@ -66,7 +66,11 @@ impl Driver for HostDriver {
     }
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
-        Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory { device: "cpu".into(), len_bytes })
+        Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory {
+            device: "cpu".into(),
+            len_bytes,
+            free_bytes: None,
+        })
     }
 
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
