@@ -21,6 +21,7 @@ mod occupancy;
 mod own_templates;
 mod program;
 mod seeds;
+mod simulator;
 mod startup;
 mod templates;
 mod tiny;
