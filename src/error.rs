@@ -5,3 +5,29 @@ pub trait Hint {
     /// One sentence without a full stop; commands and paths in backticks.
     fn hint(&self) -> Option<String>;
 }
+
+impl Hint for gpu::GpuError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::OutOfMemory { .. } => {
+                "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()
+            }
+            Self::NoRuntime { .. } => {
+                "install ROCm's HIP runtime, or name `libamdhip64.so` or its folder with `GPTOSS_JIT_HIP`; `--device cpu` needs none".into()
+            }
+            Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
+            Self::Nonsense { .. } => {
+                "this runtime may be of a version that nobody tried; name another with `GPTOSS_JIT_HIP`".into()
+            }
+            Self::NoBinary { device, object_arch, .. } => format!(
+                "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
+                 makes it treat the chip as a {object_arch}"
+            ),
+            Self::Hip { source, .. } if source.call == "hipStreamSynchronize" => {
+                "a kernel failed before; `--profile` waits for each, so that the error names it".into()
+            }
+            _ => return None,
+        };
+        Some(hint)
+    }
+}

@@ -1,5 +1,7 @@
 //! A target: the chip as facts. What is compiled for, not what is running.
 
+pub mod assumption;
+
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -62,6 +64,8 @@ pub struct Target {
     pub features: BTreeSet<String>,
     /// LDS that one block may use, in bytes; 0 on the host.
     pub lds_bytes: u32,
+    /// The known arch that this one is assumed to be like, where nothing is known about it.
+    pub like: Option<String>,
 }
 
 /// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
@@ -144,16 +148,41 @@ impl Target {
         }
     }
 
-    /// An AMD GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`. Facts come from the built-in tuning tables.
+    /// An AMD GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`. Facts come from the built-in tuning tables; an
+    /// arch that they do not have is assumed to be like its relatives, with a warning that says so.
     ///
     /// # Errors
-    /// If no table has facts about it.
+    /// If it is of a family that nothing is known about.
     pub fn gpu(arch: &str) -> Result<Self, TargetError> {
-        let name = arch.split(':').next().unwrap_or_default();
-        match crate::tuning::built_in_facts(name) {
-            Some(facts) => Ok(Self::from_facts(arch, &facts)),
-            None => Err(TargetError::UnknownArch { arch: arch.to_owned(), known: crate::tuning::built_in_archs() }),
+        let (target, assumed) = Self::gpu_or_similar(arch)?;
+        if let Some(text) = assumed {
+            tracing::warn!("{text}");
         }
+        Ok(target)
+    }
+
+    /// The same, with what was assumed instead of a warning.
+    ///
+    /// # Errors
+    /// As [`Self::gpu`].
+    pub fn gpu_or_similar(arch: &str) -> Result<(Self, Option<String>), TargetError> {
+        let built_in = crate::tuning::built_in_targets();
+        let known: Vec<_> = built_in.iter().map(|(name, facts)| (name.as_str(), facts)).collect();
+        Self::gpu_among(arch, &known)
+    }
+
+    /// An AMD GPU by its target id and what is known of others, the first of a name taken first; and what was assumed.
+    pub(crate) fn gpu_among(arch: &str, known: &[(&str, &TargetFacts)]) -> Result<(Self, Option<String>), TargetError> {
+        let name = arch.split(':').next().unwrap_or_default();
+        if let Some((_, facts)) = known.iter().find(|(known, _)| *known == name) {
+            return Ok((Self::from_facts(arch, facts), None));
+        }
+        let Some(assumed) = assumption::assume(name, known) else {
+            let known = crate::tuning::built_in_archs();
+            return Err(TargetError::UnknownArch { arch: arch.to_owned(), known });
+        };
+        let target = Self { like: assumed.like, ..Self::from_facts(arch, &assumed.facts) };
+        Ok((target, Some(assumed.text)))
     }
 
     /// An AMD GPU by its target id and the facts about it.
@@ -164,6 +193,7 @@ impl Target {
             wave_size: facts.wave_size,
             features: facts.features.clone(),
             lds_bytes: facts.lds_bytes,
+            like: None,
         }
     }
 
@@ -201,7 +231,8 @@ impl Target {
                 (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic")
             }
         };
-        let mut names: Vec<String> = [Some(arch), family, Some(last)].into_iter().flatten().map(String::from).collect();
+        let names = [Some(arch), self.like.as_deref(), family, Some(last)];
+        let mut names: Vec<String> = names.into_iter().flatten().map(String::from).collect();
         names.dedup();
         names
     }
@@ -226,7 +257,7 @@ impl Target {
     }
 
     fn host_of(arch: String, features: BTreeSet<String>) -> Self {
-        Self { backend: Backend::Host, arch, wave_size: 1, features, lds_bytes: 0 }
+        Self { backend: Backend::Host, arch, wave_size: 1, features, lds_bytes: 0, like: None }
     }
 }
 

@@ -6,6 +6,7 @@ use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 
+use super::hip;
 use super::report::UsageError;
 use crate::target::{Backend, Target};
 use crate::tuning::TuningTables;
@@ -17,12 +18,19 @@ pub enum Device {
     Auto,
     /// This machine's cores.
     Cpu,
+    /// An AMD GPU, by the HIP runtime's number.
+    Hip {
+        /// From 0.
+        ordinal: usize,
+        /// What to compile for, if not for what the device says it is.
+        arch: Option<String>,
+    },
     /// A GPU of this arch, executed by this machine's cores.
     Sim(String),
 }
 
 /// The devices that `--device` names, for help and messages.
-pub const NAMES: &str = "auto, cpu, sim:ARCH";
+pub const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, sim:ARCH";
 
 impl std::str::FromStr for Device {
     type Err = UsageError;
@@ -31,20 +39,43 @@ impl std::str::FromStr for Device {
         match name.split_once(':') {
             None if name == "auto" => Ok(Self::Auto),
             None if name == "cpu" => Ok(Self::Cpu),
+            _ if name == "hip" || name.starts_with("hip:") => Self::hip(name),
             Some(("sim", arch)) if !arch.is_empty() => Ok(Self::Sim(arch.to_owned())),
-            _ => Err(UsageError(format!("there is no device `{name}`: expected one of {NAMES}"))),
+            _ => Err(unknown(name)),
         }
     }
 }
 
+fn unknown(name: &str) -> UsageError {
+    UsageError(format!("there is no device `{name}`: expected one of {NAMES}"))
+}
+
 impl Device {
+    /// `hip`, `hip:1`, `hip:0@gfx11-generic`.
+    fn hip(name: &str) -> Result<Self, UsageError> {
+        let (device, arch) = name.split_once('@').map_or((name, None), |(device, arch)| (device, Some(arch)));
+        let ordinal = match device.split_once(':') {
+            None => Some(0),
+            Some((_, number)) => number.parse().ok(),
+        };
+        match ordinal {
+            Some(ordinal) if arch != Some("") => Ok(Self::Hip { ordinal, arch: arch.map(str::to_owned) }),
+            _ => Err(unknown(name)),
+        }
+    }
+
     /// Opens the device, with `n_threads` threads where it is made of this machine's cores (0: one for each).
     ///
     /// # Errors
     /// If there is no such device, or nothing is known about it.
     pub fn open(&self, tables: &TuningTables, n_threads: usize) -> anyhow::Result<(Target, Arc<dyn Driver>)> {
         match self {
-            Self::Auto | Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
+            Self::Auto => match hip::if_there_is_one(tables) {
+                Some(opened) => Ok(opened),
+                None => Self::Cpu.open(tables, n_threads),
+            },
+            Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
+            Self::Hip { ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
             Self::Sim(arch) => {
                 let target = tables.gpu(arch)?.simulated();
                 let driver = SimDriver::new(arch, target.wave_size, n_threads)?;
@@ -68,5 +99,30 @@ pub fn stand_in(target: &Target) -> anyhow::Result<Option<(Target, Box<dyn Drive
             Ok(Some((target.clone().simulated(), Box::new(driver))))
         }
         Backend::Host | Backend::Mock => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_with_a_number_and_an_arch() {
+        let hip = |ordinal, arch: Option<&str>| Device::Hip { ordinal, arch: arch.map(str::to_owned) };
+        for (name, expected) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("sim:gfx942", Device::Sim("gfx942".into())),
+            ("hip", hip(0, None)),
+            ("hip:2", hip(2, None)),
+            ("hip@gfx1100", hip(0, Some("gfx1100"))),
+            ("hip:1@gfx90a:xnack-", hip(1, Some("gfx90a:xnack-"))),
+        ] {
+            assert_eq!(name.parse::<Device>().unwrap(), expected, "{name}");
+        }
+        for name in ["", "gpu", "cuda", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"] {
+            let error = name.parse::<Device>().unwrap_err().to_string();
+            assert!(error.contains("expected one of auto, cpu, hip"), "{name}: {error}");
+        }
     }
 }

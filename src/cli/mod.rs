@@ -7,7 +7,9 @@ mod bench;
 mod cache;
 mod decode;
 mod device;
+mod devices;
 mod doctor;
+mod hip;
 mod inspect;
 mod kernels;
 mod logits;
@@ -60,6 +62,7 @@ enum Command {
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
     Kernels(kernels::Args),
+    Devices(devices::Args),
     Doctor(doctor::Args),
     /// Compiles one kernel and leaves; started by this program only
     #[command(name = "__compile-worker", hide = true)]
@@ -100,6 +103,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
         Command::Kernels(args) => kernels::run(args, output),
+        Command::Devices(args) => devices::run(args, output),
         Command::Doctor(args) => doctor::run(args, output),
         Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
     }

@@ -52,7 +52,8 @@ pub struct TokenizerArgs {
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
-    /// Where to run: auto, cpu, sim:ARCH (a GPU's kernels, executed and watched by this machine's cores)
+    /// Where to run: auto (a GPU, else the cpu), cpu, hip:N (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says
+    /// it is), sim:ARCH (a GPU's kernels, executed and watched by this machine's cores)
     #[arg(long, default_value = "auto", value_name = "D")]
     pub device: Device,
 

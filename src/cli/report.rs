@@ -3,6 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
+use gpu::GpuError;
+
 use super::decode::DecodeError;
 use super::doctor::NotReady;
 use super::output::Output;
@@ -56,6 +58,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<CompileError>,
         of::<DecodeError>,
         of::<EngineError>,
+        of::<GpuError>,
         of::<HarmonyError>,
         of::<IsaError>,
         of::<LibraryError>,

@@ -15,6 +15,7 @@ pub mod forward;
 pub mod kv_cache;
 pub mod plan;
 pub mod profile;
+mod replay;
 mod workspace;
 
 use std::collections::BTreeMap;

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
-use gpu::{Argument, BufferView, GpuError, Launch};
+use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
 
 use super::arena::{self, Lifetime};
 use super::profile::Profile;
+use super::replay::Replays;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, Node, Rows, Storage, TensorId};
 use crate::checkpoint::Checkpoint;
@@ -114,6 +114,7 @@ pub struct Executor {
     segments: Vec<Segment>,
     arena_bytes: usize,
     profile: Option<Profile>,
+    replays: Replays,
 }
 
 /// Consecutive nodes that work on the same rows.
@@ -176,6 +177,7 @@ impl Executor {
             segments,
             arena_bytes: arena_bytes + workspace_bytes.total(),
             profile: None,
+            replays: Replays::default(),
         })
     }
 
@@ -253,6 +255,9 @@ impl Executor {
         for i in 0..self.segments.len() {
             self.prepare(i, row_count(self.segments[i].rows, n_rows, n_logit_rows))?;
         }
+        if observer.is_none() && self.profile.is_none() && self.replay(n_rows, n_logit_rows)? {
+            return Ok(());
+        }
         let mut profile = self.profile.take();
         let mut result = Ok(());
         self.pipeline.driver().enter(&mut || {
@@ -260,6 +265,20 @@ impl Executor {
         });
         self.profile = profile;
         result
+    }
+
+    /// Replays a step, if it was or can be captured; whether it did.
+    fn replay(&mut self, n_rows: usize, n_logit_rows: usize) -> Result<bool, PlanError> {
+        let mut replays = std::mem::take(&mut self.replays);
+        let launches = || self.launches(n_rows, n_logit_rows);
+        let replayed = replays.replay(self.pipeline.driver(), (n_rows, n_logit_rows), launches);
+        self.replays = replays;
+        replayed.map_err(|source| PlanError::Device { label: "all of a step".into(), source })
+    }
+
+    /// All launches of a step that was prepared.
+    fn launches(&self, n_rows: usize, n_logit_rows: usize) -> Vec<(&Kernel, Launch<'_>)> {
+        self.segments.iter().flat_map(|s| s.launches(row_count(s.rows, n_rows, n_logit_rows))).collect()
     }
 
     fn launch_all(
@@ -278,13 +297,14 @@ impl Executor {
             for (planned, prepared) in bucket.launches.iter().zip(&bucket.prepared[&n]) {
                 let PreparedLaunch { grid, scratch_bytes, args } = prepared;
                 let launch = Launch { grid: *grid, scratch_bytes: *scratch_bytes, args };
-                let start = Instant::now();
-                self.pipeline
-                    .driver()
-                    .launch(&planned.kernel.kernel, &launch)
-                    .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
-                if let Some(profile) = profile {
-                    profile.add(&planned.label, &planned.kernel.rendered.label, start.elapsed());
+                let (driver, kernel) = (self.pipeline.driver(), &planned.kernel.kernel);
+                let failed = |source| PlanError::Device { label: planned.label.clone(), source };
+                match profile {
+                    Some(profile) => {
+                        let time = driver.launch_timed(kernel, &launch).map_err(failed)?;
+                        profile.add(&planned.label, &planned.kernel.rendered.label, time);
+                    }
+                    None => driver.launch(kernel, &launch).map_err(failed)?,
                 }
                 if let Some(observer) = observer {
                     self.show(planned, prepared, *observer)?;
@@ -343,6 +363,16 @@ impl Segment {
     fn bucket_mut(&mut self, n: usize) -> &mut Bucket {
         let index = self.bucket_index(n);
         &mut self.buckets[index]
+    }
+
+    /// Launches for a row count that was prepared; none for no rows.
+    fn launches(&self, n: usize) -> impl Iterator<Item = (&Kernel, Launch<'_>)> {
+        let bucket = self.bucket(n);
+        let prepared = bucket.prepared.get(&n).map_or(&[][..], Vec::as_slice);
+        let launches = bucket.launches.iter().zip(prepared);
+        launches.map(|(planned, p)| {
+            (&planned.kernel.kernel, Launch { grid: p.grid, scratch_bytes: p.scratch_bytes, args: &p.args })
+        })
     }
 
     fn bucket_index(&self, n: usize) -> usize {

@@ -11,7 +11,7 @@ use super::library::Library;
 use super::library_error::LibraryError;
 use super::render::{RenderError, Rendered, render};
 use super::resources::{ObjectError, examine};
-use super::store::{Origin, Progress, Store, StoreError};
+use super::store::{Loaded, Origin, Progress, Store, StoreError};
 use super::{Params, Problem};
 use crate::error::Hint;
 use crate::target::{Backend, Target};
@@ -76,9 +76,9 @@ impl Hint for PipelineError {
             Self::Render(error) => error.hint(),
             Self::Store(error) => error.hint(),
             Self::Object { source, .. } => source.hint(),
-            Self::Load { .. } => {
-                Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())
-            }
+            Self::Load { source, .. } => source
+                .hint()
+                .or_else(|| Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())),
         }
     }
 }
@@ -191,15 +191,27 @@ impl Pipeline {
         let requests: Vec<Request> = open.iter().map(|(_, rendered)| self.request(rendered)).collect();
         let objects = self.store.get_all(&requests, progress);
         for ((wish, rendered), object) in open.into_iter().zip(objects) {
-            match object
-                .map_err(PipelineError::from)
-                .and_then(|object| self.load(rendered, &object.object, object.origin))
-            {
+            match object.map_err(PipelineError::from).and_then(|object| self.load_or_recompile(rendered, object)) {
                 Ok(loaded) => wish.loaded = Some(Arc::new(loaded)),
                 Err(error) => wish.fall_to_next(error)?,
             }
         }
         Ok(())
+    }
+
+    /// Puts an object on the device. One from the cache that the device says is not for it is thrown away and compiled
+    /// once more: the key says what it should be for, so it is not what it should be.
+    fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
+        match self.load(rendered.clone(), &object.object, object.origin) {
+            Err(PipelineError::Load { label, source: source @ GpuError::NoBinary { .. } })
+                if object.origin == Origin::Cache =>
+            {
+                tracing::warn!("`{label}` is compiled again: {source}");
+                let again = self.store.compile_again(&self.request(&rendered), object)?;
+                self.load(rendered, &again.object, again.origin)
+            }
+            result => result,
+        }
     }
 
     fn render(&self, choice: &Choice, problem: &Problem) -> Result<Rendered, RenderError> {

@@ -211,6 +211,18 @@ impl Store {
         places.into_iter().map(|place| place.and_then(|i| result(&tasks[i]))).collect()
     }
 
+    /// Throws an object away, from the disk too, and compiles it once more.
+    ///
+    /// # Errors
+    /// [`StoreError`], as of any other compile.
+    pub fn compile_again(&self, request: &Request, thrown_away: Loaded) -> Result<Loaded, StoreError> {
+        let digest = thrown_away.digest;
+        drop(thrown_away); // and with it the hold on the entry
+        self.cache.forget(&digest);
+        self.origins.lock().unwrap_or_else(PoisonError::into_inner).remove(&digest);
+        self.get_all(std::slice::from_ref(request), &()).remove(0)
+    }
+
     /// Finishes what the cache has; returns the rest.
     fn probe<'t, 'a>(&self, tasks: &'t [Task<'a>], progress: &dyn Progress) -> Vec<&'t Task<'a>> {
         let mut misses = Vec::new();

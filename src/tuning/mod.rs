@@ -141,15 +141,20 @@ impl TuningTables {
         edges.into_iter().collect()
     }
 
-    /// A GPU by its target id, with facts from the first table that has them.
+    /// A GPU by its target id, with facts from the first table that has them; what is assumed about an arch without
+    /// one is a warning.
     ///
     /// # Errors
-    /// If no table has facts about it.
+    /// If it is of a family that nothing is known about.
     pub fn gpu(&self, arch: &str) -> Result<Target, TargetError> {
-        match self.facts(arch) {
-            Some(facts) => Ok(Target::from_facts(arch, facts)),
-            None => Target::gpu(arch),
+        let built_in = built_in_targets();
+        let known = self.layers.iter().flatten().filter_map(|table| Some((&*table.name, table.target.as_ref()?)));
+        let known: Vec<_> = known.chain(built_in.iter().map(|(name, facts)| (&**name, facts))).collect();
+        let (target, assumed) = Target::gpu_among(arch, &known)?;
+        if let Some(text) = assumed {
+            tracing::warn!("{text}");
         }
+        Ok(target)
     }
 
     /// The facts about a GPU by its target id, of the first table that has some.
@@ -196,7 +201,7 @@ fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
 }
 
 /// What the built-in table of an arch says in `[target]`.
-pub(crate) fn built_in_facts(arch: &str) -> Option<TargetFacts> {
+fn built_in_facts(arch: &str) -> Option<TargetFacts> {
     #[derive(serde::Deserialize)]
     struct OnlyTarget {
         target: Option<TargetFacts>,
@@ -207,8 +212,13 @@ pub(crate) fn built_in_facts(arch: &str) -> Option<TargetFacts> {
 
 /// The archs that the built-in tables have facts about.
 pub(crate) fn built_in_archs() -> Vec<String> {
+    built_in_targets().into_iter().map(|(name, _)| name).collect()
+}
+
+/// The same, with the facts.
+pub(crate) fn built_in_targets() -> Vec<(String, TargetFacts)> {
     let names = BUILT_IN.iter().filter_map(|(name, _)| name.strip_suffix(".toml"));
-    names.filter(|name| built_in_facts(name).is_some()).map(String::from).collect()
+    names.filter_map(|name| Some((name.to_owned(), built_in_facts(name)?))).collect()
 }
 
 #[cfg(test)]

@@ -247,12 +247,12 @@ fn metadata(bytes: &[u8]) -> Result<&[u8], CodeObjectError> {
     let endian = header.endian()?;
     let machine = header.e_machine(endian);
     if machine != EM_AMDGPU {
-        return Err(CodeObjectError::Machine { machine });
+        return Err(CodeObjectError::Machine { machine: machine.0 });
     }
     for section in header.section_headers(endian, bytes)? {
         let Some(mut notes) = section.notes(endian, bytes)? else { continue };
         while let Some(note) = notes.next()? {
-            if note.name() == b"AMDGPU" && note.n_type(endian) == METADATA_NOTE {
+            if note.name() == b"AMDGPU" && note.n_type(endian).0 == METADATA_NOTE {
                 let len_bytes = note.desc().len();
                 let fits = len_bytes <= MAX_NOTE_BYTES;
                 return if fits { Ok(note.desc()) } else { Err(CodeObjectError::TooLong { len_bytes }) };

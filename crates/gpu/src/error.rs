@@ -1,15 +1,74 @@
 //! What can go wrong on a device.
 
+use std::path::PathBuf;
+
+use hip_runtime_sys::{HipError, OpenError};
+
 /// An error of a device or of what it was asked to do.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
     /// The device has no room.
-    #[error("could not allocate {len_bytes} bytes on {device}")]
+    #[error("could not allocate {len_bytes} bytes on {device}{}", of_free(*.free_bytes))]
     OutOfMemory {
         /// Which device.
         device: String,
         /// What was asked for.
         len_bytes: usize,
+        /// What nobody uses, where the device says so.
+        free_bytes: Option<usize>,
+    },
+    /// There is no HIP runtime.
+    #[error("there is no HIP runtime: looked in {}{}", list(searched), refused(source))]
+    NoRuntime {
+        /// Folders that were looked into, besides the loader's own.
+        searched: Vec<PathBuf>,
+        /// What was tried.
+        #[source]
+        source: OpenError,
+    },
+    /// There is no such device.
+    #[error("there is no device {device}: the HIP runtime finds {n_devices}")]
+    NoDevice {
+        /// What was asked for.
+        device: String,
+        /// How many there are.
+        n_devices: usize,
+    },
+    /// What a device says of itself cannot be.
+    #[error("{device}: what the HIP runtime says cannot be: the {what} is {found}")]
+    Nonsense {
+        /// Which device.
+        device: String,
+        /// What was asked.
+        what: &'static str,
+        /// The answer.
+        found: String,
+    },
+    /// A call of the HIP runtime failed.
+    #[error("{device}: could not {what}")]
+    Hip {
+        /// Which device.
+        device: String,
+        /// What was being done.
+        what: &'static str,
+        /// The call, and the runtime's words.
+        #[source]
+        source: HipError,
+    },
+    /// The object is not for the device.
+    #[error("kernel `{entry}` was compiled for {object_arch}, and {device}, a {device_arch}, does not take it")]
+    NoBinary {
+        /// The kernel.
+        entry: String,
+        /// Which device.
+        device: String,
+        /// What the device says it is.
+        device_arch: String,
+        /// What the object says it is for.
+        object_arch: String,
+        /// The call, and the runtime's words, if it was asked.
+        #[source]
+        source: Option<HipError>,
     },
     /// The device could not be set up.
     #[error("could not start the threads of the cpu device")]
@@ -76,6 +135,9 @@ pub enum GpuError {
         /// The kernel.
         entry: String,
     },
+    /// Recorded launches of one device were given to another.
+    #[error("the launches were recorded by another device")]
+    ForeignGraph,
     /// A copy past the end of a buffer, or into read-only memory.
     #[error("could not {what} {len_bytes} bytes: the view has {available_bytes}")]
     Range {
@@ -86,4 +148,20 @@ pub enum GpuError {
         /// What there is.
         available_bytes: usize,
     },
+}
+
+/// `, which has 12 bytes free`.
+fn of_free(free_bytes: Option<usize>) -> String {
+    free_bytes.map(|free_bytes| format!(", which has {free_bytes} bytes free")).unwrap_or_default()
+}
+
+/// Files that are there and were not taken, each with its reason; names that the loader does not find are no news.
+fn refused(error: &OpenError) -> String {
+    let files = error.attempts.iter().filter(|attempt| attempt.path.is_file());
+    files.map(ToString::to_string).collect()
+}
+
+fn list(folders: &[PathBuf]) -> String {
+    let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+    folders.join(", ")
 }

@@ -66,7 +66,11 @@ impl Driver for HostDriver {
     }
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
-        Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory { device: "cpu".into(), len_bytes })
+        Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory {
+            device: "cpu".into(),
+            len_bytes,
+            free_bytes: None,
+        })
     }
 
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
@@ -233,7 +237,10 @@ pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
 fn open(path: &std::path::Path) -> Result<Library, String> {
     // SAFETY: the object was compiled from a rendered template by a compiler the user chose, and the cache refuses
     // entries that anyone else could have written; a C object has no constructors unless a template writes them.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| e.to_string())
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+        let reason = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{error}{reason}")
+    })
 }
 
 /// The string that an object describes its arguments with.

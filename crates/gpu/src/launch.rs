@@ -129,6 +129,31 @@ impl Kernel {
     }
 }
 
+/// Launches that a device recorded, to be made again as one.
+#[derive(Clone)]
+pub struct Graph {
+    /// What the driver that recorded it replays.
+    recorded: Arc<dyn Any + Send + Sync>,
+}
+
+impl Graph {
+    /// What a driver recorded.
+    pub(crate) fn new(recorded: impl Any + Send + Sync) -> Self {
+        Self { recorded: Arc::new(recorded) }
+    }
+
+    /// What the driver that asks recorded, if it was this kind of driver.
+    pub(crate) fn recorded<R: Any>(&self) -> Result<&R, GpuError> {
+        self.recorded.downcast_ref().ok_or(GpuError::ForeignGraph)
+    }
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Graph")
+    }
+}
+
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kernel({})", self.spec.entry)

@@ -1,8 +1,8 @@
 //! Devices, memory, modules and launches: everything between the graph and a driver.
 //!
 //! A [`Driver`] is one device. It allocates [`Buffer`]s, loads compiled [`Kernel`]s and launches them over a grid
-//! of blocks. Nothing above this crate holds a raw pointer. There is one driver so far: [`host`], this machine's
-//! cores, where a block is one call of a C function.
+//! of blocks. Nothing above this crate holds a raw pointer. Drivers: [`host`], this machine's cores, where a block is
+//! one call of a C function; [`hip`], an AMD GPU.
 //!
 //! What makes [`Driver::launch`] a safe function is checked in [`launch`]: the kernel's own description of its
 //! arguments equals the contract's when it is loaded, and every launch passes the right number of arguments of
@@ -10,6 +10,7 @@
 //! within the lengths its contract states is the template's part, tested against the references.
 
 pub mod code_object;
+pub mod hip;
 pub mod host;
 #[cfg(target_os = "linux")]
 pub mod sim;
@@ -19,8 +20,10 @@ mod launch;
 mod memory;
 
 pub use error::GpuError;
-pub use launch::{Argument, ArgumentKind, ArgumentSpec, Kernel, KernelSpec, Launch};
+pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
 pub use memory::{Buffer, BufferView};
+
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -56,11 +59,39 @@ pub trait Driver: Send + Sync {
     /// arguments than `spec`.
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError>;
 
-    /// Runs a kernel over its grid; what it wrote is visible to what comes after.
+    /// Runs a kernel over its grid; what it wrote is visible to what comes after. A device may run it later: what
+    /// goes wrong then is told by the next call that waits.
     ///
     /// # Errors
     /// [`GpuError::Argument`] when the arguments do not fit the kernel's.
     fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError>;
+
+    /// The same, and how long the device took.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    fn launch_timed(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<Duration, GpuError> {
+        let start = Instant::now();
+        self.launch(kernel, launch)?;
+        Ok(start.elapsed())
+    }
+
+    /// Records launches that will be made again and again, with these arguments and in this order, so that
+    /// [`Self::replay`] makes them as one. Nothing runs now. `None` from a device that gains nothing by it.
+    ///
+    /// # Errors
+    /// As [`Self::launch`], or the device's words; the launches can still be made one by one.
+    fn capture(&self, _launches: &[(&Kernel, Launch<'_>)]) -> Result<Option<Graph>, GpuError> {
+        Ok(None)
+    }
+
+    /// Makes all launches of a graph.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignGraph`], or the device's words.
+    fn replay(&self, _graph: &Graph) -> Result<(), GpuError> {
+        Err(GpuError::ForeignGraph)
+    }
 
     /// Copies `bytes` to the start of `view`.
     ///

@@ -29,6 +29,7 @@ enum Memory {
         /// Where, as that driver's device sees it.
         address: u64,
         len_bytes: usize,
+        is_writable: bool,
         /// Frees the memory when it is dropped.
         _allocation: Box<dyn Any + Send + Sync>,
     },
@@ -38,7 +39,6 @@ enum Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnerId(u64);
 
-#[cfg_attr(not(test), expect(dead_code, reason = "for drivers of devices with memory of their own"))]
 impl OwnerId {
     /// One that no other driver of this process has.
     pub(crate) fn new() -> Self {
@@ -77,9 +77,20 @@ impl Buffer {
     }
 
     /// Memory of a device; dropping `allocation` frees it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for drivers of devices with memory of their own"))]
     pub(crate) fn device(owner: OwnerId, address: u64, len_bytes: usize, allocation: impl Any + Send + Sync) -> Self {
-        Self { memory: Arc::new(Memory::Device { owner, address, len_bytes, _allocation: Box::new(allocation) }) }
+        let _allocation = Box::new(allocation);
+        Self { memory: Arc::new(Memory::Device { owner, address, len_bytes, is_writable: true, _allocation }) }
+    }
+
+    /// The same, for kernels to read only.
+    pub(crate) fn device_read_only(
+        owner: OwnerId,
+        address: u64,
+        len_bytes: usize,
+        allocation: impl Any + Send + Sync,
+    ) -> Self {
+        let _allocation = Box::new(allocation);
+        Self { memory: Arc::new(Memory::Device { owner, address, len_bytes, is_writable: false, _allocation }) }
     }
 
     /// Size in bytes.
@@ -93,7 +104,7 @@ impl Buffer {
 
     /// Whether kernels may write to it.
     pub fn is_writable(&self) -> bool {
-        !matches!(&*self.memory, Memory::ReadOnly(_))
+        !matches!(&*self.memory, Memory::ReadOnly(_) | Memory::Device { is_writable: false, .. })
     }
 
     /// The whole of it.
@@ -142,7 +153,6 @@ impl BufferView {
     }
 
     /// Where it begins on the device of `driver`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for drivers of devices with memory of their own"))]
     pub(crate) fn device_address(&self, driver: OwnerId) -> Result<u64, GpuError> {
         match &*self.buffer.memory {
             Memory::Device { owner, address, .. } if *owner == driver => Ok(address + self.offset_bytes as u64),
@@ -150,12 +160,23 @@ impl BufferView {
         }
     }
 
+    /// Refuses to write more than there is, and into read-only memory.
+    pub(crate) fn check_write(&self, len_bytes: usize) -> Result<(), GpuError> {
+        let available_bytes = if self.is_writable() { self.len_bytes } else { 0 };
+        let fits = len_bytes <= available_bytes;
+        if fits { Ok(()) } else { Err(GpuError::Range { what: "write", len_bytes, available_bytes }) }
+    }
+
+    /// Refuses to read more than there is.
+    pub(crate) fn check_read(&self, len_bytes: usize) -> Result<(), GpuError> {
+        let available_bytes = self.len_bytes;
+        let fits = len_bytes <= available_bytes;
+        if fits { Ok(()) } else { Err(GpuError::Range { what: "read", len_bytes, available_bytes }) }
+    }
+
     /// Copies into the view. The caller holds the driver's lock: nothing else reads or writes meanwhile.
     pub(crate) fn copy_from(&self, bytes: &[u8]) -> Result<(), GpuError> {
-        let available_bytes = if self.is_writable() { self.len_bytes } else { 0 };
-        if bytes.len() > available_bytes {
-            return Err(GpuError::Range { what: "write", len_bytes: bytes.len(), available_bytes });
-        }
+        self.check_write(bytes.len())?;
         let address = self.host_address()?;
         // SAFETY: the view lies within its buffer (checked when it was made) and is at least as long as `bytes`
         // and writable (checked above); a caller's slice cannot overlap anonymous pages that only drivers address.
@@ -165,9 +186,7 @@ impl BufferView {
 
     /// Copies out of the view. The caller holds the driver's lock: nothing writes meanwhile.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) -> Result<(), GpuError> {
-        if bytes.len() > self.len_bytes {
-            return Err(GpuError::Range { what: "read", len_bytes: bytes.len(), available_bytes: self.len_bytes });
-        }
+        self.check_read(bytes.len())?;
         let address = self.host_address()?;
         // SAFETY: the view lies within its buffer and is at least as long as `bytes` (checked above); `bytes` is
         // a unique borrow, so the two cannot overlap.

@@ -6,7 +6,6 @@
 //! hipRTC takes the process with it on an unknown architecture or a bad `-mllvm` option, and prints part of its
 //! diagnostics to stderr: use it only in a process that may die, with a cleared environment.
 
-mod candidates;
 mod check;
 mod images;
 mod sys;
@@ -15,36 +14,25 @@ use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::{fmt, ptr};
 
-pub use candidates::{candidates, searched};
 pub use check::Status;
 pub use images::{Image, images};
+pub use rocm_library::{OpenError, searched};
 use sys::{Api, Program};
 
-/// A library that was tried, and why it is not hipRTC.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
-    /// The file, or the bare name given to the loader.
-    pub path: PathBuf,
-    /// The loader's words.
-    pub reason: String,
-}
+/// A library of its own, and since ROCm 7.0 nowhere else; in 5.2 the functions are in HIP's library.
+const NAMES: [&str; 7] = [
+    "libhiprtc.so",
+    "libhiprtc.so.7",
+    "libhiprtc.so.6",
+    "libamdhip64.so",
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+];
 
-impl fmt::Display for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\n  `{}`: {}", self.path.display(), self.reason)
-    }
-}
-
-/// None of the candidates could be opened and has all functions.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("could not open hipRTC; tried{}", list(attempts))]
-pub struct OpenError {
-    /// Each candidate, in order; empty when there was none.
-    pub attempts: Vec<Attempt>,
-}
-
-fn list(attempts: &[Attempt]) -> String {
-    if attempts.is_empty() { " nothing".to_owned() } else { attempts.iter().map(Attempt::to_string).collect() }
+/// Files that may be hipRTC, best first; see [`rocm_library::candidates`].
+pub fn candidates(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
+    rocm_library::candidates(&NAMES, explicit, rocm_path)
 }
 
 /// Why a source gave no object.
@@ -103,14 +91,8 @@ impl Hiprtc {
     /// # Errors
     /// Every candidate with the reason why it was not taken.
     pub fn open(candidates: &[PathBuf]) -> Result<Self, OpenError> {
-        let mut attempts = Vec::new();
-        for path in candidates {
-            match Api::load(path) {
-                Ok(api) => return Ok(Self { api, path: path.clone() }),
-                Err(error) => attempts.push(Attempt { path: path.clone(), reason: loaders_words(&error) }),
-            }
-        }
-        Err(OpenError { attempts })
+        let (api, path) = rocm_library::open_first("hipRTC", candidates, Api::load)?;
+        Ok(Self { api, path })
     }
 
     /// The candidate that was opened.
@@ -141,11 +123,6 @@ impl Hiprtc {
             Err(status) => Err(CompileError::Rejected { status, log: program.log().unwrap_or_default() }),
         }
     }
-}
-
-/// `libloading` says "dlopen failed" and keeps what the loader said as the cause.
-fn loaders_words(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn c_string(what: &str, text: &str) -> Result<CString, CompileError> {

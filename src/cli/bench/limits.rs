@@ -3,7 +3,6 @@
 //! Both are kernels like any other (`templates/peak_*`), launched on the device that is being measured.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use gpu::{Argument, Launch};
 
@@ -81,9 +80,9 @@ fn load(pipeline: &Pipeline, op: &str, dim: &str, value: usize) -> anyhow::Resul
 fn best_time(pipeline: &Pipeline, kernel: &LoadedKernel, n_blocks: u32, args: &[Argument]) -> anyhow::Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..REPEATS {
-        let start = Instant::now();
-        pipeline.driver().launch(&kernel.kernel, &Launch { grid: [n_blocks, 1, 1], scratch_bytes: 0, args })?;
-        best = best.min(start.elapsed().as_secs_f64());
+        let launch = Launch { grid: [n_blocks, 1, 1], scratch_bytes: 0, args };
+        let time = pipeline.driver().launch_timed(&kernel.kernel, &launch)?;
+        best = best.min(time.as_secs_f64());
     }
     Ok(best)
 }

@@ -23,10 +23,6 @@ pub(super) fn check(name: &'static str, prefix: &str) -> Check {
 fn folders() -> Vec<PathBuf> {
     let search = env::var_os("LD_LIBRARY_PATH");
     let mut folders: Vec<PathBuf> = search.iter().flat_map(env::split_paths).collect();
-    folders.extend(env::var_os("ROCM_PATH").map(|root| Path::new(&root).join("lib")));
-    let opt = fs::read_dir("/opt").into_iter().flatten().flatten();
-    let rocm = opt.filter(|entry| entry.file_name().to_string_lossy().starts_with("rocm"));
-    folders.extend(rocm.map(|entry| entry.path().join("lib")));
     folders.extend(SYSTEM.map(PathBuf::from));
     folders
 }

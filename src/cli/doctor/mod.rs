@@ -2,8 +2,10 @@
 //!
 //! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
 //! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
-//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel.
+//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel and the HIP
+//! runtime.
 
+mod hip;
 mod libraries;
 mod self_check;
 
@@ -27,7 +29,7 @@ use crate::tuning::TuningTables;
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// The arch that hipRTC is tried with. Any that every release of the last years knows.
+/// The arch that hipRTC is tried with where there is no device to compile for. Any that every release of the last years knows.
 const PROBED_ARCH: &str = "gfx1100";
 
 /// One thing that was looked at.
@@ -68,6 +70,7 @@ impl Hint for NotReady {
 /// [`NotReady`], or what printing gives.
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let compiler = Compiler::new(CompilerOptions::for_this_program()?);
+    let (hip, arch) = hip::check();
     let checks = [
         cpu(),
         memory(),
@@ -76,8 +79,8 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         Check::of("templates", true, templates()),
         Check::of("tuning", true, tuning()),
         Check::of("self-check", true, self_check::run()),
-        Check::of("hipRTC", false, hiprtc(&compiler)),
-        libraries::check("HIP runtime", "libamdhip64.so"),
+        hip,
+        Check::of("hipRTC", false, hiprtc(&compiler, arch.as_deref().unwrap_or(PROBED_ARCH))),
         libraries::check("CUDA driver", "libcuda.so"),
     ];
     let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
@@ -169,9 +172,9 @@ fn c_compiler(compiler: &Compiler) -> anyhow::Result<Vec<String>> {
 }
 
 /// The libraries it consists of, each with its build id: version numbers do not tell hipRTCs apart.
-fn hiprtc(compiler: &Compiler) -> anyhow::Result<Vec<String>> {
-    let (identity, files) = compiler.probe(Backend::Hiprtc, PROBED_ARCH)?;
-    let mut details = vec![format!("compiles for {PROBED_ARCH}; no GPU kernel runs yet")];
+fn hiprtc(compiler: &Compiler, arch: &str) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compiler.probe(Backend::Hiprtc, arch)?;
+    let mut details = vec![format!("compiles for {arch}")];
     details.extend(files.iter().map(|file| file.display().to_string()));
     details.extend(identity.facts);
     Ok(details)

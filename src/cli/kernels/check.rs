@@ -89,6 +89,9 @@ struct UsesRow {
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let (library, target, store) = (args.source.library()?, args.source.target()?, Store::from_env()?);
+    if args.speed && target.backend != Backend::Hiprtc {
+        return Err(UsageError(format!("--speed is for GPUs, not {}: for example --arch gfx1100", target.id())).into());
+    }
     let facts = args.source.tables()?.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
     let stand_in = if args.speed { None } else { stand_in(&target)? };
@@ -139,7 +142,7 @@ impl Row {
         Self {
             precision: checked.precision.name(),
             cases: checked.n_cases,
-            worst_error: Some(checked.worst).filter(|worst| checked.ran && worst.is_finite()),
+            worst_error: Some(checked.worst).filter(|worst| checked.n_cases > 0 && checked.ran && worst.is_finite()),
             uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,

@@ -165,6 +165,18 @@ impl Cache {
         entry
     }
 
+    /// Removes an entry that turned out to be wrong, whoever uses it.
+    pub fn forget(&self, digest: &Digest) {
+        self.memory().entries.remove(digest);
+        let Some(folder) = &self.folder else { return };
+        match folder.discard(&folder.entry_path(digest)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!("could not remove a kernel from the cache: {}", chain(&error));
+            }
+            _ => {}
+        }
+    }
+
     /// Remembers that compiling this key fails, and why. Only for failures that would come again: not for
     /// time-outs, and not for workers killed for their memory.
     pub fn remember_failure(&self, key: &KernelKey, label: &str, log: &str) {

@@ -58,6 +58,11 @@ impl SimDriver {
     }
 }
 
+/// Where a buffer of the simulator is in this process: for a runtime that pretends to be a GPU's, and copies.
+pub fn address(view: &BufferView) -> Option<usize> {
+    view.host_address().ok().map(|address| address.expose_provenance())
+}
+
 impl Driver for SimDriver {
     fn describe(&self) -> String {
         format!("sim:{} (a GPU's kernels, executed on {} threads of this machine)", self.arch, self.parallelism())
@@ -69,7 +74,7 @@ impl Driver for SimDriver {
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
         let buffer = Buffer::filled_pages(len_bytes, UNWRITTEN);
-        buffer.map_err(|_| GpuError::OutOfMemory { device: format!("sim:{}", self.arch), len_bytes })
+        buffer.map_err(|_| GpuError::OutOfMemory { device: format!("sim:{}", self.arch), len_bytes, free_bytes: None })
     }
 
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {

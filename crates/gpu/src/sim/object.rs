@@ -11,9 +11,6 @@ use crate::{GpuError, KernelSpec};
 /// Runs one thread of the kernel with these arguments: pointers as they are, values by address.
 pub(super) type Entry = unsafe extern "C" fn(*const *const c_void);
 
-/// Sections that variables in LDS are looked for in: `lds_0`, `lds_1`, …; the compiler counts all uses of a macro.
-const MAX_LDS_SECTIONS: u32 = 512;
-
 /// One copy of a kernel. Its LDS is static memory, so at most one block runs on it at a time.
 pub(super) struct Object {
     entry: Entry,
@@ -31,6 +28,30 @@ pub(super) struct Object {
 // SAFETY: only `lines` keeps it from being moved to another thread: an immutable view of the object's file, whose caches are
 // behind the `Mutex` that every copy is in.
 unsafe impl Send for Object {}
+
+/// The variables in LDS: what a function of the kernel's text keeps in static memory that can be written.
+fn lds_of(bytes: &[u8], base: usize) -> Result<Vec<Range>, object::Error> {
+    use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind, elf};
+    let file = object::File::parse(bytes)?;
+    let mut lds = Vec::new();
+    let mut first_cell = 0;
+    for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Data) {
+        // Mangled names of statics in a function, and of those outside of all namespaces.
+        let is_static = symbol.name().is_ok_and(|name| name.starts_with("_ZZ") || name.starts_with("_ZL"));
+        let section = symbol.section_index().and_then(|index| file.section_by_index(index).ok());
+        let is_writable = section.is_some_and(|section| match section.flags() {
+            object::SectionFlags::Elf { sh_flags, .. } => sh_flags.0 & elf::SHF_WRITE.0 != 0,
+            _ => false,
+        });
+        if is_static && is_writable && symbol.size() > 0 {
+            let begin = base + symbol.address() as usize;
+            let len_bytes = symbol.size() as usize;
+            lds.push(Range::lds(begin, begin + len_bytes, first_cell));
+            first_cell += len_bytes.div_ceil(4);
+        }
+    }
+    Ok(lds)
+}
 
 impl Object {
     pub fn load(bytes: &[u8], spec: &KernelSpec) -> Result<Self, GpuError> {
@@ -59,12 +80,7 @@ impl Object {
             let range = lines.get_section_range(name.as_bytes())?;
             Some((base + range.begin as usize, base + range.end as usize))
         };
-        let mut lds = Vec::new();
-        let mut first_cell = 0;
-        for (begin, end) in (0..MAX_LDS_SECTIONS).filter_map(|i| section(&format!("lds_{i}"))) {
-            lds.push(Range::lds(begin, end, first_cell));
-            first_cell += (end - begin).div_ceil(4);
-        }
+        let lds = lds_of(bytes, base).map_err(|error| refused(error.to_string()))?;
         let constants = [".rodata", ".data.rel.ro"].iter().filter_map(|name| section(name));
         let constants = constants.map(|(begin, end)| Range::global(begin, end, false)).collect();
         Ok(Self { entry, bind, base, lds, constants, lines, _library: loaded })

@@ -1,33 +1,26 @@
-//! Where hipRTC may be, and under which names.
+//! Folders and files that may hold a library.
 
 use std::path::{Path, PathBuf};
 
-/// A library of its own, and since ROCm 7.0 nowhere else; in 5.2 the functions are in HIP's library.
-const NAMES: [&str; 7] = [
-    "libhiprtc.so",
-    "libhiprtc.so.7",
-    "libhiprtc.so.6",
-    "libamdhip64.so",
-    "libamdhip64.so.7",
-    "libamdhip64.so.6",
-    "libamdhip64.so.5",
-];
-
 /// What to try, best first.
 ///
-/// - `explicit`: a folder that the user named; then nothing else is tried
+/// - `names`: file names of the library, best first
+/// - `explicit`: a folder, or the library itself, that the user named; then nothing else is tried
 /// - `rocm_path`: the value of `$ROCM_PATH`; passed in, because a worker runs with a cleared environment
 ///
 /// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) and the loader's own search path (bare names). Files that
 /// do not exist are left out, or an error would be a page long; [`searched`] says where they would have been.
-pub fn candidates(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
+pub fn candidates(names: &[&str], explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(file) = explicit.filter(|path| path.is_file()) {
+        return vec![file.to_path_buf()];
+    }
     let mut files: Vec<PathBuf> = searched(explicit, rocm_path)
         .iter()
-        .flat_map(|folder| NAMES.iter().map(|name| folder.join(name)))
+        .flat_map(|folder| names.iter().map(|name| folder.join(name)))
         .filter(|file| file.exists())
         .collect();
     if explicit.is_none() {
-        files.extend(NAMES.iter().map(PathBuf::from));
+        files.extend(names.iter().map(PathBuf::from));
     }
     files
 }
@@ -61,22 +54,26 @@ fn versioned(root: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    const NAMES: [&str; 2] = ["libone.so", "libone.so.5"];
+
     #[test]
-    fn a_named_folder_is_the_only_one() {
+    fn a_named_folder_or_file_is_the_only_one() {
         let folder = Path::new("/nonexistent");
         assert_eq!(searched(Some(folder), Some(Path::new("/also"))), [folder]);
-        assert_eq!(candidates(Some(folder), None), Vec::<PathBuf>::new());
+        assert_eq!(candidates(&NAMES, Some(folder), None), Vec::<PathBuf>::new());
+        let file = std::env::current_exe().unwrap();
+        assert_eq!(candidates(&NAMES, Some(&file), Some(Path::new("/also"))), [file]);
     }
 
     #[test]
     fn rocm_path_comes_before_opt_and_the_loader_last() {
         assert_eq!(searched(None, Some(Path::new("/r")))[..2], [PathBuf::from("/r/lib"), "/opt/rocm/lib".into()]);
-        assert_eq!(candidates(None, None).last(), Some(&PathBuf::from("libamdhip64.so.5")));
+        assert_eq!(candidates(&NAMES, None, None).last(), Some(&PathBuf::from("libone.so.5")));
     }
 
     #[test]
     fn the_newest_version_comes_first() {
-        let root = std::env::temp_dir().join(format!("hiprtc-candidates-{}", std::process::id()));
+        let root = std::env::temp_dir().join(format!("rocm-candidates-{}", std::process::id()));
         for name in ["rocm-6.4.1", "rocm-10.0.0", "rocm-7.0.2", "other-8"] {
             std::fs::create_dir_all(root.join(name)).unwrap();
         }

@@ -1,0 +1,121 @@
+//! Code objects, and launches of their kernels.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use gpu::code_object::CodeObject;
+use gpu::{Argument, Kernel};
+
+use crate::state::{Kind, State, status};
+
+/// A loaded code object.
+pub struct Module {
+    pub device: c_int,
+    pub object: CodeObject,
+    /// The same kernel for the simulator; none where kernels do nothing.
+    simulated: Option<Kernel>,
+}
+
+/// A launch, with its arguments as they were.
+#[derive(Clone)]
+pub struct Launch {
+    module: Arc<Module>,
+    kernel: usize,
+    grid: [u32; 3],
+    args: Vec<Value>,
+}
+
+/// An argument.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    Pointer(u64),
+    Word(u32),
+}
+
+impl Module {
+    /// Reads an image of unknown length, as the runtime has to: the ELF header says where the file ends.
+    ///
+    /// # Safety
+    /// `image` points at a whole ELF file, or at least at 64 bytes of something else.
+    pub unsafe fn read(image: *const c_void, device: c_int, arch: &str, state: &mut State) -> Result<Self, c_int> {
+        // SAFETY: the caller's.
+        let header = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), 64) };
+        if !header.starts_with(b"\x7fELF") {
+            return Err(status::INVALID_IMAGE);
+        }
+        let word =
+            |at: usize, len: usize| header[at..at + len].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        // e_shoff, e_shentsize, e_shnum: the linker puts the section headers last.
+        let len_bytes = word(40, 8) + word(58, 2) * word(60, 2);
+        // SAFETY: the caller's; the file is that long.
+        let bytes = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), len_bytes) };
+        let object = CodeObject::parse(bytes).map_err(|_| status::INVALID_IMAGE)?;
+        // Flags that the object does not state may be either way.
+        let mut wanted = object.target.split(':');
+        let mut found = arch.split(':');
+        if wanted.next() != found.next() || !wanted.all(|flag| arch.split(':').any(|other| other == flag)) {
+            return Err(status::NO_BINARY_FOR_GPU);
+        }
+        let simulated = match state.orders.kernels.clone() {
+            None => None,
+            Some(cache) => match state.sim.load(&cache, bytes, &object) {
+                Ok(kernel) => Some(kernel),
+                Err(why) => {
+                    state.orders.tell(&format!("not simulated: {why}"));
+                    return Err(status::INVALID_IMAGE);
+                }
+            },
+        };
+        Ok(Self { device, object, simulated })
+    }
+}
+
+impl Launch {
+    /// Takes the values that `arguments` point at.
+    ///
+    /// # Safety
+    /// There is a pointer for each explicit argument of the kernel, to a value of its size.
+    pub unsafe fn new(module: Arc<Module>, kernel: usize, grid: [u32; 3], arguments: *const *const c_void) -> Self {
+        let explicit = module.object.kernels[kernel].explicit_args().enumerate();
+        let args = explicit.map(|(i, arg)| {
+            // SAFETY: the caller's.
+            unsafe {
+                let value = *arguments.add(i);
+                match arg.size {
+                    8 => Value::Pointer(value.cast::<u64>().read_unaligned()),
+                    _ => Value::Word(value.cast::<u32>().read_unaligned()),
+                }
+            }
+        });
+        let args = args.collect();
+        Self { module, kernel, grid, args }
+    }
+
+    /// Runs it, now.
+    pub fn run(&self, state: &mut State) -> c_int {
+        let mut args = Vec::new();
+        for arg in &self.args {
+            match arg {
+                Value::Word(word) => args.push(Argument::U32(*word)),
+                Value::Pointer(address) => {
+                    let view = state.view_from(*address);
+                    let Some(view) =
+                        view.filter(|_| state.kind_of(*address, 0) == Some(Kind::Device(self.module.device)))
+                    else {
+                        return status::LAUNCH_FAILURE;
+                    };
+                    args.push(Argument::Memory { required_bytes: view.len_bytes(), view });
+                }
+            }
+        }
+        let Some(kernel) = &self.module.simulated else { return status::SUCCESS };
+        let wave_size = self.module.object.kernels[self.kernel].wave_size;
+        match state.sim.run(wave_size, kernel, self.grid, &args) {
+            Ok(()) => status::SUCCESS,
+            Err(why) => {
+                state.orders.tell(&format!("kernel failed: {why}"));
+                status::LAUNCH_FAILURE
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What the tests order: a file `orders` beside this library, lines of `name = value`.
+//!
+//! ```text
+//! arch = gfx1100, gfx90a:sramecc+:xnack-    one device each; nothing after the `=`: no device
+//! memory = 1000000                          bytes of every device
+//! wave_size = 64                            what every device says, whatever its arch has
+//! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
+//! fail = kernel:719                         status that a kernel leaves behind when it runs
+//! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator:
+//!                                           those run. Without it kernels do nothing
+//! ```
+//!
+//! Every call is a line in the file `calls` beside it.
+
+use std::ffi::{CStr, c_int};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::path::PathBuf;
+
+/// The orders, and the list of calls.
+pub struct Orders {
+    /// Archs of the devices.
+    pub archs: Vec<String>,
+    /// Bytes of every device.
+    pub memory_bytes: usize,
+    /// If it is not the arch's.
+    pub wave_size: Option<c_int>,
+    /// A cache with the text of every object, and the same text compiled for the simulator.
+    pub kernels: Option<PathBuf>,
+    failures: Vec<Failure>,
+    calls: Option<File>,
+}
+
+struct Failure {
+    call: String,
+    status: c_int,
+    /// Which time; none is always.
+    only: Option<usize>,
+    n_calls: usize,
+}
+
+impl Orders {
+    /// Reads the orders beside the library that this code is in.
+    pub fn read() -> Self {
+        let folder = folder();
+        let text = folder.as_ref().and_then(|folder| fs::read_to_string(folder.join("orders")).ok());
+        let calls =
+            folder.and_then(|folder| OpenOptions::new().create(true).append(true).open(folder.join("calls")).ok());
+        let mut orders = Self {
+            archs: vec!["gfx1100".into()],
+            memory_bytes: 4 << 30,
+            wave_size: None,
+            kernels: None,
+            failures: Vec::new(),
+            calls,
+        };
+        for (name, value) in text.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once('=')) {
+            orders.take(name.trim(), value.trim());
+        }
+        orders
+    }
+
+    fn take(&mut self, name: &str, value: &str) {
+        match name {
+            "arch" => {
+                self.archs = value.split(',').map(|arch| arch.trim().to_owned()).filter(|a| !a.is_empty()).collect()
+            }
+            "memory" => self.memory_bytes = value.parse().expect("bytes"),
+            "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
+            "kernels" => self.kernels = Some(value.into()),
+            "fail" => {
+                let mut parts = value.split(':');
+                let call = parts.next().expect("one part at least").to_owned();
+                let mut number = || parts.next().map(|part| part.parse::<usize>().expect("a number"));
+                let status = number().expect("a status") as c_int;
+                self.failures.push(Failure { call, status, only: number(), n_calls: 0 });
+            }
+            other => panic!("there is no order `{other}`"),
+        }
+    }
+
+    /// The status that a call shall return instead of working.
+    pub fn failure(&mut self, call: &str) -> Option<c_int> {
+        let failure = self.failures.iter_mut().find(|failure| failure.call == call)?;
+        failure.n_calls += 1;
+        failure.only.is_none_or(|only| only == failure.n_calls).then_some(failure.status)
+    }
+
+    /// Adds a line to the list of calls.
+    pub fn tell(&mut self, line: &str) {
+        if let Some(calls) = &mut self.calls {
+            // One write a line, so that a process that is killed leaves whole ones.
+            let _ = calls.write_all(format!("{line}\n").as_bytes());
+        }
+    }
+}
+
+/// Where this library is: tests have a copy each, and with it state of their own.
+fn folder() -> Option<PathBuf> {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be asked for; the record is valid for writes, and zeroes are one.
+    let found = unsafe {
+        libc::dladdr(folder as *const libc::c_void, found.as_mut_ptr());
+        found.assume_init()
+    };
+    if found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and the loader's names are terminated.
+    let path = PathBuf::from(unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned());
+    path.parent().map(PathBuf::from)
+}

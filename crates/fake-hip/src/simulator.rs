@@ -1,0 +1,74 @@
+//! Launches, executed: the cache of the program keeps the text beside every object, and the same text compiled for the
+//! simulator under another key. That one runs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gpu::code_object::{CodeObject, KernelFacts};
+use gpu::sim::SimDriver;
+use gpu::{Argument, ArgumentKind, ArgumentSpec, Buffer, Driver, Kernel, KernelSpec, Launch};
+
+/// The simulator, by wave size, made when it is needed.
+pub struct Simulator {
+    drivers: BTreeMap<u32, SimDriver>,
+}
+
+impl Simulator {
+    pub fn new() -> Self {
+        Self { drivers: BTreeMap::new() }
+    }
+
+    fn driver(&mut self, wave_size: u32) -> &SimDriver {
+        self.drivers.entry(wave_size).or_insert_with(|| SimDriver::new("fake", wave_size, 0).expect("threads"))
+    }
+
+    pub fn allocate(&mut self, len_bytes: usize) -> Option<Buffer> {
+        self.driver(32).allocate(len_bytes).ok() // memory is the same for all
+    }
+
+    /// Finds the kernel of an object among those that were compiled for the simulator.
+    pub fn load(&mut self, cache: &Path, object: &[u8], said: &CodeObject) -> Result<Kernel, String> {
+        let entries = entries(cache);
+        let same = |path: &&PathBuf| fs::read(path.join("object")).is_ok_and(|bytes| bytes == object);
+        let origin = entries.iter().find(same).ok_or("the object is not in the cache")?;
+        let text = fs::read_to_string(origin.join("source")).map_err(|error| error.to_string())?;
+        let [facts] = said.kernels.as_slice() else { return Err("not one kernel".to_owned()) };
+        let abi_line = format!("const char {}_abi[] = \"", facts.name);
+        let abi_of = |source: &str| {
+            let (_, abi) = source.split_once(&abi_line).filter(|_| source.contains(text.trim_end()))?;
+            Some(abi.split('"').next().unwrap_or_default().to_owned())
+        };
+        let mut why = format!("`{}` was not compiled for the simulator", facts.name);
+        for path in entries.iter().filter(|path| *path != origin) {
+            let source = fs::read_to_string(path.join("source")).unwrap_or_default();
+            let (Some(abi), Ok(bytes)) = (abi_of(&source), fs::read(path.join("object"))) else { continue };
+            // An object of an older simulator may be there too.
+            match self.driver(facts.wave_size).load(&bytes, spec(facts, abi)) {
+                Ok(kernel) => return Ok(kernel),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        Err(why)
+    }
+
+    pub fn run(&mut self, wave_size: u32, kernel: &Kernel, grid: [u32; 3], args: &[Argument]) -> Result<(), String> {
+        self.driver(wave_size)
+            .launch(kernel, &Launch { grid, scratch_bytes: 0, args })
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// The folders of a cache: `v1/<two digits>/<digest>`.
+fn entries(cache: &Path) -> Vec<PathBuf> {
+    let children = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    children(cache.join("v1")).flat_map(children).collect()
+}
+
+/// What a code object says of its kernel, as a contract; what is by value has 32 bits, whatever they mean.
+fn spec(facts: &KernelFacts, abi: String) -> KernelSpec {
+    let kind = |size: u32| if size == 8 { ArgumentKind::Write } else { ArgumentKind::U32 };
+    let sizes = facts.explicit_args().map(|arg| arg.size).enumerate();
+    let args = sizes.map(|(i, size)| ArgumentSpec { name: format!("argument {i}"), kind: kind(size) });
+    KernelSpec { entry: facts.name.clone(), abi, args: args.collect(), block_size: facts.max_block_size }
+}

@@ -1,0 +1,183 @@
+//! Memory, streams, modules and graphs: what exists, and what is still to be done.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use gpu::{Buffer, BufferView};
+
+use crate::kernel::{Launch, Module};
+use crate::orders::Orders;
+use crate::simulator::Simulator;
+
+/// Statuses that this runtime returns on its own.
+pub mod status {
+    use std::ffi::c_int;
+
+    pub const SUCCESS: c_int = 0;
+    pub const INVALID_VALUE: c_int = 1;
+    pub const OUT_OF_MEMORY: c_int = 2;
+    pub const NO_DEVICE: c_int = 100;
+    pub const INVALID_DEVICE: c_int = 101;
+    pub const INVALID_IMAGE: c_int = 200;
+    pub const INVALID_CONTEXT: c_int = 201;
+    pub const NO_BINARY_FOR_GPU: c_int = 209;
+    pub const INVALID_HANDLE: c_int = 400;
+    pub const NOT_FOUND: c_int = 500;
+    pub const NOT_READY: c_int = 600;
+    pub const LAUNCH_FAILURE: c_int = 719;
+}
+
+/// Everything; one per loaded copy of this library.
+pub struct State {
+    pub orders: Orders,
+    pub sim: Simulator,
+    /// Allocations by address.
+    pub memory: BTreeMap<u64, Memory>,
+    pub streams: HashMap<u64, Stream>,
+    /// When an event was come to; none before.
+    pub events: HashMap<u64, Option<Instant>>,
+    pub modules: HashMap<u64, Arc<Module>>,
+    /// Kernels by handle: the module's and which.
+    pub functions: HashMap<u64, (u64, usize)>,
+    pub graphs: HashMap<u64, Vec<Launch>>,
+    pub executables: HashMap<u64, Vec<Launch>>,
+    /// What a kernel left behind; every call that waits returns it from then on.
+    pub sticky: c_int,
+    next_handle: u64,
+}
+
+/// An allocation.
+pub struct Memory {
+    pub len_bytes: usize,
+    pub kind: Kind,
+    pub buffer: Buffer,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Of a device.
+    Device(c_int),
+    /// Pinned, of the host.
+    Pinned,
+}
+
+/// Work that waits until somebody waits for it: a program that forgets to sees what was there before.
+pub struct Stream {
+    pub device: c_int,
+    pub queue: VecDeque<Work>,
+    /// Launches of the capture that is going on.
+    pub capture: Option<Vec<Launch>>,
+}
+
+/// One thing on a stream.
+pub enum Work {
+    Copy { to: u64, from: u64, len_bytes: usize },
+    Set { to: u64, byte: u8, len_bytes: usize },
+    Launch(Launch),
+    Mark { event: u64 },
+}
+
+impl State {
+    /// The one of this library.
+    pub fn lock() -> MutexGuard<'static, Self> {
+        static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+        let state = STATE.get_or_init(|| Mutex::new(State::new(Orders::read())));
+        state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new(orders: Orders) -> Self {
+        Self {
+            sim: Simulator::new(),
+            orders,
+            memory: BTreeMap::new(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            graphs: HashMap::new(),
+            executables: HashMap::new(),
+            sticky: status::SUCCESS,
+            next_handle: 0x1000,
+        }
+    }
+
+    pub fn handle(&mut self) -> u64 {
+        self.next_handle += 0x10;
+        self.next_handle
+    }
+
+    /// Bytes of a device that are in use.
+    pub fn used_bytes(&self, device: c_int) -> usize {
+        self.memory.values().filter(|memory| memory.kind == Kind::Device(device)).map(|memory| memory.len_bytes).sum()
+    }
+
+    /// The memory that all of a range is in.
+    pub fn kind_of(&self, address: u64, len_bytes: usize) -> Option<Kind> {
+        let (start, memory) = self.memory.range(..=address).next_back()?;
+        (address - start + len_bytes as u64 <= memory.len_bytes as u64).then_some(memory.kind)
+    }
+
+    /// From `address` to the end of its allocation.
+    pub fn view_from(&self, address: u64) -> Option<BufferView> {
+        let (start, memory) = self.memory.range(..=address).next_back()?;
+        let offset = (address - start) as usize;
+        memory.buffer.view().slice(offset, memory.len_bytes.checked_sub(offset)?)
+    }
+
+    /// Does what is on a stream, up to an event if one is named.
+    pub fn drain(&mut self, stream: u64, until: Option<u64>) -> c_int {
+        while let Some(work) = self.streams.get_mut(&stream).and_then(|stream| stream.queue.pop_front()) {
+            let last = matches!(work, Work::Mark { event } if Some(event) == until);
+            self.perform(work);
+            if last {
+                break;
+            }
+        }
+        self.sticky
+    }
+
+    pub fn drain_all(&mut self) -> c_int {
+        let streams: Vec<u64> = self.streams.keys().copied().collect();
+        for stream in streams {
+            self.drain(stream, None);
+        }
+        self.sticky
+    }
+
+    fn perform(&mut self, work: Work) {
+        match work {
+            Work::Mark { event } => {
+                if let Some(reached) = self.events.get_mut(&event) {
+                    *reached = Some(Instant::now());
+                }
+            }
+            // A kernel that failed takes the rest of the stream with it.
+            _ if self.sticky != status::SUCCESS => {}
+            Work::Copy { to, from, len_bytes } => {
+                if self.kind_of(to, len_bytes).is_none() || self.kind_of(from, len_bytes).is_none() {
+                    self.sticky = status::LAUNCH_FAILURE;
+                    return;
+                }
+                // SAFETY: both ranges are in memory that is still allocated, and are of different allocations.
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len_bytes) };
+            }
+            Work::Set { to, byte, len_bytes } => {
+                if self.kind_of(to, len_bytes).is_none() {
+                    self.sticky = status::LAUNCH_FAILURE;
+                    return;
+                }
+                // SAFETY: the range is in memory that is still allocated.
+                unsafe { std::ptr::write_bytes(to as *mut u8, byte, len_bytes) };
+            }
+            Work::Launch(launch) => {
+                self.sticky = match self.orders.failure("kernel") {
+                    Some(failure) => failure,
+                    None => launch.run(self),
+                };
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Code objects on a device, and the launch of their kernels.
+
+use std::ffi::{CString, c_uint, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use hip_runtime_sys::HipError;
+use hip_runtime_sys::sys::{Handle, status};
+
+use super::device::Device;
+use crate::GpuError;
+use crate::launch::{Argument, KernelSpec, Launch};
+use crate::memory::OwnerId;
+
+/// A kernel of a loaded module.
+pub(super) struct Function {
+    function: Handle,
+    module: Module,
+    block_size: u32,
+}
+
+/// Why an object was not loaded.
+pub(super) enum LoadError {
+    /// The runtime says that it is not for this device.
+    NoBinary(HipError),
+    /// Anything else.
+    Other(GpuError),
+}
+
+impl From<GpuError> for LoadError {
+    fn from(error: GpuError) -> Self {
+        Self::Other(error)
+    }
+}
+
+struct Module {
+    device: Arc<Device>,
+    module: Handle,
+    /// Versions of the runtime differ in whether they copy the image.
+    _image: Vec<u8>,
+}
+
+// SAFETY: handles that only the runtime looks into, from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Loads an object that is known to fit `spec`.
+    pub fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, LoadError> {
+        let image = object.to_vec();
+        let mut module = ptr::null_mut();
+        // SAFETY: `module` is valid for writes, and the image is a whole code object, as the caller has read it.
+        let code = unsafe { (device.enter()?.module_load_data)(&mut module, image.as_ptr().cast()) };
+        device.hip.check("hipModuleLoadData", code).map_err(|source| match source.code {
+            status::NO_BINARY_FOR_GPU => LoadError::NoBinary(source),
+            _ => LoadError::Other(device.error("load a kernel", source)),
+        })?;
+        let module = Module { device: Arc::clone(device), module, _image: image };
+        let function = module.function(&spec.entry)?;
+        Ok(Self { function, module, block_size: spec.block_size })
+    }
+
+    /// Whether it was loaded on this device.
+    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.module.device, device)
+    }
+
+    /// Puts a launch on the stream; its arguments were checked. What the kernel reads and writes must live until the
+    /// stream has been waited for, which the owners of memory see to.
+    pub fn launch(&self, owner: OwnerId, launch: &Launch<'_>) -> Result<(), GpuError> {
+        let device = &self.module.device;
+        let [x, y, z] = launch.grid;
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        // The address of the variable that holds an address, or of the value itself: both outlive the call, which
+        // copies what is behind them.
+        let addresses = launch
+            .args
+            .iter()
+            .map(|arg| match arg {
+                Argument::Memory { view, .. } => view.device_address(owner),
+                _ => Ok(0),
+            })
+            .collect::<Result<Vec<u64>, _>>()?;
+        let mut arguments: Vec<*mut c_void> = launch
+            .args
+            .iter()
+            .zip(&addresses)
+            .map(|(arg, address)| match arg {
+                Argument::Memory { .. } => (&raw const *address).cast_mut().cast(),
+                Argument::U32(value) => (&raw const *value).cast_mut().cast(),
+                Argument::I32(value) => (&raw const *value).cast_mut().cast(),
+                Argument::F32(value) => (&raw const *value).cast_mut().cast(),
+            })
+            .collect();
+        let block: c_uint = self.block_size;
+        // SAFETY: function and stream are alive; the object's own description of its arguments was compared with the
+        // spec when it was loaded, and the launch's with the spec now, so there are as many pointers as the kernel has
+        // arguments, each to a value of its size. Staying inside the lengths is the template's contract.
+        let code = unsafe {
+            let hip = device.enter()?;
+            let no_extra = ptr::null_mut();
+            (hip.module_launch_kernel)(
+                self.function,
+                x,
+                y,
+                z,
+                block,
+                1,
+                1,
+                0,
+                device.stream,
+                arguments.as_mut_ptr(),
+                no_extra,
+            )
+        };
+        device.check("launch a kernel", "hipModuleLaunchKernel", code)
+    }
+}
+
+impl Module {
+    fn function(&self, entry: &str) -> Result<Handle, GpuError> {
+        let missing = || GpuError::NoEntry { symbol: entry.to_owned() };
+        let name = CString::new(entry).map_err(|_| missing())?;
+        let mut function = ptr::null_mut();
+        // SAFETY: `function` is valid for writes, the module is loaded and the name terminated.
+        let code = unsafe { (self.device.enter()?.module_get_function)(&mut function, self.module, name.as_ptr()) };
+        match self.device.hip.check("hipModuleGetFunction", code) {
+            Ok(()) => Ok(function),
+            Err(error) if error.code == status::NOT_FOUND => Err(missing()),
+            Err(error) => Err(self.device.error("look a kernel up", error)),
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded by `Function::load`, unloaded nowhere else, and nothing on the stream runs its kernel.
+        self.device
+            .release_after_use("unload a kernel", "hipModuleUnload", |hip| unsafe { (hip.module_unload)(self.module) });
+    }
+}

@@ -1,0 +1,207 @@
+//! A HIP runtime and the devices that it finds.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hip_runtime_sys::sys::{attribute, status};
+use hip_runtime_sys::{Hip, HipError};
+
+use crate::GpuError;
+
+/// An opened and initialised HIP runtime.
+#[derive(Clone, Debug)]
+pub struct HipRuntime {
+    pub(super) hip: Arc<Hip>,
+    n_devices: usize,
+}
+
+/// What a device says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HipDeviceFacts {
+    /// Counted from 0.
+    pub ordinal: usize,
+    /// The product: `AMD Radeon RX 7900 XTX`.
+    pub name: String,
+    /// The target id with its flags: `gfx90a:sramecc+:xnack-`.
+    pub arch: String,
+    /// Lanes of a wave: 32 or 64.
+    pub wave_size: u32,
+    /// LDS that one block may use, in bytes.
+    pub lds_bytes: u32,
+    /// Compute units.
+    pub compute_units: usize,
+    /// Whether it shares the host's memory.
+    pub is_integrated: bool,
+    /// Memory that nobody uses, in bytes.
+    pub free_bytes: usize,
+    /// Memory, in bytes.
+    pub total_bytes: usize,
+}
+
+impl HipRuntime {
+    /// Opens and initialises the runtime. A runtime that finds no device is opened all the same.
+    ///
+    /// - `explicit`: the library, or a folder that holds it; then no other is tried
+    /// - `rocm_path`: where ROCm is installed, if somebody said so
+    ///
+    /// # Errors
+    /// [`GpuError::NoRuntime`], or [`GpuError::Hip`] when it does not start.
+    pub fn open(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Result<Self, GpuError> {
+        let hip = Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| {
+            GpuError::NoRuntime { searched: hip_runtime_sys::searched(explicit, rocm_path), source }
+        })?;
+        let mut count: c_int = 0;
+        // SAFETY: `count` is valid for writes; the flags must be zero.
+        let found = unsafe {
+            hip.check("hipInit", (hip.init)(0))
+                .and_then(|()| hip.check("hipGetDeviceCount", (hip.get_device_count)(&mut count)))
+        };
+        match found {
+            // HIP 5.2 on a machine without a GPU says `hipErrorInvalidDevice`.
+            Err(error) if matches!(error.code, status::NO_DEVICE | status::INVALID_DEVICE) => count = 0,
+            Err(source) => return Err(GpuError::Hip { device: "hip".into(), what: "start the runtime", source }),
+            Ok(()) => {}
+        }
+        Ok(Self { hip: Arc::new(hip), n_devices: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// The library that was opened.
+    pub fn path(&self) -> PathBuf {
+        self.hip.path().to_path_buf()
+    }
+
+    /// Versions of the runtime and of the driver, `6.4.43484`; `?` where it does not say.
+    pub fn versions(&self) -> (String, String) {
+        let version = |call: unsafe extern "C" fn(*mut c_int) -> c_int| {
+            let mut number = 0;
+            // SAFETY: `number` is valid for writes.
+            let code = unsafe { call(&mut number) };
+            // HIP_VERSION: major * 10^7 + minor * 10^5 + patch.
+            let text = format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000);
+            if code == status::SUCCESS { text } else { "?".to_owned() }
+        };
+        (version(self.hip.runtime_get_version), version(self.hip.driver_get_version))
+    }
+
+    /// How many devices it finds.
+    pub fn n_devices(&self) -> usize {
+        self.n_devices
+    }
+
+    /// What a device says of itself.
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`]; [`GpuError::Hip`] for a question that fails; [`GpuError::Nonsense`] for an answer that
+    /// cannot be: the structure may be another one than was expected.
+    pub fn facts(&self, ordinal: usize) -> Result<HipDeviceFacts, GpuError> {
+        if ordinal >= self.n_devices {
+            return Err(GpuError::NoDevice { device: format!("hip:{ordinal}"), n_devices: self.n_devices });
+        }
+        let facts = self.ask(ordinal).map_err(|source| GpuError::Hip {
+            device: format!("hip:{ordinal}"),
+            what: "ask the device what it is",
+            source,
+        })?;
+        facts.check()?;
+        Ok(facts)
+    }
+
+    fn ask(&self, ordinal: usize) -> Result<HipDeviceFacts, HipError> {
+        let hip = &*self.hip;
+        let device = ordinal as c_int; // below a count that was one
+        let number = |attribute: c_int| {
+            let mut value = 0;
+            // SAFETY: `value` is valid for writes.
+            let code = unsafe { (hip.device_get_attribute)(&mut value, attribute, device) };
+            hip.check("hipDeviceGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+        };
+        // SAFETY: takes any number. What is free is a question to the current device.
+        hip.check("hipSetDevice", unsafe { (hip.set_device)(device) })?;
+        let (free_bytes, total_bytes) = memory(hip)?;
+        Ok(HipDeviceFacts {
+            ordinal,
+            name: name(hip, device)?,
+            arch: hip.arch_name(device)?,
+            wave_size: number(attribute::WARP_SIZE)?,
+            lds_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
+            compute_units: number(attribute::MULTIPROCESSOR_COUNT)? as usize,
+            is_integrated: number(attribute::INTEGRATED)? != 0,
+            free_bytes,
+            total_bytes,
+        })
+    }
+}
+
+impl HipDeviceFacts {
+    /// Refuses what no device is like.
+    fn check(&self) -> Result<(), GpuError> {
+        let nonsense = |what: &'static str, found: String| {
+            Err(GpuError::Nonsense { device: format!("hip:{}", self.ordinal), what, found })
+        };
+        let target_id = self.arch.strip_prefix("gfx").is_some_and(|rest| {
+            rest.starts_with(|c: char| c.is_ascii_digit())
+                && rest.chars().all(|c| c.is_ascii_alphanumeric() || ":+-".contains(c))
+        });
+        if !target_id {
+            return nonsense("arch", format!("`{}`", self.arch.escape_debug()));
+        }
+        if !matches!(self.wave_size, 32 | 64) {
+            return nonsense("wave size", self.wave_size.to_string());
+        }
+        if self.compute_units == 0 {
+            return nonsense("number of compute units", "0".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Free and total memory of the current device, in bytes.
+pub(super) fn memory(hip: &Hip) -> Result<(usize, usize), HipError> {
+    let (mut free_bytes, mut total_bytes) = (0, 0);
+    // SAFETY: both are valid for writes.
+    let code = unsafe { (hip.mem_get_info)(&mut free_bytes, &mut total_bytes) };
+    hip.check("hipMemGetInfo", code).map(|()| (free_bytes, total_bytes))
+}
+
+fn name(hip: &Hip, device: c_int) -> Result<String, HipError> {
+    let mut bytes = [0_u8; 256];
+    // SAFETY: the buffer is as long as stated.
+    let code = unsafe { (hip.device_get_name)(bytes.as_mut_ptr().cast::<c_char>(), bytes.len() as c_int, device) };
+    hip.check("hipDeviceGetName", code)?;
+    let name = CStr::from_bytes_until_nul(&bytes).map_or(&bytes[..], CStr::to_bytes);
+    Ok(String::from_utf8_lossy(name).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> HipDeviceFacts {
+        HipDeviceFacts {
+            ordinal: 1,
+            name: "a GPU".into(),
+            arch: "gfx90a:sramecc+:xnack-".into(),
+            wave_size: 64,
+            lds_bytes: 65_536,
+            compute_units: 110,
+            is_integrated: false,
+            free_bytes: 1,
+            total_bytes: 2,
+        }
+    }
+
+    #[test]
+    fn a_device_that_makes_no_sense_is_refused() {
+        facts().check().unwrap();
+        for (wrong, said) in [
+            (HipDeviceFacts { arch: "AMD Radeon".into(), ..facts() }, "arch is `AMD Radeon`"),
+            (HipDeviceFacts { arch: String::new(), ..facts() }, "arch is ``"),
+            (HipDeviceFacts { wave_size: 0, ..facts() }, "wave size is 0"),
+            (HipDeviceFacts { compute_units: 0, ..facts() }, "compute units is 0"),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.starts_with("hip:1: ") && error.contains(said), "{error}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Copies between this process and the device, through pinned memory and in chunks: a copy out of pageable memory
+//! makes the driver pin it first, and pinning the tens of gigabytes of a mapped checkpoint hangs some machines.
+
+use std::sync::Arc;
+
+use hip_runtime_sys::sys;
+
+use super::device::Device;
+use super::event::Event;
+use super::memory::Pinned;
+use crate::GpuError;
+
+/// Bytes of one half of the ring, and the longest single copy.
+pub(super) const HALF_BYTES: usize = 16 << 20;
+
+/// Copies begin at multiples of it, in bytes.
+const ALIGNMENT_BYTES: usize = 256;
+
+/// A ring of two halves: while the device copies out of one, the other is filled.
+pub(super) struct Staging {
+    device: Arc<Device>,
+    pinned: Pinned,
+    /// The half in use.
+    half: usize,
+    /// Where the next copy goes, in bytes from the ring's start.
+    next: usize,
+    /// When the device is done with a half; none when it is not using it.
+    done: [Option<Event>; 2],
+}
+
+impl Staging {
+    pub fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+        let pinned = Pinned::new(device, 2 * HALF_BYTES)?;
+        Ok(Self { device: Arc::clone(device), pinned, half: 0, next: 0, done: [None, None] })
+    }
+
+    /// Copies `bytes` to `address` on the device, which the caller knows to have room for them. When this returns,
+    /// `bytes` may go, and what is launched next will see the copy.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
+        let mut to = address;
+        for chunk in bytes.chunks(HALF_BYTES) {
+            let at = self.reserve(chunk.len())?;
+            self.pinned.bytes()[at..at + chunk.len()].copy_from_slice(chunk);
+            let (from, to_pointer) = (self.pinned.at(at), std::ptr::without_provenance_mut(to as usize));
+            // SAFETY: the caller's buffer has room at `to`, and the reserved part of the ring is not touched until
+            // its event or the stream has been waited for.
+            let code = unsafe {
+                let hip = self.device.enter()?;
+                (hip.memcpy_async)(to_pointer, from, chunk.len(), sys::MEMCPY_HOST_TO_DEVICE, self.device.stream)
+            };
+            self.device.check("copy to the device", "hipMemcpyAsync", code)?;
+            to += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies from `address` on the device, where the caller knows as many bytes to be, after everything on the stream.
+    pub fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+        let mut from = address;
+        for chunk in bytes.chunks_mut(HALF_BYTES) {
+            let at = self.reserve(chunk.len())?;
+            let (to, from_pointer) = (self.pinned.at(at), std::ptr::without_provenance(from as usize));
+            // SAFETY: as in `write`, the other way.
+            let code = unsafe {
+                let hip = self.device.enter()?;
+                (hip.memcpy_async)(to, from_pointer, chunk.len(), sys::MEMCPY_DEVICE_TO_HOST, self.device.stream)
+            };
+            self.device.check("copy from the device", "hipMemcpyAsync", code)?;
+            self.device.synchronize()?;
+            chunk.copy_from_slice(&self.pinned.bytes()[at..at + chunk.len()]);
+            // The stream is empty, so is the ring.
+            (self.half, self.next, self.done) = (0, 0, [None, None]);
+            from += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Room for a copy of at most half the ring; waits when the device is still copying out of it.
+    fn reserve(&mut self, len_bytes: usize) -> Result<usize, GpuError> {
+        if self.next + len_bytes > (self.half + 1) * HALF_BYTES {
+            let event = Event::new(&self.device)?;
+            event.record()?;
+            self.done[self.half] = Some(event);
+            self.half = 1 - self.half;
+            self.next = self.half * HALF_BYTES;
+            if let Some(event) = self.done[self.half].take() {
+                event.wait()?;
+            }
+        }
+        let at = self.next;
+        self.next = (at + len_bytes).next_multiple_of(ALIGNMENT_BYTES);
+        Ok(at)
+    }
+}

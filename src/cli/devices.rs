@@ -1,0 +1,151 @@
+//! `gptoss-jit devices`: what `--device` can name on this machine.
+//!
+//! With `--json`, one object: `schema` (1), `devices`, a list of `device`, `name`, `arch`, `cores` (compute units of a
+//! GPU), `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the
+//! device cannot be used); and `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none.
+
+use std::thread;
+
+use gpu::GpuError;
+use gpu::hip::HipRuntime;
+use serde::Serialize;
+
+use super::hip;
+use super::model::{free_memory_bytes, memory_bytes};
+use super::output::{Output, human_bytes};
+use crate::target::Target;
+
+/// List the devices that `--device` can name here
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// A line, and an object of the JSON.
+#[derive(Debug, Default, Serialize)]
+struct Listed {
+    device: String,
+    name: String,
+    arch: String,
+    cores: usize,
+    wave_size: u32,
+    free_bytes: Option<usize>,
+    total_bytes: Option<usize>,
+    problem: Option<String>,
+}
+
+/// The HIP runtime, or why there is none.
+#[derive(Debug, Default, Serialize)]
+struct Hip {
+    library: Option<String>,
+    runtime_version: Option<String>,
+    driver_version: Option<String>,
+    problem: Option<String>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What printing gives.
+pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
+    let runtime = hip::runtime();
+    let gpus = runtime.iter().flat_map(|runtime| (0..runtime.n_devices()).map(|i| Listed::hip(runtime, i)));
+    let devices: Vec<Listed> = gpus.chain([Listed::cpu()]).collect();
+    let hip = Hip::of(&runtime);
+    if output.is_json() {
+        #[derive(Serialize)]
+        struct Report {
+            schema: u32,
+            devices: Vec<Listed>,
+            hip: Hip,
+        }
+        return Ok(output.json(&Report { schema: 1, devices, hip })?);
+    }
+    let rows: Vec<Vec<String>> = devices.iter().map(Listed::cells).collect();
+    let headers = ["device", "arch", "cores", "wave", "memory free", "memory", "name"];
+    output.table(&headers, &rows, &["cores", "wave", "memory free", "memory"])?;
+    for listed in &devices {
+        if let Some(problem) = &listed.problem {
+            output.note(&format!("{}: {problem}", listed.device));
+        }
+    }
+    output.note(&hip.text());
+    Ok(())
+}
+
+impl Listed {
+    fn cpu() -> Self {
+        Self {
+            device: "cpu".into(),
+            name: "this machine's cores".into(),
+            arch: Target::host().id(),
+            cores: thread::available_parallelism().map_or(0, usize::from),
+            wave_size: 1,
+            free_bytes: free_memory_bytes(),
+            total_bytes: memory_bytes("MemTotal:"),
+            problem: None,
+        }
+    }
+
+    fn hip(runtime: &HipRuntime, ordinal: usize) -> Self {
+        let device = format!("hip:{ordinal}");
+        match runtime.facts(ordinal) {
+            Ok(facts) => Self {
+                device,
+                problem: Target::gpu_or_similar(&facts.arch)
+                    .map_or_else(|error| Some(error.to_string()), |(_, said)| said),
+                name: facts.name,
+                arch: facts.arch,
+                cores: facts.compute_units,
+                wave_size: facts.wave_size,
+                free_bytes: Some(facts.free_bytes),
+                total_bytes: Some(facts.total_bytes),
+            },
+            Err(error) => Self { device, problem: Some(chain(&error)), ..Self::default() },
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let size = |bytes: Option<usize>| bytes.map_or_else(|| "?".into(), |bytes| human_bytes(bytes as u64));
+        let Self { device, name, arch, cores, wave_size, free_bytes, total_bytes, .. } = self;
+        vec![
+            device.clone(),
+            arch.clone(),
+            cores.to_string(),
+            wave_size.to_string(),
+            size(*free_bytes),
+            size(*total_bytes),
+            name.clone(),
+        ]
+    }
+}
+
+impl Hip {
+    fn of(runtime: &Result<HipRuntime, GpuError>) -> Self {
+        match runtime {
+            Ok(runtime) => {
+                let (runtime_version, driver_version) = runtime.versions();
+                Self {
+                    library: Some(runtime.path().display().to_string()),
+                    runtime_version: Some(runtime_version),
+                    driver_version: Some(driver_version),
+                    problem: (runtime.n_devices() == 0).then(|| "it finds no device".to_owned()),
+                }
+            }
+            // Its cause lists every name that the loader does not know.
+            Err(error @ GpuError::NoRuntime { .. }) => Self { problem: Some(error.to_string()), ..Self::default() },
+            Err(error) => Self { problem: Some(chain(error)), ..Self::default() },
+        }
+    }
+
+    fn text(&self) -> String {
+        let library = self
+            .library
+            .iter()
+            .map(|library| format!("HIP runtime {}: {library}", self.runtime_version.as_deref().unwrap_or("?")));
+        library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// An error and its causes.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,151 @@
+//! The program with a fake runtime.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use super::Room;
+
+impl Room {
+    /// The program, with this runtime and a cache of its own.
+    pub(super) fn program(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
+        command.args(arguments).env("GPTOSS_JIT_HIP", self.path()).env("XDG_CONFIG_HOME", self.path());
+        command.env("GPTOSS_JIT_CACHE", self.path().join("cache"));
+        for name in ["GPTOSS_JIT_TEMPLATES", "GPTOSS_JIT_JOBS", "HSA_OVERRIDE_GFX_VERSION", "ROCM_PATH"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    pub(super) fn run(&self, arguments: &[&str]) -> Output {
+        self.program(arguments).output().expect("the program starts")
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)))
+    }
+}
+
+pub(super) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn devices_lists_what_the_runtime_finds_and_the_cpu() {
+    let room = Room::new("arch = gfx90a:sramecc+:xnack-, gfx1152\nmemory = 1073741824");
+    let report = room.json(&["devices", "--json"]);
+    let devices = report["devices"].as_array().expect("a list");
+    let names: Vec<_> = devices.iter().map(|device| device["device"].as_str().expect("text")).collect();
+    assert_eq!(names, ["hip:0", "hip:1", "cpu"]);
+    assert_eq!((&devices[0]["arch"], &devices[0]["wave_size"]), (&"gfx90a:sramecc+:xnack-".into(), &64.into()));
+    assert_eq!((&devices[0]["total_bytes"], &devices[0]["problem"]), (&1_073_741_824_u64.into(), &Value::Null));
+    assert!(devices[1]["problem"].as_str().is_some_and(|said| said.contains("assumed to be like gfx1151")), "{report}");
+    assert_eq!((&report["hip"]["runtime_version"], &report["hip"]["problem"]), (&"6.4.43484".into(), &Value::Null));
+
+    let output = room.run(&["devices"]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(out.contains("hip:1   gfx1152") && out.contains("Fake gfx1152") && out.contains("1.1 GB"), "{out}");
+    assert!(err.contains("hip:1: nothing is known about gfx1152") && err.contains("HIP runtime 6.4.43484"), "{err}");
+}
+
+#[test]
+fn devices_works_without_a_runtime_and_without_a_device() {
+    let room = Room::new("arch =");
+    let report = room.json(&["devices", "--json"]);
+    assert_eq!(report["hip"]["problem"], "it finds no device");
+    assert_eq!(report["devices"].as_array().map(Vec::len), Some(1));
+
+    let output = room.program(&["devices", "--json"]).env("GPTOSS_JIT_HIP", "/nowhere").output().expect("it starts");
+    assert!(output.status.success());
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let problem = report["hip"]["problem"].as_str().expect("text");
+    assert_eq!(problem, "there is no HIP runtime: looked in `/nowhere`");
+    assert_eq!(report["devices"][0]["device"], "cpu");
+}
+
+#[test]
+fn a_device_that_makes_no_sense_is_listed_with_its_problem() {
+    let room = Room::new("wave_size = 7");
+    let report = room.json(&["devices", "--json"]);
+    let problem = report["devices"][0]["problem"].as_str().expect("text");
+    assert_eq!(problem, "hip:0: what the HIP runtime says cannot be: the wave size is 7");
+}
+
+fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let checks = report["checks"].as_array().expect("a list");
+    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check `{name}`: {report}"))
+}
+
+#[test]
+fn doctor_tells_of_the_runtime_and_its_devices() {
+    let room = Room::new("arch = gfx1151\nmemory = 2147483648");
+    let report = room.json(&["doctor", "--json"]);
+    let hip = check(&report, "HIP runtime");
+    assert_eq!((&hip["state"], &hip["needed"]), (&"ok".into(), &false.into()), "{report}");
+    let details = hip["details"].to_string();
+    assert!(details.contains("6.4.43484 (driver 6.4.43484), ") && details.contains("libamdhip64.so"), "{details}");
+    let device = "hip:0: Fake gfx1151, gfx1151, 4 CUs, waves of 32, 65.5 kB of LDS, 2.1 GB of 2.1 GB free";
+    assert!(details.contains(device), "{details}");
+}
+
+#[test]
+fn doctor_says_what_is_wrong_with_the_runtime_and_what_to_do() {
+    for (orders, state, detail, hint) in [
+        ("arch =", "missing", "it finds no device", "/dev/kfd"),
+        ("fail = hipInit:303", "failed", "`hipInit` failed: hipErrorSharedObjectInitFailed (303)", ""),
+        ("wave_size = 7", "failed", "the wave size is 7", "GPTOSS_JIT_HIP"),
+    ] {
+        let room = Room::new(orders);
+        let report = room.json(&["doctor", "--json"]);
+        let hip = check(&report, "HIP runtime");
+        assert_eq!(hip["state"], state, "{report}");
+        assert!(hip["details"].to_string().contains(detail), "{report}");
+        assert!(hip["hint"].as_str().unwrap_or_default().contains(hint), "{report}");
+        assert_eq!(report["ready"], true, "{report}");
+    }
+    let room = Room::new("");
+    std::fs::remove_file(room.path().join("libamdhip64.so")).expect("removed");
+    let report = room.json(&["doctor", "--json"]);
+    let hip = check(&report, "HIP runtime");
+    assert_eq!(hip["state"], "missing", "{report}");
+    assert!(hip["hint"].as_str().is_some_and(|hint| hint.contains("GPTOSS_JIT_HIP")), "{report}");
+}
+
+#[test]
+fn a_library_that_is_no_hip_runtime_says_which_function_it_lacks() {
+    let room = Room::new("");
+    let file = room.path().join("libamdhip64.so");
+    std::fs::copy(any_library(), &file).expect("copied");
+    let output = room.run(&["devices", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let problem = report["hip"]["problem"].as_str().expect("text");
+    assert!(problem.contains("there is no HIP runtime"), "{problem}");
+    assert!(problem.contains("hipInit"), "{problem}");
+}
+
+/// A shared library that every machine with this test has.
+fn any_library() -> std::path::PathBuf {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux");
+    let libc = maps.lines().filter_map(|line| line.split_whitespace().last()).find(|path| path.contains("/libc.so"));
+    Path::new(libc.expect("this test is linked with it")).to_path_buf()
+}
+
+#[test]
+fn kernels_are_shown_for_an_arch_that_nobody_knows_with_a_warning() {
+    let room = Room::new("");
+    let output = room.run(&["kernels", "show", "linear/gemv", "--arch", "gfx1152"]);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("linear_gemv"), "{err}");
+    assert!(
+        err.contains("nothing is known about gfx1152: assumed to be like gfx1151 (waves of 32, 65536 bytes"),
+        "{err}"
+    );
+
+    let output = room.run(&["kernels", "show", "linear/gemv", "--arch", "gfx803"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("nothing is known about the arch `gfx803`, expected one of: gfx1030"), "{err}");
+}
