@@ -39,7 +39,7 @@ impl std::str::FromStr for Device {
         match name.split_once(':') {
             None if name == "auto" => Ok(Self::Auto),
             None if name == "cpu" => Ok(Self::Cpu),
-            _ if name == "hip" || name.starts_with("hip:") => Self::hip(name),
+            _ if name == "hip" || name.starts_with("hip:") || name.starts_with("hip@") => Self::hip(name),
             Some(("sim", arch)) if !arch.is_empty() => Ok(Self::Sim(arch.to_owned())),
             _ => Err(unknown(name)),
         }

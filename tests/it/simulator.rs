@@ -88,8 +88,8 @@ fn read_mark(line: &str) -> &str {
 
 #[test]
 fn access_outside_of_lds_is_refused() {
-    let to = "held[own + 1] = from[first + own];";
-    refused("held[own] = from[first + own];", to, "held[own + 1]", "past the end of LDS (256 bytes)");
+    let to = "held[own + 20] = from[first + own];";
+    refused("held[own] = from[first + own];", to, "held[own + 20]", "past the end of LDS (256 bytes)");
 }
 
 #[test]
