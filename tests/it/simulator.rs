@@ -1,9 +1,5 @@
 //! The simulator: it runs GPUs' kernels as their chips would, and says where one does what it must not.
 
-use std::path::Path;
-
-use serde_json::Value;
-
 use crate::models::prompt_file;
 use crate::program::{file, run};
 
@@ -100,14 +96,14 @@ fn misaligned_vectors_are_refused() {
 
 #[test]
 fn races_in_lds_are_refused() {
-    refused("__syncthreads();  // here", "", "= held[other]", "no barrier is between the two");
+    refused("__syncthreads();  // here", "", "held[own] = from", "no barrier is between the two");
     let to = "held[own & ~3u] = from[first + own];";
     refused("held[own] = from[first + own];", to, "held[own & ~3u]", "races with thread 0");
 }
 
 #[test]
 fn a_barrier_that_not_all_threads_reach_is_refused() {
-    let to = "if (own < 32) __syncthreads();  // half of them";
+    let to = "__syncthreads(); if (own < 32) __syncthreads();  // half of them";
     refused("__syncthreads();  // here", to, "half of them", "which thread 32 does not reach: it waits at the barrier");
     let to = "if (own == 5) return; __syncthreads();  // but one";
     refused("__syncthreads();  // here", to, "but one", "which thread 5 does not reach: it has ended");
@@ -161,7 +157,4 @@ fn the_simulator_starts_warm_the_second_time() {
     assert!(second.stderr.contains(" 0 compiled"), "{}", second.stderr);
     let unknown = run(&["run", "-i", "a", "--device", "sim:gfx9999"]);
     assert!(unknown.code == 1 && unknown.stderr.contains("gfx9999"), "{}", unknown.stderr);
-    let json: Value = run(&["kernels", "ls", "--arch", "sim:gfx942", "--op", "linear", "--json"]).ok().json();
-    assert!(json["templates"].as_array().is_some_and(|all| !all.is_empty()), "{json}");
-    assert!(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).exists());
 }

@@ -8,6 +8,7 @@ use crate::cli::device::stand_in;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::compute_unit::ComputeUnit;
+use crate::kernel::Precision;
 use crate::kernel::check::uses::Uses;
 use crate::kernel::check::{Checked, Checker, Runner, Selection};
 use crate::kernel::library::{Broken, Library};
@@ -65,6 +66,8 @@ struct Row {
     cases: usize,
     /// As a fraction of the tolerance; null if nothing ran, or an error has no size.
     worst_error: Option<f64>,
+    /// In bf16 precision: the error as a multiple of what rounding the activations to bf16 does; 0 below f32's own.
+    times_rounding: Option<f64>,
     /// What the objects use; null where they are not a GPU's.
     uses: Option<UsesRow>,
     compiled: usize,
@@ -142,6 +145,8 @@ impl Row {
         Self {
             precision: checked.precision.name(),
             cases: checked.n_cases,
+            times_rounding: Some(checked.rounding.times())
+                .filter(|_| checked.precision == Precision::Bf16 && checked.ran),
             worst_error: Some(checked.worst).filter(|worst| checked.n_cases > 0 && checked.ran && worst.is_finite()),
             uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
@@ -157,7 +162,8 @@ impl Row {
         let worst = self.worst_error.map_or("-".to_owned(), |worst| format!("{:.0}", 100.0 * worst));
         let compile_ms = if self.compiled == 0 { "cached".to_owned() } else { self.compile_ms.to_string() };
         let mut cells = vec![self.op.clone(), self.variant.clone(), self.precision.to_owned()];
-        cells.extend([self.cases.to_string(), worst]);
+        let times = self.times_rounding.map_or("-".to_owned(), |times| format!("{times:.1}"));
+        cells.extend([self.cases.to_string(), worst, times]);
         if of_gpu {
             cells.extend(self.uses.as_ref().map_or_else(|| vec!["-".into(); 4], UsesRow::cells));
         }
@@ -186,13 +192,14 @@ impl UsesRow {
 fn print(rows: &[Row], broken: &[&Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
     let of_gpu = target.backend == Backend::Hiprtc;
-    let mut header = vec!["op", "variant", "precision", "cases", WORST];
+    const TIMES: &str = "x rounding";
+    let mut header = vec!["op", "variant", "precision", "cases", WORST, TIMES];
     if of_gpu {
         header.extend(["VGPRs", "LDS bytes", "spills", "waves / SIMD"]);
     }
     header.extend(["compile ms", "status"]);
     let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(of_gpu)).collect();
-    let right = ["cases", WORST, "VGPRs", "LDS bytes", "spills", "waves / SIMD", "compile ms"];
+    let right = ["cases", WORST, TIMES, "VGPRs", "LDS bytes", "spills", "waves / SIMD", "compile ms"];
     output.table(&header, &cells, &right)?;
     for row in rows {
         for failure in row.failures.iter().take(MAX_TOLD) {

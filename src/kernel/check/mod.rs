@@ -11,6 +11,7 @@
 pub mod code;
 mod compare;
 mod memory;
+mod rounding;
 pub mod speed;
 mod trial;
 pub mod uses;
@@ -41,6 +42,7 @@ use uses::Uses;
 
 pub use compare::Difference;
 pub use memory::{Placement, Side};
+pub use rounding::Rounding;
 
 /// What templates are checked with.
 pub struct Checker<'a> {
@@ -91,6 +93,8 @@ pub struct Checked {
     pub n_cases: usize,
     /// The largest error, as a fraction of the tolerance; above 1 is wrong.
     pub worst: f64,
+    /// In bf16 precision, the output that is worst against the rounding of its activations.
+    pub rounding: Rounding,
     /// Distinct kernels that were compiled now; the others came from the cache.
     pub n_compiled: usize,
     /// Time that compiling took, all kernels together, in milliseconds.
@@ -154,6 +158,17 @@ pub enum Wrong {
     /// An output is too far from the reference.
     #[error(transparent)]
     Different(#[from] Difference),
+    /// bf16 precision costs more than rounding the activations explains.
+    #[error(
+        "`{argument}` is {:.1e} of its norm off, {:.1} times what rounding the activations to bf16 does; allowed: 2^-7 and 3 times",
+        rounding.relative, rounding.times()
+    )]
+    Rounding {
+        /// The argument.
+        argument: String,
+        /// Its error.
+        rounding: Rounding,
+    },
     /// Memory next to an argument was written.
     #[error("it writes outside of `{argument}`: byte {offset_bytes} {side} it changed")]
     OutOfBounds {
@@ -233,6 +248,7 @@ impl Checker<'_> {
             precision,
             n_cases: 0,
             worst: 0.0,
+            rounding: Rounding::default(),
             n_compiled: 0,
             compile_ms: 0,
             ran: self.runner.is_some(),
@@ -355,20 +371,32 @@ impl Checked {
         let weights = &weights(template);
         for scalars in &trial.scalars {
             let prepared = trial.prepare(scalars);
+            let of_rounded = prepared.as_ref().ok().and_then(|(inputs, _)| of_rounded(trial, kernel, scalars, inputs));
             for &placement in Placement::of(kernel, weights, driver) {
                 let setting = Setting { driver, kernel, weights, scalars, placement };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
-                    Ok((inputs, want)) => setting.run_once(object, inputs, want),
+                    Ok((inputs, want)) => setting.run_once(object, inputs, want, of_rounded.as_ref()),
                 };
                 match result {
-                    Ok(worst) => self.worst = self.worst.max(worst),
+                    Ok((worst, rounding)) => {
+                        self.worst = self.worst.max(worst);
+                        self.rounding = self.rounding.worse(rounding);
+                    }
                     Err(wrong) => self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong),
                 }
                 self.n_cases += 1;
             }
         }
     }
+}
+
+/// In bf16 precision, what the op gives of activations that were rounded to bf16.
+fn of_rounded(trial: &Trial, kernel: &Rendered, scalars: &trial::Scalars, inputs: &Tensors) -> Option<Outputs> {
+    let is_bf16 = trial.problem.precision == Precision::Bf16;
+    let names = kernel.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
+    let inputs = is_bf16.then(|| rounding::rounded(inputs, names)).flatten()?;
+    trial.reference(scalars, &inputs).ok()
 }
 
 fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {
@@ -382,10 +410,18 @@ fn weights(template: &Template) -> BTreeSet<String> {
 }
 
 impl Setting<'_> {
-    /// Launches and compares; gives the largest error as a fraction of the tolerance.
-    fn run_once(&self, object: &[u8], inputs: &Tensors, want: &Outputs) -> Result<f64, Wrong> {
+    /// Launches and compares; gives the largest error as a fraction of the tolerance, and what bf16 precision costs.
+    fn run_once(
+        &self,
+        object: &[u8],
+        inputs: &Tensors,
+        want: &Outputs,
+        of_rounded: Option<&Outputs>,
+    ) -> Result<(f64, Rounding), Wrong> {
         let got = self.launch(&self.load(object)?, inputs)?;
-        compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)
+        let worst = compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?;
+        let rounding = of_rounded.map(|of_rounded| rounding::examine(&got, want, of_rounded)).transpose()?;
+        Ok((worst, rounding.unwrap_or_default()))
     }
 
     fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {

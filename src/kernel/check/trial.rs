@@ -118,19 +118,28 @@ fn with_value<T: Clone>(one: &BTreeMap<String, T>, name: &str, value: T) -> BTre
 impl Trial {
     /// Inputs for these scalars, and what should come out.
     pub fn prepare(&self, scalars: &Scalars) -> Result<(Tensors, Outputs), ReferenceError> {
-        let Problem { ops, dims, constants, flags, dtypes, .. } = &self.problem;
-        let case = Case {
+        let (ops, case) = (&self.problem.ops, self.case(scalars));
+        let seed =
+            scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
+        let inputs = reference::inputs(ops, &case, seed)?;
+        let want = reference::run(ops, &case, &inputs)?;
+        Ok((inputs, want))
+    }
+
+    /// What should come out of these inputs.
+    pub fn reference(&self, scalars: &Scalars, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+        reference::run(&self.problem.ops, &self.case(scalars), inputs)
+    }
+
+    fn case(&self, scalars: &Scalars) -> Case {
+        let Problem { dims, constants, flags, dtypes, .. } = &self.problem;
+        Case {
             dims: dims.clone(),
             constants: constants.clone(),
             flags: flags.clone(),
             dtypes: dtypes.clone(),
             inputs: self.inputs.clone(),
             scalars: whole(scalars),
-        };
-        let seed =
-            scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
-        let inputs = reference::inputs(ops, &case, seed)?;
-        let want = reference::run(ops, &case, &inputs)?;
-        Ok((inputs, want))
+        }
     }
 }
