@@ -17,8 +17,8 @@ use gptoss_jit::tuning::TuningTables;
 
 use crate::hiprtc;
 
-/// One arch for each instruction set of a matrix unit.
-const ARCHS: [&str; 4] = ["gfx942", "gfx950", "gfx1100", "gfx1201"];
+/// The archs that are promised.
+const ARCHS: [&str; 8] = ["gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1151", "gfx1200", "gfx1201"];
 
 /// LLVM's tools; none, said aloud, where this one is missing.
 pub fn llvm(tool: &'static str) -> Option<Llvm> {

@@ -11,6 +11,7 @@ mod doctor;
 mod forward;
 mod generate;
 mod getp;
+mod gpu_kernels;
 mod hip;
 mod hiprtc;
 mod isa;
