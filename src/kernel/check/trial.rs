@@ -1,6 +1,6 @@
 //! What is run: every test shape at every legal dtype, with its parameters and scalars.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::dtype::Dtype;
@@ -52,22 +52,23 @@ pub(super) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
     scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect()
 }
 
-/// Everything that a template is run on at a precision. Empty if no test fits it.
+/// Everything that a template is run on at a precision. Empty if no test fits it. The first shape that fits is run with
+/// every combination of dtypes, the others with as few as have every dtype.
 pub(super) fn trials(template: &Template, precision: Precision, target: &Target, all_params: bool) -> Vec<Trial> {
     let mut trials = Vec::new();
     for (i, test) in template.signature.tests().iter().enumerate() {
-        for dtypes in all_dtypes(template) {
-            let problem = Problem {
-                ops: template.ops.clone(),
-                dims: test.dims.clone(),
-                constants: test.constants.clone(),
-                flags: test.flags.clone(),
-                dtypes,
-                precision,
-            };
-            if template.fits(&problem, target).is_err() {
-                continue;
-            }
+        let with = |dtypes| Problem {
+            ops: template.ops.clone(),
+            dims: test.dims.clone(),
+            constants: test.constants.clone(),
+            flags: test.flags.clone(),
+            dtypes,
+            precision,
+        };
+        let all = all_dtypes(template).into_iter().map(with);
+        let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
+        let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
+        for problem in problems {
             for (n, params) in points(template, &problem, target, all_params).into_iter().enumerate() {
                 let (problem, scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
@@ -98,6 +99,29 @@ fn all_dtypes(template: &Template) -> Vec<BTreeMap<String, Dtype>> {
         all = allowed.iter().flat_map(with).collect();
     }
     all
+}
+
+/// As few of these problems as have every dtype that any of them has.
+fn with_every_dtype(mut problems: Vec<Problem>) -> Vec<Problem> {
+    let mut seen = BTreeSet::new();
+    let mut kept = Vec::new();
+    loop {
+        let n_new = |problem: &Problem| problem.dtypes.iter().filter(|entry| !seen.contains(&owned(*entry))).count();
+        // Of equally many the first.
+        let best = (0..problems.len()).rev().max_by_key(|&i| n_new(&problems[i]));
+        match best.filter(|&i| kept.is_empty() || n_new(&problems[i]) > 0) {
+            None => return kept,
+            Some(i) => {
+                let problem = problems.remove(i);
+                seen.extend(problem.dtypes.iter().map(owned));
+                kept.push(problem);
+            }
+        }
+    }
+}
+
+fn owned((name, dtype): (&String, &Dtype)) -> (String, Dtype) {
+    (name.clone(), *dtype)
 }
 
 fn all_scalars(test: &TestShape) -> Vec<Scalars> {
@@ -141,5 +165,30 @@ impl Trial {
             inputs: self.inputs.clone(),
             scalars: whole(scalars),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_problems_have_every_dtype() {
+        let problem = |weight, bias| Problem {
+            ops: vec!["op".into()],
+            dims: BTreeMap::new(),
+            constants: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            dtypes: BTreeMap::from([("weight".into(), weight), ("bias".into(), bias)]),
+            precision: Precision::Bf16,
+        };
+        let weights = [Dtype::F32, Dtype::Bf16, Dtype::Mxfp4];
+        let all = weights.into_iter().flat_map(|w| [Dtype::F32, Dtype::Bf16].map(|b| problem(w, b))).collect();
+        let kept = with_every_dtype(all);
+        assert_eq!(kept.len(), 3, "{kept:?}");
+        let has = |name: &str, dtype| kept.iter().any(|problem| problem.dtypes[name] == dtype);
+        assert!(weights.into_iter().all(|dtype| has("weight", dtype)));
+        assert!(has("bias", Dtype::F32) && has("bias", Dtype::Bf16));
+        assert!(with_every_dtype(Vec::new()).is_empty());
     }
 }
