@@ -72,7 +72,7 @@ fn attention_reads_rows_where_matrix_units_have_them() {
         ("(v[d])", "(v[d * BLOCK_TOKENS])"),
     ];
     let checked = check_plain("attention", &edited("attention/two_pass.c.j2", &swapped));
-    assert_right(&checked, 100);
+    assert_right(&checked, 90);
     assert!(checked.iter().all(|one| one.precision == Precision::F32));
     let not_swapped = check_plain("attention", &edited("attention/two_pass.c.j2", &swapped[..1]));
     // A row that sees nothing but one position of its own may be right by chance, not more.
