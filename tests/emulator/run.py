@@ -137,6 +137,37 @@ def scalar_registers(properties, arguments_at, private_bytes):
     return tuple(register for has, part in zip(asked, found) if has for register in part)
 
 
+def let_atomics_return(emulator):
+    """An atomic gives back what was there if a bit says so: `glc` on RDNA3, which the emulator asks for; `sc0` on CDNA3 and
+    the lowest of `th` on RDNA4, for which it gives nothing back."""
+    real = emulator._iattr
+
+    def attribute(instruction, name, default=0):
+        if name != "glc" or hasattr(instruction, "glc"):
+            return real(instruction, name, default)
+        return (real(instruction, "sc0") | real(instruction, "th")) & 1
+
+    emulator._iattr = attribute
+
+
+def give_lds_room(emulator):
+    """The emulator reads and writes LDS for inactive lanes as well, at whatever address their registers hold, and puts back
+    what it read. So its LDS must lie at the start of all that 32 bits can address; pages that nobody touches cost nothing."""
+    real, no_reserve = emulator.Buffer, 0x4000
+
+    def buffer(device, n_elements, dtype, **options):
+        if options or dtype != emulator.dtypes.uint32:
+            return real(device, n_elements, dtype, **options)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+        room = mmap.mmap(-1, (1 << 32) + 4 * n_elements, flags=flags)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        lds = real(device, n_elements, dtype, options=emulator.BufferSpec(external_ptr=start))
+        lds.room = room  # lives as long as it
+        return lds
+
+    emulator.Buffer = buffer
+
+
 class Memory:
     """A tensor between two guards, which are NaNs where elements are floats."""
 
@@ -219,6 +250,10 @@ def run(folder):
 
 def serve(pipe):
     sys.path.insert(0, os.environ["TINYGRAD"])
+    from test.mockgpu.amd import emu
+
+    give_lds_room(emu)
+    let_atomics_return(emu)
     while True:
         pipe.send(run(pipe.recv()))
 
