@@ -1,6 +1,8 @@
 //! `kernels check`: every template on every test shape, against its reference; for a GPU its objects against their
 //! contracts too. With `--speed` it goes to [`super::speed`].
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use super::{SourceArgs, speed};
@@ -38,6 +40,11 @@ pub(super) struct CheckArgs {
     /// Run nothing: predict the cycles of each kernel's hot loops for a GPU, with llvm-mca
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
     speed: bool,
+
+    /// Also write objects for a GPU with the smallest honest case of each kernel, its inputs and what should come out, to
+    /// folders below DIR, before anything runs
+    #[arg(long, value_name = "DIR", requires = "arch", conflicts_with = "speed")]
+    export: Option<PathBuf>,
 }
 
 /// Templates that are not right.
@@ -92,8 +99,9 @@ struct UsesRow {
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let (library, target, store) = (args.source.library()?, args.source.target()?, Store::from_env()?);
-    if args.speed && target.backend != Backend::Hiprtc {
-        return Err(UsageError(format!("--speed is for GPUs, not {}: for example --arch gfx1100", target.id())).into());
+    let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
+    if let Some(flag) = for_gpus.filter(|_| target.backend != Backend::Hiprtc) {
+        return Err(UsageError(format!("{flag} is for GPUs, not {}: for example --arch gfx1100", target.id())).into());
     }
     let facts = args.source.tables()?.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
@@ -109,6 +117,10 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     store.compiler().identity(target.backend, &target.id())?; // no compiler is one error, not one for each kernel
     if args.speed {
         return speed::run(&checker, &selection, facts.as_ref(), output);
+    }
+    if let Some(dir) = &args.export {
+        let n_cases = checker.export(&selection, dir)?;
+        output.note(&format!("{n_cases} cases for {} are in `{}`", target.id(), dir.join(&target.arch).display()));
     }
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
