@@ -41,7 +41,7 @@ fn host() -> Vec<String> {
 fn sim() -> Vec<String> {
     let options = [
         "-std=gnu++17",
-        "-O2",
+        "-O1", // half the compile time of -O2, and hardly slower: what takes time is watching
         "-g1", // lines, for messages
         "-fPIC",
         "-fsanitize=thread", // calls before every access to memory; the functions are the simulator's
