@@ -155,12 +155,17 @@ fn in_a_loop(code: &Code, what: fn(&Instruction) -> bool) -> bool {
 fn faults(source: &str, code: &Code, variant: &str) -> Vec<&'static str> {
     let uses_matrix_unit = source.contains("__builtin_amdgcn_wmma_") || source.contains("__builtin_amdgcn_mfma_");
     let has = |what: fn(&Instruction) -> bool| code.instructions.iter().any(what);
+    // A wave of 64 takes a row of 2880 in few enough steps for none of them to be left a loop.
+    let is_unrolled = code.loops().is_empty() && has(Instruction::is_wide_load);
     let faults = [
         (has(Instruction::is_scratch), "it uses private memory"),
         (uses_matrix_unit && !in_a_loop(code, Instruction::is_matrix), "no matrix instruction in a loop"),
         (uses_matrix_unit && !has(Instruction::is_wide_load), "no load of 128 bits"),
         (!uses_matrix_unit && has(Instruction::is_matrix), "matrix instructions that its source does not ask for"),
-        (variant == "gemv" && !in_a_loop(code, Instruction::is_wide_load), "no load of 128 bits in a loop"),
+        (
+            variant == "gemv" && !in_a_loop(code, Instruction::is_wide_load) && !is_unrolled,
+            "no load of 128 bits in a loop",
+        ),
     ];
     faults.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, what)| what).collect()
 }
@@ -201,7 +206,12 @@ fn the_wrong_instructions_are_seen() {
     assert_eq!(faults(source, &code(&[wide, back, matrix, end]), "matrix"), ["no matrix instruction in a loop"]);
     assert_eq!(faults(source, &code(&[matrix, back, end]), "matrix"), ["no load of 128 bits"]);
     assert_eq!(faults("", &code(&[matrix, back, end]), "tile").len(), 1);
-    assert_eq!(faults("", &code(&[wide, end]), "gemv"), ["no load of 128 bits in a loop"]);
+    assert_eq!(
+        faults("", &code(&["v_add_f32 v0, v1, v2", back, wide, end]), "gemv"),
+        ["no load of 128 bits in a loop"]
+    );
+    assert_eq!(faults("", &code(&["v_add_f32 v0, v1, v2", end]), "gemv"), ["no load of 128 bits in a loop"]);
+    assert_eq!(faults("", &code(&[wide, end]), "gemv"), [""; 0], "unrolled whole");
     assert_eq!(faults("", &code(&["scratch_store_b32 off, v0, s32", end]), "row"), ["it uses private memory"]);
 }
 

@@ -1,7 +1,7 @@
 //! The machine code of a template's kernels: for each precision and each choice of element types, of the kernel for the
 //! op's largest test shape.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use super::trial::{self, Trial};
 use super::{Checker, Selection, Wrong};
@@ -66,15 +66,13 @@ impl Checker<'_> {
     }
 }
 
-/// For each choice of element types, the trial whose dims have the largest product.
-fn largest(trials: Vec<Trial>) -> Vec<Trial> {
+/// The trials of the shape whose dims have the largest product: it has every element type, if not every choice of them.
+fn largest(mut trials: Vec<Trial>) -> Vec<Trial> {
     let size = |trial: &Trial| trial.problem.dims.values().map(|&dim| f64::from(dim.max(1))).product::<f64>();
-    let mut of_dtypes: BTreeMap<Vec<&'static str>, Trial> = BTreeMap::new();
-    for trial in trials {
-        let dtypes = trial.problem.dtypes.values().map(|dtype| dtype.name()).collect();
-        if of_dtypes.get(&dtypes).is_none_or(|best| size(best) < size(&trial)) {
-            of_dtypes.insert(dtypes, trial);
-        }
-    }
-    of_dtypes.into_values().collect()
+    let most = trials.iter().map(size).fold(0.0, f64::max);
+    let shape = trials.iter().find(|trial| size(trial) == most).map(|trial| trial.problem.dims.clone());
+    trials.retain(|trial| Some(&trial.problem.dims) == shape.as_ref());
+    let mut seen = BTreeSet::new();
+    trials.retain(|trial| seen.insert(trial.problem.dtypes.clone()));
+    trials
 }
