@@ -18,7 +18,7 @@ const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 /// loader looks.
 ///
 /// # Errors
-/// [`GpuError::NoRuntime`], or [`GpuError::Hip`] when it does not start.
+/// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
 pub(super) fn runtime() -> Result<HipRuntime, GpuError> {
     let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     HipRuntime::open(path("GPTOSS_JIT_HIP").as_deref(), path("ROCM_PATH").as_deref())

@@ -220,8 +220,8 @@ impl Reader<'_> {
             (Backend::Host, Some(_), _) => {
                 return refuse("no `block_size` on the host, which has no threads in a block", "one");
             }
-            (Backend::Hiprtc | Backend::Sim | Backend::Mock, None, _) => return refuse("a `block_size`", "none"),
-            (Backend::Hiprtc | Backend::Sim | Backend::Mock, _, Some(_)) => {
+            (Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock, None, _) => return refuse("a `block_size`", "none"),
+            (Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock, _, Some(_)) => {
                 return refuse("no `scratch_bytes` on a GPU", "one");
             }
             _ => {}
