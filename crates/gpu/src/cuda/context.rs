@@ -56,16 +56,17 @@ impl Context {
         self.cuda.check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
     }
 
-    /// Lengths in bytes of a function's arguments; none from a driver that does not tell.
+    /// Lengths in bytes of a function's first `n` arguments, fewer where it has fewer; none from a driver that does not
+    /// tell. Whether there are more is not asked: checkers of memory report the question as an error of the program.
     ///
     /// # Safety
     /// As [`Self::function_attribute`].
-    pub unsafe fn argument_bytes(&self, function: Handle) -> Option<Vec<usize>> {
+    pub unsafe fn argument_bytes(&self, function: Handle, n: usize) -> Option<Vec<usize>> {
         let info = self.cuda.func_get_param_info?;
         let (mut offset, mut len_bytes) = (0, 0);
         let mut lens = Vec::new();
         // SAFETY: both are valid for writes; the rest is the caller's. An index past the last argument is an error.
-        while unsafe { info(function, lens.len(), &mut offset, &mut len_bytes) } == 0 {
+        while lens.len() < n && unsafe { info(function, lens.len(), &mut offset, &mut len_bytes) } == 0 {
             lens.push(len_bytes);
         }
         Some(lens)

@@ -34,7 +34,7 @@ struct Uses {
     shared_bytes: u32,
     local_bytes: u32,
     registers: u32,
-    /// None from a driver that does not tell.
+    /// Of as many as the contract has; none from a driver that does not tell.
     argument_bytes: Option<Vec<usize>>,
 }
 
@@ -81,13 +81,13 @@ impl Chip for CudaChip {
             },
             LoadError::Other(error) => error,
         })?;
-        self.uses(device, &function)?.check(spec, self.facts.lds_bytes)?;
+        self.uses(device, &function, spec)?.check(spec, self.facts.lds_bytes)?;
         Ok(function)
     }
 }
 
 impl CudaChip {
-    fn uses(&self, device: &Arc<Device>, function: &Function) -> Result<Uses, GpuError> {
+    fn uses(&self, device: &Arc<Device>, function: &Function, spec: &KernelSpec) -> Result<Uses, GpuError> {
         device.enter()?;
         let number = |attribute| {
             // SAFETY: the function was just loaded on this device.
@@ -100,7 +100,7 @@ impl CudaChip {
             local_bytes: number(function_attribute::LOCAL_BYTES)?,
             registers: number(function_attribute::REGISTERS)?,
             // SAFETY: as above.
-            argument_bytes: unsafe { self.context.argument_bytes(function.handle()) },
+            argument_bytes: unsafe { self.context.argument_bytes(function.handle(), spec.args.len()) },
         })
     }
 }
