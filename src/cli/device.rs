@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use gpu::{Driver, GpuError};
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
+use gpu::{Driver, GpuError};
 
-use super::{cuda, devices, hip};
 use super::report::UsageError;
+use super::{cuda, devices, hip};
 use crate::target::{Backend, Target, TargetError};
 use crate::tuning::TuningTables;
 

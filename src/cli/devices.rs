@@ -12,9 +12,9 @@ use gpu::cuda::CudaRuntime;
 use gpu::hip::HipRuntime;
 use serde::Serialize;
 
-use super::{cuda, hip};
 use super::model::{free_memory_bytes, memory_bytes};
 use super::output::{Output, human_bytes};
+use super::{cuda, hip};
 use crate::target::Target;
 
 /// List the devices that `--device` can name here

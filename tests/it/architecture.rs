@@ -38,8 +38,7 @@ const LONG_FILES: [&str; 1] = ["src/graph/plan.rs"];
 const MAX_LINES: usize = 500;
 
 /// The compilers' canary kernel, and the head of every kernel, which is written from its contract.
-const KERNEL_TEXT: [&str; 3] =
-    ["src/kernel/compile/hiprtc.rs", "src/kernel/compile/nvrtc.rs", "src/kernel/render.rs"];
+const KERNEL_TEXT: [&str; 3] = ["src/kernel/compile/hiprtc.rs", "src/kernel/compile/nvrtc.rs", "src/kernel/render.rs"];
 
 /// A Rust file of ours.
 struct Source {

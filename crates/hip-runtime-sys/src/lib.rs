@@ -12,9 +12,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-pub use vendor_library::{CallError, OpenError};
 use sys::Api;
 use vendor_library::Installation;
+pub use vendor_library::{CallError, OpenError};
 
 /// Newest first: an installation may have several.
 const NAMES: [&str; 4] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];

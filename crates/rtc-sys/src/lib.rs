@@ -17,8 +17,8 @@ use std::{fmt, ptr};
 pub use check::Status;
 pub use images::{Image, images};
 use sys::{Api, Program};
-pub use vendor_library::OpenError;
 use vendor_library::Installation;
+pub use vendor_library::OpenError;
 
 /// Whose compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +165,11 @@ impl Rtc {
         match program.compile(&options) {
             Ok(()) => Ok(Compiled { object: program.code()?, log: program.log()? }),
             // The refusal is the news; a log that cannot be had must not hide it.
-            Err(status) => Err(CompileError::Rejected { compiler: self.vendor.compiler(), status, log: program.log().unwrap_or_default() }),
+            Err(status) => Err(CompileError::Rejected {
+                compiler: self.vendor.compiler(),
+                status,
+                log: program.log().unwrap_or_default(),
+            }),
         }
     }
 }
@@ -206,8 +210,7 @@ impl<'a> OwnedProgram<'a> {
 
     /// The compiler's messages, without the terminator that the size counts.
     fn log(&self) -> Result<String, CompileError> {
-        let bytes =
-            self.bytes(("GetProgramLogSize", self.api.get_log_size), ("GetProgramLog", self.api.get_log))?;
+        let bytes = self.bytes(("GetProgramLogSize", self.api.get_log_size), ("GetProgramLog", self.api.get_log))?;
         Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
     }
 

@@ -62,7 +62,11 @@ impl Installation {
         let mut found: Vec<(Vec<u32>, PathBuf)> = entries
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                let version = name.strip_prefix(self.name)?.strip_prefix('-')?.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+                let version = name
+                    .strip_prefix(self.name)?
+                    .strip_prefix('-')?
+                    .split(['.', '-'])
+                    .map(|part| part.parse().unwrap_or(0));
                 Some((version.collect(), entry.path().join(self.libraries)))
             })
             .collect();
@@ -88,7 +92,10 @@ mod tests {
 
     #[test]
     fn rocm_path_comes_before_opt_and_the_loader_last() {
-        assert_eq!(Installation::ROCM.searched(None, Some(Path::new("/r")))[..2], [PathBuf::from("/r/lib"), "/opt/rocm/lib".into()]);
+        assert_eq!(
+            Installation::ROCM.searched(None, Some(Path::new("/r")))[..2],
+            [PathBuf::from("/r/lib"), "/opt/rocm/lib".into()]
+        );
         assert_eq!(Installation::ROCM.candidates(&NAMES, None, None).last(), Some(&PathBuf::from("libone.so.5")));
     }
 

@@ -137,9 +137,10 @@ impl Hint for CompileError {
             Self::Canary { backend: Backend::Hiprtc, target, .. } => {
                 Some(format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
             }
-            Self::Canary { backend: Backend::Nvrtc, how: How::Unavailable, .. } => {
-                Some("install CUDA's NVRTC, or name the library or its folder in `GPTOSS_JIT_NVRTC`; no GPU is needed".into())
-            }
+            Self::Canary { backend: Backend::Nvrtc, how: How::Unavailable, .. } => Some(
+                "install CUDA's NVRTC, or name the library or its folder in `GPTOSS_JIT_NVRTC`; no GPU is needed"
+                    .into(),
+            ),
             Self::Canary { backend: Backend::Nvrtc, target, .. } => {
                 Some(format!("this NVRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
             }
@@ -151,9 +152,9 @@ impl Hint for CompileError {
             Self::NoHiprtc { .. } => {
                 Some("name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into())
             }
-            Self::NoNvrtc { .. } => {
-                Some("name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`".into())
-            }
+            Self::NoNvrtc { .. } => Some(
+                "name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`".into(),
+            ),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written".into()),
             Self::NoWorker { .. } | Self::NotStarted { .. } => None,

@@ -135,8 +135,7 @@ impl Calls for CudaCalls {
         let ([x, y, z], block) = (shape.grid, shape.block);
         let (arguments, extra) = (arguments.as_mut_ptr(), ptr::null_mut());
         // SAFETY: as above; no dynamic shared memory.
-        let code =
-            unsafe { (self.cuda().launch_kernel)(function, x, y, z, block, 1, 1, 0, stream, arguments, extra) };
+        let code = unsafe { (self.cuda().launch_kernel)(function, x, y, z, block, 1, 1, 0, stream, arguments, extra) };
         self.cuda().check("cuLaunchKernel", code)
     }
 

@@ -50,9 +50,12 @@ impl HipRuntime {
     /// # Errors
     /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
     pub fn open(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Result<Self, GpuError> {
-        let hip = Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| {
-            GpuError::NoRuntime { what: "HIP runtime", searched: hip_runtime_sys::searched(explicit, rocm_path), source }
-        })?;
+        let hip =
+            Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| GpuError::NoRuntime {
+                what: "HIP runtime",
+                searched: hip_runtime_sys::searched(explicit, rocm_path),
+                source,
+            })?;
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for writes; the flags must be zero.
         let found = unsafe {
@@ -98,7 +101,11 @@ impl HipRuntime {
     /// cannot be: the structure may be another one than was expected.
     pub fn facts(&self, ordinal: usize) -> Result<HipDeviceFacts, GpuError> {
         if ordinal >= self.n_devices {
-            return Err(GpuError::NoDevice { what: "HIP runtime", device: format!("hip:{ordinal}"), n_devices: self.n_devices });
+            return Err(GpuError::NoDevice {
+                what: "HIP runtime",
+                device: format!("hip:{ordinal}"),
+                n_devices: self.n_devices,
+            });
         }
         let facts = self.ask(ordinal).map_err(|source| GpuError::Call {
             device: format!("hip:{ordinal}"),
