@@ -12,6 +12,9 @@ impl Hint for gpu::GpuError {
             Self::OutOfMemory { .. } => {
                 "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()
             }
+            Self::NoRuntime { what, .. } if what.starts_with("CUDA") => {
+                "install NVIDIA's driver, or name `libcuda.so.1` with `GPTOSS_JIT_CUDA`; `--device cpu` needs none".into()
+            }
             Self::NoRuntime { .. } => {
                 "install ROCm's HIP runtime, or name `libamdhip64.so` or its folder with `GPTOSS_JIT_HIP`; `--device cpu` needs none".into()
             }
@@ -19,11 +22,11 @@ impl Hint for gpu::GpuError {
             Self::Nonsense { .. } => {
                 "this runtime may be of a version that nobody tried; name another with `GPTOSS_JIT_HIP`".into()
             }
-            Self::NoBinary { device, object_arch, .. } => format!(
+            Self::NoBinary { device, object_arch, .. } if device.starts_with("hip") => format!(
                 "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
                  makes it treat the chip as a {object_arch}"
             ),
-            Self::Hip { source, .. } if source.call == "hipStreamSynchronize" => {
+            Self::Call { source, .. } if matches!(source.call, "hipStreamSynchronize" | "cuStreamSynchronize") => {
                 "a kernel failed before; `--profile` waits for each, so that the error names it".into()
             }
             _ => return None,

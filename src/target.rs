@@ -18,7 +18,9 @@ pub enum Backend {
     Host,
     /// HIP C++ for an AMD GPU, compiled by hipRTC; `.hip.j2` templates.
     Hiprtc,
-    /// HIP C++ for an AMD GPU, compiled for this machine's cores by the system's C++ compiler behind
+    /// HIP C++ for an NVIDIA GPU, compiled by NVRTC; `.hip.j2` templates.
+    Nvrtc,
+    /// HIP C++ for a GPU, compiled for this machine's cores by the system's C++ compiler behind
     /// `templates/lib/simulator.hip.j2`; `.hip.j2` templates.
     Sim,
     /// A pretended compiler for tests: it can crash, hang and emit garbage on request.
@@ -31,6 +33,7 @@ impl Backend {
         match self {
             Self::Host => "host",
             Self::Hiprtc => "hiprtc",
+            Self::Nvrtc => "nvrtc",
             Self::Sim => "sim",
             Self::Mock => "mock",
         }
@@ -40,7 +43,7 @@ impl Backend {
     pub const fn template_extension(self) -> &'static str {
         match self {
             Self::Host => ".c.j2",
-            Self::Hiprtc | Self::Sim | Self::Mock => ".hip.j2",
+            Self::Hiprtc | Self::Nvrtc | Self::Sim | Self::Mock => ".hip.j2",
         }
     }
 }
@@ -56,9 +59,9 @@ impl fmt::Display for Backend {
 pub struct Target {
     /// Who compiles for it.
     pub backend: Backend,
-    /// `gfx1100`, `x86-64-v4`, …
+    /// `gfx1100`, `sm_90`, `x86-64-v4`, …
     pub arch: String,
-    /// Lanes that run in step: 32 or 64 on an AMD GPU, 1 on the host.
+    /// Lanes that run in step: 32 or 64 on an AMD GPU, 32 on an NVIDIA GPU, 1 on the host.
     pub wave_size: u32,
     /// What the chip can do beyond its arch: `avx512bf16`, `wmma_gfx11`, `mfma`, …
     pub features: BTreeSet<String>,
@@ -107,6 +110,9 @@ impl Hint for TargetError {
     }
 }
 
+/// What the names of NVIDIA's archs begin with; their compute capability follows, without its point.
+const NVIDIA: &str = "sm_";
+
 /// Instruction sets of the x86-64 levels, each with what it adds, under the names that templates use.
 const X86_LEVELS: [(&str, &[&str]); 4] =
     [("x86-64", &[]), ("x86-64-v2", &["sse4_2"]), ("x86-64-v3", &["avx2", "fma", "f16c"]), ("x86-64-v4", &["avx512"])];
@@ -133,7 +139,7 @@ impl Target {
         target
     }
 
-    /// A target by its arch: an AMD GPU, this machine's own arch, or an x86-64 level to render and compile for.
+    /// A target by its arch: a GPU, this machine's own arch, or an x86-64 level to render and compile for.
     ///
     /// # Errors
     /// If nothing is known about it.
@@ -148,7 +154,7 @@ impl Target {
         }
     }
 
-    /// An AMD GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`. Facts come from the built-in tuning tables; an
+    /// A GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`, `sm_90`. Facts come from the built-in tuning tables; an
     /// arch that they do not have is assumed to be like its relatives, with a warning that says so.
     ///
     /// # Errors
@@ -171,7 +177,7 @@ impl Target {
         Self::gpu_among(arch, &known)
     }
 
-    /// An AMD GPU by its target id and what is known of others, the first of a name taken first; and what was assumed.
+    /// A GPU by its target id and what is known of others, the first of a name taken first; and what was assumed.
     pub(crate) fn gpu_among(arch: &str, known: &[(&str, &TargetFacts)]) -> Result<(Self, Option<String>), TargetError> {
         let name = arch.split(':').next().unwrap_or_default();
         if let Some((_, facts)) = known.iter().find(|(known, _)| *known == name) {
@@ -185,10 +191,10 @@ impl Target {
         Ok((target, Some(assumed.text)))
     }
 
-    /// An AMD GPU by its target id and the facts about it.
+    /// A GPU by its target id and the facts about it.
     pub fn from_facts(arch: &str, facts: &TargetFacts) -> Self {
         Self {
-            backend: Backend::Hiprtc,
+            backend: if arch.starts_with(NVIDIA) { Backend::Nvrtc } else { Backend::Hiprtc },
             arch: arch.to_owned(),
             wave_size: facts.wave_size,
             features: facts.features.clone(),
@@ -211,7 +217,7 @@ impl Target {
     /// the text says all: chips that render the same one share the object.
     pub fn id(&self) -> String {
         match self.backend {
-            Backend::Hiprtc | Backend::Mock => self.arch.clone(),
+            Backend::Hiprtc | Backend::Nvrtc | Backend::Mock => self.arch.clone(),
             Backend::Sim => "sim".to_owned(),
             Backend::Host => {
                 let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
@@ -226,8 +232,9 @@ impl Target {
         let arch = self.arch.split(':').next().unwrap_or_default();
         let (family, last) = match self.backend {
             Backend::Host => (X86_LEVELS.iter().find(|(name, _)| *name == arch).map(|_| "x86-64"), "host"),
+            _ if arch.starts_with(NVIDIA) => (None, "generic"),
             // The last two characters of a gfx name are its minor version and stepping.
-            Backend::Hiprtc | Backend::Sim | Backend::Mock => {
+            Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock => {
                 (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic")
             }
         };
@@ -241,6 +248,11 @@ impl Target {
     pub fn compile_options(&self) -> Vec<String> {
         match self.backend {
             Backend::Hiprtc | Backend::Mock => vec![format!("--offload-arch={}", self.arch)],
+            // From Hopper on, `a` allows what only chips of this number have; such an object runs on no other anyway.
+            Backend::Nvrtc => {
+                let number = assumption::capability(&self.arch).unwrap_or_default();
+                vec![format!("--gpu-architecture={}{}", self.arch, if number >= 90 { "a" } else { "" })]
+            }
             Backend::Host if self.arch.starts_with("x86-64") => {
                 let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
                 let options = extensions.map(|(_, option)| (*option).to_owned());
@@ -300,6 +312,8 @@ mod tests {
         let families = |arch: &str| Target::named(arch).expect(arch).families().join(" ");
         assert_eq!(families("gfx1100"), "gfx1100 gfx11 generic");
         assert_eq!(families("gfx90a:sramecc+:xnack-"), "gfx90a gfx9 generic");
+        assert_eq!(families("sm_90"), "sm_90 generic");
+        assert_eq!(families("sm_103"), "sm_103 sm_90 generic");
         assert_eq!(families("x86-64-v3"), "x86-64-v3 x86-64 host");
         assert_eq!(families("x86-64"), "x86-64 host");
     }
@@ -321,6 +335,15 @@ mod tests {
         assert_eq!(v4.id(), "x86-64-v4");
         assert!(["sse4_2", "avx2", "avx512"].iter().all(|level| v4.features.contains(*level)));
         assert_eq!(v4.compile_options(), ["-march=x86-64-v4"]);
+    }
+
+    #[test]
+    fn nvidia_gpus_are_compiled_for_by_nvrtc() {
+        let target = Target::gpu("sm_90").expect("known");
+        assert_eq!((target.backend, target.wave_size, target.lds_bytes), (Backend::Nvrtc, 32, 49_152));
+        assert!(target.features.contains("mma_sm80"));
+        assert_eq!(target.compile_options(), ["--gpu-architecture=sm_90a"]);
+        assert_eq!(Target::gpu("sm_86").expect("assumed").compile_options(), ["--gpu-architecture=sm_86"]);
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
+use gpu::{Driver, GpuError};
 
-use super::hip;
 use super::report::UsageError;
-use crate::target::{Backend, Target};
+use super::{cuda, devices, hip};
+use crate::target::{Backend, Target, TargetError};
 use crate::tuning::TuningTables;
 
 /// A device that was asked for by name.
@@ -25,12 +25,14 @@ pub enum Device {
         /// What to compile for, if not for what the device says it is.
         arch: Option<String>,
     },
+    /// An NVIDIA GPU, by the CUDA driver's number, from 0.
+    Cuda(usize),
     /// A GPU of this arch, executed by this machine's cores.
     Sim(String),
 }
 
 /// The devices that `--device` names, for help and messages.
-pub const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, sim:ARCH";
+pub const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, cuda, cuda:N, sim:ARCH";
 
 impl std::str::FromStr for Device {
     type Err = UsageError;
@@ -40,6 +42,8 @@ impl std::str::FromStr for Device {
             None if name == "auto" => Ok(Self::Auto),
             None if name == "cpu" => Ok(Self::Cpu),
             _ if name == "hip" || name.starts_with("hip:") || name.starts_with("hip@") => Self::hip(name),
+            None if name == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| unknown(name)),
             Some(("sim", arch)) if !arch.is_empty() => Ok(Self::Sim(arch.to_owned())),
             _ => Err(unknown(name)),
         }
@@ -70,10 +74,11 @@ impl Device {
     /// If there is no such device, or nothing is known about it.
     pub fn open(&self, tables: &TuningTables, n_threads: usize) -> anyhow::Result<(Target, Arc<dyn Driver>)> {
         match self {
-            Self::Auto => match hip::if_there_is_one(tables) {
+            Self::Auto => match first_gpu(tables) {
                 Some(opened) => Ok(opened),
                 None => Self::Cpu.open(tables, n_threads),
             },
+            Self::Cuda(ordinal) => cuda::open(*ordinal, tables),
             Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
             Self::Hip { ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
             Self::Sim(arch) => {
@@ -85,18 +90,66 @@ impl Device {
     }
 }
 
+/// The first AMD GPU, else the first NVIDIA GPU, where there is one that can be used; what is wrong with one that is there is
+/// a warning.
+fn first_gpu(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
+    let warn = |error: &dyn std::error::Error| tracing::warn!("{}", devices::chain(error));
+    let found = [
+        (Device::Hip { ordinal: 0, arch: None }, hip::runtime().map(|runtime| runtime.n_devices())),
+        (Device::Cuda(0), cuda::runtime().map(|runtime| runtime.n_devices())),
+    ];
+    found.into_iter().find_map(|(device, n_devices)| match n_devices {
+        Ok(0) | Err(GpuError::NoRuntime { .. }) => None,
+        Ok(_) => device.open(tables, 0).inspect_err(|error| warn(error.as_ref())).ok(),
+        Err(error) => {
+            warn(&error);
+            None
+        }
+    })
+}
+
+/// What a device says of itself that tables say too.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub wave_size: u32,
+    pub lds_bytes: u32,
+}
+
+/// The tables' facts about an arch; where the device's own numbers differ, the device's, with a warning that names both.
+pub(super) fn target_of(
+    device: &str,
+    arch: &str,
+    numbers: Numbers,
+    tables: &TuningTables,
+) -> Result<(Target, Vec<String>), TargetError> {
+    let mut target = tables.gpu(arch)?;
+    let differs = |what: &str, table: u32, found: u32| {
+        format!("{}: the tables say {what} {table}, {device} says {found}, which is used", target.arch)
+    };
+    let mut warnings = Vec::new();
+    if target.wave_size != numbers.wave_size {
+        warnings.push(differs("waves of", target.wave_size, numbers.wave_size));
+    }
+    if numbers.lds_bytes < target.lds_bytes {
+        warnings.push(differs("bytes of LDS for a block:", target.lds_bytes, numbers.lds_bytes));
+    }
+    target.wave_size = numbers.wave_size;
+    target.lds_bytes = target.lds_bytes.min(numbers.lds_bytes);
+    Ok((target, warnings))
+}
+
 /// What runs kernels for a target here, and what it needs them compiled for: a GPU's run in the simulator.
 ///
 /// # Errors
 /// If the device cannot be set up.
-pub fn stand_in(target: &Target) -> anyhow::Result<Option<(Target, Box<dyn Driver>)>> {
+pub fn stand_in(target: &Target) -> anyhow::Result<Option<(Target, Arc<dyn Driver>)>> {
     match target.backend {
         Backend::Host if target.features.is_subset(&Target::host().features) => {
-            Ok(Some((target.clone(), Box::new(HostDriver::new(0)?))))
+            Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?))))
         }
-        Backend::Hiprtc | Backend::Sim => {
+        Backend::Hiprtc | Backend::Nvrtc | Backend::Sim => {
             let driver = SimDriver::new(&target.arch, target.wave_size, 0)?;
-            Ok(Some((target.clone().simulated(), Box::new(driver))))
+            Ok(Some((target.clone().simulated(), Arc::new(driver))))
         }
         Backend::Host | Backend::Mock => Ok(None),
     }
@@ -113,6 +166,8 @@ mod tests {
             ("auto", Device::Auto),
             ("cpu", Device::Cpu),
             ("sim:gfx942", Device::Sim("gfx942".into())),
+            ("cuda", Device::Cuda(0)),
+            ("cuda:3", Device::Cuda(3)),
             ("hip", hip(0, None)),
             ("hip:2", hip(2, None)),
             ("hip@gfx1100", hip(0, Some("gfx1100"))),
@@ -120,7 +175,7 @@ mod tests {
         ] {
             assert_eq!(name.parse::<Device>().unwrap(), expected, "{name}");
         }
-        for name in ["", "gpu", "cuda", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"] {
+        for name in ["", "gpu", "cuda:", "cuda:x", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"] {
             let error = name.parse::<Device>().unwrap_err().to_string();
             assert!(error.contains("expected one of auto, cpu, hip"), "{name}: {error}");
         }

@@ -2,17 +2,19 @@
 //!
 //! With `--json`, one object: `schema` (1), `devices`, a list of `device`, `name`, `arch`, `cores` (compute units of a
 //! GPU), `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the
-//! device cannot be used); and `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none.
+//! device cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
+//! `cuda`: the same with one `version`.
 
 use std::thread;
 
 use gpu::GpuError;
+use gpu::cuda::CudaRuntime;
 use gpu::hip::HipRuntime;
 use serde::Serialize;
 
-use super::hip;
 use super::model::{free_memory_bytes, memory_bytes};
 use super::output::{Output, human_bytes};
+use super::{cuda, hip};
 use crate::target::Target;
 
 /// List the devices that `--device` can name here
@@ -41,6 +43,14 @@ struct Hip {
     problem: Option<String>,
 }
 
+/// The CUDA driver, or why there is none.
+#[derive(Debug, Default, Serialize)]
+struct Cuda {
+    library: Option<String>,
+    version: Option<String>,
+    problem: Option<String>,
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -48,16 +58,19 @@ struct Hip {
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let runtime = hip::runtime();
     let gpus = runtime.iter().flat_map(|runtime| (0..runtime.n_devices()).map(|i| Listed::hip(runtime, i)));
-    let devices: Vec<Listed> = gpus.chain([Listed::cpu()]).collect();
-    let hip = Hip::of(&runtime);
+    let driver = cuda::runtime();
+    let more = driver.iter().flat_map(|driver| (0..driver.n_devices()).map(|i| Listed::cuda(driver, i)));
+    let devices: Vec<Listed> = gpus.chain(more).chain([Listed::cpu()]).collect();
+    let (hip, cuda) = (Hip::of(&runtime), Cuda::of(&driver));
     if output.is_json() {
         #[derive(Serialize)]
         struct Report {
             schema: u32,
             devices: Vec<Listed>,
             hip: Hip,
+            cuda: Cuda,
         }
-        return Ok(output.json(&Report { schema: 1, devices, hip })?);
+        return Ok(output.json(&Report { schema: 1, devices, hip, cuda })?);
     }
     let rows: Vec<Vec<String>> = devices.iter().map(Listed::cells).collect();
     let headers = ["device", "arch", "cores", "wave", "memory free", "memory", "name"];
@@ -68,6 +81,7 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         }
     }
     output.note(&hip.text());
+    output.note(&cuda.text());
     Ok(())
 }
 
@@ -88,6 +102,24 @@ impl Listed {
     fn hip(runtime: &HipRuntime, ordinal: usize) -> Self {
         let device = format!("hip:{ordinal}");
         match runtime.facts(ordinal) {
+            Ok(facts) => Self {
+                device,
+                problem: Target::gpu_or_similar(&facts.arch)
+                    .map_or_else(|error| Some(error.to_string()), |(_, said)| said),
+                name: facts.name,
+                arch: facts.arch,
+                cores: facts.compute_units,
+                wave_size: facts.wave_size,
+                free_bytes: Some(facts.free_bytes),
+                total_bytes: Some(facts.total_bytes),
+            },
+            Err(error) => Self { device, problem: Some(chain(&error)), ..Self::default() },
+        }
+    }
+
+    fn cuda(driver: &CudaRuntime, ordinal: usize) -> Self {
+        let device = format!("cuda:{ordinal}");
+        match driver.facts(ordinal) {
             Ok(facts) => Self {
                 device,
                 problem: Target::gpu_or_similar(&facts.arch)
@@ -141,6 +173,26 @@ impl Hip {
             .library
             .iter()
             .map(|library| format!("HIP runtime {}: {library}", self.runtime_version.as_deref().unwrap_or("?")));
+        library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Cuda {
+    fn of(driver: &Result<CudaRuntime, GpuError>) -> Self {
+        match driver {
+            Ok(driver) => Self {
+                library: Some(driver.path().display().to_string()),
+                version: Some(driver.version()),
+                problem: (driver.n_devices() == 0).then(|| "it finds no device".to_owned()),
+            },
+            Err(error @ GpuError::NoRuntime { .. }) => Self { problem: Some(error.to_string()), ..Self::default() },
+            Err(error) => Self { problem: Some(chain(error)), ..Self::default() },
+        }
+    }
+
+    fn text(&self) -> String {
+        let library = self.library.iter().zip(&self.version);
+        let library = library.map(|(library, version)| format!("CUDA driver for {version}: {library}"));
         library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gpu::hip::{HipDeviceFacts, HipDriver, HipRuntime};
 use gpu::{Driver, GpuError};
 
-use super::devices;
+use super::device::{Numbers, target_of};
 use crate::target::{Target, TargetError};
 use crate::tuning::TuningTables;
 
@@ -18,7 +18,7 @@ const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 /// loader looks.
 ///
 /// # Errors
-/// [`GpuError::NoRuntime`], or [`GpuError::Hip`] when it does not start.
+/// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
 pub(super) fn runtime() -> Result<HipRuntime, GpuError> {
     let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     HipRuntime::open(path("GPTOSS_JIT_HIP").as_deref(), path("ROCM_PATH").as_deref())
@@ -45,20 +45,6 @@ pub(super) fn open(
     Ok((target, Arc::new(driver)))
 }
 
-/// The first device, where there is one that can be used; what is wrong with one that is there is a warning.
-pub(super) fn if_there_is_one(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
-    let warn = |error: &dyn std::error::Error| tracing::warn!("the cpu is used: {}", devices::chain(error));
-    match runtime() {
-        Ok(runtime) if runtime.n_devices() > 0 => {}
-        Ok(_) | Err(GpuError::NoRuntime { .. }) => return None,
-        Err(error) => {
-            warn(&error);
-            return None;
-        }
-    }
-    open(0, None, tables).inspect_err(|error| warn(error.as_ref())).ok()
-}
-
 /// What was said of the arch, and by whom.
 fn overrides(facts: &HipDeviceFacts, arch: Option<&str>) -> Vec<String> {
     let device = format!("hip:{}", facts.ordinal);
@@ -75,26 +61,14 @@ fn overrides(facts: &HipDeviceFacts, arch: Option<&str>) -> Vec<String> {
     by_driver.into_iter().chain(by_user).collect()
 }
 
-/// The tables' facts; where the device's own numbers differ, the device's, with a warning that names both.
+/// The tables' facts, corrected by the device's own.
 fn target(
     facts: &HipDeviceFacts,
     arch: Option<&str>,
     tables: &TuningTables,
 ) -> Result<(Target, Vec<String>), TargetError> {
-    let mut target = tables.gpu(arch.unwrap_or(&facts.arch))?;
-    let differs = |what: &str, table: u32, device: u32| {
-        format!("{}: the tables say {what} {table}, hip:{} says {device}, which is used", target.arch, facts.ordinal)
-    };
-    let mut warnings = Vec::new();
-    if target.wave_size != facts.wave_size {
-        warnings.push(differs("waves of", target.wave_size, facts.wave_size));
-    }
-    if facts.lds_bytes < target.lds_bytes {
-        warnings.push(differs("bytes of LDS for a block:", target.lds_bytes, facts.lds_bytes));
-    }
-    target.wave_size = facts.wave_size;
-    target.lds_bytes = target.lds_bytes.min(facts.lds_bytes);
-    Ok((target, warnings))
+    let numbers = Numbers { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes };
+    target_of(&format!("hip:{}", facts.ordinal), arch.unwrap_or(&facts.arch), numbers, tables)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ struct SourceArgs {
     #[arg(long, value_name = "DIR")]
     tuning: Option<PathBuf>,
 
-    /// Target: a GPU (`gfx1100`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`); left out: this
+    /// Target: a GPU (`gfx1100`, `sm_90`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`); left out: this
     /// machine's cores
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
@@ -136,7 +136,7 @@ impl SourceArgs {
         let tables = self.tables()?;
         match self.arch.as_deref() {
             None => Ok(Target::host()),
-            Some(arch) if arch.starts_with("gfx") => Ok(tables.gpu(arch)?),
+            Some(arch) if arch.starts_with("gfx") || arch.starts_with("sm_") => Ok(tables.gpu(arch)?),
             Some(arch) if arch.starts_with("sim:") => Ok(tables.gpu(&arch["sim:".len()..])?.simulated()),
             Some(arch) => Ok(Target::named(arch)?),
         }

@@ -5,6 +5,7 @@
 
 mod bench;
 mod cache;
+mod cuda;
 mod decode;
 mod device;
 mod devices;

@@ -13,11 +13,12 @@ use super::source_file::{Place, SourceFile};
 use crate::dtype::Dtype;
 
 /// Names that the renderer defines; nothing else may have them.
-pub const RESERVED: [&str; 20] = [
+pub const RESERVED: [&str; 21] = [
     "signature",
     "entry",
     "arch",
     "wave_size",
+    "lds_bytes",
     "precision",
     "features",
     "block_size",

@@ -188,11 +188,11 @@ impl Reader<'_> {
         Ok(params)
     }
 
-    /// What constraints may use: dims, flags, dtypes, parameters and `wave_size`.
+    /// What constraints may use: dims, flags, dtypes, parameters, `wave_size` and `lds_bytes`.
     fn tuning_names(&self) -> BTreeSet<String> {
         let mut names = self.signature.condition_names();
         names.extend(self.params.iter().cloned());
-        names.insert("wave_size".into());
+        names.extend(["wave_size", "lds_bytes"].map(String::from));
         names
     }
 
@@ -220,8 +220,10 @@ impl Reader<'_> {
             (Backend::Host, Some(_), _) => {
                 return refuse("no `block_size` on the host, which has no threads in a block", "one");
             }
-            (Backend::Hiprtc | Backend::Sim | Backend::Mock, None, _) => return refuse("a `block_size`", "none"),
-            (Backend::Hiprtc | Backend::Sim | Backend::Mock, _, Some(_)) => {
+            (Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock, None, _) => {
+                return refuse("a `block_size`", "none");
+            }
+            (Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock, _, Some(_)) => {
                 return refuse("no `scratch_bytes` on a GPU", "one");
             }
             _ => {}

@@ -272,7 +272,7 @@ impl Broken {
         let is_contract = file == "op.toml" && problem.ops.iter().any(|op| op == folder);
         let other = match target.backend {
             Backend::Host => Backend::Hiprtc,
-            Backend::Hiprtc | Backend::Sim | Backend::Mock => Backend::Host,
+            Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock => Backend::Host,
         };
         is_contract || (folder == problem.ops.join("+") && !file.ends_with(other.template_extension()))
     }

@@ -9,12 +9,16 @@ pub(super) fn base_options(target: &Target, precision: Precision) -> Vec<String>
         Backend::Host => host(),
         Backend::Sim => sim(),
         Backend::Hiprtc | Backend::Mock => hiprtc(target),
+        Backend::Nvrtc => nvrtc(),
     };
     // Contraction rounds once where two operations round twice: never at the parity precision.
-    options.push(match precision {
-        Precision::F32 => "-ffp-contract=off".into(),
-        Precision::Bf16 => "-ffp-contract=fast".into(),
-    });
+    let contraction = match (target.backend, precision) {
+        (Backend::Nvrtc, Precision::F32) => "--fmad=false",
+        (Backend::Nvrtc, Precision::Bf16) => "--fmad=true",
+        (_, Precision::F32) => "-ffp-contract=off",
+        (_, Precision::Bf16) => "-ffp-contract=fast",
+    };
+    options.push(contraction.into());
     options.extend(target.compile_options());
     options
 }
@@ -68,4 +72,11 @@ fn hiprtc(target: &Target) -> Vec<String> {
         options.push(if target.wave_size == 32 { "-mno-wavefrontsize64" } else { "-mwavefrontsize64" }.into());
     }
     options
+}
+
+fn nvrtc() -> Vec<String> {
+    // Functions without a word before them are the device's, as a kernel's helpers are.
+    let options =
+        ["--std=c++17", "--device-as-default-execution-space", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+    options.map(String::from).to_vec()
 }

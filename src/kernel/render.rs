@@ -178,7 +178,7 @@ pub fn render(
     let body = text(library, &template.file, words.clone(), &label)?;
     let source = match target.backend {
         Backend::Host => format!("{}\n{}", body.trim_end(), head.host_trailer()),
-        Backend::Hiprtc | Backend::Mock => body,
+        Backend::Hiprtc | Backend::Nvrtc | Backend::Mock => body,
         Backend::Sim => {
             let simulator = library.file(SIMULATOR).expect("it is built in");
             let simulator = text(library, simulator, words, &label)?;
@@ -239,7 +239,7 @@ fn context(template: &Template, problem: &Problem, params: &Params, target: &Tar
     values.extend(params.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
     let signature = match template.backend {
         Backend::Host => head.host_signature(),
-        Backend::Hiprtc | Backend::Sim | Backend::Mock => {
+        Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock => {
             values.insert("block_size".into(), head.block_size.into());
             head.hip_signature()
         }

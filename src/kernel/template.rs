@@ -244,6 +244,7 @@ impl Template {
         let mut known = Signature::scope(problem);
         known.extend(params.iter().map(|(name, &value)| (name.clone(), value.into())));
         known.insert("wave_size".into(), target.wave_size.into());
+        known.insert("lds_bytes".into(), target.lds_bytes.into());
         Scope::new(known)
     }
 }

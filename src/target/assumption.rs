@@ -21,9 +21,13 @@ pub struct Assumption {
 /// What to assume about `arch`, a name without flags, given what is known of others; none about another family.
 ///
 /// - A chip that differs from a known one in its stepping alone (gfx1152, gfx1151) has that one's facts.
+/// - An NVIDIA GPU has what the known one has whose compute capability is nearest, but for features of later ones.
 /// - Of any other chip of a known family, and of a whole family (`gfx11-generic`), only what all known members have in
 ///   common is assumed, and no feature: a matrix instruction that is not there ends in a crash or in wrong numbers.
 pub fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> {
+    if let Some(number) = capability(arch) {
+        return nvidia(arch, number, known);
+    }
     let family = family(arch)?;
     let relatives: Vec<_> = known.iter().filter(|(name, _)| self::family(name) == Some(family)).collect();
     if family != MIXED_FAMILY
@@ -46,6 +50,24 @@ pub fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> 
     };
     let text = format!("nothing is known about {arch}: assumed what {family} has in common ({})", in_words(&facts));
     Some(Assumption { facts, like: None, text })
+}
+
+/// 90 of `sm_90`: a compute capability without its point.
+pub(super) fn capability(arch: &str) -> Option<u32> {
+    arch.strip_prefix(super::NVIDIA)?.parse().ok()
+}
+
+/// NVIDIA keeps features from one generation to the next; a feature is named after the first that has it (`mma_sm80`).
+fn nvidia(arch: &str, number: u32, known: &[(&str, &TargetFacts)]) -> Option<Assumption> {
+    let known = known.iter().filter_map(|(name, facts)| Some((capability(name)?.abs_diff(number), *name, *facts)));
+    let (_, like, facts) = known.min_by_key(|(distance, name, _)| (*distance, *name))?;
+    let is_there = |feature: &&String| {
+        feature.rsplit_once("sm").and_then(|(_, since)| since.parse().ok()).is_none_or(|since: u32| since <= number)
+    };
+    let features = facts.features.iter().filter(is_there).cloned().collect();
+    let facts = TargetFacts { features, compute_unit: None, product: None, ..facts.clone() };
+    let text = format!("nothing is known about {arch}: assumed to be like {like} ({})", in_words(&facts));
+    Some(Assumption { facts, like: Some(like.to_owned()), text })
 }
 
 /// `gfx11` of `gfx1152` and of `gfx11-generic`, `gfx9` of `gfx9-4-generic`; none of what is no arch of an AMD GPU.
@@ -122,8 +144,16 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_nvidia_gpu_is_like_the_known_one_without_what_came_later() {
+        let (target, text) = Target::gpu_or_similar("sm_120").expect("assumed");
+        assert_eq!((target.like.as_deref(), target.wave_size), (Some("sm_90"), 32));
+        assert!(target.features.contains("mma_sm80") && text.is_some_and(|text| text.contains("sm_120")));
+        assert!(Target::gpu_or_similar("sm_75").expect("assumed").0.features.is_empty());
+    }
+
+    #[test]
     fn other_families_and_other_words_are_errors() {
-        for arch in ["gfx803", "gfx1300", "gfx", "gfxab", "gfx1", "sm_80", "", "gfx11é2", "-generic"] {
+        for arch in ["gfx803", "gfx1300", "gfx", "gfxab", "gfx1", "sm_", "sm_x", "", "gfx11é2", "-generic"] {
             assert!(matches!(Target::gpu_or_similar(arch), Err(TargetError::UnknownArch { .. })), "{arch}");
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use hip_runtime_sys::{HipError, OpenError};
+use vendor_library::{CallError, OpenError};
 
 /// An error of a device or of what it was asked to do.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +17,11 @@ pub enum GpuError {
         /// What nobody uses, where the device says so.
         free_bytes: Option<usize>,
     },
-    /// There is no HIP runtime.
-    #[error("there is no HIP runtime: looked in {}{}", list(searched), refused(source))]
+    /// There is no runtime for GPUs of this kind.
+    #[error("there is no {what}{}{}", list(searched), refused(source))]
     NoRuntime {
+        /// `HIP runtime`, `CUDA driver`.
+        what: &'static str,
         /// Folders that were looked into, besides the loader's own.
         searched: Vec<PathBuf>,
         /// What was tried.
@@ -27,15 +29,17 @@ pub enum GpuError {
         source: OpenError,
     },
     /// There is no such device.
-    #[error("there is no device {device}: the HIP runtime finds {n_devices}")]
+    #[error("there is no device {device}: the {what} finds {n_devices}")]
     NoDevice {
+        /// `HIP runtime`, `CUDA driver`.
+        what: &'static str,
         /// What was asked for.
         device: String,
         /// How many there are.
         n_devices: usize,
     },
     /// What a device says of itself cannot be.
-    #[error("{device}: what the HIP runtime says cannot be: the {what} is {found}")]
+    #[error("{device}: what the runtime says cannot be: the {what} is {found}")]
     Nonsense {
         /// Which device.
         device: String,
@@ -44,16 +48,16 @@ pub enum GpuError {
         /// The answer.
         found: String,
     },
-    /// A call of the HIP runtime failed.
+    /// A call of the runtime failed.
     #[error("{device}: could not {what}")]
-    Hip {
+    Call {
         /// Which device.
         device: String,
         /// What was being done.
         what: &'static str,
         /// The call, and the runtime's words.
         #[source]
-        source: HipError,
+        source: CallError,
     },
     /// The object is not for the device.
     #[error("kernel `{entry}` was compiled for {object_arch}, and {device}, a {device_arch}, does not take it")]
@@ -68,7 +72,7 @@ pub enum GpuError {
         object_arch: String,
         /// The call, and the runtime's words, if it was asked.
         #[source]
-        source: Option<HipError>,
+        source: Option<CallError>,
     },
     /// The device could not be set up.
     #[error("could not start the threads of the cpu device")]
@@ -163,5 +167,5 @@ fn refused(error: &OpenError) -> String {
 
 fn list(folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
-    folders.join(", ")
+    if folders.is_empty() { String::new() } else { format!(": looked in {}", folders.join(", ")) }
 }

@@ -2,7 +2,7 @@
 //!
 //! A [`Driver`] is one device. It allocates [`Buffer`]s, loads compiled [`Kernel`]s and launches them over a grid
 //! of blocks. Nothing above this crate holds a raw pointer. Drivers: [`host`], this machine's cores, where a block is
-//! one call of a C function; [`hip`], an AMD GPU.
+//! one call of a C function; [`hip`], an AMD GPU; [`cuda`], an NVIDIA GPU; [`sim`], a GPU on this machine's cores.
 //!
 //! What makes [`Driver::launch`] a safe function is checked in [`launch`]: the kernel's own description of its
 //! arguments equals the contract's when it is loaded, and every launch passes the right number of arguments of
@@ -10,6 +10,7 @@
 //! within the lengths its contract states is the template's part, tested against the references.
 
 pub mod code_object;
+pub mod cuda;
 pub mod hip;
 pub mod host;
 #[cfg(target_os = "linux")]
@@ -18,6 +19,7 @@ pub mod sim;
 mod error;
 mod launch;
 mod memory;
+mod runtime;
 
 pub use error::GpuError;
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};

@@ -12,16 +12,21 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
-pub use check::HipError;
-pub use rocm_library::{OpenError, searched};
 use sys::Api;
+use vendor_library::Installation;
+pub use vendor_library::{CallError, OpenError};
 
 /// Newest first: an installation may have several.
 const NAMES: [&str; 4] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
 
-/// Files that may be the HIP runtime, best first; see [`rocm_library::candidates`].
+/// Files that may be the HIP runtime, best first; see [`Installation::candidates`].
 pub fn candidates(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
-    rocm_library::candidates(&NAMES, explicit, rocm_path)
+    Installation::ROCM.candidates(&NAMES, explicit, rocm_path)
+}
+
+/// The folders in which they would be.
+pub fn searched(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
+    Installation::ROCM.searched(explicit, rocm_path)
 }
 
 /// An opened HIP runtime: the functions, and which file they are from. The library stays mapped when this is dropped.
@@ -36,7 +41,7 @@ impl Hip {
     /// # Errors
     /// Every candidate with the reason why it was not taken.
     pub fn open(candidates: &[PathBuf]) -> Result<Self, OpenError> {
-        let (api, path) = rocm_library::open_first("the HIP runtime", candidates, Api::load)?;
+        let (api, path) = vendor_library::open_first("the HIP runtime", candidates, Api::load)?;
         Ok(Self { api, path })
     }
 
@@ -49,7 +54,7 @@ impl Hip {
     ///
     /// # Errors
     /// The status; a name that is not one comes back as it is, for the caller to refuse.
-    pub fn arch_name(&self, device: c_int) -> Result<String, HipError> {
+    pub fn arch_name(&self, device: c_int) -> Result<String, CallError> {
         let properties = &self.api.get_device_properties;
         let mut bytes = vec![0_u8; sys::PROPERTIES_BYTES];
         // SAFETY: the buffer is longer than the structure of any version, and the call writes nothing else.

@@ -2,11 +2,11 @@
 //!
 //! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
 //! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
-//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel and the HIP
-//! runtime.
+//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel, the HIP
+//! runtime and the CUDA driver.
 
+mod cuda;
 mod hip;
-mod libraries;
 mod self_check;
 
 use std::thread;
@@ -31,6 +31,9 @@ pub struct Args {}
 
 /// The arch that hipRTC is tried with where there is no device to compile for. Any that every release of the last years knows.
 const PROBED_ARCH: &str = "gfx1100";
+
+/// The same for NVRTC.
+const PROBED_CUDA_ARCH: &str = "sm_90";
 
 /// One thing that was looked at.
 #[derive(Debug, Serialize)]
@@ -71,6 +74,7 @@ impl Hint for NotReady {
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let compiler = Compiler::new(CompilerOptions::for_this_program()?);
     let (hip, arch) = hip::check();
+    let (cuda, cuda_arch) = cuda::check();
     let checks = [
         cpu(),
         memory(),
@@ -80,8 +84,9 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         Check::of("tuning", true, tuning()),
         Check::of("self-check", true, self_check::run()),
         hip,
-        Check::of("hipRTC", false, hiprtc(&compiler, arch.as_deref().unwrap_or(PROBED_ARCH))),
-        libraries::check("CUDA driver", "libcuda.so"),
+        Check::of("hipRTC", false, rtc(&compiler, Backend::Hiprtc, arch.as_deref().unwrap_or(PROBED_ARCH))),
+        cuda,
+        Check::of("NVRTC", false, rtc(&compiler, Backend::Nvrtc, cuda_arch.as_deref().unwrap_or(PROBED_CUDA_ARCH))),
     ];
     let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
     if output.is_json() {
@@ -144,6 +149,7 @@ fn is_absence(cause: &(dyn std::error::Error + 'static)) -> bool {
         Some(
             CompileError::NoHostCompiler { .. }
                 | CompileError::NoHiprtc { .. }
+                | CompileError::NoNvrtc { .. }
                 | CompileError::Canary { how: How::Unavailable, .. }
         )
     )
@@ -172,8 +178,8 @@ fn c_compiler(compiler: &Compiler) -> anyhow::Result<Vec<String>> {
 }
 
 /// The libraries it consists of, each with its build id: version numbers do not tell hipRTCs apart.
-fn hiprtc(compiler: &Compiler, arch: &str) -> anyhow::Result<Vec<String>> {
-    let (identity, files) = compiler.probe(Backend::Hiprtc, arch)?;
+fn rtc(compiler: &Compiler, backend: Backend, arch: &str) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compiler.probe(backend, arch)?;
     let mut details = vec![format!("compiles for {arch}")];
     details.extend(files.iter().map(|file| file.display().to_string()));
     details.extend(identity.facts);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{SourceArgs, speed};
-use crate::cli::device::stand_in;
+use crate::cli::device::{Device, stand_in};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::compute_unit::ComputeUnit;
@@ -36,6 +36,10 @@ pub(super) struct CheckArgs {
     /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
     #[arg(long)]
     all_params: bool,
+
+    /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the simulator
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
+    device: Option<Device>,
 
     /// Run nothing: predict the cycles of each kernel's hot loops for a GPU, with llvm-mca
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
@@ -98,15 +102,24 @@ struct UsesRow {
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
-    let (library, target, store) = (args.source.library()?, args.source.target()?, Store::from_env()?);
+    let (library, store) = (args.source.library()?, Store::from_env()?);
+    let opened = args.device.as_ref().map(|device| device.open(&args.source.tables()?, 0)).transpose()?;
+    let target = opened.as_ref().map_or_else(|| args.source.target(), |(target, _)| Ok(target.clone()))?;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
     if let Some(flag) = for_gpus.filter(|_| target.backend != Backend::Hiprtc) {
-        return Err(UsageError(format!("{flag} is for GPUs, not {}: for example --arch gfx1100", target.id())).into());
+        return Err(
+            UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
+        );
     }
     let facts = args.source.tables()?.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
-    let stand_in = if args.speed { None } else { stand_in(&target)? };
-    let runner = stand_in.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
+    let is_simulated = opened.is_none() && matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
+    let runs_on = match opened {
+        Some(opened) => Some(opened),
+        None if args.speed => None,
+        None => stand_in(&target)?,
+    };
+    let runner = runs_on.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit };
     let selection = Selection { op: args.op.clone(), variant: args.variant.clone(), all_params: args.all_params };
     let broken: Vec<&Broken> = broken(&library, args).collect();
@@ -126,7 +139,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
     let checked = checker.check(&selection, &mut done).into_iter();
-    let rows: Vec<Row> = checked.map(|checked| Row::of(checked, &target, compute_unit)).collect();
+    let rows: Vec<Row> = checked.map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
@@ -147,11 +160,11 @@ fn broken<'a>(library: &'a Library, args: &'a CheckArgs) -> impl Iterator<Item =
 }
 
 impl Row {
-    fn of(checked: Checked, target: &Target, compute_unit: Option<ComputeUnit>) -> Self {
-        let status = match (checked.is_right(), checked.ran, target.backend) {
+    fn of(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
+        let status = match (checked.is_right(), checked.ran, is_simulated) {
             (false, ..) => "wrong",
-            (true, true, Backend::Hiprtc) => "ok, simulated",
-            (true, true, _) => "ok",
+            (true, true, true) => "ok, simulated",
+            (true, true, false) => "ok",
             (true, false, _) => "compiled, not run",
         };
         Self {

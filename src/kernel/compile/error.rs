@@ -51,6 +51,12 @@ pub enum CompileError {
         /// The folder.
         root: PathBuf,
     },
+    /// What was named as NVRTC is none.
+    #[error("could not find NVRTC in `{}`", .root.display())]
+    NoNvrtc {
+        /// The file or folder.
+        root: PathBuf,
+    },
     /// A library or a version changed after its identity was found out.
     #[error("could not use what {} made: it was replaced while the program ran", compiler_of(*.backend))]
     CompilerChanged {
@@ -131,6 +137,13 @@ impl Hint for CompileError {
             Self::Canary { backend: Backend::Hiprtc, target, .. } => {
                 Some(format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
             }
+            Self::Canary { backend: Backend::Nvrtc, how: How::Unavailable, .. } => Some(
+                "install CUDA's NVRTC, or name the library or its folder in `GPTOSS_JIT_NVRTC`; no GPU is needed"
+                    .into(),
+            ),
+            Self::Canary { backend: Backend::Nvrtc, target, .. } => {
+                Some(format!("this NVRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
+            }
             Self::Canary { .. } => Some("`gptoss-jit doctor` shows which compiler was found".into()),
             Self::NoHostCompiler { .. } => Some(
                 "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
@@ -139,6 +152,9 @@ impl Hint for CompileError {
             Self::NoHiprtc { .. } => {
                 Some("name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into())
             }
+            Self::NoNvrtc { .. } => Some(
+                "name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`".into(),
+            ),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written".into()),
             Self::NoWorker { .. } | Self::NotStarted { .. } => None,
@@ -158,6 +174,7 @@ const fn compiler_of(backend: Backend) -> &'static str {
     match backend {
         Backend::Host => "the C compiler",
         Backend::Hiprtc => "hipRTC",
+        Backend::Nvrtc => "NVRTC",
         Backend::Sim => "the C++ compiler",
         Backend::Mock => "the mock compiler",
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use hiprtc_sys::{Hiprtc, Image};
+use rtc_sys::{Image, Rtc, Vendor};
 
 use super::identity::Canary;
 use super::job::{Failure, How, Job, Made, Toolchain, source_name};
@@ -45,7 +45,7 @@ impl Toolchain {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
         let folders = [root.join("usr/lib/x86_64-linux-gnu"), root.join("lib"), root.clone()];
         let found = folders.into_iter().find_map(|folder| {
-            let library = hiprtc_sys::candidates(Some(&folder), None).into_iter().next()?;
+            let library = Vendor::Amd.candidates(Some(&folder), None).into_iter().next()?;
             Some((folder, library))
         });
         let Some((folder, library)) = found else { return Err(CompileError::NoHiprtc { root }) };
@@ -61,40 +61,53 @@ impl Toolchain {
 
 /// Compiles. In the worker, whose current folder is private.
 pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
-    let hiprtc = open(job.toolchain.compiler.as_deref())?;
+    compile_with(Vendor::Amd, job)
+}
+
+/// The same with either vendor's compiler, which have the same functions.
+pub(super) fn compile_with(vendor: Vendor, job: &Job) -> Result<Made, Failure> {
+    let rtc = open(vendor, job.toolchain.compiler.as_deref())?;
     let mut options = job.options.clone();
-    if !options.iter().any(|option| option.starts_with("--offload-arch=")) {
-        options.push(format!("--offload-arch={}", job.target)); // the canary's options name no target
+    let for_target = match vendor {
+        Vendor::Amd => "--offload-arch=",
+        Vendor::Nvidia => "--gpu-architecture=",
+    };
+    if !options.iter().any(|option| option.starts_with(for_target)) {
+        options.push(format!("{for_target}{}", job.target)); // the canary's options name no target
     }
-    let made = hiprtc.compile(&job.source, source_name(Backend::Hiprtc), &options).map_err(refusal)?;
+    let made = rtc.compile(&job.source, source_name(job.toolchain.backend), &options).map_err(refusal)?;
     let log = made.log;
     // hipRTC 6.4 reports success for an option that it does not know: only the log tells.
     if log.lines().any(|line| line.starts_with("error: ")) {
         return Err(Failure { how: How::Rejected, log });
     }
-    let images = hiprtc_sys::images();
+    let images = rtc_sys::images();
     let files = images.iter().map(|image| image.path.clone()).collect();
     Ok(Made { object: made.object, log, facts: facts(&images), files })
 }
 
 /// Opens the library that was named, or the first in the usual places.
-fn open(library: Option<&Path>) -> Result<Hiprtc, Failure> {
+fn open(vendor: Vendor, library: Option<&Path>) -> Result<Rtc, Failure> {
     let unavailable = |log| Failure { how: How::Unavailable, log };
     if let Some(library) = library {
-        return Hiprtc::open(&[library.to_owned()]).map_err(|error| unavailable(error.to_string()));
+        return Rtc::open(vendor, &[library.to_owned()]).map_err(|error| unavailable(error.to_string()));
     }
-    let rocm_path = env::var_os("ROCM_PATH").map(PathBuf::from);
-    Hiprtc::open(&hiprtc_sys::candidates(None, rocm_path.as_deref())).map_err(|error| {
-        let folders = hiprtc_sys::searched(None, rocm_path.as_deref());
+    let root = match vendor {
+        Vendor::Amd => "ROCM_PATH",
+        Vendor::Nvidia => "CUDA_PATH",
+    };
+    let root = env::var_os(root).map(PathBuf::from);
+    Rtc::open(vendor, &vendor.candidates(None, root.as_deref())).map_err(|error| {
+        let folders = vendor.searched(None, root.as_deref());
         let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
         unavailable(format!("{error}\nand found no such file in {}", folders.join(", ")))
     })
 }
 
 /// Every failure of a call follows from the source or the options: the same again would fail again.
-fn refusal(error: hiprtc_sys::CompileError) -> Failure {
+fn refusal(error: rtc_sys::CompileError) -> Failure {
     let log = match error {
-        hiprtc_sys::CompileError::Rejected { log, .. } if !log.trim().is_empty() => log,
+        rtc_sys::CompileError::Rejected { log, .. } if !log.trim().is_empty() => log,
         other => other.to_string(),
     };
     Failure { how: How::Rejected, log }

@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 
 use super::job::{Job, Made, Toolchain};
 use super::stamp::Stamp;
-use super::{CompileError, CompilerOptions, hiprtc, host, mock, process, sim};
+use super::{CompileError, CompilerOptions, hiprtc, host, mock, nvrtc, process, sim};
 use crate::kernel::key::Digest;
 use crate::target::Backend;
 
@@ -96,6 +96,7 @@ fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str
     let canary = match toolchain.backend {
         Backend::Host => host::canary(),
         Backend::Hiprtc => hiprtc::canary(),
+        Backend::Nvrtc => nvrtc::canary(),
         Backend::Sim => sim::canary(),
         Backend::Mock => mock::canary(),
     };

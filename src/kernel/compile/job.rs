@@ -14,9 +14,9 @@ use crate::target::Backend;
 pub struct Toolchain {
     /// Which of the backends' `compile` functions the worker calls.
     pub backend: Backend,
-    /// The C compiler, or hipRTC's library; without it hipRTC's backend tries the usual names.
+    /// The C compiler, or the library of hipRTC or NVRTC; without it their backends try the usual names.
     pub compiler: Option<PathBuf>,
-    /// What the worker's environment holds beyond the fixed names (`LD_LIBRARY_PATH`, `ROCM_PATH`).
+    /// What the worker's environment holds beyond the fixed names (`LD_LIBRARY_PATH`, `ROCM_PATH`, `CUDA_PATH`).
     pub environment: BTreeMap<String, String>,
     /// What starts the worker, if not the system's loader: `ld-linux-x86-64.so.2 --library-path …`.
     pub launcher: Vec<String>,
@@ -125,7 +125,7 @@ pub(super) const fn source_name(backend: Backend) -> &'static str {
     match backend {
         Backend::Host => "kernel.c",
         Backend::Sim => "simulated.cpp",
-        Backend::Hiprtc | Backend::Mock => "kernel.hip",
+        Backend::Hiprtc | Backend::Nvrtc | Backend::Mock => "kernel.hip",
     }
 }
 

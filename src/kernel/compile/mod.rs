@@ -3,7 +3,7 @@
 //! No compiler runs in the process that owns the model: hipRTC holds a global lock, and some inputs make it kill
 //! its process. The program starts itself again as a hidden command, one process per compile ([`process`]), with a
 //! cleared environment, a private folder and a deadline; the worker ([`worker`]) calls one of the backends
-//! ([`host`], [`hiprtc`], [`sim`], [`mock`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
+//! ([`host`], [`hiprtc`], [`nvrtc`], [`sim`], [`mock`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
 //! Nothing here knows the cache: that is [`super::store`].
 
 mod answer;
@@ -13,6 +13,7 @@ mod host;
 mod identity;
 mod job;
 mod mock;
+mod nvrtc;
 mod process;
 mod sim;
 mod stamp;
@@ -44,7 +45,7 @@ pub struct Request {
     pub entry: String,
     /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`.
+    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`, NVRTC as `--gpu-architecture=`.
     pub target: String,
     /// Who compiles.
     pub backend: Backend,
@@ -74,6 +75,8 @@ pub struct CompilerOptions {
     pub cc: Option<PathBuf>,
     /// Where hipRTC is.
     pub hiprtc: Toolchain,
+    /// Where NVRTC is.
+    pub nvrtc: Toolchain,
     /// The folder in which identities are remembered, so that a warm start runs no compiler.
     pub identities: Option<PathBuf>,
 }
@@ -95,15 +98,16 @@ impl CompilerOptions {
             deadline: Duration::from_secs(120),
             memory_bytes: 8 << 30,
             cc: None,
-            hiprtc: Toolchain {
-                backend: Backend::Hiprtc,
-                compiler: None,
-                environment: BTreeMap::new(),
-                launcher: Vec::new(),
-            },
+            hiprtc: somewhere(Backend::Hiprtc),
+            nvrtc: somewhere(Backend::Nvrtc),
             identities: None,
         }
     }
+}
+
+/// A compiler that the worker finds itself.
+fn somewhere(backend: Backend) -> Toolchain {
+    Toolchain { backend, compiler: None, environment: BTreeMap::new(), launcher: Vec::new() }
 }
 
 /// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
@@ -182,6 +186,7 @@ impl Compiler {
         match backend {
             Backend::Host => host::find(&self.options),
             Backend::Hiprtc => hiprtc::find(&self.options),
+            Backend::Nvrtc => nvrtc::find(&self.options),
             Backend::Sim => sim::find(),
             Backend::Mock => Ok(mock::toolchain()),
         }
@@ -211,6 +216,7 @@ fn backend_compile(job: &Job, folder: &std::path::Path) -> Result<Made, Failure>
     match job.toolchain.backend {
         Backend::Host => host::compile(job),
         Backend::Hiprtc => hiprtc::compile(job),
+        Backend::Nvrtc => nvrtc::compile(job),
         Backend::Sim => sim::compile(job),
         Backend::Mock => mock::compile(job, folder),
     }

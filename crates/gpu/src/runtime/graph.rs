@@ -1,10 +1,8 @@
 //! Launches that were captured once and are replayed as one.
 
-use std::ptr;
 use std::sync::Arc;
 
-use hip_runtime_sys::sys::{self, GraphApi, Handle};
-
+use super::calls::Handle;
 use super::device::Device;
 use crate::GpuError;
 use crate::launch::{Argument, Kernel};
@@ -31,21 +29,18 @@ impl Executable {
         device: &Arc<Device>,
         launch: impl FnOnce() -> Result<Recorded, GpuError>,
     ) -> Result<Option<Self>, GpuError> {
-        let hip = device.enter()?;
-        let Some(graphs) = &hip.graphs else { return Ok(None) };
+        if !device.enter()?.has_graphs() {
+            return Ok(None);
+        }
         // SAFETY: the stream is alive, and nothing is being captured on it.
-        let code = unsafe { (graphs.stream_begin_capture)(device.stream, sys::CAPTURE_THREAD_LOCAL) };
-        device.check("begin to capture launches", "hipStreamBeginCapture", code)?;
+        device.call("begin to capture launches", |calls| unsafe { calls.begin_capture(device.stream) })?;
         let launched = launch();
-        let mut graph = ptr::null_mut();
         // SAFETY: the capture that began above, which must end whatever came of the launches.
-        let code = unsafe { (graphs.stream_end_capture)(device.stream, &mut graph) };
-        let ended = device.check("capture launches", "hipStreamEndCapture", code);
-        let graph = Captured { device, graphs, graph };
+        let ended = device.call("capture launches", |calls| unsafe { calls.end_capture(device.stream) });
+        let graph = ended.map(|graph| Captured { device, graph });
         // A launch that failed says more than the capture that it spoilt.
         let recorded = launched?;
-        ended?;
-        let executable = graph.instantiate()?;
+        let executable = graph?.instantiate()?;
         Ok(Some(Self { device: Arc::clone(device), executable, _recorded: recorded }))
     }
 
@@ -56,40 +51,29 @@ impl Executable {
 
     /// Puts all of it on the stream.
     pub fn launch(&self) -> Result<(), GpuError> {
-        let hip = self.device.enter()?;
-        let graphs = hip.graphs.as_ref().expect("it was captured by them");
         // SAFETY: graph and stream are alive, and so is everything that the graph uses.
-        let code = unsafe { (graphs.graph_launch)(self.executable, self.device.stream) };
-        self.device.check("launch a graph", "hipGraphLaunch", code)
+        self.device.call("launch a graph", |calls| unsafe { calls.launch_graph(self.executable, self.device.stream) })
     }
 }
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        self.device.release_after_use("destroy a graph", "hipGraphExecDestroy", |hip| {
-            let graphs = hip.graphs.as_ref().expect("it was captured by them");
-            // SAFETY: instantiated by `capture`, destroyed nowhere else, and not running.
-            unsafe { (graphs.graph_exec_destroy)(self.executable) }
-        });
+        // SAFETY: instantiated by `capture`, destroyed nowhere else, and not running.
+        let destroy = |calls: &dyn super::calls::Calls| unsafe { calls.destroy_executable(self.executable) };
+        self.device.release_after_use("destroy a graph", destroy);
     }
 }
 
 /// A graph as it was captured; of no use once it was instantiated.
 struct Captured<'a> {
     device: &'a Device,
-    graphs: &'a GraphApi,
     graph: Handle,
 }
 
 impl Captured<'_> {
     fn instantiate(&self) -> Result<Handle, GpuError> {
-        let mut executable = ptr::null_mut();
-        // SAFETY: the graph is alive, `executable` is valid for writes, and no log is asked for.
-        let code = unsafe {
-            (self.graphs.graph_instantiate)(&mut executable, self.graph, ptr::null_mut(), ptr::null_mut(), 0)
-        };
-        self.device.check("make a graph of captured launches", "hipGraphInstantiate", code)?;
-        Ok(executable)
+        // SAFETY: the graph is alive.
+        self.device.call("make a graph of captured launches", |calls| unsafe { calls.instantiate_graph(self.graph) })
     }
 }
 
@@ -97,9 +81,7 @@ impl Drop for Captured<'_> {
     fn drop(&mut self) {
         if !self.graph.is_null() {
             // SAFETY: from the capture, destroyed nowhere else.
-            self.device.release("destroy a captured graph", "hipGraphDestroy", |_| unsafe {
-                (self.graphs.graph_destroy)(self.graph)
-            });
+            self.device.release("destroy a captured graph", |calls| unsafe { calls.destroy_graph(self.graph) });
         }
     }
 }

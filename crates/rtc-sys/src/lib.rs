@@ -16,11 +16,21 @@ use std::{fmt, ptr};
 
 pub use check::Status;
 pub use images::{Image, images};
-pub use rocm_library::{OpenError, searched};
 use sys::{Api, Program};
+use vendor_library::Installation;
+pub use vendor_library::OpenError;
+
+/// Whose compiler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vendor {
+    /// hipRTC.
+    Amd,
+    /// NVRTC.
+    Nvidia,
+}
 
 /// A library of its own, and since ROCm 7.0 nowhere else; in 5.2 the functions are in HIP's library.
-const NAMES: [&str; 7] = [
+const HIPRTC: [&str; 7] = [
     "libhiprtc.so",
     "libhiprtc.so.7",
     "libhiprtc.so.6",
@@ -30,9 +40,41 @@ const NAMES: [&str; 7] = [
     "libamdhip64.so.5",
 ];
 
-/// Files that may be hipRTC, best first; see [`rocm_library::candidates`].
-pub fn candidates(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Vec<PathBuf> {
-    rocm_library::candidates(&NAMES, explicit, rocm_path)
+/// Packages for Python have no unversioned name.
+const NVRTC: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+impl Vendor {
+    /// `hipRTC` or `NVRTC`.
+    pub const fn compiler(self) -> &'static str {
+        match self {
+            Self::Amd => "hipRTC",
+            Self::Nvidia => "NVRTC",
+        }
+    }
+
+    /// Files that may be the compiler, best first; see [`Installation::candidates`].
+    pub fn candidates(self, explicit: Option<&Path>, root: Option<&Path>) -> Vec<PathBuf> {
+        match self {
+            Self::Amd => Installation::ROCM.candidates(&HIPRTC, explicit, root),
+            Self::Nvidia => Installation::CUDA.candidates(&NVRTC, explicit, root),
+        }
+    }
+
+    /// The folders in which they would be.
+    pub fn searched(self, explicit: Option<&Path>, root: Option<&Path>) -> Vec<PathBuf> {
+        match self {
+            Self::Amd => Installation::ROCM.searched(explicit, root),
+            Self::Nvidia => Installation::CUDA.searched(explicit, root),
+        }
+    }
+
+    /// The C function: `hiprtcCreateProgram` of `CreateProgram`.
+    pub(crate) fn function(self, name: &str) -> String {
+        match self {
+            Self::Amd => format!("hiprtc{name}"),
+            Self::Nvidia => format!("nvrtc{}", name.replace("GetCode", "GetCUBIN")),
+        }
+    }
 }
 
 /// Why a source gave no object.
@@ -47,8 +89,10 @@ pub enum CompileError {
         offset: usize,
     },
     /// The compiler looked at the source and refused it.
-    #[error("hipRTC rejected the source: {status}\n{log}")]
+    #[error("{compiler} rejected the source: {status}\n{log}")]
     Rejected {
+        /// `hipRTC` or `NVRTC`.
+        compiler: &'static str,
         /// `HIPRTC_ERROR_COMPILATION`, as a rule.
         status: Status,
         /// The compiler's messages; may be empty, since some of them go to stderr.
@@ -58,7 +102,7 @@ pub enum CompileError {
     #[error("`{call}` failed: {status}")]
     Call {
         /// The C function.
-        call: &'static str,
+        call: String,
         /// What it returned.
         status: Status,
     },
@@ -67,32 +111,33 @@ pub enum CompileError {
 /// What the compiler made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// A code object: an ELF file that `hipModuleLoadData` takes.
+    /// An ELF file that `hipModuleLoadData` or `cuModuleLoadData` takes.
     pub object: Vec<u8>,
     /// Warnings and remarks, usually empty.
     pub log: String,
 }
 
-/// An opened hipRTC. The library stays mapped when this is dropped.
-pub struct Hiprtc {
+/// An opened compiler. The library stays mapped when this is dropped.
+pub struct Rtc {
+    vendor: Vendor,
     api: Api,
     path: PathBuf,
 }
 
-impl fmt::Debug for Hiprtc {
+impl fmt::Debug for Rtc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hiprtc").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Rtc").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-impl Hiprtc {
-    /// Opens the first of the candidates (files, or bare names for the loader's search path) that is hipRTC.
+impl Rtc {
+    /// Opens the first of the candidates (files, or bare names for the loader's search path) that is the vendor's compiler.
     ///
     /// # Errors
     /// Every candidate with the reason why it was not taken.
-    pub fn open(candidates: &[PathBuf]) -> Result<Self, OpenError> {
-        let (api, path) = rocm_library::open_first("hipRTC", candidates, Api::load)?;
-        Ok(Self { api, path })
+    pub fn open(vendor: Vendor, candidates: &[PathBuf]) -> Result<Self, OpenError> {
+        let (api, path) = vendor_library::open_first(vendor.compiler(), candidates, |path| Api::load(vendor, path))?;
+        Ok(Self { vendor, api, path })
     }
 
     /// The candidate that was opened.
@@ -116,11 +161,15 @@ impl Hiprtc {
             .map(|(i, option)| c_string(&format!("option {i}"), option))
             .collect::<Result<Vec<_>, _>>()?;
 
-        let program = OwnedProgram::new(&self.api, &source, &name)?;
+        let program = OwnedProgram::new(self, &source, &name)?;
         match program.compile(&options) {
             Ok(()) => Ok(Compiled { object: program.code()?, log: program.log()? }),
             // The refusal is the news; a log that cannot be had must not hide it.
-            Err(status) => Err(CompileError::Rejected { status, log: program.log().unwrap_or_default() }),
+            Err(status) => Err(CompileError::Rejected {
+                compiler: self.vendor.compiler(),
+                status,
+                log: program.log().unwrap_or_default(),
+            }),
         }
     }
 }
@@ -131,19 +180,20 @@ fn c_string(what: &str, text: &str) -> Result<CString, CompileError> {
 
 /// A program that is destroyed when dropped.
 struct OwnedProgram<'a> {
+    vendor: Vendor,
     api: &'a Api,
     program: Program,
 }
 
 impl<'a> OwnedProgram<'a> {
-    fn new(api: &'a Api, source: &CString, name: &CString) -> Result<Self, CompileError> {
+    fn new(Rtc { vendor, api, .. }: &'a Rtc, source: &CString, name: &CString) -> Result<Self, CompileError> {
         let mut program = ptr::null_mut();
         // SAFETY: `program` is valid for writes, both strings are terminated and copied by the call, and with
         // zero headers the two arrays are not read.
         let code =
             unsafe { (api.create_program)(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
-        api.check(code).map_err(|status| CompileError::Call { call: "hiprtcCreateProgram", status })?;
-        Ok(Self { api, program })
+        api.check(code).map_err(|status| CompileError::Call { call: vendor.function("CreateProgram"), status })?;
+        Ok(Self { vendor: *vendor, api, program })
     }
 
     fn compile(&self, options: &[CString]) -> Result<(), Status> {
@@ -155,13 +205,12 @@ impl<'a> OwnedProgram<'a> {
     }
 
     fn code(&self) -> Result<Vec<u8>, CompileError> {
-        self.bytes(("hiprtcGetCodeSize", self.api.get_code_size), ("hiprtcGetCode", self.api.get_code))
+        self.bytes(("GetCodeSize", self.api.get_code_size), ("GetCode", self.api.get_code))
     }
 
     /// The compiler's messages, without the terminator that the size counts.
     fn log(&self) -> Result<String, CompileError> {
-        let bytes =
-            self.bytes(("hiprtcGetProgramLogSize", self.api.get_log_size), ("hiprtcGetProgramLog", self.api.get_log))?;
+        let bytes = self.bytes(("GetProgramLogSize", self.api.get_log_size), ("GetProgramLog", self.api.get_log))?;
         Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
     }
 
@@ -173,12 +222,12 @@ impl<'a> OwnedProgram<'a> {
         let mut len_bytes = 0;
         // SAFETY: the program is alive and `len_bytes` is valid for writes.
         let code = unsafe { get_size(self.program, &mut len_bytes) };
-        self.api.check(code).map_err(|status| CompileError::Call { call: size_call, status })?;
+        self.api.check(code).map_err(|status| CompileError::Call { call: self.vendor.function(size_call), status })?;
         // One byte to spare: versions differ in whether a log's size counts its terminator.
         let mut bytes = vec![0_u8; len_bytes + 1];
         // SAFETY: the buffer holds the bytes that the library just asked for, and one more.
         let code = unsafe { get(self.program, bytes.as_mut_ptr().cast()) };
-        self.api.check(code).map_err(|status| CompileError::Call { call, status })?;
+        self.api.check(code).map_err(|status| CompileError::Call { call: self.vendor.function(call), status })?;
         bytes.truncate(len_bytes);
         Ok(bytes)
     }
@@ -198,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_error_lists_what_was_tried_and_why() {
-        let error = Hiprtc::open(&["/nonexistent/libhiprtc.so".into(), "libc.so.6".into()]).unwrap_err();
+        let error = Rtc::open(Vendor::Amd, &["/nonexistent/libhiprtc.so".into(), "libc.so.6".into()]).unwrap_err();
         let message = error.to_string();
         assert_eq!(error.attempts.len(), 2);
         assert!(message.contains("/nonexistent/libhiprtc.so"), "{message}");
@@ -207,7 +256,7 @@ mod tests {
 
     #[test]
     fn no_candidates_is_said_so() {
-        assert_eq!(Hiprtc::open(&[]).unwrap_err().to_string(), "could not open hipRTC; tried nothing");
+        assert_eq!(Rtc::open(Vendor::Amd, &[]).unwrap_err().to_string(), "could not open hipRTC; tried nothing");
     }
 
     #[test]

@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use hip_runtime_sys::sys;
-
 use super::device::Device;
 use super::event::Event;
 use super::memory::Pinned;
@@ -41,14 +39,12 @@ impl Staging {
         for chunk in bytes.chunks(HALF_BYTES) {
             let at = self.reserve(chunk.len())?;
             self.pinned.bytes()[at..at + chunk.len()].copy_from_slice(chunk);
-            let (from, to_pointer) = (self.pinned.at(at), std::ptr::without_provenance_mut(to as usize));
+            let (from, len_bytes, device) = (self.pinned.at(at), chunk.len(), &self.device);
             // SAFETY: the caller's buffer has room at `to`, and the reserved part of the ring is not touched until
             // its event or the stream has been waited for.
-            let code = unsafe {
-                let hip = self.device.enter()?;
-                (hip.memcpy_async)(to_pointer, from, chunk.len(), sys::MEMCPY_HOST_TO_DEVICE, self.device.stream)
-            };
-            self.device.check("copy to the device", "hipMemcpyAsync", code)?;
+            device.call("copy to the device", |calls| unsafe {
+                calls.copy_to_device(to, from, len_bytes, device.stream)
+            })?;
             to += chunk.len() as u64;
         }
         Ok(())
@@ -59,14 +55,12 @@ impl Staging {
         let mut from = address;
         for chunk in bytes.chunks_mut(HALF_BYTES) {
             let at = self.reserve(chunk.len())?;
-            let (to, from_pointer) = (self.pinned.at(at), std::ptr::without_provenance(from as usize));
+            let (to, len_bytes, device) = (self.pinned.at(at), chunk.len(), &self.device);
             // SAFETY: as in `write`, the other way.
-            let code = unsafe {
-                let hip = self.device.enter()?;
-                (hip.memcpy_async)(to, from_pointer, chunk.len(), sys::MEMCPY_DEVICE_TO_HOST, self.device.stream)
-            };
-            self.device.check("copy from the device", "hipMemcpyAsync", code)?;
-            self.device.synchronize()?;
+            device.call("copy from the device", |calls| unsafe {
+                calls.copy_from_device(to, from, len_bytes, device.stream)
+            })?;
+            device.synchronize()?;
             chunk.copy_from_slice(&self.pinned.bytes()[at..at + chunk.len()]);
             // The stream is empty, so is the ring.
             (self.half, self.next, self.done) = (0, 0, [None, None]);

@@ -4,10 +4,12 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hip_runtime_sys::sys::{attribute, status};
-use hip_runtime_sys::{Hip, HipError};
+use hip_runtime_sys::Hip;
+use hip_runtime_sys::sys::attribute;
+use vendor_library::CallError;
 
 use crate::GpuError;
+use crate::runtime::status;
 
 /// An opened and initialised HIP runtime.
 #[derive(Clone, Debug)]
@@ -46,11 +48,14 @@ impl HipRuntime {
     /// - `rocm_path`: where ROCm is installed, if somebody said so
     ///
     /// # Errors
-    /// [`GpuError::NoRuntime`], or [`GpuError::Hip`] when it does not start.
+    /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
     pub fn open(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Result<Self, GpuError> {
-        let hip = Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| {
-            GpuError::NoRuntime { searched: hip_runtime_sys::searched(explicit, rocm_path), source }
-        })?;
+        let hip =
+            Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| GpuError::NoRuntime {
+                what: "HIP runtime",
+                searched: hip_runtime_sys::searched(explicit, rocm_path),
+                source,
+            })?;
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for writes; the flags must be zero.
         let found = unsafe {
@@ -60,7 +65,7 @@ impl HipRuntime {
         match found {
             // HIP 5.2 on a machine without a GPU says `hipErrorInvalidDevice`.
             Err(error) if matches!(error.code, status::NO_DEVICE | status::INVALID_DEVICE) => count = 0,
-            Err(source) => return Err(GpuError::Hip { device: "hip".into(), what: "start the runtime", source }),
+            Err(source) => return Err(GpuError::Call { device: "hip".into(), what: "start the runtime", source }),
             Ok(()) => {}
         }
         Ok(Self { hip: Arc::new(hip), n_devices: usize::try_from(count).unwrap_or(0) })
@@ -79,7 +84,7 @@ impl HipRuntime {
             let code = unsafe { call(&mut number) };
             // HIP_VERSION: major * 10^7 + minor * 10^5 + patch.
             let text = format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000);
-            if code == status::SUCCESS { text } else { "?".to_owned() }
+            if code == 0 { text } else { "?".to_owned() }
         };
         (version(self.hip.runtime_get_version), version(self.hip.driver_get_version))
     }
@@ -92,13 +97,17 @@ impl HipRuntime {
     /// What a device says of itself.
     ///
     /// # Errors
-    /// [`GpuError::NoDevice`]; [`GpuError::Hip`] for a question that fails; [`GpuError::Nonsense`] for an answer that
+    /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
     /// cannot be: the structure may be another one than was expected.
     pub fn facts(&self, ordinal: usize) -> Result<HipDeviceFacts, GpuError> {
         if ordinal >= self.n_devices {
-            return Err(GpuError::NoDevice { device: format!("hip:{ordinal}"), n_devices: self.n_devices });
+            return Err(GpuError::NoDevice {
+                what: "HIP runtime",
+                device: format!("hip:{ordinal}"),
+                n_devices: self.n_devices,
+            });
         }
-        let facts = self.ask(ordinal).map_err(|source| GpuError::Hip {
+        let facts = self.ask(ordinal).map_err(|source| GpuError::Call {
             device: format!("hip:{ordinal}"),
             what: "ask the device what it is",
             source,
@@ -107,7 +116,7 @@ impl HipRuntime {
         Ok(facts)
     }
 
-    fn ask(&self, ordinal: usize) -> Result<HipDeviceFacts, HipError> {
+    fn ask(&self, ordinal: usize) -> Result<HipDeviceFacts, CallError> {
         let hip = &*self.hip;
         let device = ordinal as c_int; // below a count that was one
         let number = |attribute: c_int| {
@@ -157,14 +166,14 @@ impl HipDeviceFacts {
 }
 
 /// Free and total memory of the current device, in bytes.
-pub(super) fn memory(hip: &Hip) -> Result<(usize, usize), HipError> {
+pub(super) fn memory(hip: &Hip) -> Result<(usize, usize), CallError> {
     let (mut free_bytes, mut total_bytes) = (0, 0);
     // SAFETY: both are valid for writes.
     let code = unsafe { (hip.mem_get_info)(&mut free_bytes, &mut total_bytes) };
     hip.check("hipMemGetInfo", code).map(|()| (free_bytes, total_bytes))
 }
 
-fn name(hip: &Hip, device: c_int) -> Result<String, HipError> {
+fn name(hip: &Hip, device: c_int) -> Result<String, CallError> {
     let mut bytes = [0_u8; 256];
     // SAFETY: the buffer is as long as stated.
     let code = unsafe { (hip.device_get_name)(bytes.as_mut_ptr().cast::<c_char>(), bytes.len() as c_int, device) };

@@ -1,28 +1,27 @@
 //! Code objects on a device, and the launch of their kernels.
 
-use std::ffi::{CString, c_uint, c_void};
-use std::ptr;
+use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use hip_runtime_sys::HipError;
-use hip_runtime_sys::sys::{Handle, status};
+use vendor_library::CallError;
 
+use super::calls::{Handle, Shape, status};
 use super::device::Device;
 use crate::GpuError;
 use crate::launch::{Argument, KernelSpec, Launch};
 use crate::memory::OwnerId;
 
 /// A kernel of a loaded module.
-pub(super) struct Function {
+pub(crate) struct Function {
     function: Handle,
     module: Module,
     block_size: u32,
 }
 
 /// Why an object was not loaded.
-pub(super) enum LoadError {
+pub(crate) enum LoadError {
     /// The runtime says that it is not for this device.
-    NoBinary(HipError),
+    NoBinary(CallError),
     /// Anything else.
     Other(GpuError),
 }
@@ -49,16 +48,19 @@ impl Function {
     /// Loads an object that is known to fit `spec`.
     pub fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, LoadError> {
         let image = object.to_vec();
-        let mut module = ptr::null_mut();
-        // SAFETY: `module` is valid for writes, and the image is a whole code object, as the caller has read it.
-        let code = unsafe { (device.enter()?.module_load_data)(&mut module, image.as_ptr().cast()) };
-        device.hip.check("hipModuleLoadData", code).map_err(|source| match source.code {
+        // SAFETY: the image is a whole object: the caller has read it, or knows that its bytes are what a compiler made.
+        let module = unsafe { device.enter()?.load_module(&image) }.map_err(|source| match source.code {
             status::NO_BINARY_FOR_GPU => LoadError::NoBinary(source),
             _ => LoadError::Other(device.error("load a kernel", source)),
         })?;
         let module = Module { device: Arc::clone(device), module, _image: image };
         let function = module.function(&spec.entry)?;
         Ok(Self { function, module, block_size: spec.block_size })
+    }
+
+    /// The runtime's own, for questions about it.
+    pub fn handle(&self) -> Handle {
+        self.function
     }
 
     /// Whether it was loaded on this device.
@@ -70,7 +72,6 @@ impl Function {
     /// stream has been waited for, which the owners of memory see to.
     pub fn launch(&self, owner: OwnerId, launch: &Launch<'_>) -> Result<(), GpuError> {
         let device = &self.module.device;
-        let [x, y, z] = launch.grid;
         if launch.grid.contains(&0) {
             return Ok(());
         }
@@ -95,28 +96,13 @@ impl Function {
                 Argument::F32(value) => (&raw const *value).cast_mut().cast(),
             })
             .collect();
-        let block: c_uint = self.block_size;
+        let shape = Shape { grid: launch.grid, block: self.block_size };
         // SAFETY: function and stream are alive; the object's own description of its arguments was compared with the
         // spec when it was loaded, and the launch's with the spec now, so there are as many pointers as the kernel has
         // arguments, each to a value of its size. Staying inside the lengths is the template's contract.
-        let code = unsafe {
-            let hip = device.enter()?;
-            let no_extra = ptr::null_mut();
-            (hip.module_launch_kernel)(
-                self.function,
-                x,
-                y,
-                z,
-                block,
-                1,
-                1,
-                0,
-                device.stream,
-                arguments.as_mut_ptr(),
-                no_extra,
-            )
-        };
-        device.check("launch a kernel", "hipModuleLaunchKernel", code)
+        device.call("launch a kernel", |calls| unsafe {
+            calls.launch(self.function, &shape, device.stream, &mut arguments)
+        })
     }
 }
 
@@ -124,21 +110,17 @@ impl Module {
     fn function(&self, entry: &str) -> Result<Handle, GpuError> {
         let missing = || GpuError::NoEntry { symbol: entry.to_owned() };
         let name = CString::new(entry).map_err(|_| missing())?;
-        let mut function = ptr::null_mut();
-        // SAFETY: `function` is valid for writes, the module is loaded and the name terminated.
-        let code = unsafe { (self.device.enter()?.module_get_function)(&mut function, self.module, name.as_ptr()) };
-        match self.device.hip.check("hipModuleGetFunction", code) {
-            Ok(()) => Ok(function),
-            Err(error) if error.code == status::NOT_FOUND => Err(missing()),
-            Err(error) => Err(self.device.error("look a kernel up", error)),
-        }
+        // SAFETY: the module is loaded.
+        unsafe { self.device.enter()?.function(self.module, &name) }.map_err(|error| match error.code {
+            status::NOT_FOUND => missing(),
+            _ => self.device.error("look a kernel up", error),
+        })
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: loaded by `Function::load`, unloaded nowhere else, and nothing on the stream runs its kernel.
-        self.device
-            .release_after_use("unload a kernel", "hipModuleUnload", |hip| unsafe { (hip.module_unload)(self.module) });
+        self.device.release_after_use("unload a kernel", |calls| unsafe { calls.unload_module(self.module) });
     }
 }

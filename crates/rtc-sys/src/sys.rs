@@ -1,4 +1,4 @@
-//! The functions of hipRTC as the library has them: types, and pointers looked up once.
+//! The functions of hipRTC and NVRTC as the library has them: types, and pointers looked up once.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -6,13 +6,15 @@ use std::path::Path;
 
 use libloading::Library;
 
-/// `hiprtcResult`. An integer and not an enum: a newer library may return what we do not know.
+use crate::Vendor;
+
+/// `hiprtcResult`, `nvrtcResult`. An integer and not an enum: a newer library may return what we do not know.
 pub(crate) type Status = c_int;
 
-/// `HIPRTC_SUCCESS`.
+/// `HIPRTC_SUCCESS`, `NVRTC_SUCCESS`.
 pub(crate) const SUCCESS: Status = 0;
 
-/// `hiprtcProgram`, an opaque pointer.
+/// `hiprtcProgram`, `nvrtcProgram`: an opaque pointer.
 pub(crate) type Program = *mut c_void;
 
 type CreateProgram = unsafe extern "C" fn(
@@ -48,22 +50,23 @@ impl Api {
     ///
     /// # Errors
     /// The loader's own words: no such file, a missing dependency, a missing symbol.
-    pub(crate) fn load(path: &Path) -> Result<Self, libloading::Error> {
-        // SAFETY: opening a library runs its constructors. The caller chose the file to be his hipRTC; that one
+    pub(crate) fn load(vendor: Vendor, path: &Path) -> Result<Self, libloading::Error> {
+        // SAFETY: opening a library runs its constructors. The caller chose the file to be his compiler; that one
         // and LLVM's only register tables and options.
         let library = unsafe { Library::new(path) }?;
-        // SAFETY: the types above are those of `hip/hiprtc.h`, the same from ROCm 5 to 7, and the library stays
-        // loaded for the life of the process, so the pointers stay valid.
+        let symbol = |name: &str| vendor.function(name);
+        // SAFETY: the types above are those of `hip/hiprtc.h`, the same from ROCm 5 to 7, and of `nvrtc.h`, the same in
+        // CUDA 12 and 13; and the library stays loaded for the life of the process, so the pointers stay valid.
         unsafe {
             Ok(Self {
-                create_program: *library.get(b"hiprtcCreateProgram\0")?,
-                compile_program: *library.get(b"hiprtcCompileProgram\0")?,
-                destroy_program: *library.get(b"hiprtcDestroyProgram\0")?,
-                get_log_size: *library.get(b"hiprtcGetProgramLogSize\0")?,
-                get_log: *library.get(b"hiprtcGetProgramLog\0")?,
-                get_code_size: *library.get(b"hiprtcGetCodeSize\0")?,
-                get_code: *library.get(b"hiprtcGetCode\0")?,
-                get_error_string: *library.get(b"hiprtcGetErrorString\0")?,
+                create_program: *library.get(symbol("CreateProgram"))?,
+                compile_program: *library.get(symbol("CompileProgram"))?,
+                destroy_program: *library.get(symbol("DestroyProgram"))?,
+                get_log_size: *library.get(symbol("GetProgramLogSize"))?,
+                get_log: *library.get(symbol("GetProgramLog"))?,
+                get_code_size: *library.get(symbol("GetCodeSize"))?,
+                get_code: *library.get(symbol("GetCode"))?,
+                get_error_string: *library.get(symbol("GetErrorString"))?,
                 _library: ManuallyDrop::new(library),
             })
         }

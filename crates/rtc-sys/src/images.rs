@@ -14,9 +14,17 @@ pub struct Image {
     pub build_id: Option<String>,
 }
 
-const COMPILER_LIBRARIES: [&str; 5] = ["libhiprtc.", "libhiprtc-builtins.", "libamd_comgr.", "libamdhip64.", "libLLVM"];
+const COMPILER_LIBRARIES: [&str; 7] = [
+    "libhiprtc.",
+    "libhiprtc-builtins.",
+    "libamd_comgr.",
+    "libamdhip64.",
+    "libLLVM",
+    "libnvrtc.",
+    "libnvrtc-builtins.",
+];
 
-/// The mapped images of hipRTC, its builtins, comgr, HIP and LLVM, sorted by path. The builtins are opened by the
+/// The mapped images of hipRTC, its builtins, comgr, HIP and LLVM, or of NVRTC and its builtins, sorted by path. The builtins are opened by the
 /// first compile, so ask after one.
 pub fn images() -> Vec<Image> {
     let mut images: Vec<Image> = Vec::new();

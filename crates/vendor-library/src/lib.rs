@@ -1,12 +1,13 @@
-//! Where ROCm's libraries may be, under which names, and why none of them could be opened. What `hiprtc-sys` and
-//! `hip-runtime-sys` have in common; the functions in a library are theirs.
+//! Where the libraries of ROCm and CUDA may be, under which names, why none of them could be opened, and what a call of
+//! one says that failed. What `rtc-sys`, `hip-runtime-sys` and `cuda-driver-sys` have in common; the functions are theirs.
 
 mod candidates;
 
+use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use candidates::{candidates, searched};
+pub use candidates::Installation;
 
 /// A library that was tried, and why it is not the one that was wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl fmt::Display for Attempt {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("could not open {what}; tried{}", list(attempts))]
 pub struct OpenError {
-    /// `hipRTC`, `the HIP runtime`.
+    /// `hipRTC`, `the HIP runtime`, `the CUDA driver`.
     pub what: &'static str,
     /// Each candidate, in order; empty when there was none.
     pub attempts: Vec<Attempt>,
@@ -59,4 +60,30 @@ pub fn open_first<T>(
 /// `libloading` says "dlopen failed" and keeps what the loader said as the cause.
 fn loaders_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// A call that did not succeed, with the library's own words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{call}` failed: {name} ({code}), {text}")]
+pub struct CallError {
+    /// The C function.
+    pub call: &'static str,
+    /// The number, as in `hipError_t` or `CUresult`.
+    pub code: c_int,
+    /// `hipErrorOutOfMemory`.
+    pub name: String,
+    /// What the library says of it.
+    pub text: String,
+}
+
+/// A library's string, or `otherwise` where there is none.
+///
+/// # Safety
+/// `text` must be null, or a terminated string that is never freed.
+pub unsafe fn text_of(text: *const c_char, otherwise: &str) -> String {
+    if text.is_null() {
+        return otherwise.to_owned();
+    }
+    // SAFETY: the caller's.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

@@ -4,15 +4,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::{ptr, slice};
 
-use hip_runtime_sys::sys::{self, status};
-
+use super::calls::status;
 use super::device::Device;
 use crate::GpuError;
 
 /// Device memory.
 pub(super) struct Allocation {
     device: Arc<Device>,
-    pointer: *mut c_void,
+    address: u64,
 }
 
 // SAFETY: an address on the device, which nothing of this process looks through; freeing may happen on any thread.
@@ -23,28 +22,27 @@ unsafe impl Sync for Allocation {}
 impl Allocation {
     /// `len_bytes` bytes, at least one, aligned to 256 bytes; what they hold is undefined.
     pub fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
-        let hip = device.enter()?;
-        let mut pointer = ptr::null_mut();
-        // SAFETY: `pointer` is valid for writes.
-        let code = unsafe { (hip.malloc)(&mut pointer, len_bytes.max(1)) };
-        if code == status::OUT_OF_MEMORY {
-            let free_bytes = super::runtime::memory(hip).ok().map(|(free_bytes, _)| free_bytes);
-            return Err(GpuError::OutOfMemory { device: device.label.clone(), len_bytes, free_bytes });
-        }
-        device.check("allocate memory", "hipMalloc", code)?;
-        Ok(Self { device: Arc::clone(device), pointer })
+        let calls = device.enter()?;
+        let address = calls.allocate(len_bytes.max(1)).map_err(|error| {
+            if error.code != status::OUT_OF_MEMORY {
+                return device.error("allocate memory", error);
+            }
+            let free_bytes = calls.memory().ok().map(|(free_bytes, _)| free_bytes);
+            GpuError::OutOfMemory { device: device.label.clone(), len_bytes, free_bytes }
+        })?;
+        Ok(Self { device: Arc::clone(device), address })
     }
 
     /// Where it is, as the device sees it.
     pub fn address(&self) -> u64 {
-        self.pointer.addr() as u64
+        self.address
     }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: from `hipMalloc`, freed nowhere else, and nothing on the stream uses it any more.
-        self.device.release_after_use("free memory", "hipFree", |hip| unsafe { (hip.free)(self.pointer) });
+        // SAFETY: allocated by `new`, freed nowhere else, and nothing on the stream uses it any more.
+        self.device.release_after_use("free memory", |calls| unsafe { calls.free(self.address) });
     }
 }
 
@@ -61,14 +59,13 @@ unsafe impl Send for Pinned {}
 impl Pinned {
     /// `len_bytes` zeroed bytes.
     pub fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
-        let mut pointer = ptr::null_mut();
-        // SAFETY: `pointer` is valid for writes.
-        let code = unsafe { (device.enter()?.host_malloc)(&mut pointer, len_bytes, sys::HOST_MALLOC_DEFAULT) };
-        if code == status::OUT_OF_MEMORY {
+        let pointer = device.enter()?.allocate_pinned(len_bytes).map_err(|error| {
+            if error.code != status::OUT_OF_MEMORY {
+                return device.error("allocate pinned memory", error);
+            }
             let device = format!("{} (pinned memory of the host)", device.label);
-            return Err(GpuError::OutOfMemory { device, len_bytes, free_bytes: None });
-        }
-        device.check("allocate pinned memory", "hipHostMalloc", code)?;
+            GpuError::OutOfMemory { device, len_bytes, free_bytes: None }
+        })?;
         // SAFETY: the call gave that many bytes. Rust may only look at bytes that were written.
         unsafe { ptr::write_bytes(pointer.cast::<u8>(), 0, len_bytes) };
         Ok(Self { device: Arc::clone(device), pointer, len_bytes })
@@ -88,8 +85,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: from `hipHostMalloc`, freed nowhere else, and no copy uses it any more.
-        self.device
-            .release_after_use("free pinned memory", "hipHostFree", |hip| unsafe { (hip.host_free)(self.pointer) });
+        // SAFETY: allocated by `new`, freed nowhere else, and no copy uses it any more.
+        self.device.release_after_use("free pinned memory", |calls| unsafe { calls.free_pinned(self.pointer) });
     }
 }

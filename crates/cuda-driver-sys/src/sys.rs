@@ -1,0 +1,149 @@
+//! The functions of the CUDA driver as the library has them: types, constants, and pointers looked up once.
+//!
+//! Types and numbers are those of `cuda.h`, which keeps both: a function that changes gets another symbol (`_v2`), and
+//! those below are what `cuda.h` of CUDA 12 and 13 calls.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+use libloading::Library;
+
+/// `CUresult`.
+pub type Status = c_int;
+/// `CUdevice`, a number.
+pub type DeviceId = c_int;
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUgraph`, `CUgraphExec`: opaque pointers.
+pub type Handle = *mut c_void;
+/// `CUdeviceptr`.
+pub type DevicePointer = u64;
+
+/// `CUdevice_attribute`.
+pub mod attribute {
+    use std::ffi::c_int;
+
+    /// Shared memory that one block may use without asking for more, in bytes.
+    pub const MAX_SHARED_MEMORY_PER_BLOCK: c_int = 8;
+    /// Lanes of a warp.
+    pub const WARP_SIZE: c_int = 10;
+    /// Streaming multiprocessors.
+    pub const MULTIPROCESSOR_COUNT: c_int = 16;
+    /// 1 if the device shares the memory of the host.
+    pub const INTEGRATED: c_int = 18;
+    /// 9 of 9.0.
+    pub const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+    /// 0 of 9.0.
+    pub const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+}
+
+/// `CUfunction_attribute`.
+pub mod function_attribute {
+    use std::ffi::c_int;
+
+    /// Most threads of a block that this kernel can be launched with.
+    pub const MAX_THREADS_PER_BLOCK: c_int = 0;
+    /// Static shared memory, in bytes.
+    pub const SHARED_BYTES: c_int = 1;
+    /// Memory of each thread: what did not fit into registers, in bytes.
+    pub const LOCAL_BYTES: c_int = 3;
+    /// Registers of a thread.
+    pub const REGISTERS: c_int = 4;
+}
+
+/// A stream that does not wait for the default stream, nor that one for it.
+pub const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DEFAULT`: takes times, and waiting for it spins.
+pub const EVENT_DEFAULT: c_uint = 0;
+/// While a stream is captured, other threads may do what they like.
+pub const CAPTURE_THREAD_LOCAL: c_int = 1;
+
+macro_rules! functions {
+    ($($field:ident, $symbol:literal: fn($($name:ident: $type:ty),* $(,)?);)*) => {
+        /// The functions, valid as long as this lives.
+        #[expect(missing_docs, reason = "each is the C function of its symbol")]
+        pub struct Api {
+            $(pub $field: unsafe extern "C" fn($($name: $type),*) -> Status,)*
+            /// Where an argument of a kernel lies and how long it is; since CUDA 12.4.
+            pub func_get_param_info: Option<
+                unsafe extern "C" fn(function: Handle, index: usize, offset: *mut usize, len_bytes: *mut usize) -> Status,
+            >,
+            // Never closed: the driver has threads of its own.
+            _library: ManuallyDrop<Library>,
+        }
+
+        impl Api {
+            /// Opens `path` and looks every function up.
+            ///
+            /// # Errors
+            /// The loader's own words: no such file, a missing dependency, a missing symbol.
+            pub fn load(path: &Path) -> Result<Self, libloading::Error> {
+                // SAFETY: opening a library runs its constructors. The caller chose the file to be his CUDA driver;
+                // devices are touched by `cuInit`.
+                let library = unsafe { Library::new(path) }?;
+                // SAFETY: the types are those of `cuda.h`, and the library stays loaded for the life of the process, so
+                // the pointers stay valid.
+                unsafe {
+                    Ok(Self {
+                        $($field: *library.get(concat!($symbol, "\0").as_bytes())?,)*
+                        func_get_param_info: library.get(b"cuFuncGetParamInfo\0").ok().map(|symbol| *symbol),
+                        _library: ManuallyDrop::new(library),
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    init, "cuInit": fn(flags: c_uint);
+    get_error_name, "cuGetErrorName": fn(status: Status, name: *mut *const c_char);
+    get_error_string, "cuGetErrorString": fn(status: Status, text: *mut *const c_char);
+    driver_get_version, "cuDriverGetVersion": fn(version: *mut c_int);
+    device_get_count, "cuDeviceGetCount": fn(count: *mut c_int);
+    device_get, "cuDeviceGet": fn(device: *mut DeviceId, ordinal: c_int);
+    device_get_name, "cuDeviceGetName": fn(name: *mut c_char, len_bytes: c_int, device: DeviceId);
+    device_get_attribute, "cuDeviceGetAttribute": fn(value: *mut c_int, attribute: c_int, device: DeviceId);
+    primary_context_retain, "cuDevicePrimaryCtxRetain": fn(context: *mut Handle, device: DeviceId);
+    primary_context_release, "cuDevicePrimaryCtxRelease_v2": fn(device: DeviceId);
+    context_set_current, "cuCtxSetCurrent": fn(context: Handle);
+    mem_get_info, "cuMemGetInfo_v2": fn(free_bytes: *mut usize, total_bytes: *mut usize);
+    mem_alloc, "cuMemAlloc_v2": fn(pointer: *mut DevicePointer, len_bytes: usize);
+    mem_free, "cuMemFree_v2": fn(pointer: DevicePointer);
+    mem_host_alloc, "cuMemHostAlloc": fn(pointer: *mut *mut c_void, len_bytes: usize, flags: c_uint);
+    mem_free_host, "cuMemFreeHost": fn(pointer: *mut c_void);
+    memcpy_to_device, "cuMemcpyHtoDAsync_v2":
+        fn(to: DevicePointer, from: *const c_void, len_bytes: usize, stream: Handle);
+    memcpy_to_host, "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: DevicePointer, len_bytes: usize, stream: Handle);
+    stream_create, "cuStreamCreate": fn(stream: *mut Handle, flags: c_uint);
+    stream_destroy, "cuStreamDestroy_v2": fn(stream: Handle);
+    stream_synchronize, "cuStreamSynchronize": fn(stream: Handle);
+    event_create, "cuEventCreate": fn(event: *mut Handle, flags: c_uint);
+    event_destroy, "cuEventDestroy_v2": fn(event: Handle);
+    event_record, "cuEventRecord": fn(event: Handle, stream: Handle);
+    event_synchronize, "cuEventSynchronize": fn(event: Handle);
+    event_elapsed_time, "cuEventElapsedTime": fn(milliseconds: *mut f32, start: Handle, stop: Handle);
+    module_load_data, "cuModuleLoadData": fn(module: *mut Handle, image: *const c_void);
+    module_unload, "cuModuleUnload": fn(module: Handle);
+    module_get_function, "cuModuleGetFunction": fn(function: *mut Handle, module: Handle, name: *const c_char);
+    func_get_attribute, "cuFuncGetAttribute": fn(value: *mut c_int, attribute: c_int, function: Handle);
+    launch_kernel, "cuLaunchKernel":
+        fn(
+            function: Handle,
+            grid_x: c_uint,
+            grid_y: c_uint,
+            grid_z: c_uint,
+            block_x: c_uint,
+            block_y: c_uint,
+            block_z: c_uint,
+            dynamic_shared_bytes: c_uint,
+            stream: Handle,
+            arguments: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        );
+    stream_begin_capture, "cuStreamBeginCapture_v2": fn(stream: Handle, mode: c_int);
+    stream_end_capture, "cuStreamEndCapture": fn(stream: Handle, graph: *mut Handle);
+    graph_instantiate, "cuGraphInstantiateWithFlags": fn(executable: *mut Handle, graph: Handle, flags: u64);
+    graph_launch, "cuGraphLaunch": fn(executable: Handle, stream: Handle);
+    graph_exec_destroy, "cuGraphExecDestroy": fn(executable: Handle);
+    graph_destroy, "cuGraphDestroy": fn(graph: Handle);
+}

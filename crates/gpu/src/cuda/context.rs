@@ -1,0 +1,84 @@
+//! A device's primary context: what the driver makes current on a thread before anything can be done on the device.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use cuda_driver_sys::sys::{DeviceId, Handle};
+use cuda_driver_sys::{CallError, Cuda};
+
+/// A hold on the context, which all libraries of a process share.
+pub(super) struct Context {
+    pub cuda: Arc<Cuda>,
+    pub device: DeviceId,
+    context: Handle,
+}
+
+// SAFETY: a handle that only the driver looks into, from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub fn retain(cuda: &Arc<Cuda>, ordinal: usize) -> Result<Self, CallError> {
+        let ordinal = c_int::try_from(ordinal).expect("the caller compared it with the number of devices");
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: both are valid for writes.
+        unsafe {
+            cuda.check("cuDeviceGet", (cuda.device_get)(&mut device, ordinal))?;
+            cuda.check("cuDevicePrimaryCtxRetain", (cuda.primary_context_retain)(&mut context, device))?;
+        }
+        Ok(Self { cuda: Arc::clone(cuda), device, context })
+    }
+
+    /// Makes it the calling thread's.
+    pub fn enter(&self) -> Result<(), CallError> {
+        // SAFETY: it is held.
+        self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.context_set_current)(self.context) })
+    }
+
+    /// Free and total memory of the calling thread's device, in bytes.
+    pub fn memory(&self) -> Result<(usize, usize), CallError> {
+        let (mut free_bytes, mut total_bytes) = (0, 0);
+        // SAFETY: both are valid for writes.
+        let code = unsafe { (self.cuda.mem_get_info)(&mut free_bytes, &mut total_bytes) };
+        self.cuda.check("cuMemGetInfo", code).map(|()| (free_bytes, total_bytes))
+    }
+
+    /// A number that the driver has about a function of this device.
+    ///
+    /// # Safety
+    /// The function must be of a module that is loaded on this device.
+    pub unsafe fn function_attribute(&self, function: Handle, attribute: c_int) -> Result<u32, CallError> {
+        let mut value = 0;
+        // SAFETY: `value` is valid for writes; the rest is the caller's.
+        let code = unsafe { (self.cuda.func_get_attribute)(&mut value, attribute, function) };
+        self.cuda.check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Lengths in bytes of a function's first `n` arguments, fewer where it has fewer; none from a driver that does not
+    /// tell. Whether there are more is not asked: checkers of memory report the question as an error of the program.
+    ///
+    /// # Safety
+    /// As [`Self::function_attribute`].
+    pub unsafe fn argument_bytes(&self, function: Handle, n: usize) -> Option<Vec<usize>> {
+        let info = self.cuda.func_get_param_info?;
+        let (mut offset, mut len_bytes) = (0, 0);
+        let mut lens = Vec::new();
+        // SAFETY: both are valid for writes; the rest is the caller's. An index past the last argument is an error.
+        while lens.len() < n && unsafe { info(function, lens.len(), &mut offset, &mut len_bytes) } == 0 {
+            lens.push(len_bytes);
+        }
+        Some(lens)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained by `retain`, released nowhere else.
+        let code = unsafe { (self.cuda.primary_context_release)(self.device) };
+        if let Err(error) = self.cuda.check("cuDevicePrimaryCtxRelease", code) {
+            tracing::debug!("could not release a CUDA context: {error}");
+        }
+    }
+}

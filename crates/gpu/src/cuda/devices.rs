@@ -1,0 +1,189 @@
+//! A CUDA driver and the devices that it finds.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cuda_driver_sys::sys::attribute;
+use cuda_driver_sys::{CallError, Cuda};
+
+use super::context::Context;
+use crate::GpuError;
+use crate::runtime::status;
+
+/// An opened and initialised CUDA driver.
+#[derive(Clone, Debug)]
+pub struct CudaRuntime {
+    pub(super) cuda: Arc<Cuda>,
+    n_devices: usize,
+}
+
+/// What a device says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaDeviceFacts {
+    /// Counted from 0.
+    pub ordinal: usize,
+    /// The product: `NVIDIA H200`.
+    pub name: String,
+    /// The compute capability as compilers name it: `sm_90`.
+    pub arch: String,
+    /// Lanes of a warp.
+    pub wave_size: u32,
+    /// Shared memory that one block may use without asking for more, in bytes.
+    pub lds_bytes: u32,
+    /// Streaming multiprocessors.
+    pub compute_units: usize,
+    /// Whether it shares the host's memory.
+    pub is_integrated: bool,
+    /// Memory that nobody uses, in bytes.
+    pub free_bytes: usize,
+    /// Memory, in bytes.
+    pub total_bytes: usize,
+}
+
+impl CudaRuntime {
+    /// Opens and initialises the driver. One that finds no device is opened all the same.
+    ///
+    /// - `explicit`: the library, or a folder that holds it; then no other is tried
+    ///
+    /// # Errors
+    /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
+    pub fn open(explicit: Option<&Path>) -> Result<Self, GpuError> {
+        let searched = explicit.iter().map(|path| path.to_path_buf()).collect();
+        let cuda = Cuda::open(&cuda_driver_sys::candidates(explicit));
+        let cuda = cuda.map_err(|source| GpuError::NoRuntime { what: "CUDA driver", searched, source })?;
+        let mut count: c_int = 0;
+        // SAFETY: `count` is valid for writes; the flags must be zero.
+        let found = unsafe {
+            cuda.check("cuInit", (cuda.init)(0))
+                .and_then(|()| cuda.check("cuDeviceGetCount", (cuda.device_get_count)(&mut count)))
+        };
+        match found {
+            Err(error) if matches!(error.code, status::NO_DEVICE | status::INVALID_DEVICE) => count = 0,
+            Err(source) => return Err(GpuError::Call { device: "cuda".into(), what: "start the driver", source }),
+            Ok(()) => {}
+        }
+        Ok(Self { cuda: Arc::new(cuda), n_devices: usize::try_from(count).unwrap_or(0) })
+    }
+
+    /// The library that was opened.
+    pub fn path(&self) -> PathBuf {
+        self.cuda.path().to_path_buf()
+    }
+
+    /// The version of CUDA that the driver is for, `13.0`; `?` where it does not say.
+    pub fn version(&self) -> String {
+        let mut number = 0;
+        // SAFETY: `number` is valid for writes.
+        let code = unsafe { (self.cuda.driver_get_version)(&mut number) };
+        if code == 0 { format!("{}.{}", number / 1000, number % 1000 / 10) } else { "?".to_owned() }
+    }
+
+    /// How many devices it finds.
+    pub fn n_devices(&self) -> usize {
+        self.n_devices
+    }
+
+    /// What a device says of itself.
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
+    /// cannot be.
+    pub fn facts(&self, ordinal: usize) -> Result<CudaDeviceFacts, GpuError> {
+        self.open_device(ordinal).map(|(_, facts)| facts)
+    }
+
+    /// A device's context, and what it says of itself.
+    pub(super) fn open_device(&self, ordinal: usize) -> Result<(Context, CudaDeviceFacts), GpuError> {
+        let device = format!("cuda:{ordinal}");
+        if ordinal >= self.n_devices {
+            return Err(GpuError::NoDevice { what: "CUDA driver", device, n_devices: self.n_devices });
+        }
+        let asked = Context::retain(&self.cuda, ordinal).and_then(|context| {
+            let facts = CudaDeviceFacts::ask(&context, ordinal)?;
+            Ok((context, facts))
+        });
+        let (context, facts) =
+            asked.map_err(|source| GpuError::Call { device, what: "ask the device what it is", source })?;
+        facts.check()?;
+        Ok((context, facts))
+    }
+}
+
+impl CudaDeviceFacts {
+    fn ask(context: &Context, ordinal: usize) -> Result<Self, CallError> {
+        let cuda = &context.cuda;
+        let number = |attribute: c_int| {
+            let mut value = 0;
+            // SAFETY: `value` is valid for writes.
+            let code = unsafe { (cuda.device_get_attribute)(&mut value, attribute, context.device) };
+            cuda.check("cuDeviceGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+        };
+        let (major, minor) =
+            (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?);
+        context.enter()?; // what is free is a question to the current device
+        let (free_bytes, total_bytes) = context.memory()?;
+        Ok(Self {
+            ordinal,
+            name: name(context)?,
+            arch: format!("sm_{major}{minor}"),
+            wave_size: number(attribute::WARP_SIZE)?,
+            lds_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
+            compute_units: number(attribute::MULTIPROCESSOR_COUNT)? as usize,
+            is_integrated: number(attribute::INTEGRATED)? != 0,
+            free_bytes,
+            total_bytes,
+        })
+    }
+
+    /// Refuses what no device is like.
+    fn check(&self) -> Result<(), GpuError> {
+        let wrong = match (self.arch.as_str(), self.wave_size, self.compute_units) {
+            ("sm_00", ..) => Some(("compute capability", "0.0".to_owned())),
+            (_, wave_size, _) if wave_size != 32 => Some(("warp size", wave_size.to_string())),
+            (.., 0) => Some(("number of multiprocessors", "0".to_owned())),
+            _ => None,
+        };
+        let device = || format!("cuda:{}", self.ordinal);
+        wrong.map_or(Ok(()), |(what, found)| Err(GpuError::Nonsense { device: device(), what, found }))
+    }
+}
+
+fn name(context: &Context) -> Result<String, CallError> {
+    let mut bytes = [0_u8; 256];
+    let (buffer, len) = (bytes.as_mut_ptr().cast::<c_char>(), bytes.len() as c_int);
+    // SAFETY: the buffer is as long as stated.
+    let code = unsafe { (context.cuda.device_get_name)(buffer, len, context.device) };
+    context.cuda.check("cuDeviceGetName", code)?;
+    let name = CStr::from_bytes_until_nul(&bytes).map_or(&bytes[..], CStr::to_bytes);
+    Ok(String::from_utf8_lossy(name).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_makes_no_sense_is_refused() {
+        let facts = CudaDeviceFacts {
+            ordinal: 1,
+            name: "a GPU".into(),
+            arch: "sm_90".into(),
+            wave_size: 32,
+            lds_bytes: 49_152,
+            compute_units: 132,
+            is_integrated: false,
+            free_bytes: 1,
+            total_bytes: 2,
+        };
+        facts.check().unwrap();
+        for (wrong, said) in [
+            (CudaDeviceFacts { arch: "sm_00".into(), ..facts.clone() }, "compute capability is 0.0"),
+            (CudaDeviceFacts { wave_size: 64, ..facts.clone() }, "warp size is 64"),
+            (CudaDeviceFacts { compute_units: 0, ..facts.clone() }, "multiprocessors is 0"),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.starts_with("cuda:1: ") && error.contains(said), "{error}");
+        }
+    }
+}

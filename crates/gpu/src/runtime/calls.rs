@@ -1,0 +1,79 @@
+//! What HIP and the CUDA driver have in common, by HIP's words: the calls that owners of memory, events, modules and
+//! graphs make.
+
+use std::ffi::{CStr, c_void};
+
+use vendor_library::CallError;
+
+/// Opaque pointers of the runtime: a stream, an event, a module, a function, a graph.
+pub(crate) type Handle = *mut c_void;
+
+/// What a call answers.
+pub(crate) type Called<T = ()> = Result<T, CallError>;
+
+/// Statuses that are told apart; both runtimes have the same numbers.
+pub(crate) mod status {
+    use std::ffi::c_int;
+
+    pub const OUT_OF_MEMORY: c_int = 2;
+    pub const NO_DEVICE: c_int = 100;
+    pub const INVALID_DEVICE: c_int = 101;
+    /// An object for another arch.
+    pub const NO_BINARY_FOR_GPU: c_int = 209;
+    /// No such kernel in the module.
+    pub const NOT_FOUND: c_int = 500;
+}
+
+/// How a kernel is launched.
+pub(crate) struct Shape {
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: u32,
+}
+
+/// The calls for one device. All but [`Self::enter`] are for the device that the calling thread entered.
+///
+/// # Safety
+/// of the unsafe ones: handles and addresses are alive and from the same device, pointers are valid for the length that
+/// goes with them, and memory that a copy or a launch uses stays until the stream was waited for.
+#[expect(clippy::missing_safety_doc, reason = "it is said above, once for all")]
+pub(crate) trait Calls: Send + Sync {
+    /// Makes the device the calling thread's current one.
+    fn enter(&self) -> Called;
+
+    /// Free and total memory, in bytes.
+    fn memory(&self) -> Called<(usize, usize)>;
+    fn allocate(&self, len_bytes: usize) -> Called<u64>;
+    unsafe fn free(&self, address: u64) -> Called;
+    /// Pinned memory of this process.
+    fn allocate_pinned(&self, len_bytes: usize) -> Called<*mut c_void>;
+    unsafe fn free_pinned(&self, pointer: *mut c_void) -> Called;
+    unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called;
+    unsafe fn copy_from_device(&self, to: *mut c_void, from: u64, len_bytes: usize, stream: Handle) -> Called;
+
+    /// A stream that does not wait for the default one.
+    fn create_stream(&self) -> Called<Handle>;
+    unsafe fn destroy_stream(&self, stream: Handle) -> Called;
+    unsafe fn synchronize_stream(&self, stream: Handle) -> Called;
+
+    /// An event that takes times.
+    fn create_event(&self) -> Called<Handle>;
+    unsafe fn destroy_event(&self, event: Handle) -> Called;
+    unsafe fn record_event(&self, event: Handle, stream: Handle) -> Called;
+    unsafe fn synchronize_event(&self, event: Handle) -> Called;
+    unsafe fn milliseconds(&self, start: Handle, stop: Handle) -> Called<f32>;
+
+    unsafe fn load_module(&self, image: &[u8]) -> Called<Handle>;
+    unsafe fn unload_module(&self, module: Handle) -> Called;
+    unsafe fn function(&self, module: Handle, name: &CStr) -> Called<Handle>;
+    unsafe fn launch(&self, function: Handle, shape: &Shape, stream: Handle, arguments: &mut [*mut c_void]) -> Called;
+
+    /// Whether there are graphs; the rest is called only then.
+    fn has_graphs(&self) -> bool;
+    unsafe fn begin_capture(&self, stream: Handle) -> Called;
+    unsafe fn end_capture(&self, stream: Handle) -> Called<Handle>;
+    unsafe fn instantiate_graph(&self, graph: Handle) -> Called<Handle>;
+    unsafe fn destroy_graph(&self, graph: Handle) -> Called;
+    unsafe fn launch_graph(&self, executable: Handle, stream: Handle) -> Called;
+    unsafe fn destroy_executable(&self, executable: Handle) -> Called;
+}

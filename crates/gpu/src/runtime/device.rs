@@ -1,0 +1,88 @@
+//! One device, as its owner: what every other owner of this folder holds on to.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vendor_library::CallError;
+
+use super::calls::{Called, Calls, Handle};
+use crate::GpuError;
+
+/// A device and its one stream: every copy and every launch is on it, so that they run in the order in which they were
+/// made. Waiting is for this stream alone, never for the device, which other programs use too.
+pub(crate) struct Device {
+    calls: Box<dyn Calls>,
+    /// `hip:0`, for messages.
+    pub label: String,
+    pub stream: Handle,
+    /// Whether a call failed, and that was said.
+    told: AtomicBool,
+}
+
+// SAFETY: a runtime's functions may be called from any thread, and the stream is a handle that only they look into.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    pub fn open(calls: Box<dyn Calls>, label: String) -> Result<Self, GpuError> {
+        let mut device = Self { calls, label, stream: ptr::null_mut(), told: AtomicBool::new(false) };
+        device.stream = device.call("create a stream", |calls| calls.create_stream())?;
+        Ok(device)
+    }
+
+    /// The calls, with this device as the calling thread's current one: runtimes keep that per thread, and whoever
+    /// calls may be on one that was never here, or was at another device since.
+    pub fn enter(&self) -> Result<&dyn Calls, GpuError> {
+        self.check("use the device", self.calls.enter())?;
+        Ok(&*self.calls)
+    }
+
+    /// Makes a call, and says what was being done if it fails.
+    pub fn call<T>(&self, what: &'static str, call: impl FnOnce(&dyn Calls) -> Called<T>) -> Result<T, GpuError> {
+        self.check(what, call(self.enter()?))
+    }
+
+    fn check<T>(&self, what: &'static str, called: Called<T>) -> Result<T, GpuError> {
+        called.map_err(|source| self.error(what, source))
+    }
+
+    /// What was being done and the runtime's words.
+    pub fn error(&self, what: &'static str, source: CallError) -> GpuError {
+        self.told.store(true, Ordering::Relaxed);
+        GpuError::Call { device: self.label.clone(), what, source }
+    }
+
+    /// Waits for everything on the stream. What a kernel did wrong is told here.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        // SAFETY: the stream is alive as long as this is.
+        self.call("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) })
+    }
+
+    /// Gives something back by `free`, for `drop`: a failure is a warning, unless something failed before. What a kernel
+    /// did wrong is told by every call from then on.
+    pub fn release(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
+        let released = self.calls.enter().and_then(|()| free(&*self.calls));
+        if let Err(error) = released
+            && !self.told.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("{}: could not {what}: {error}", self.label);
+        }
+    }
+
+    /// The same for what the stream may still be using.
+    pub fn release_after_use(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
+        // SAFETY: the stream is alive as long as this is.
+        self.release("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) });
+        self.release(what, free);
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if !self.stream.is_null() {
+            // SAFETY: created by `open`; all that used it held on to this device and is gone.
+            self.release_after_use("destroy the stream", |calls| unsafe { calls.destroy_stream(self.stream) });
+        }
+    }
+}

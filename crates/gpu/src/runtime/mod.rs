@@ -1,0 +1,185 @@
+//! A GPU behind a vendor's runtime: safe owners that give back what they created.
+//!
+//! HIP and the CUDA driver are the same shape. `calls` is that shape; `device` is a device with its stream; `memory`,
+//! `event`, `module` and `graph` own what lives on it; `staging` copies. [`Gpu`] joins them. [`crate::hip`] and
+//! [`crate::cuda`] say how the calls are made and what is asked of an object.
+
+mod calls;
+mod device;
+mod event;
+mod graph;
+mod memory;
+mod module;
+mod staging;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::launch::{Graph, Kernel, KernelSpec, Launch};
+use crate::memory::{Buffer, BufferView, OwnerId};
+use crate::{Driver, GpuError};
+pub(crate) use calls::{Called, Calls, Handle, Shape, status};
+pub(crate) use device::Device;
+use event::Event;
+use graph::{Executable, Recorded};
+use memory::Allocation;
+pub(crate) use module::{Function, LoadError};
+use staging::Staging;
+
+/// What a vendor knows of its device.
+pub(crate) trait Chip: Send + Sync {
+    /// Name, arch and size, for people.
+    fn describe(&self) -> String;
+
+    /// Compute units.
+    fn parallelism(&self) -> usize;
+
+    /// Holds an object against `spec` and the device, and loads it.
+    fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError>;
+}
+
+/// A GPU of a vendor.
+pub struct Gpu<C> {
+    device: Arc<Device>,
+    chip: C,
+    owner: OwnerId,
+    /// Held while anything is put on the stream, so that launches and copies of several threads do not mix.
+    stream: Mutex<Stream>,
+}
+
+/// What is made when it is first needed.
+#[derive(Default)]
+struct Stream {
+    staging: Option<Staging>,
+    /// Before and after a launch whose time is taken.
+    events: Option<[Event; 2]>,
+}
+
+#[expect(private_bounds, reason = "whoever is outside has no vendor of his own")]
+impl<C: Chip> Gpu<C> {
+    pub(crate) fn open(calls: Box<dyn Calls>, label: String, chip: C) -> Result<Self, GpuError> {
+        let device = Arc::new(Device::open(calls, label)?);
+        Ok(Self { device, chip, owner: OwnerId::new(), stream: Mutex::default() })
+    }
+
+    pub(crate) fn chip(&self) -> &C {
+        &self.chip
+    }
+
+    /// What this device made of the object: another device's kernel would run there, at addresses of this one.
+    fn function<'k>(&self, kernel: &'k Kernel) -> Result<&'k Function, GpuError> {
+        let function: &Function = kernel.function()?;
+        let foreign = || GpuError::ForeignKernel { entry: kernel.entry().to_owned() };
+        function.is_of(&self.device).then_some(function).ok_or_else(foreign)
+    }
+
+    /// Makes launches, and keeps what they use. Called with the stream in hand.
+    fn record(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Recorded, GpuError> {
+        let mut recorded = Recorded::with_capacity(launches.len());
+        for (kernel, launch) in launches {
+            kernel.check(launch.args)?;
+            self.function(kernel)?.launch(self.owner, launch)?;
+            recorded.push(((*kernel).clone(), launch.args.to_vec()));
+        }
+        Ok(recorded)
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stream {
+    fn staging(&mut self, device: &Arc<Device>) -> Result<&mut Staging, GpuError> {
+        match &mut self.staging {
+            Some(staging) => Ok(staging),
+            none => Ok(none.insert(Staging::new(device)?)),
+        }
+    }
+
+    fn events(&mut self, device: &Arc<Device>) -> Result<&[Event; 2], GpuError> {
+        match &mut self.events {
+            Some(events) => Ok(events),
+            none => Ok(none.insert([Event::new(device)?, Event::new(device)?])),
+        }
+    }
+}
+
+impl<C: Chip> Driver for Gpu<C> {
+    fn describe(&self) -> String {
+        format!("{} ({})", self.device.label, self.chip.describe())
+    }
+
+    fn parallelism(&self) -> usize {
+        self.chip.parallelism()
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        let allocation = Allocation::new(&self.device, len_bytes)?;
+        Ok(Buffer::device(self.owner, allocation.address(), len_bytes, allocation))
+    }
+
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
+        let allocation = Allocation::new(&self.device, bytes.len())?;
+        let address = allocation.address();
+        self.stream().staging(&self.device)?.write(address, &bytes)?;
+        Ok(Buffer::device_read_only(self.owner, address, bytes.len(), allocation))
+    }
+
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
+        let function = self.chip.load(&self.device, object, &spec)?;
+        Ok(Kernel::new(spec, function))
+    }
+
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
+        kernel.check(launch.args)?;
+        let function = self.function(kernel)?;
+        let _stream = self.stream();
+        function.launch(self.owner, launch)
+    }
+
+    fn launch_timed(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<Duration, GpuError> {
+        kernel.check(launch.args)?;
+        let function = self.function(kernel)?;
+        let mut stream = self.stream();
+        let [before, after] = stream.events(&self.device)?;
+        before.record()?;
+        function.launch(self.owner, launch)?;
+        after.record()?;
+        after.wait()?;
+        after.since(before)
+    }
+
+    fn capture(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Option<Graph>, GpuError> {
+        let _stream = self.stream();
+        let captured = Executable::capture(&self.device, || self.record(launches))?;
+        Ok(captured.map(Graph::new))
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<(), GpuError> {
+        let executable: &Executable = graph.recorded()?;
+        if !executable.is_of(&self.device) {
+            return Err(GpuError::ForeignGraph);
+        }
+        let _stream = self.stream();
+        executable.launch()
+    }
+
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
+        view.check_write(bytes.len())?;
+        let address = view.device_address(self.owner)?;
+        self.stream().staging(&self.device)?.write(address, bytes)
+    }
+
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
+        view.check_read(bytes.len())?;
+        let address = view.device_address(self.owner)?;
+        self.stream().staging(&self.device)?.read(address, bytes)
+    }
+
+    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        work();
+    }
+}
