@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that can be tested here, with nothing installed but a Rust toolchain and a C compiler: all tests, the
+# Everything that can be tested here, with nothing installed but a Rust toolchain, a C and a C++ compiler: all tests, the
 # format and the lints. The last line counts them: `N passed, N failed, N skipped`. Fails if anything failed.
 #
 # hipRTC is fetched once into target/hiprtc, where that is possible (tests/fetch-hiprtc.sh), unless GPTOSS_JIT_HIPRTC

@@ -109,9 +109,7 @@ impl Checker<'_> {
                     let object = object.map_err(|error| wrong(error.into()))?.object;
                     self.examine(&kernel, &object).map_err(wrong)?;
                     let prepared = trial.prepare(&scalars).map_err(|error| wrong(error.into()))?;
-                    let (case, mut files) = self
-                        .case(template, &trial, &kernel, &scalars, prepared)
-                        .map_err(|error| wrong(error.into()))?;
+                    let (case, mut files) = self.case(template, &trial, &kernel, &scalars, prepared).map_err(wrong)?;
                     files.insert("object".into(), object.to_vec());
                     files.insert("source.hip".into(), kernel.source.clone().into_bytes());
                     files.insert("case.json".into(), json(&case));

@@ -371,13 +371,15 @@ impl Checked {
     fn run(&mut self, driver: &dyn Driver, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
         let weights = &weights(template);
         for scalars in &trial.scalars {
-            let prepared = trial.prepare(scalars);
-            let of_rounded = prepared.as_ref().ok().and_then(|(inputs, _)| of_rounded(trial, kernel, scalars, inputs));
+            let prepared = trial.prepare(scalars).and_then(|(inputs, want)| {
+                let of_rounded = of_rounded(trial, kernel, scalars, &inputs)?;
+                Ok((inputs, want, of_rounded))
+            });
             for &placement in Placement::of(kernel, weights, driver) {
                 let setting = Setting { driver, kernel, weights, scalars, placement };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
-                    Ok((inputs, want)) => setting.run_once(object, inputs, want, of_rounded.as_ref()),
+                    Ok((inputs, want, of_rounded)) => setting.run_once(object, inputs, want, of_rounded.as_ref()),
                 };
                 match result {
                     Ok((worst, rounding)) => {
@@ -393,11 +395,16 @@ impl Checked {
 }
 
 /// In bf16 precision, what the op gives of activations that were rounded to bf16.
-fn of_rounded(trial: &Trial, kernel: &Rendered, scalars: &trial::Scalars, inputs: &Tensors) -> Option<Outputs> {
+fn of_rounded(
+    trial: &Trial,
+    kernel: &Rendered,
+    scalars: &trial::Scalars,
+    inputs: &Tensors,
+) -> Result<Option<Outputs>, ReferenceError> {
     let is_bf16 = trial.problem.precision == Precision::Bf16;
     let names = kernel.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
-    let inputs = is_bf16.then(|| rounding::rounded(inputs, names)).flatten()?;
-    trial.reference(scalars, &inputs).ok()
+    let inputs = is_bf16.then(|| rounding::rounded(inputs, names)).flatten();
+    inputs.map(|inputs| trial.reference(scalars, &inputs)).transpose()
 }
 
 fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {
