@@ -93,16 +93,18 @@ impl Device {
 /// The first AMD GPU, else the first NVIDIA GPU, where there is one that can be used; what is wrong with one that is there is
 /// a warning.
 fn first_gpu(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
-    let warn = |error: &dyn std::error::Error| tracing::warn!("{}", devices::chain(error));
+    let warn = |name: &str, error: &dyn std::error::Error| {
+        tracing::warn!("{name} is not used: {}", devices::chain(error));
+    };
     let found = [
-        (Device::Hip { ordinal: 0, arch: None }, hip::runtime().map(|runtime| runtime.n_devices())),
-        (Device::Cuda(0), cuda::runtime().map(|runtime| runtime.n_devices())),
+        ("hip", Device::Hip { ordinal: 0, arch: None }, hip::runtime().map(|runtime| runtime.n_devices())),
+        ("cuda", Device::Cuda(0), cuda::runtime().map(|runtime| runtime.n_devices())),
     ];
-    found.into_iter().find_map(|(device, n_devices)| match n_devices {
+    found.into_iter().find_map(|(name, device, n_devices)| match n_devices {
         Ok(0) | Err(GpuError::NoRuntime { .. }) => None,
-        Ok(_) => device.open(tables, 0).inspect_err(|error| warn(error.as_ref())).ok(),
+        Ok(_) => device.open(tables, 0).inspect_err(|error| warn(name, error.as_ref())).ok(),
         Err(error) => {
-            warn(&error);
+            warn(name, &error);
             None
         }
     })

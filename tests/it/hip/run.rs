@@ -169,7 +169,7 @@ fn auto_takes_the_gpu_and_without_one_that_works_the_cpu() {
     let strange = Room::new("arch = gfx803");
     let output = strange.on("auto", &[]);
     assert_eq!(text(&output.stdout), on_cpu);
-    assert!(text(&output.stderr).contains("the cpu is used: nothing is known about the arch `gfx803`"));
+    assert!(text(&output.stderr).contains("hip is not used: nothing is known about the arch `gfx803`"));
 }
 
 #[test]

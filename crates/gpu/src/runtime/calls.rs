@@ -36,7 +36,6 @@ pub(crate) struct Shape {
 /// # Safety
 /// of the unsafe ones: handles and addresses are alive and from the same device, pointers are valid for the length that
 /// goes with them, and memory that a copy or a launch uses stays until the stream was waited for.
-#[expect(clippy::missing_safety_doc, reason = "it is said above, once for all")]
 pub(crate) trait Calls: Send + Sync {
     /// Makes the device the calling thread's current one.
     fn enter(&self) -> Called;
