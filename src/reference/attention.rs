@@ -333,8 +333,10 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let group = layout.n_heads / layout.n_kv_heads;
     let mut y = Vec::new();
     for t in 0..n_tokens {
-        let places: Vec<(usize, usize)> =
-            sight.visible(slot.index(t), position.index(t)).map(|p| (layout.block(table, slot.index(t), p), p)).collect();
+        let places: Vec<(usize, usize)> = sight
+            .visible(slot.index(t), position.index(t))
+            .map(|p| (layout.block(table, slot.index(t), p), p))
+            .collect();
         for (h, &sink) in sinks.iter().enumerate() {
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {

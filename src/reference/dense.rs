@@ -45,7 +45,9 @@ pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, Referenc
     let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
     let update = case.flag("has_update")?.then(|| tensor(inputs, "update")).transpose()?;
     let sum: Vec<(f64, f64)> = match update {
-        Some(update) => x.values().iter().zip(update.values()).map(|(x, more)| (x + more, x.abs() + more.abs())).collect(),
+        Some(update) => {
+            x.values().iter().zip(update.values()).map(|(x, more)| (x + more, x.abs() + more.abs())).collect()
+        }
         None => x.values().iter().map(|x| (*x, x.abs())).collect(),
     };
     let mut y = Vec::new();
