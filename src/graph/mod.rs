@@ -3,6 +3,7 @@
 //! - [`forward`]: the gpt-oss forward pass; start here
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
+//! - `inputs`: what every step is told, in one copy
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
@@ -12,6 +13,7 @@
 
 pub mod arena;
 pub mod forward;
+mod inputs;
 pub mod kv_cache;
 pub mod plan;
 pub mod profile;

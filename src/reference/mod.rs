@@ -113,7 +113,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 13] = [
+const OPS: [Op; 14] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -137,6 +137,7 @@ const OPS: [Op; 13] = [
     Op { name: "moe_mlp1", first: "x", kinds: &["same_experts"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
     Op { name: "moe_mlp2", first: "x", kinds: &["same_experts"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
+    Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {
         name: "peak_multiply_add",
         first: "n_rounds",
@@ -280,7 +281,7 @@ fn only(name: &str, output: Output) -> Outputs {
 mod tests {
     use super::*;
 
-    fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
+    pub(super) fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
         Case {
             dims: dims.iter().map(|&(name, dim)| (name.to_owned(), dim)).collect(),
             scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens)]),
@@ -288,7 +289,7 @@ mod tests {
         }
     }
 
-    fn f32s(values: &[f64]) -> Tensor {
+    pub(super) fn f32s(values: &[f64]) -> Tensor {
         Tensor::rounded(Dtype::F32, values.to_vec())
     }
 
@@ -296,45 +297,13 @@ mod tests {
         Tensor::whole(values.iter().copied())
     }
 
-    fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
+    pub(super) fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
         run(&[op.to_owned()], case, &inputs).unwrap().remove(output).unwrap().values
     }
 
-    fn close(got: &[f64], want: &[f64]) {
+    pub(super) fn close(got: &[f64], want: &[f64]) {
         let far = got.iter().zip(want).any(|(got, want)| (got - want).abs() > 1e-6);
         assert!(got.len() == want.len() && !far, "got {got:?}, want {want:?}");
-    }
-
-    #[test]
-    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        case.flags.insert("has_update".into(), false);
-        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
-        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
-
-        case.flags.insert("has_update".into(), true);
-        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
-        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
-        close(&moved["sum"].values, &[3.0, 4.0]);
-        close(&moved["sum"].scale, &[7.0, 5.0]);
-        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
-        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
-    }
-
-    #[test]
-    fn linear_is_a_row_of_weight_for_each_output() {
-        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
-        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
-        let inputs = named([
-            ("x", f32s(&[1.0, 10.0])),
-            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
-            ("bias", f32s(&[100.0, 200.0, 300.0])),
-            ("residual", f32s(&[0.5, 0.25, 0.125])),
-        ]);
-        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
-        close(&output.values, &[121.5, 243.25, 245.125]);
-        close(&output.scale, &[121.5, 243.25, 365.125]);
     }
 
     fn attention_case(window: u32) -> Case {
