@@ -3,7 +3,9 @@
 //! - [`forward`]: the gpt-oss forward pass; start here
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
+//! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//! - `segment`: their grids and arguments for a number of rows
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
 //!
@@ -11,11 +13,13 @@
 //! or how many tokens a step has.
 
 pub mod arena;
+mod cover;
 pub mod forward;
 pub mod kv_cache;
 pub mod plan;
 pub mod profile;
 mod replay;
+mod segment;
 mod workspace;
 
 use std::collections::BTreeMap;

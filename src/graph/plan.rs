@@ -5,16 +5,16 @@
 //! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
-use std::sync::Arc;
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
 
 use super::arena::{self, Lifetime};
+use super::cover::{self, Cover};
 use super::profile::Profile;
 use super::replay::Replays;
+use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, Node, Rows, Storage, TensorId};
+use super::{Graph, Rows, Storage};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
 use crate::kernel::Problem;
@@ -116,39 +116,6 @@ pub struct Executor {
     profile: Option<Profile>,
     replays: Replays,
 }
-
-/// Consecutive nodes that work on the same rows.
-struct Segment {
-    rows: Rows,
-    buckets: Vec<Bucket>,
-}
-
-/// Launches for a range of row counts.
-struct Bucket {
-    /// From here on; up to the next bucket's.
-    first_row_count: usize,
-    launches: Vec<PlannedLaunch>,
-    /// Grids and arguments by row count, as they were needed.
-    prepared: HashMap<usize, Vec<PreparedLaunch>>,
-}
-
-/// One kernel with its tensors, for any row count.
-struct PlannedLaunch {
-    label: String,
-    kernel: Arc<LoadedKernel>,
-    args: BTreeMap<String, TensorId>,
-    scalars: BTreeMap<String, u32>,
-}
-
-/// One kernel with its grid and arguments, for one row count.
-struct PreparedLaunch {
-    grid: [u32; 3],
-    scratch_bytes: usize,
-    args: Vec<Argument>,
-}
-
-/// Row counts for which prepared launches are kept, per bucket: decoding uses few, prefill any.
-const MAX_PREPARED: usize = 64;
 
 impl Executor {
     /// Chooses and loads every kernel of every bucket, and allocates all memory.
@@ -253,7 +220,8 @@ impl Executor {
         mut observer: Option<Observer<'_>>,
     ) -> Result<(), PlanError> {
         for i in 0..self.segments.len() {
-            self.prepare(i, row_count(self.segments[i].rows, n_rows, n_logit_rows))?;
+            let n = row_count(self.segments[i].rows, n_rows, n_logit_rows);
+            self.segments[i].bucket_mut(n).prepare(n, &self.memory, &self.workspace)?;
         }
         if observer.is_none() && self.profile.is_none() && self.replay(n_rows, n_logit_rows)? {
             return Ok(());
@@ -278,7 +246,9 @@ impl Executor {
 
     /// All launches of a step that was prepared.
     fn launches(&self, n_rows: usize, n_logit_rows: usize) -> Vec<(&Kernel, Launch<'_>)> {
-        self.segments.iter().flat_map(|s| s.launches(row_count(s.rows, n_rows, n_logit_rows))).collect()
+        let counted = self.segments.iter().map(|segment| (segment, row_count(segment.rows, n_rows, n_logit_rows)));
+        let all = counted.flat_map(|(segment, n)| segment.bucket(n).prepared(n));
+        all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
     fn launch_all(
@@ -290,14 +260,8 @@ impl Executor {
     ) -> Result<(), PlanError> {
         for segment in &self.segments {
             let n = row_count(segment.rows, n_rows, n_logit_rows);
-            if n == 0 {
-                continue;
-            }
-            let bucket = segment.bucket(n);
-            for (planned, prepared) in bucket.launches.iter().zip(&bucket.prepared[&n]) {
-                let PreparedLaunch { grid, scratch_bytes, args } = prepared;
-                let launch = Launch { grid: *grid, scratch_bytes: *scratch_bytes, args };
-                let (driver, kernel) = (self.pipeline.driver(), &planned.kernel.kernel);
+            for (planned, prepared) in segment.bucket(n).prepared(n) {
+                let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
                 match profile {
                     Some(profile) => {
@@ -338,46 +302,6 @@ impl Executor {
         }
         Ok(())
     }
-
-    /// Works out grids and arguments for a row count that has not come up yet.
-    fn prepare(&mut self, segment: usize, n: usize) -> Result<(), PlanError> {
-        let bucket = self.segments[segment].bucket_mut(n);
-        if n == 0 || bucket.prepared.contains_key(&n) {
-            return Ok(());
-        }
-        let prepare = |launch| prepared(launch, n, &self.memory, &self.workspace);
-        let prepared = bucket.launches.iter().map(prepare).collect::<Result<_, _>>()?;
-        if bucket.prepared.len() >= MAX_PREPARED {
-            bucket.prepared.clear();
-        }
-        bucket.prepared.insert(n, prepared);
-        Ok(())
-    }
-}
-
-impl Segment {
-    fn bucket(&self, n: usize) -> &Bucket {
-        &self.buckets[self.bucket_index(n)]
-    }
-
-    fn bucket_mut(&mut self, n: usize) -> &mut Bucket {
-        let index = self.bucket_index(n);
-        &mut self.buckets[index]
-    }
-
-    /// Launches for a row count that was prepared; none for no rows.
-    fn launches(&self, n: usize) -> impl Iterator<Item = (&Kernel, Launch<'_>)> {
-        let bucket = self.bucket(n);
-        let prepared = bucket.prepared.get(&n).map_or(&[][..], Vec::as_slice);
-        let launches = bucket.launches.iter().zip(prepared);
-        launches.map(|(planned, p)| {
-            (&planned.kernel.kernel, Launch { grid: p.grid, scratch_bytes: p.scratch_bytes, args: &p.args })
-        })
-    }
-
-    fn bucket_index(&self, n: usize) -> usize {
-        self.buckets.partition_point(|bucket| bucket.first_row_count <= n).saturating_sub(1)
-    }
 }
 
 fn row_count(rows: Rows, n_rows: usize, n_logit_rows: usize) -> usize {
@@ -385,38 +309,6 @@ fn row_count(rows: Rows, n_rows: usize, n_logit_rows: usize) -> usize {
         Rows::All => n_rows,
         Rows::Logits => n_logit_rows,
     }
-}
-
-/// The scalar arguments of a node for so many rows.
-fn scalars(n: usize, own: &BTreeMap<String, u32>) -> BTreeMap<String, u64> {
-    let own = own.iter().map(|(name, &value)| (name.clone(), value.into()));
-    own.chain([("n_tokens".to_string(), n as u64)]).collect()
-}
-
-/// Works out a launch for `n` rows.
-fn prepared(
-    launch: &PlannedLaunch,
-    n: usize,
-    memory: &[BufferView],
-    workspace: &Workspace,
-) -> Result<PreparedLaunch, PlanError> {
-    let (rendered, scalars) = (&launch.kernel.rendered, scalars(n, &launch.scalars));
-    let mut workspace = workspace.for_launch();
-    let argument = |spec: &ArgSpec| match (spec.is_scalar(), launch.args.get(&spec.name)) {
-        (true, _) => match scalars.get(&spec.name) {
-            Some(&value) => Ok(Argument::U32(value as u32)),
-            None => Err(PlanError::NoScalar { label: launch.label.clone(), name: spec.name.clone() }),
-        },
-        (false, Some(id)) => {
-            Ok(Argument::Memory { view: memory[id.0].clone(), required_bytes: spec.len_bytes(&scalars)? })
-        }
-        (false, None) => Ok(workspace.take(spec, &scalars)?),
-    };
-    Ok(PreparedLaunch {
-        args: rendered.all_args().map(argument).collect::<Result<_, _>>()?,
-        grid: rendered.launch.grid(&scalars)?,
-        scratch_bytes: rendered.launch.scratch_bytes(&scalars)? as usize,
-    })
 }
 
 fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
@@ -493,11 +385,11 @@ fn plan_segments(
     progress: &dyn Progress,
 ) -> Result<Vec<Segment>, PlanError> {
     let mut drafts: Vec<(Rows, usize, Vec<Cover>)> = Vec::new(); // rows, first row count, cover of the bucket
-    for range in segment_ranges(graph) {
+    for range in cover::segments(graph) {
         let rows = graph.nodes[range.start].rows;
         let most = row_count(rows, options.max_rows, options.max_logit_rows);
-        for first in bucket_starts(graph, pipeline, range.clone(), most)? {
-            drafts.push((rows, first, cover(graph, pipeline, range.clone(), first)?));
+        for first in cover::bucket_starts(graph, pipeline, range.clone(), most) {
+            drafts.push((rows, first, cover::cover(graph, pipeline, range.clone(), first)));
         }
     }
     let wanted: Vec<(Problem, usize)> =
@@ -513,7 +405,7 @@ fn plan_segments(
                 PlannedLaunch { label, kernel, args, scalars }
             })
             .collect();
-        let bucket = Bucket { first_row_count, launches, prepared: HashMap::new() };
+        let bucket = Bucket::new(first_row_count, launches);
         // The smallest bucket of a segment comes first and opens it.
         if first_row_count == 1 {
             segments.push(Segment { rows, buckets: vec![bucket] });
@@ -524,109 +416,13 @@ fn plan_segments(
     Ok(segments)
 }
 
-/// One launch to be: a node, or a run of nodes that one kernel covers.
-struct Cover {
-    label: String,
-    problem: Problem,
-    args: BTreeMap<String, TensorId>,
-    scalars: BTreeMap<String, u32>,
-}
-
-fn segment_ranges(graph: &Graph) -> Vec<Range<usize>> {
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        match ranges.last_mut() {
-            Some(range) if graph.nodes[range.start].rows == node.rows => range.end = at + 1,
-            _ => ranges.push(at..at + 1),
-        }
-    }
-    ranges
-}
-
-/// Row counts at which any choice may change, rising from 1.
-fn bucket_starts(
-    graph: &Graph,
-    pipeline: &Pipeline,
-    range: Range<usize>,
-    most: usize,
-) -> Result<Vec<usize>, PlanError> {
-    let mut starts = std::collections::BTreeSet::from([1]);
-    for at in range.clone() {
-        starts.extend(pipeline.bucket_starts(&graph.nodes[at].problem));
-        if let Some(fused) = fused(graph, pipeline, at, range.end) {
-            starts.extend(pipeline.bucket_starts(&fused.problem));
-        }
-    }
-    Ok(starts.into_iter().filter(|&start| start <= most.max(1)).collect())
-}
-
-/// The launches of a bucket: a fused kernel where the tuning tables prefer one, else a kernel for each node.
-fn cover(graph: &Graph, pipeline: &Pipeline, range: Range<usize>, first: usize) -> Result<Vec<Cover>, PlanError> {
-    let mut cover = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        match fused(graph, pipeline, at, range.end).filter(|c| pipeline.prefers(&c.problem, first)) {
-            Some(fused) => {
-                at += fused.problem.ops.len();
-                cover.push(fused);
-            }
-            None => {
-                cover.push(single(&graph.nodes[at]));
-                at += 1;
-            }
-        }
-    }
-    Ok(cover)
-}
-
-fn single(node: &Node) -> Cover {
-    let Node { label, problem, args, scalars, .. } = node.clone();
-    Cover { label, problem, args, scalars }
-}
-
-/// The node at `at` and the one behind it as one, if a template does that and nobody else reads what is between them.
-fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Cover> {
-    let [first, second] = graph.nodes.get(at..at + 2).filter(|_| at + 2 <= end)? else { return None };
-    let (a, b) = (&first.problem.ops[0], &second.problem.ops[0]);
-    let (written, taken) = pipeline.joint(a, b)?;
-    let between = first.args.get(&written)?;
-    let readers = graph.nodes.iter().flat_map(|node| node.args.values()).filter(|id| *id == between).count();
-    let joins =
-        second.args.get(&taken) == Some(between) && readers == 2 && graph.tensor_of(*between).storage == Storage::Arena;
-    let problem = joins.then(|| merged(&first.problem, &second.problem)).flatten()?;
-    let mut scalars = first.scalars.clone();
-    if !add(&mut scalars, &second.scalars) {
-        return None;
-    }
-    let args = first.args.iter().filter(|(name, _)| **name != written);
-    let args = args.chain(second.args.iter().filter(|(name, _)| **name != taken));
-    let label = format!("{} + {}", first.label, second.label);
-    Some(Cover { label, problem, args: args.map(|(name, id)| (name.clone(), *id)).collect(), scalars })
-}
-
-/// Both problems as one; `None` when they use a name for different things.
-fn merged(first: &Problem, second: &Problem) -> Option<Problem> {
-    let mut problem = first.clone();
-    problem.ops.extend(second.ops.iter().cloned());
-    let agree = add(&mut problem.dims, &second.dims)
-        && add(&mut problem.constants, &second.constants)
-        && add(&mut problem.flags, &second.flags)
-        && add(&mut problem.dtypes, &second.dtypes);
-    agree.then_some(problem)
-}
-
-/// Adds values under their names; false where one has another value already.
-fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
-    from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
-}
-
 /// Bytes that the hungriest launch needs besides the graph's tensors.
 fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<WorkspaceBytes, PlanError> {
     let mut most = WorkspaceBytes::default();
     for segment in segments {
         let n = row_count(segment.rows, options.max_rows, options.max_logit_rows);
         for launch in segment.buckets.iter().flat_map(|bucket| &bucket.launches) {
-            most = most.max(WorkspaceBytes::of(&launch.kernel.rendered.workspace, &scalars(n, &launch.scalars))?);
+            most = most.max(launch.workspace_bytes(n)?);
         }
     }
     Ok(most)
