@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::{Graph, Node, Storage, TensorId};
 use crate::kernel::Problem;
 use crate::kernel::pipeline::Pipeline;
+use crate::tuning::table::StepKind;
 
 /// One launch to be: a node, or a run of nodes that one kernel covers.
 pub(super) struct Cover {
@@ -31,24 +32,37 @@ pub(super) fn segments(graph: &Graph) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Row counts at which any choice may change, rising from 1.
-pub(super) fn bucket_starts(graph: &Graph, pipeline: &Pipeline, range: Range<usize>, most: usize) -> Vec<usize> {
-    let mut starts = BTreeSet::from([1]);
+/// Row counts at which any choice may change in steps of a kind, rising from the fewest that such a step has; none where it has none.
+pub(super) fn bucket_starts(
+    graph: &Graph,
+    pipeline: &Pipeline,
+    range: Range<usize>,
+    step: StepKind,
+    most: usize,
+) -> Vec<usize> {
+    let least = step.fewest_rows() as usize;
+    let mut starts = BTreeSet::from([least]);
     for at in range.clone() {
-        starts.extend(pipeline.bucket_starts(&graph.nodes[at].problem));
+        starts.extend(pipeline.bucket_starts(&graph.nodes[at].problem, step));
         if let Some(fused) = fused(graph, pipeline, at, range.end) {
-            starts.extend(pipeline.bucket_starts(&fused.problem));
+            starts.extend(pipeline.bucket_starts(&fused.problem, step));
         }
     }
-    starts.into_iter().filter(|&start| start <= most.max(1)).collect()
+    starts.into_iter().filter(|&start| (least..=most).contains(&start)).collect()
 }
 
 /// The launches of a bucket: a fused kernel where the tuning tables prefer one, else a kernel for each node.
-pub(super) fn cover(graph: &Graph, pipeline: &Pipeline, range: Range<usize>, first: usize) -> Vec<Cover> {
+pub(super) fn cover(
+    graph: &Graph,
+    pipeline: &Pipeline,
+    range: Range<usize>,
+    first: usize,
+    step: StepKind,
+) -> Vec<Cover> {
     let mut cover = Vec::new();
     let mut at = range.start;
     while at < range.end {
-        match fused(graph, pipeline, at, range.end).filter(|c| pipeline.prefers(&c.problem, first)) {
+        match fused(graph, pipeline, at, range.end).filter(|c| pipeline.prefers(&c.problem, first, step)) {
             Some(fused) => {
                 at += fused.problem.ops.len();
                 cover.push(fused);

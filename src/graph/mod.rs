@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 
 use crate::dtype::Dtype;
 use crate::kernel::{Precision, Problem};
+use crate::tuning::table::StepKind;
 
 /// A tensor of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,6 +62,27 @@ pub enum Rows {
     All,
     /// The rows that want logits.
     Logits,
+}
+
+/// What of a step decides its launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// All rows.
+    pub n_rows: usize,
+    /// Those that want logits.
+    pub n_logit_rows: usize,
+    /// What the rows are to each other.
+    pub kind: StepKind,
+}
+
+impl StepShape {
+    /// How many rows a node works on.
+    pub fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.n_rows,
+            Rows::Logits => self.n_logit_rows,
+        }
+    }
 }
 
 /// One op with its tensors.

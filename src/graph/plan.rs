@@ -1,10 +1,11 @@
 //! A graph, chosen kernels and memory, ready to run step after step.
 //!
 //! The nodes fall into segments that work on the same rows. For each segment there is one list of launches per
-//! bucket of row counts: the tuning tables may prefer other templates, and other fusions, for one row than for
+//! bucket of row counts and kind of step: the tuning tables may prefer other templates, and other fusions, for one row than for
 //! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
 
@@ -14,17 +15,17 @@ use super::profile::Profile;
 use super::replay::Replays;
 use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, Rows, Storage};
+use super::{Graph, Rows, StepShape, Storage};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
-use crate::kernel::Problem;
 use crate::kernel::contract::Access;
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
 use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError, Wanted};
 use crate::kernel::render::RenderError;
 use crate::kernel::store::Progress;
+use crate::tuning::table::StepKind;
 
 /// What can go wrong between a graph and its launches.
 #[derive(Debug, thiserror::Error)]
@@ -84,8 +85,21 @@ pub struct ExecutorOptions {
     pub max_rows: usize,
     /// Most rows of a step that give logits.
     pub max_logit_rows: usize,
+    /// Most rows of a step in which every row is alone in its slot: the slots.
+    pub max_decode_rows: usize,
     /// Names and lengths in bytes of the external tensors.
     pub externals: Vec<(String, usize)>,
+}
+
+impl ExecutorOptions {
+    /// The largest step of a kind.
+    fn largest(&self, kind: StepKind) -> StepShape {
+        let most = match kind {
+            StepKind::Decode => self.max_decode_rows,
+            StepKind::Mixed => self.max_rows,
+        };
+        StepShape { n_rows: self.max_rows.min(most), n_logit_rows: self.max_logit_rows.min(most), kind }
+    }
 }
 
 /// What an [`Observer`] is shown after a launch: one tensor that it wrote.
@@ -132,7 +146,7 @@ impl Executor {
         let externals = allocate_externals(&pipeline, &options.externals)?;
         let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &options)?;
         let segments = plan_segments(&graph, &pipeline, &options, progress)?;
-        let workspace_bytes = workspace_bytes(&segments, &options)?;
+        let workspace_bytes = workspace_bytes(&segments)?;
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
             .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
         Ok(Self {
@@ -158,16 +172,16 @@ impl Executor {
         self.arena_bytes
     }
 
-    /// Launches of a step with so many rows and logit rows.
-    pub fn n_launches(&self, n_rows: usize, n_logit_rows: usize) -> usize {
-        let counts = |segment: &Segment| segment.bucket(row_count(segment.rows, n_rows, n_logit_rows)).launches.len();
-        self.segments.iter().filter(|s| row_count(s.rows, n_rows, n_logit_rows) > 0).map(counts).sum()
+    /// Launches of a step.
+    pub fn n_launches(&self, shape: StepShape) -> usize {
+        let of = |segment: &Segment| segment.bucket(shape).map_or(0, |bucket| bucket.launches.len());
+        self.segments.iter().map(of).sum()
     }
 
     /// Every distinct kernel: the first node that uses it, and its template.
     pub fn kernels(&self) -> Vec<(&str, &LoadedKernel)> {
         let mut kernels: Vec<(&str, &LoadedKernel)> = Vec::new();
-        for launch in self.segments.iter().flat_map(|s| &s.buckets).flat_map(|b| &b.launches) {
+        for launch in self.segments.iter().flat_map(Segment::all_buckets).flat_map(|bucket| &bucket.launches) {
             if !kernels.iter().any(|(_, kernel)| std::ptr::eq(*kernel, &*launch.kernel)) {
                 kernels.push((&launch.label, &launch.kernel));
             }
@@ -213,54 +227,48 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn run(
-        &mut self,
-        n_rows: usize,
-        n_logit_rows: usize,
-        mut observer: Option<Observer<'_>>,
-    ) -> Result<(), PlanError> {
-        for i in 0..self.segments.len() {
-            let n = row_count(self.segments[i].rows, n_rows, n_logit_rows);
-            self.segments[i].bucket_mut(n).prepare(n, &self.memory, &self.workspace)?;
+    pub fn run(&mut self, shape: StepShape, mut observer: Option<Observer<'_>>) -> Result<(), PlanError> {
+        for segment in &mut self.segments {
+            let n = shape.count(segment.rows);
+            if let Some(bucket) = segment.bucket_mut(shape) {
+                bucket.prepare(n, &self.memory, &self.workspace)?;
+            }
         }
-        if observer.is_none() && self.profile.is_none() && self.replay(n_rows, n_logit_rows)? {
+        if observer.is_none() && self.profile.is_none() && self.replay(shape)? {
             return Ok(());
         }
         let mut profile = self.profile.take();
         let mut result = Ok(());
         self.pipeline.driver().enter(&mut || {
-            result = self.launch_all(n_rows, n_logit_rows, &mut observer, &mut profile);
+            result = self.launch_all(shape, &mut observer, &mut profile);
         });
         self.profile = profile;
         result
     }
 
     /// Replays a step, if it was or can be captured; whether it did.
-    fn replay(&mut self, n_rows: usize, n_logit_rows: usize) -> Result<bool, PlanError> {
+    fn replay(&mut self, shape: StepShape) -> Result<bool, PlanError> {
         let mut replays = std::mem::take(&mut self.replays);
-        let launches = || self.launches(n_rows, n_logit_rows);
-        let replayed = replays.replay(self.pipeline.driver(), (n_rows, n_logit_rows), launches);
+        let launches = || self.launches(shape);
+        let replayed = replays.replay(self.pipeline.driver(), shape, launches);
         self.replays = replays;
         replayed.map_err(|source| PlanError::Device { label: "all of a step".into(), source })
     }
 
     /// All launches of a step that was prepared.
-    fn launches(&self, n_rows: usize, n_logit_rows: usize) -> Vec<(&Kernel, Launch<'_>)> {
-        let counted = self.segments.iter().map(|segment| (segment, row_count(segment.rows, n_rows, n_logit_rows)));
-        let all = counted.flat_map(|(segment, n)| segment.bucket(n).prepared(n));
+    fn launches(&self, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
+        let all = self.segments.iter().flat_map(|segment| segment.prepared(shape));
         all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
     fn launch_all(
         &self,
-        n_rows: usize,
-        n_logit_rows: usize,
+        shape: StepShape,
         observer: &mut Option<Observer<'_>>,
         profile: &mut Option<Profile>,
     ) -> Result<(), PlanError> {
         for segment in &self.segments {
-            let n = row_count(segment.rows, n_rows, n_logit_rows);
-            for (planned, prepared) in segment.bucket(n).prepared(n) {
+            for (planned, prepared) in segment.prepared(shape) {
                 let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
                 match profile {
@@ -301,13 +309,6 @@ impl Executor {
             observer(&Written { label: &planned.label, template, tensor, values: &values });
         }
         Ok(())
-    }
-}
-
-fn row_count(rows: Rows, n_rows: usize, n_logit_rows: usize) -> usize {
-    match rows {
-        Rows::All => n_rows,
-        Rows::Logits => n_logit_rows,
     }
 }
 
@@ -361,7 +362,7 @@ fn lifetimes(
     let mut lifetimes: BTreeMap<usize, Lifetime> = BTreeMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
         let contract = pipeline.library().contract(&node.problem.ops[0])?;
-        let scalars = scalars(row_count(node.rows, options.max_rows, options.max_logit_rows), &node.scalars);
+        let scalars = scalars(options.largest(StepKind::Mixed).count(node.rows), &node.scalars);
         for arg in &contract.args {
             let Some(id) = node.args.get(&arg.name) else { continue };
             if graph.tensor_of(*id).storage != Storage::Arena {
@@ -377,6 +378,20 @@ fn lifetimes(
     Ok(lifetimes)
 }
 
+/// A segment before its kernels are chosen.
+struct Draft {
+    rows: Rows,
+    buckets: Vec<DraftBucket>,
+}
+
+/// What a bucket is to launch.
+struct DraftBucket {
+    step: StepKind,
+    first_row_count: usize,
+    last_row_count: usize,
+    covers: Vec<Cover>,
+}
+
 /// Cuts the graph into segments, and loads the kernels of all their buckets at once.
 fn plan_segments(
     graph: &Graph,
@@ -384,46 +399,50 @@ fn plan_segments(
     options: &ExecutorOptions,
     progress: &dyn Progress,
 ) -> Result<Vec<Segment>, PlanError> {
-    let mut drafts: Vec<(Rows, usize, Vec<Cover>)> = Vec::new(); // rows, first row count, cover of the bucket
-    for range in cover::segments(graph) {
-        let rows = graph.nodes[range.start].rows;
-        let most = row_count(rows, options.max_rows, options.max_logit_rows);
-        for first in cover::bucket_starts(graph, pipeline, range.clone(), most) {
-            drafts.push((rows, first, cover::cover(graph, pipeline, range.clone(), first)));
-        }
-    }
-    let wanted: Vec<(Problem, usize)> =
-        drafts.iter().flat_map(|(_, first, cover)| cover.iter().map(|c| (c.problem.clone(), *first))).collect();
+    let drafts: Vec<Draft> =
+        cover::segments(graph).into_iter().map(|range| draft(graph, pipeline, options, range)).collect();
+    let wanted = |bucket: &DraftBucket| {
+        let (n_rows, step) = (bucket.first_row_count, bucket.step);
+        let of = move |cover: &Cover| Wanted { problem: cover.problem.clone(), n_rows, step };
+        bucket.covers.iter().map(of).collect::<Vec<_>>()
+    };
+    let wanted: Vec<Wanted> = drafts.iter().flat_map(|draft| &draft.buckets).flat_map(wanted).collect();
     let mut kernels = pipeline.load_all(&wanted, progress)?.into_iter();
-
-    let mut segments: Vec<Segment> = Vec::new();
-    for (rows, first_row_count, cover) in drafts {
-        let launches = cover
-            .into_iter()
-            .map(|Cover { label, args, scalars, .. }| {
-                let kernel = kernels.next().expect("one for each");
-                PlannedLaunch { label, kernel, args, scalars }
-            })
-            .collect();
-        let bucket = Bucket::new(first_row_count, launches);
-        // The smallest bucket of a segment comes first and opens it.
-        if first_row_count == 1 {
-            segments.push(Segment { rows, buckets: vec![bucket] });
-        } else {
-            segments.last_mut().expect("opened by its first bucket").buckets.push(bucket);
+    let mut planned = |Cover { label, args, scalars, .. }| {
+        let kernel = kernels.next().expect("one for each");
+        PlannedLaunch { label, kernel, args, scalars }
+    };
+    let mut segments = Vec::new();
+    for Draft { rows, buckets } in drafts {
+        let mut segment = Segment { rows, buckets: BTreeMap::new() };
+        for DraftBucket { step, first_row_count, last_row_count, covers } in buckets {
+            let launches = covers.into_iter().map(&mut planned).collect();
+            let bucket = Bucket::new(first_row_count, last_row_count, launches);
+            segment.buckets.entry(step).or_default().push(bucket);
         }
+        segments.push(segment);
     }
     Ok(segments)
 }
 
-/// Bytes that the hungriest launch needs besides the graph's tensors.
-fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<WorkspaceBytes, PlanError> {
-    let mut most = WorkspaceBytes::default();
-    for segment in segments {
-        let n = row_count(segment.rows, options.max_rows, options.max_logit_rows);
-        for launch in segment.buckets.iter().flat_map(|bucket| &bucket.launches) {
-            most = most.max(launch.workspace_bytes(n)?);
+/// The buckets of both kinds of steps, each up to the next one's beginning.
+fn draft(graph: &Graph, pipeline: &Pipeline, options: &ExecutorOptions, range: Range<usize>) -> Draft {
+    let rows = graph.nodes[range.start].rows;
+    let mut buckets = Vec::new();
+    for step in StepKind::ALL {
+        let most = options.largest(step).count(rows);
+        let starts = cover::bucket_starts(graph, pipeline, range.clone(), step, most);
+        for (i, &first_row_count) in starts.iter().enumerate() {
+            let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
+            let covers = cover::cover(graph, pipeline, range.clone(), first_row_count, step);
+            buckets.push(DraftBucket { step, first_row_count, last_row_count, covers });
         }
     }
-    Ok(most)
+    Draft { rows, buckets }
+}
+
+/// Bytes that the hungriest launch needs besides the graph's tensors.
+fn workspace_bytes(segments: &[Segment]) -> Result<WorkspaceBytes, PlanError> {
+    let mut buckets = segments.iter().flat_map(Segment::all_buckets);
+    buckets.try_fold(WorkspaceBytes::default(), |most, bucket| Ok(most.max(bucket.workspace_bytes()?)))
 }

@@ -8,22 +8,25 @@ use gpu::{Argument, BufferView, Kernel, Launch};
 
 use super::plan::PlanError;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Rows, TensorId};
+use super::{Rows, StepShape, TensorId};
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
 use crate::kernel::pipeline::LoadedKernel;
+use crate::tuning::table::StepKind;
 
 /// Launches for a part of every step.
 pub(super) struct Segment {
     pub rows: Rows,
-    /// In the order of their row counts; the first one begins at 1.
-    pub buckets: Vec<Bucket>,
+    /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that such a step has.
+    pub buckets: BTreeMap<StepKind, Vec<Bucket>>,
 }
 
 /// Launches for a range of row counts.
 pub(super) struct Bucket {
     /// From here on; up to the next bucket's.
     pub first_row_count: usize,
+    /// Most rows that it is asked for.
+    pub last_row_count: usize,
     pub launches: Vec<PlannedLaunch>,
     /// Grids and arguments by row count, as they were needed.
     prepared: HashMap<usize, Vec<PreparedLaunch>>,
@@ -48,31 +51,53 @@ pub(super) struct PreparedLaunch {
 const MAX_PREPARED: usize = 64;
 
 impl Segment {
-    /// The bucket of a row count.
-    pub fn bucket(&self, n: usize) -> &Bucket {
-        &self.buckets[self.bucket_index(n)]
+    /// The bucket of a step; none where it has no rows for this segment.
+    pub fn bucket(&self, shape: StepShape) -> Option<&Bucket> {
+        let n = Some(shape.count(self.rows)).filter(|&n| n > 0)?;
+        let buckets = self.buckets.get(&shape.kind)?;
+        buckets.get(bucket_index(buckets, n))
     }
 
     /// The same, to prepare launches.
-    pub fn bucket_mut(&mut self, n: usize) -> &mut Bucket {
-        let index = self.bucket_index(n);
-        &mut self.buckets[index]
+    pub fn bucket_mut(&mut self, shape: StepShape) -> Option<&mut Bucket> {
+        let n = Some(shape.count(self.rows)).filter(|&n| n > 0)?;
+        let buckets = self.buckets.get_mut(&shape.kind)?;
+        let index = bucket_index(buckets, n);
+        buckets.get_mut(index)
     }
 
-    fn bucket_index(&self, n: usize) -> usize {
-        self.buckets.partition_point(|bucket| bucket.first_row_count <= n).saturating_sub(1)
+    /// The launches of a step that was prepared; none for no rows.
+    pub fn prepared(&self, shape: StepShape) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
+        self.bucket(shape).into_iter().flat_map(move |bucket| bucket.prepared(shape.count(self.rows)))
     }
+
+    /// All buckets of all kinds of steps.
+    pub fn all_buckets(&self) -> impl Iterator<Item = &Bucket> {
+        self.buckets.values().flatten()
+    }
+}
+
+fn bucket_index(buckets: &[Bucket], n: usize) -> usize {
+    buckets.partition_point(|bucket| bucket.first_row_count <= n).saturating_sub(1)
 }
 
 impl Bucket {
     /// Launches of which none is prepared.
-    pub fn new(first_row_count: usize, launches: Vec<PlannedLaunch>) -> Self {
-        Self { first_row_count, launches, prepared: HashMap::new() }
+    pub fn new(first_row_count: usize, last_row_count: usize, launches: Vec<PlannedLaunch>) -> Self {
+        Self { first_row_count, last_row_count, launches, prepared: HashMap::new() }
+    }
+
+    /// Bytes that the hungriest of its launches needs besides the graph's tensors.
+    pub fn workspace_bytes(&self) -> Result<WorkspaceBytes, ExpressionError> {
+        let of = |launch: &PlannedLaunch| {
+            WorkspaceBytes::of(&launch.kernel.rendered.workspace, &scalars(self.last_row_count, &launch.scalars))
+        };
+        self.launches.iter().try_fold(WorkspaceBytes::default(), |most, launch| Ok(most.max(of(launch)?)))
     }
 
     /// Works out grids and arguments for a row count that has not come up yet.
     pub fn prepare(&mut self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<(), PlanError> {
-        if n == 0 || self.prepared.contains_key(&n) {
+        if self.prepared.contains_key(&n) {
             return Ok(());
         }
         let prepared = self.launches.iter().map(|launch| launch.prepare(n, memory, workspace));
@@ -84,8 +109,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Launches for a row count that was prepared; none for no rows.
-    pub fn prepared(&self, n: usize) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
+    fn prepared(&self, n: usize) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
         self.launches.iter().zip(self.prepared.get(&n).map_or(&[][..], Vec::as_slice))
     }
 }
@@ -94,11 +118,6 @@ impl PlannedLaunch {
     /// The device's kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel.kernel
-    }
-
-    /// Bytes that it needs for `n` rows besides the graph's tensors.
-    pub fn workspace_bytes(&self, n: usize) -> Result<WorkspaceBytes, ExpressionError> {
-        WorkspaceBytes::of(&self.kernel.rendered.workspace, &scalars(n, &self.scalars))
     }
 
     fn prepare(&self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<PreparedLaunch, PlanError> {

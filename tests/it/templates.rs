@@ -427,6 +427,7 @@ fn the_system_compiler_takes_rendered_source_and_options() {
 fn a_tuning_row_goes_first_and_a_wrong_one_is_passed_over() {
     use gptoss_jit::kernel::choice::{Why, choose};
     use gptoss_jit::tuning::TuningTables;
+    use gptoss_jit::tuning::table::StepKind;
     let table = |params: &str| {
         let text = format!(
             "[provenance.hand]\nkind = 'hand'\ndate = '2026-11-20'\nmethod = 'a test'\n[[rows]]\nop = 'linear'\n\
@@ -436,8 +437,9 @@ fn a_tuning_row_goes_first_and_a_wrong_one_is_passed_over() {
         TuningTables::from_texts(&[("host", &text)]).expect("a right table")
     };
     let library = library();
-    let first =
-        |tables: &TuningTables, n_tokens| choose(&library, tables, &linear(), n_tokens, &host()).expect("dot fits");
+    let first = |tables: &TuningTables, n_tokens| {
+        choose(&library, tables, &linear(), n_tokens, StepKind::Decode, &host()).expect("dot fits")
+    };
     let followed = first(&table("{ tile_n = 4 }"), 8);
     assert_eq!((followed.choices.len(), followed.choices[0].params["tile_n"]), (1, 4));
     assert!(matches!(followed.choices[0].why, Why::Row(_)) && followed.warnings.is_empty());

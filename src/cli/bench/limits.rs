@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use gpu::{Argument, Launch};
 
-use crate::kernel::pipeline::{LoadedKernel, Pipeline};
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, Wanted};
 use crate::kernel::{Precision, Problem};
+use crate::tuning::table::StepKind;
 
 /// The machine's limits.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +75,7 @@ fn load(pipeline: &Pipeline, op: &str, dim: &str, value: usize) -> anyhow::Resul
         dtypes: BTreeMap::new(),
         precision: Precision::Bf16,
     };
-    Ok(pipeline.load_all(&[(problem, 1)], &())?.remove(0))
+    Ok(pipeline.load_all(&[Wanted { problem, n_rows: 1, step: StepKind::Decode }], &())?.remove(0))
 }
 
 fn best_time(pipeline: &Pipeline, kernel: &LoadedKernel, n_blocks: u32, args: &[Argument]) -> anyhow::Result<f64> {
