@@ -1,17 +1,21 @@
 //! Which launches a bucket of row counts has: the nodes of a segment, or runs of them that one kernel covers.
 //!
-//! What a cover chooses among and prefers is the tuning tables' affair, through the pipeline; how launches are made of it is
-//! [`super::plan`]'s.
+//! A run is what a template says that it fuses, found node by node in launch order. Whether it is preferred to its nodes is the
+//! tuning tables' affair, through the pipeline; how launches are made of a cover is [`super::plan`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::{Graph, Node, Storage, TensorId};
 use crate::kernel::Problem;
+use crate::kernel::contract::Access;
 use crate::kernel::pipeline::Pipeline;
+use crate::kernel::signature::{Joint, Signature};
 use crate::tuning::table::StepKind;
 
 /// One launch to be: a node, or a run of nodes that one kernel covers.
+#[derive(Clone, Debug)]
 pub(super) struct Cover {
     /// The node's, or the nodes' joined by ` + `.
     pub label: String,
@@ -20,8 +24,18 @@ pub(super) struct Cover {
     pub scalars: BTreeMap<String, u32>,
 }
 
-/// Runs of nodes that work on the same rows.
-pub(super) fn segments(graph: &Graph) -> Vec<Range<usize>> {
+/// What a segment can be covered with.
+pub(super) struct Candidates {
+    /// The segment's nodes in the graph.
+    pub range: Range<usize>,
+    /// Each node alone.
+    singles: Vec<Cover>,
+    /// The runs that begin at each node, the longest first.
+    runs: Vec<Vec<Cover>>,
+}
+
+/// Runs of nodes that work on the same rows, and what each can be covered with.
+pub(super) fn segments(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Candidates> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (at, node) in graph.nodes.iter().enumerate() {
         match ranges.last_mut() {
@@ -29,51 +43,47 @@ pub(super) fn segments(graph: &Graph) -> Vec<Range<usize>> {
             _ => ranges.push(at..at + 1),
         }
     }
-    ranges
+    ranges.into_iter().map(|range| Candidates::of(graph, fusions, range)).collect()
 }
 
-/// Row counts at which any choice may change in steps of a kind, rising from the fewest that such a step has; none where it has none.
-pub(super) fn bucket_starts(
-    graph: &Graph,
-    pipeline: &Pipeline,
-    range: Range<usize>,
-    step: StepKind,
-    most: usize,
-) -> Vec<usize> {
-    let least = step.fewest_rows() as usize;
-    let mut starts = BTreeSet::from([least]);
-    for at in range.clone() {
-        starts.extend(pipeline.bucket_starts(&graph.nodes[at].problem, step));
-        if let Some(fused) = fused(graph, pipeline, at, range.end) {
-            starts.extend(pipeline.bucket_starts(&fused.problem, step));
-        }
+impl Candidates {
+    fn of(graph: &Graph, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
+        let runs_at = |at: usize| fusions.iter().filter_map(|run| fused(graph, run, at..range.end)).collect();
+        let singles = graph.nodes[range.clone()].iter().map(single).collect();
+        Self { singles, runs: range.clone().map(runs_at).collect(), range }
     }
-    starts.into_iter().filter(|&start| (least..=most).contains(&start)).collect()
-}
 
-/// The launches of a bucket: a fused kernel where the tuning tables prefer one, else a kernel for each node.
-pub(super) fn cover(
-    graph: &Graph,
-    pipeline: &Pipeline,
-    range: Range<usize>,
-    first: usize,
-    step: StepKind,
-) -> Vec<Cover> {
-    let mut cover = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        match fused(graph, pipeline, at, range.end).filter(|c| pipeline.prefers(&c.problem, first, step)) {
-            Some(fused) => {
-                at += fused.problem.ops.len();
-                cover.push(fused);
-            }
-            None => {
-                cover.push(single(&graph.nodes[at]));
-                at += 1;
-            }
-        }
+    /// The nodes of every run that one kernel may cover, whether it is preferred or not.
+    pub fn run_ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let at = self.range.clone().zip(&self.runs);
+        at.flat_map(|(at, runs)| runs.iter().map(move |run| at..at + run.problem.ops.len()))
     }
-    cover
+
+    /// Row counts at which any choice may change in steps of a kind, rising from the fewest that such a step has up to
+    /// `most`; none where there is no such step.
+    pub fn bucket_starts(&self, pipeline: &Pipeline, step: StepKind, most: usize) -> Vec<usize> {
+        let least = step.fewest_rows() as usize;
+        let mut starts = BTreeSet::from([least]);
+        for cover in self.singles.iter().chain(self.runs.iter().flatten()) {
+            starts.extend(pipeline.bucket_starts(&cover.problem, step));
+        }
+        starts.into_iter().filter(|start| (least..=most).contains(start)).collect()
+    }
+
+    /// The launches of a bucket: from the first node on the longest run that the tuning tables prefer, else a kernel for the
+    /// node alone. No run is taken that is among `refused`.
+    pub fn cover(&self, pipeline: &Pipeline, n_rows: usize, step: StepKind, refused: &[Problem]) -> Vec<Cover> {
+        let mut cover = Vec::new();
+        let mut at = 0;
+        while at < self.singles.len() {
+            let is_preferred =
+                |run: &&Cover| !refused.contains(&run.problem) && pipeline.prefers(&run.problem, n_rows, step);
+            let next = self.runs[at].iter().find(is_preferred).unwrap_or(&self.singles[at]);
+            at += next.problem.ops.len();
+            cover.push(next.clone());
+        }
+        cover
+    }
 }
 
 fn single(node: &Node) -> Cover {
@@ -81,35 +91,70 @@ fn single(node: &Node) -> Cover {
     Cover { label, problem, args, scalars }
 }
 
-/// The node at `at` and the one behind it as one, if a template does that and nobody else reads what is between them.
-fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Cover> {
-    let [first, second] = graph.nodes.get(at..at + 2).filter(|_| at + 2 <= end)? else { return None };
-    let (a, b) = (&first.problem.ops[0], &second.problem.ops[0]);
-    let (written, taken) = pipeline.joint(a, b)?;
-    let between = first.args.get(&written)?;
-    let readers = graph.nodes.iter().flat_map(|node| node.args.values()).filter(|id| *id == between).count();
-    let joins =
-        second.args.get(&taken) == Some(between) && readers == 2 && graph.tensor_of(*between).storage == Storage::Arena;
-    let problem = joins.then(|| merged(&first.problem, &second.problem)).flatten()?;
-    let mut scalars = first.scalars.clone();
-    if !add(&mut scalars, &second.scalars) {
+/// The first nodes of `within` as one, if they are the ops of a run, hand on what it expects, and no name means two things. What
+/// is handed on and others need is to be kept.
+fn fused(graph: &Graph, run: &Signature, within: Range<usize>) -> Option<Cover> {
+    let range = within.start..within.start + run.ops.len();
+    let nodes = graph.nodes.get(range.clone()).filter(|_| range.end <= within.end)?;
+    if !nodes.iter().zip(&run.ops).all(|(node, op)| node.problem.ops == [op.as_str()]) {
         return None;
     }
-    let args = first.args.iter().filter(|(name, _)| **name != written);
-    let args = args.chain(second.args.iter().filter(|(name, _)| **name != taken));
-    let label = format!("{} + {}", first.label, second.label);
-    Some(Cover { label, problem, args: args.map(|(name, id)| (name.clone(), *id)).collect(), scalars })
+    let mut problem =
+        nodes[1..].iter().try_fold(nodes[0].problem.clone(), |first, node| merged(first, &node.problem))?;
+    let mut args = BTreeMap::new();
+    let mut scalars = BTreeMap::new();
+    for (i, node) in nodes.iter().enumerate() {
+        let (before, after) = (i.checked_sub(1).map(|before| &run.joints[before]), run.joints.get(i));
+        let own = node.args.iter().filter(|(name, _)| before.is_none_or(|joint| joint.taken.name != **name));
+        let name_in_run = |name: &String| match after {
+            Some(joint) if joint.written.name == *name => joint.kept_name(),
+            _ => name.clone(),
+        };
+        let own = own.map(|(name, id)| (name_in_run(name), *id)).collect();
+        if !add(&mut args, &own) || !add(&mut scalars, &node.scalars) {
+            return None;
+        }
+    }
+    for (i, joint) in run.joints.iter().enumerate() {
+        if is_needed(graph, joint, &range, i)? {
+            problem.keeps.insert(joint.path.clone());
+        }
+    }
+    let label = nodes.iter().map(|node| node.label.as_str()).collect::<Vec<_>>().join(" + ");
+    writes_are_apart(run, &args).then_some(Cover { label, problem, args, scalars })
+}
+
+/// Whether others than the two nodes need the tensor between node `i` of the run and the next one; `None` if these do not
+/// share it, or a node of the run needs it that does not get it handed.
+fn is_needed(graph: &Graph, joint: &Joint, range: &Range<usize>, i: usize) -> Option<bool> {
+    let (writer, taker) = (&graph.nodes[range.start + i], &graph.nodes[range.start + i + 1]);
+    let between = writer.args.get(&joint.written.name)?;
+    let reads = |node: &Node| node.args.values().filter(|id| *id == between).count();
+    let in_run: usize = graph.nodes[range.clone()].iter().map(reads).sum();
+    if taker.args.get(&joint.taken.name) != Some(between) || in_run != 2 {
+        return None;
+    }
+    let everywhere: usize = graph.nodes.iter().map(reads).sum();
+    Some(everywhere > in_run || graph.tensor_of(*between).storage != Storage::Arena)
+}
+
+/// Whether no tensor that the run writes is another of its arguments too: one node's result would be another one's input, and
+/// the blocks of one kernel do not wait for each other.
+fn writes_are_apart(run: &Signature, args: &BTreeMap<String, TensorId>) -> bool {
+    let is_written = |name: &String| run.args.iter().any(|arg| arg.name == *name && arg.access != Access::Read);
+    let written = args.iter().filter(|(name, _)| is_written(name));
+    let mut others = written.map(|(name, id)| args.iter().filter(move |(other, same)| *other != name && *same == id));
+    others.all(|mut others| others.next().is_none())
 }
 
 /// Both problems as one; `None` when they use a name for different things.
-fn merged(first: &Problem, second: &Problem) -> Option<Problem> {
-    let mut problem = first.clone();
-    problem.ops.extend(second.ops.iter().cloned());
-    let agree = add(&mut problem.dims, &second.dims)
-        && add(&mut problem.constants, &second.constants)
-        && add(&mut problem.flags, &second.flags)
-        && add(&mut problem.dtypes, &second.dtypes);
-    agree.then_some(problem)
+fn merged(mut first: Problem, second: &Problem) -> Option<Problem> {
+    first.ops.extend(second.ops.iter().cloned());
+    let agree = add(&mut first.dims, &second.dims)
+        && add(&mut first.constants, &second.constants)
+        && add(&mut first.flags, &second.flags)
+        && add(&mut first.dtypes, &second.dtypes);
+    agree.then_some(first)
 }
 
 /// Adds values under their names; false where one has another value already.

@@ -22,7 +22,7 @@ mod replay;
 mod segment;
 mod workspace;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::Dtype;
 use crate::kernel::{Precision, Problem};
@@ -140,6 +140,7 @@ impl Graph {
             flags: BTreeMap::new(),
             dtypes: BTreeMap::new(),
             precision: self.precision,
+            keeps: BTreeSet::new(),
         };
         let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
         self.nodes.push(Node { label: label.into(), problem, args, scalars, rows: Rows::All });

@@ -5,12 +5,12 @@
 //! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::sync::Arc;
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
 
 use super::arena::{self, Lifetime};
-use super::cover::{self, Cover};
+use super::cover::{self, Candidates, Cover};
 use super::profile::Profile;
 use super::replay::Replays;
 use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
@@ -18,11 +18,12 @@ use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, Rows, StepShape, Storage};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
+use crate::kernel::Problem;
 use crate::kernel::contract::Access;
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
 use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError, Wanted};
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError, Unserved, Wanted, with_causes};
 use crate::kernel::render::RenderError;
 use crate::kernel::store::Progress;
 use crate::tuning::table::StepKind;
@@ -144,8 +145,10 @@ impl Executor {
         progress: &dyn Progress,
     ) -> Result<Self, PlanError> {
         let externals = allocate_externals(&pipeline, &options.externals)?;
-        let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &options)?;
-        let segments = plan_segments(&graph, &pipeline, &options, progress)?;
+        let candidates = cover::segments(&graph, &pipeline.fusions());
+        let lifetimes = lifetimes(&graph, &candidates, &pipeline, &options)?;
+        let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &lifetimes)?;
+        let segments = plan_segments(&graph, &candidates, &pipeline, &options, progress)?;
         let workspace_bytes = workspace_bytes(&segments)?;
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
             .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
@@ -330,9 +333,8 @@ fn place_tensors(
     checkpoint: &Checkpoint,
     pipeline: &Pipeline,
     externals: &HashMap<String, BufferView>,
-    options: &ExecutorOptions,
+    lifetimes: &BTreeMap<usize, Lifetime>,
 ) -> Result<(Vec<BufferView>, usize), PlanError> {
-    let lifetimes = lifetimes(graph, pipeline, options)?;
     let ids: Vec<usize> = lifetimes.keys().copied().collect();
     let (offsets, arena_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
     let arena = allocate(pipeline, "arena", arena_bytes)?;
@@ -353,9 +355,11 @@ fn place_tensors(
     Ok((memory.collect::<Result<_, _>>()?, arena_bytes))
 }
 
-/// Size and life of every activation, by tensor index.
+/// Size and life of every activation, by tensor index. Where one kernel may do several nodes, its blocks read and write what
+/// they please at any time: whatever one of these nodes needs lives for all of them.
 fn lifetimes(
     graph: &Graph,
+    candidates: &[Candidates],
     pipeline: &Pipeline,
     options: &ExecutorOptions,
 ) -> Result<BTreeMap<usize, Lifetime>, PlanError> {
@@ -375,6 +379,14 @@ fn lifetimes(
             life.len_bytes = life.len_bytes.max(len_bytes);
         }
     }
+    for range in candidates.iter().flat_map(Candidates::run_ranges) {
+        for id in graph.nodes[range.clone()].iter().flat_map(|node| node.args.values()) {
+            if let Some(life) = lifetimes.get_mut(&id.0) {
+                life.first_node = life.first_node.min(range.start);
+                life.last_node = life.last_node.max(range.end - 1);
+            }
+        }
+    }
     Ok(lifetimes)
 }
 
@@ -392,22 +404,65 @@ struct DraftBucket {
     covers: Vec<Cover>,
 }
 
-/// Cuts the graph into segments, and loads the kernels of all their buckets at once.
+/// Chooses and loads the kernels of all buckets of all segments at once. A run of nodes for which no kernel can be had is done
+/// node by node, with a warning.
 fn plan_segments(
     graph: &Graph,
+    candidates: &[Candidates],
     pipeline: &Pipeline,
     options: &ExecutorOptions,
     progress: &dyn Progress,
 ) -> Result<Vec<Segment>, PlanError> {
-    let drafts: Vec<Draft> =
-        cover::segments(graph).into_iter().map(|range| draft(graph, pipeline, options, range)).collect();
-    let wanted = |bucket: &DraftBucket| {
-        let (n_rows, step) = (bucket.first_row_count, bucket.step);
-        let of = move |cover: &Cover| Wanted { problem: cover.problem.clone(), n_rows, step };
-        bucket.covers.iter().map(of).collect::<Vec<_>>()
-    };
-    let wanted: Vec<Wanted> = drafts.iter().flat_map(|draft| &draft.buckets).flat_map(wanted).collect();
-    let mut kernels = pipeline.load_all(&wanted, progress)?.into_iter();
+    let mut refused = Vec::new();
+    loop {
+        let drafts: Vec<Draft> =
+            candidates.iter().map(|segment| draft(graph, segment, pipeline, options, &refused)).collect();
+        let wanted: Vec<Wanted> =
+            drafts.iter().flat_map(|draft| &draft.buckets).flat_map(DraftBucket::wanted).collect();
+        match pipeline.load_all(&wanted, progress) {
+            Ok(kernels) => return Ok(segments(drafts, kernels)),
+            Err(Unserved { problem, source }) if problem.ops.len() > 1 => {
+                tracing::warn!("`{}` are not fused: {}", problem.ops.join("+"), with_causes(&source));
+                refused.push(*problem);
+            }
+            Err(Unserved { source, .. }) => return Err(source.into()),
+        }
+    }
+}
+
+/// The buckets of both kinds of steps, each up to the next one's beginning.
+fn draft(
+    graph: &Graph,
+    segment: &Candidates,
+    pipeline: &Pipeline,
+    options: &ExecutorOptions,
+    refused: &[Problem],
+) -> Draft {
+    let rows = graph.nodes[segment.range.start].rows;
+    let mut buckets = Vec::new();
+    for step in StepKind::ALL {
+        let most = options.largest(step).count(rows);
+        let starts = segment.bucket_starts(pipeline, step, most);
+        for (i, &first_row_count) in starts.iter().enumerate() {
+            let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
+            let covers = segment.cover(pipeline, first_row_count, step, refused);
+            buckets.push(DraftBucket { step, first_row_count, last_row_count, covers });
+        }
+    }
+    Draft { rows, buckets }
+}
+
+impl DraftBucket {
+    /// What it needs, in the order of its covers.
+    fn wanted(&self) -> impl Iterator<Item = Wanted> {
+        let (n_rows, step) = (self.first_row_count, self.step);
+        self.covers.iter().map(move |cover| Wanted { problem: cover.problem.clone(), n_rows, step })
+    }
+}
+
+/// Segments of drafts and of the kernels that they wanted, in the same order.
+fn segments(drafts: Vec<Draft>, kernels: Vec<Arc<LoadedKernel>>) -> Vec<Segment> {
+    let mut kernels = kernels.into_iter();
     let mut planned = |Cover { label, args, scalars, .. }| {
         let kernel = kernels.next().expect("one for each");
         PlannedLaunch { label, kernel, args, scalars }
@@ -422,23 +477,7 @@ fn plan_segments(
         }
         segments.push(segment);
     }
-    Ok(segments)
-}
-
-/// The buckets of both kinds of steps, each up to the next one's beginning.
-fn draft(graph: &Graph, pipeline: &Pipeline, options: &ExecutorOptions, range: Range<usize>) -> Draft {
-    let rows = graph.nodes[range.start].rows;
-    let mut buckets = Vec::new();
-    for step in StepKind::ALL {
-        let most = options.largest(step).count(rows);
-        let starts = cover::bucket_starts(graph, pipeline, range.clone(), step, most);
-        for (i, &first_row_count) in starts.iter().enumerate() {
-            let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
-            let covers = cover::cover(graph, pipeline, range.clone(), first_row_count, step);
-            buckets.push(DraftBucket { step, first_row_count, last_row_count, covers });
-        }
-    }
-    Draft { rows, buckets }
+    segments
 }
 
 /// Bytes that the hungriest launch needs besides the graph's tensors.

@@ -12,6 +12,7 @@ use super::library::Library;
 use super::library_error::LibraryError;
 use super::render::{RenderError, Rendered, render};
 use super::resources::{ObjectError, examine};
+use super::signature::Signature;
 use super::store::{Loaded, Origin, Progress, Store, StoreError};
 use super::{Params, Problem};
 use crate::error::Hint;
@@ -69,6 +70,17 @@ pub enum PipelineError {
         #[source]
         source: GpuError,
     },
+}
+
+/// A problem for which no kernel could be had.
+#[derive(Debug, thiserror::Error)]
+#[error("no kernel could be had for `{}`", problem.ops.join("+"))]
+pub struct Unserved {
+    /// The problem.
+    pub problem: Box<Problem>,
+    /// Why its first choice does not serve.
+    #[source]
+    pub source: PipelineError,
 }
 
 impl Hint for PipelineError {
@@ -133,12 +145,17 @@ impl Pipeline {
         &*self.driver
     }
 
-    /// If a template fuses these two ops: the tensor between them, as the first names it and as the second does.
-    pub fn joint(&self, first: &str, second: &str) -> Option<(String, String)> {
-        let fuses = |ops: &[String]| matches!(ops, [a, b] if a == first && b == second);
-        let template = self.library.templates().iter().find(|template| fuses(&template.ops))?;
-        let (written, taken) = template.signature.joints.first()?;
-        Some((written.name.clone(), taken.name.clone()))
+    /// The runs of ops that templates for the target fuse, the longest first.
+    pub fn fusions(&self) -> Vec<Arc<Signature>> {
+        let mut runs: Vec<Arc<Signature>> = Vec::new();
+        for template in self.library.templates() {
+            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
+            if is_new && template.fits_target(&self.target).is_ok() {
+                runs.push(Arc::clone(&template.signature));
+            }
+        }
+        runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
+        runs
     }
 
     /// Row counts from which a tuning row for this problem begins to hold in steps of this kind.
@@ -157,12 +174,8 @@ impl Pipeline {
     /// come to the same. A choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
     ///
     /// # Errors
-    /// [`PipelineError`], for a problem that no choice serves: why the first of them does not.
-    pub fn load_all(
-        &self,
-        wanted: &[Wanted],
-        progress: &dyn Progress,
-    ) -> Result<Vec<Arc<LoadedKernel>>, PipelineError> {
+    /// A problem that no choice serves, and why the first of them does not.
+    pub fn load_all(&self, wanted: &[Wanted], progress: &dyn Progress) -> Result<Vec<Arc<LoadedKernel>>, Unserved> {
         let (mut wishes, wish_of) = self.wishes(wanted)?;
         while wishes.iter().any(|wish| wish.loaded.is_none()) {
             self.try_all(&mut wishes, progress)?;
@@ -171,7 +184,7 @@ impl Pipeline {
     }
 
     /// One wish for all that come to the same choices, and for everything wanted the index of its wish.
-    fn wishes(&self, wanted: &[Wanted]) -> Result<(Vec<Wish>, Vec<usize>), PipelineError> {
+    fn wishes(&self, wanted: &[Wanted]) -> Result<(Vec<Wish>, Vec<usize>), Unserved> {
         let mut wishes: Vec<Wish> = Vec::new();
         let mut answered: Vec<(&Wanted, usize)> = Vec::new();
         let mut warned = BTreeSet::new();
@@ -191,14 +204,10 @@ impl Pipeline {
     }
 
     /// The index of the wish that has the choices for this, which may be a new one.
-    fn wish(
-        &self,
-        wanted: &Wanted,
-        wishes: &mut Vec<Wish>,
-        warned: &mut BTreeSet<String>,
-    ) -> Result<usize, PipelineError> {
+    fn wish(&self, wanted: &Wanted, wishes: &mut Vec<Wish>, warned: &mut BTreeSet<String>) -> Result<usize, Unserved> {
         let Wanted { problem, n_rows, step } = wanted;
-        let ranking = choose(&self.library, &self.tables, problem, *n_rows as u32, *step, &self.target)?;
+        let ranking = choose(&self.library, &self.tables, problem, *n_rows as u32, *step, &self.target);
+        let ranking = ranking.map_err(|error| Unserved { problem: Box::new(problem.clone()), source: error.into() })?;
         for warning in ranking.warnings {
             if warned.insert(warning.clone()) {
                 tracing::warn!("{warning}");
@@ -213,7 +222,7 @@ impl Pipeline {
     }
 
     /// One round: everything that is not loaded yet, by its current choice.
-    fn try_all(&self, wishes: &mut [Wish], progress: &dyn Progress) -> Result<(), PipelineError> {
+    fn try_all(&self, wishes: &mut [Wish], progress: &dyn Progress) -> Result<(), Unserved> {
         let mut open: Vec<(&mut Wish, Rendered)> = Vec::new();
         for wish in wishes.iter_mut().filter(|wish| wish.loaded.is_none()) {
             match self.render(&wish.choices[wish.at], &wish.problem) {
@@ -283,7 +292,7 @@ impl Pipeline {
 
 impl Wish {
     /// The next choice, with a warning that says why; or the error of the first, when there is none left.
-    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), PipelineError> {
+    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), Unserved> {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
@@ -291,12 +300,12 @@ impl Wish {
             self.first_error.get_or_insert(error);
             return Ok(());
         }
-        Err(self.first_error.take().unwrap_or(error))
+        Err(Unserved { problem: Box::new(self.problem.clone()), source: self.first_error.take().unwrap_or(error) })
     }
 }
 
 /// An error and what caused it, in a line.
-fn with_causes(error: &PipelineError) -> String {
+pub fn with_causes(error: &PipelineError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -92,13 +92,15 @@ pub enum ReferenceError {
         /// What does not fit what.
         why: String,
     },
-    /// An op that is not the last of a fused run has to write one tensor.
-    #[error("`{op}` writes {found} tensors; only an op that writes one can be followed by another in a fused run")]
+    /// It is not told what an op of a fused run hands to the next.
+    #[error("`{op}` writes {}; in a fused run it hands on what the next op calls `{next}`, its `y`, or all that it writes", found.join(", "))]
     NotFusible {
         /// The op.
         op: String,
-        /// How many it writes.
-        found: usize,
+        /// What it writes.
+        found: Vec<String>,
+        /// What the next op begins with.
+        next: &'static str,
     },
 }
 
@@ -180,24 +182,39 @@ fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
     Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
-/// What an op or a fused run should give. What one op of a run hands to the next is not rounded.
+/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the outputs under
+/// the name of the op and its own: `rmsnorm_y`.
 ///
 /// # Errors
 /// If an op has no reference, the case does not fit it, or an input is missing.
 pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let mut inputs = inputs.clone();
     let mut outputs = Outputs::new();
+    let mut last = Outputs::new();
     for (i, name) in ops.iter().enumerate() {
         let op = find(name)?;
         if i > 0 {
-            let found = outputs.len();
-            let handed = outputs.pop_first().filter(|_| found == 1);
-            let (_, handed) = handed.ok_or_else(|| ReferenceError::NotFusible { op: ops[i - 1].clone(), found })?;
-            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values));
+            let (written, handed) = handed(&mut last, &ops[i - 1], op.first)?;
+            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values.clone()));
+            outputs.insert(format!("{}_{written}", ops[i - 1]), handed);
         }
-        outputs = (op.run)(case, &inputs)?;
+        outputs.append(&mut last);
+        last = (op.run)(case, &inputs)?;
     }
+    outputs.append(&mut last);
     Ok(outputs)
+}
+
+/// Takes out of what `op` gives the tensor that the next op begins with.
+fn handed(outputs: &mut Outputs, op: &str, next: &'static str) -> Result<(String, Output), ReferenceError> {
+    let name = [next, "y"].into_iter().find(|name| outputs.contains_key(*name));
+    let only = || outputs.keys().next().filter(|_| outputs.len() == 1).cloned();
+    let name = name.map(str::to_owned).or_else(only);
+    name.and_then(|name| outputs.remove_entry(&name)).ok_or_else(|| ReferenceError::NotFusible {
+        op: op.to_owned(),
+        found: outputs.keys().cloned().collect(),
+        next,
+    })
 }
 
 fn find(name: &str) -> Result<&'static Op, ReferenceError> {
@@ -508,8 +525,9 @@ mod tests {
         let mut inputs = inputs(&fused, &case, 1).unwrap();
         let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
         assert_eq!(names, ["scale", "weight", "x"]);
-        let want = run(&fused, &case, &inputs).unwrap();
+        let mut want = run(&fused, &case, &inputs).unwrap();
         let normed = run(&[rmsnorm], &case, &inputs).unwrap().remove("y").unwrap();
+        assert_eq!(want.remove("rmsnorm_y").unwrap(), normed);
         inputs.insert("x".into(), Tensor::unrounded(Dtype::F32, normed.values));
         assert_eq!(run(&[linear], &case, &inputs).unwrap(), want);
     }
