@@ -148,7 +148,8 @@ impl Engine {
         };
         let graph = forward(&config, &layout, &forward_options);
         let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
-        let executor_options = ExecutorOptions { max_rows, max_logit_rows, inputs, externals };
+        let max_decode_rows = options.n_slots;
+        let executor_options = ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, inputs, externals };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;
@@ -306,7 +307,7 @@ impl Engine {
             ("top_p", cast_slice(&top_p)),
             ("coin", cast_slice(&coin)),
         ])?;
-        self.executor.run(step.rows.len(), step.logit_rows.len(), observer)?;
+        self.executor.run(step.shape(), observer)?;
         Ok(())
     }
 }
