@@ -27,10 +27,10 @@ use crate::dtype::Dtype;
 use crate::error::Hint;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
+use crate::graph::memory::LoadProgress;
 use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
 use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
-use crate::kernel::store::Progress;
 use crate::scheduler::{Event, Request, RequestId, Row, Scheduler, Step};
 use crate::target::Backend;
 
@@ -116,7 +116,11 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Kv`] and [`EngineError::Plan`].
-    pub fn load(checkpoint: &Checkpoint, options: EngineOptions, progress: &dyn Progress) -> Result<Self, EngineError> {
+    pub fn load(
+        checkpoint: &Checkpoint,
+        options: EngineOptions,
+        progress: &dyn LoadProgress,
+    ) -> Result<Self, EngineError> {
         let config = checkpoint.config.clone();
         let max_rows = options.max_rows.max(options.n_slots);
         let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
@@ -134,12 +138,14 @@ impl Engine {
         )?;
         let forward_options = ForwardOptions {
             precision: options.precision,
-            weight_dtype: checkpoint.tensor("embedding.weight").dtype,
+            weight_dtype: checkpoint.dense_dtype(),
+            expert_dtype: checkpoint.expert_dtype(),
             max_rows,
         };
         let graph = forward(&config, &layout, &forward_options);
         let externals = externals(&config, &layout, max_rows, max_logit_rows);
-        let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals };
+        let kv_bytes = layout.total_bytes();
+        let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals, kv_bytes };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };

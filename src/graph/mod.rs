@@ -4,6 +4,8 @@
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//! - `weights`: the checkpoint's tensors on the device
+//! - [`memory`]: what all of that takes, before it is allocated
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
 //!
@@ -13,9 +15,11 @@
 pub mod arena;
 pub mod forward;
 pub mod kv_cache;
+pub mod memory;
 pub mod plan;
 pub mod profile;
 mod replay;
+mod weights;
 mod workspace;
 
 use std::collections::BTreeMap;
@@ -173,6 +177,11 @@ impl NodeBuilder<'_> {
     pub fn arg(mut self, name: &str, tensor: TensorId) -> Self {
         self.last().args.insert(name.to_string(), tensor);
         self
+    }
+
+    /// Arguments of the contract that only some problems have.
+    pub fn args<'a>(self, args: impl IntoIterator<Item = (&'a str, TensorId)>) -> Self {
+        args.into_iter().fold(self, |node, (name, tensor)| node.arg(name, tensor))
     }
 
     /// The node works on the rows that want logits, not on all.
