@@ -29,10 +29,10 @@ use crate::dtype::Dtype;
 use crate::error::Hint;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
+use crate::graph::memory::LoadProgress;
 use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
 use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
-use crate::kernel::store::Progress;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use crate::target::Backend;
 use ahead::Ahead;
@@ -123,7 +123,11 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Kv`] and [`EngineError::Plan`].
-    pub fn load(checkpoint: &Checkpoint, options: EngineOptions, progress: &dyn Progress) -> Result<Self, EngineError> {
+    pub fn load(
+        checkpoint: &Checkpoint,
+        options: EngineOptions,
+        progress: &dyn LoadProgress,
+    ) -> Result<Self, EngineError> {
         let config = checkpoint.config.clone();
         let max_rows = options.max_rows.max(options.n_slots);
         let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
@@ -141,15 +145,17 @@ impl Engine {
         )?;
         let forward_options = ForwardOptions {
             precision: options.precision,
-            weight_dtype: checkpoint.tensor("embedding.weight").dtype,
+            weight_dtype: checkpoint.dense_dtype(),
+            expert_dtype: checkpoint.expert_dtype(),
             max_rows,
             max_logit_rows,
             takes_tokens: options.pipeline.target().backend != Backend::Host,
         };
         let graph = forward(&config, &layout, &forward_options);
         let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
-        let max_decode_rows = options.n_slots;
-        let executor_options = ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, inputs, externals };
+        let (max_decode_rows, kv_bytes) = (options.n_slots, layout.total_bytes());
+        let executor_options =
+            ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, inputs, externals, kv_bytes };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;

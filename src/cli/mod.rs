@@ -19,6 +19,7 @@ pub mod output;
 mod output_file;
 mod report;
 mod run;
+mod shapes;
 mod tokenize;
 
 use std::path::PathBuf;

@@ -18,8 +18,10 @@ pub const NORM_EPS: f32 = 1e-5;
 pub struct ForwardOptions {
     /// How exactly sums are done.
     pub precision: Precision,
-    /// Element type of the checkpoint's tensors.
+    /// Element type of the checkpoint's tensors but the experts' matrices.
     pub weight_dtype: Dtype,
+    /// Element type of the experts' matrices.
+    pub expert_dtype: Dtype,
     /// Most rows of a step.
     pub max_rows: usize,
     /// Most rows of a step that give logits.
@@ -223,7 +225,9 @@ impl Forward<'_> {
 
     /// swiglu(mlp1[e] x + bias[e]) for every assignment.
     fn mlp1(&mut self, block: &str, x: TensorId, routing: &Routing) -> TensorId {
-        let (weight, bias) = (self.weight(&format!("{block}.mlp1_weight")), self.weight(&format!("{block}.mlp1_bias")));
+        let weight = self.graph.weight(format!("{block}.mlp1_weight"), self.options.expert_dtype);
+        let scale = self.mxfp4_scale(&format!("{block}.mlp1_scale"));
+        let bias = self.weight(&format!("{block}.mlp1_bias"));
         let y = self.graph.activation(format!("{block}.activated"), Dtype::F32);
         self.graph
             .node(format!("{block}.mlp1"), "moe_mlp1")
@@ -232,10 +236,11 @@ impl Forward<'_> {
             .dim("num_experts", self.config.num_experts)
             .dim("experts_per_token", self.config.experts_per_token)
             .constant("swiglu_limit", self.config.swiglu_limit)
-            .dtype("weight", self.options.weight_dtype)
+            .dtype("weight", self.options.expert_dtype)
             .dtype("bias", self.options.weight_dtype)
             .arg("x", x)
             .arg("weight", weight)
+            .args(scale.map(|scale| ("scale", scale)))
             .arg("bias", bias)
             .arg("expert_begin", routing.expert_begin)
             .arg("assignment", routing.assignment)
@@ -246,7 +251,9 @@ impl Forward<'_> {
 
     /// residual + the weighted sum over a row's experts of mlp2[e] x + bias[e].
     fn mlp2(&mut self, block: &str, x: TensorId, routing: &Routing, residual: TensorId) -> TensorId {
-        let (weight, bias) = (self.weight(&format!("{block}.mlp2_weight")), self.weight(&format!("{block}.mlp2_bias")));
+        let weight = self.graph.weight(format!("{block}.mlp2_weight"), self.options.expert_dtype);
+        let scale = self.mxfp4_scale(&format!("{block}.mlp2_scale"));
+        let bias = self.weight(&format!("{block}.mlp2_bias"));
         let y = self.graph.activation(format!("{block}.x"), Dtype::F32);
         self.graph
             .node(format!("{block}.mlp2"), "moe_mlp2")
@@ -254,10 +261,11 @@ impl Forward<'_> {
             .dim("intermediate_size", self.config.intermediate_size)
             .dim("num_experts", self.config.num_experts)
             .dim("experts_per_token", self.config.experts_per_token)
-            .dtype("weight", self.options.weight_dtype)
+            .dtype("weight", self.options.expert_dtype)
             .dtype("bias", self.options.weight_dtype)
             .arg("x", x)
             .arg("weight", weight)
+            .args(scale.map(|scale| ("scale", scale)))
             .arg("bias", bias)
             .arg("route_weight", routing.weight)
             .arg("expert_begin", routing.expert_begin)
@@ -365,6 +373,11 @@ impl Forward<'_> {
 
     fn weight(&mut self, name: &str) -> TensorId {
         self.graph.weight(name.to_string(), self.options.weight_dtype)
+    }
+
+    /// The factors of the experts' blocks, where their numbers have some.
+    fn mxfp4_scale(&mut self, name: &str) -> Option<TensorId> {
+        (self.options.expert_dtype == Dtype::Mxfp4).then(|| self.graph.weight(name.to_string(), Dtype::U8))
     }
 
     /// Block table, keys and values of a layer.

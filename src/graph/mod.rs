@@ -7,6 +7,8 @@
 //! - `inputs`: what every step is told, in one copy
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
 //! - `segment`: their grids and arguments for a number of rows
+//! - `weights`: the checkpoint's tensors on the device
+//! - [`memory`]: what all of that takes, before it is allocated
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
 //!
@@ -18,10 +20,12 @@ mod cover;
 pub mod forward;
 mod inputs;
 pub mod kv_cache;
+pub mod memory;
 pub mod plan;
 pub mod profile;
 mod replay;
 mod segment;
+mod weights;
 mod workspace;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -202,6 +206,11 @@ impl NodeBuilder<'_> {
     pub fn arg(mut self, name: &str, tensor: TensorId) -> Self {
         self.last().args.insert(name.to_string(), tensor);
         self
+    }
+
+    /// Arguments of the contract that only some problems have.
+    pub fn args<'a>(self, args: impl IntoIterator<Item = (&'a str, TensorId)>) -> Self {
+        args.into_iter().fold(self, |node, (name, tensor)| node.arg(name, tensor))
     }
 
     /// The node works on the rows that want logits, not on all.

@@ -6,15 +6,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
 use super::arena::{self, Lifetime};
 use super::cover::{self, Candidates, Cover};
 use super::inputs::Inputs;
+use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
 use super::profile::Profile;
 use super::replay::Replays;
 use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
+use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, Rows, StepShape, Storage};
 use crate::checkpoint::Checkpoint;
@@ -44,6 +47,9 @@ pub enum PlanError {
     /// A shape or a grid did not come to a number.
     #[error(transparent)]
     Expression(#[from] ExpressionError),
+    /// The device has no room for all of it.
+    #[error(transparent)]
+    Memory(#[from] Box<DoesNotFit>),
     /// The device refuses.
     #[error("could not run `{label}`")]
     Device {
@@ -76,6 +82,7 @@ impl Hint for PlanError {
             Self::Library(error) => error.hint(),
             Self::Render(error) => error.hint(),
             Self::Expression(error) => error.hint(),
+            Self::Memory(error) => error.hint(),
             Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } => None,
         }
     }
@@ -93,6 +100,8 @@ pub struct ExecutorOptions {
     pub inputs: Vec<(String, usize)>,
     /// Names and lengths in bytes of the other external tensors.
     pub externals: Vec<(String, usize)>,
+    /// Bytes of them that are keys and values.
+    pub kv_bytes: usize,
 }
 
 impl ExecutorOptions {
@@ -131,13 +140,15 @@ pub struct Executor {
     externals: HashMap<String, BufferView>,
     workspace: Workspace,
     segments: Vec<Segment>,
-    arena_bytes: usize,
+    memory_plan: MemoryPlan,
+    /// How long the weights took to copy or make.
+    weights_time: Duration,
     profile: Option<Profile>,
     replays: Replays,
 }
 
 impl Executor {
-    /// Chooses and loads every kernel of every bucket, and allocates all memory.
+    /// Chooses and loads every kernel of every bucket, adds up what memory all will take, and allocates it if it fits.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -146,18 +157,26 @@ impl Executor {
         checkpoint: &Checkpoint,
         pipeline: Pipeline,
         options: ExecutorOptions,
-        progress: &dyn Progress,
+        progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
+        let candidates = cover::segments(&graph, &pipeline.fusions());
+        let segments = plan_segments(&graph, &candidates, &pipeline, &options, progress)?;
+        let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
+        let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
+        let workspace_bytes = workspace_bytes(&segments)?;
+        let memory_plan = memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace_bytes)?;
+        progress.planned(&memory_plan);
+        memory_plan.check()?;
+
         let inputs = Inputs::new(&pipeline, &options.inputs)?;
         let mut externals = allocate_externals(&pipeline, &options.externals)?;
         externals.extend(inputs.views());
-        let candidates = cover::segments(&graph, &pipeline.fusions());
-        let lifetimes = lifetimes(&graph, &candidates, &pipeline, &options)?;
-        let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &lifetimes)?;
-        let segments = plan_segments(&graph, &candidates, &pipeline, &options, progress)?;
-        let workspace_bytes = workspace_bytes(&segments)?;
+        let start = Instant::now();
+        let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
             .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
+        wait(&pipeline, &memory)?;
+        let (weights_time, profile, replays) = (start.elapsed(), None, Replays::default());
         Ok(Self {
             pipeline,
             graph,
@@ -166,9 +185,10 @@ impl Executor {
             externals,
             workspace,
             segments,
-            arena_bytes: arena_bytes + workspace_bytes.total(),
-            profile: None,
-            replays: Replays::default(),
+            memory_plan,
+            weights_time,
+            profile,
+            replays,
         })
     }
 
@@ -177,9 +197,14 @@ impl Executor {
         &self.pipeline
     }
 
-    /// Memory for activations and workspaces, in bytes.
-    pub fn arena_bytes(&self) -> usize {
-        self.arena_bytes
+    /// What memory was allocated for.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.memory_plan
+    }
+
+    /// How long the weights took to copy, or to make.
+    pub fn weights_time(&self) -> Duration {
+        self.weights_time
     }
 
     /// Launches of a step.
@@ -367,32 +392,69 @@ fn allocate_externals(
     externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
 }
 
-/// Finds a place for every tensor. Gives the arena's length too.
+/// Where in the arena every activation is.
+struct ArenaLayout {
+    /// First byte and length, by tensor index.
+    ranges: BTreeMap<usize, (usize, usize)>,
+    len_bytes: usize,
+}
+
+impl ArenaLayout {
+    /// Places for tensors, by their index.
+    fn new(lifetimes: &BTreeMap<usize, Lifetime>) -> Self {
+        let (offsets, len_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
+        let ranges = lifetimes.iter().zip(offsets).map(|((&i, life), offset)| (i, (offset, life.len_bytes)));
+        Self { ranges: ranges.collect(), len_bytes }
+    }
+}
+
+/// What everything takes.
+fn memory_plan(
+    graph: &Graph,
+    checkpoint: &Checkpoint,
+    pipeline: &Pipeline,
+    options: &ExecutorOptions,
+    arena: &ArenaLayout,
+    workspace: WorkspaceBytes,
+) -> Result<MemoryPlan, PlanError> {
+    let plan = MemoryPlan::new(graph, checkpoint, pipeline.driver());
+    let plan = plan.map_err(|source| PlanError::Device { label: "memory plan".into(), source })?;
+    let externals: usize = options.inputs.iter().chain(&options.externals).map(|(_, len_bytes)| len_bytes).sum();
+    Ok(MemoryPlan {
+        kv_cache: options.kv_bytes,
+        activations: arena.len_bytes + externals - options.kv_bytes,
+        workspace: workspace.total(),
+        ..plan
+    })
+}
+
+/// Finds a place for every tensor.
 fn place_tensors(
     graph: &Graph,
     checkpoint: &Checkpoint,
     pipeline: &Pipeline,
     externals: &HashMap<String, BufferView>,
-    lifetimes: &BTreeMap<usize, Lifetime>,
-) -> Result<(Vec<BufferView>, usize), PlanError> {
-    let ids: Vec<usize> = lifetimes.keys().copied().collect();
-    let (offsets, arena_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
-    let arena = allocate(pipeline, "arena", arena_bytes)?;
+    layout: &ArenaLayout,
+    weights: &Weights,
+) -> Result<Vec<BufferView>, PlanError> {
+    let arena = allocate(pipeline, "arena", layout.len_bytes)?;
     let in_arena = |i: usize| {
-        let at = ids.binary_search(&i).expect("every activation is written by a node");
-        arena.slice(offsets[at], lifetimes[&i].len_bytes).expect("the planner stays inside the arena")
+        let (offset, len_bytes) = layout.ranges[&i];
+        arena.slice(offset, len_bytes).expect("the planner stays inside the arena")
     };
-    let upload = |name: &String| {
-        let tensor = checkpoint.tensors.get(name).ok_or_else(|| PlanError::NoTensor { name: name.clone() })?;
-        let buffer = pipeline.driver().upload(tensor.bytes.clone());
-        buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: name.clone(), source })
-    };
-    let memory = graph.tensors.iter().enumerate().map(|(i, tensor)| match &tensor.storage {
-        Storage::Weight(name) => upload(name),
+    let place = |(i, tensor): (usize, &super::Tensor)| match &tensor.storage {
+        Storage::Weight(name) => weights.place(checkpoint, name, pipeline.driver()),
         Storage::External(name) => Ok(externals[name].clone()),
         Storage::Arena => Ok(in_arena(i)),
-    });
-    Ok((memory.collect::<Result<_, _>>()?, arena_bytes))
+    };
+    graph.tensors.iter().enumerate().map(place).collect()
+}
+
+/// Waits until everything launched so far is done: what went wrong is told here.
+fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
+    let Some(view) = memory.iter().find(|view| view.len_bytes() > 0) else { return Ok(()) };
+    let waited = pipeline.driver().read(view, &mut [0]);
+    waited.map_err(|source| PlanError::Device { label: "the weights".into(), source })
 }
 
 /// Size and life of every activation, by tensor index. Where one kernel may do several nodes, its blocks read and write what

@@ -372,7 +372,7 @@ mod tests {
 
     fn case(op_inputs: &str, window: u32) -> Case {
         let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
-        let scalars = [("n_tokens", 9), ("n_slots", 3), ("table_blocks", 3), ("n_blocks", 9)];
+        let scalars = [("n_tokens", 9.0), ("n_slots", 3.0), ("table_blocks", 3.0), ("n_blocks", 9.0)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
             flags: [("matrix_layout".to_owned(), true), ("causal".to_owned(), true)].into(),

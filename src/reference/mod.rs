@@ -1,7 +1,7 @@
 //! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`] and [`peak`] hold the ops. What is compared with what
+//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`], [`peak`] and [`weights`] hold the ops. What is compared with what
 //! comes out of here is said in [`Output`].
 
 mod attention;
@@ -11,6 +11,7 @@ mod peak;
 mod random;
 mod sample;
 mod tensor;
+mod weights;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -39,8 +40,8 @@ pub struct Case {
     pub dtypes: BTreeMap<String, Dtype>,
     /// The kind of random inputs, by a name that the op knows: for what the usual mixture meets rarely.
     pub inputs: Option<String>,
-    /// The whole-number scalar arguments, `n_tokens` above all.
-    pub scalars: BTreeMap<String, u64>,
+    /// The scalar arguments, `n_tokens` above all.
+    pub scalars: BTreeMap<String, f64>,
 }
 
 /// A tensor as it should be after the op, and how much a kernel may differ.
@@ -115,7 +116,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 14] = [
+const OPS: [Op; 15] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -148,6 +149,7 @@ const OPS: [Op; 14] = [
         run: peak::multiply_add,
     },
     Op { name: "peak_read", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::read },
+    Op { name: "random_weights", first: "n_rows", kinds: &[], inputs: weights::random_inputs, run: weights::random },
 ];
 
 /// Random inputs that are valid for an op or a fused run, rounded to the arguments' types, so that the reference and a
@@ -241,8 +243,12 @@ impl Case {
         self.dtypes.get(name).copied().ok_or_else(|| missing("dtype", name))
     }
 
+    fn number(&self, name: &str) -> Result<f64, ReferenceError> {
+        self.scalars.get(name).copied().ok_or_else(|| missing("scalar", name))
+    }
+
     fn scalar(&self, name: &str) -> Result<usize, ReferenceError> {
-        self.scalars.get(name).map(|&value| value as usize).ok_or_else(|| missing("scalar", name))
+        self.number(name).map(|value| value as usize)
     }
 
     fn n_tokens(&self) -> Result<usize, ReferenceError> {
@@ -298,10 +304,10 @@ fn only(name: &str, output: Output) -> Outputs {
 mod tests {
     use super::*;
 
-    pub(super) fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
+    pub(super) fn case(dims: &[(&str, u32)], n_tokens: u32) -> Case {
         Case {
             dims: dims.iter().map(|&(name, dim)| (name.to_owned(), dim)).collect(),
-            scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens)]),
+            scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens.into())]),
             ..Case::default()
         }
     }
@@ -326,7 +332,8 @@ mod tests {
     pub(super) fn attention_case(window: u32) -> Case {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
-        case.scalars.extend([("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)].map(|(name, n)| (name.into(), n)));
+        case.scalars
+            .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
         case.flags.extend([("matrix_layout".into(), false), ("causal".into(), true)]);
         case
     }

@@ -31,6 +31,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// What could still be allocated.
+    pub free_bytes: usize,
+    /// All of it.
+    pub total_bytes: usize,
+}
+
 /// One device: memory, modules, launches. Launches run in the order they are made.
 pub trait Driver: Send + Sync {
     /// The device in words, for people: name, cores or compute units.
@@ -38,6 +47,14 @@ pub trait Driver: Send + Sync {
 
     /// Blocks that run at the same time: cores on the host, compute units on a GPU.
     fn parallelism(&self) -> usize;
+
+    /// Its memory, free and all; `None` where nobody says.
+    ///
+    /// # Errors
+    /// The device's words.
+    fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        Ok(None)
+    }
 
     /// Memory for `len_bytes` bytes, aligned to 256 bytes; what it holds is undefined.
     ///
@@ -54,6 +71,11 @@ pub trait Driver: Send + Sync {
     /// What the address of uploaded memory is a multiple of, in bytes: 256 where bytes are copied, 1 where they are not.
     fn alignment_bytes(&self) -> usize {
         256
+    }
+
+    /// Whether uploaded bytes take memory of the device, besides where they lie.
+    fn copies_uploads(&self) -> bool {
+        true
     }
 
     /// Loads a compiled object and looks its kernel up.

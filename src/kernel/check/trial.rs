@@ -164,7 +164,7 @@ impl Trial {
             flags: flags.clone(),
             dtypes: dtypes.clone(),
             inputs: self.inputs.clone(),
-            scalars: whole(scalars),
+            scalars: scalars.clone(),
         }
     }
 }

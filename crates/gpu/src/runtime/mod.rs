@@ -21,7 +21,7 @@ use bytes::Bytes;
 use crate::launch::{Graph, Kernel, KernelSpec, Launch};
 use crate::mailbox::Mailbox;
 use crate::memory::{Buffer, BufferView, OwnerId};
-use crate::{Driver, GpuError};
+use crate::{DeviceMemory, Driver, GpuError};
 pub(crate) use calls::{Called, Calls, Handle, Shape, status};
 pub(crate) use device::Device;
 use event::Event;
@@ -117,6 +117,12 @@ impl<C: Chip> Driver for Gpu<C> {
 
     fn parallelism(&self) -> usize {
         self.chip.parallelism()
+    }
+
+    fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        let memory = self.device.call("ask how much memory is free", |calls| calls.memory())?;
+        let (free_bytes, total_bytes) = memory;
+        Ok(Some(DeviceMemory { free_bytes, total_bytes }))
     }
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
