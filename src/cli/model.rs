@@ -242,13 +242,14 @@ pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
 }
 
 /// A bar while kernels compile, where anyone would see it.
-struct CompileProgress {
+pub struct CompileProgress {
     bar: indicatif::ProgressBar,
     shows: bool,
 }
 
 impl CompileProgress {
-    fn new(output: &Output) -> Self {
+    /// A bar that is not shown yet.
+    pub fn new(output: &Output) -> Self {
         let bar = indicatif::ProgressBar::hidden();
         let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
         bar.set_style(style.expect("a constant template"));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpu::{Driver, GpuError, Kernel};
 
-use super::choice::{Choice, choose};
+use super::choice::{Choice, Ranking, choose};
 use super::compile::Request;
 use super::library::Library;
 use super::library_error::LibraryError;
@@ -127,6 +127,14 @@ impl Pipeline {
         let template = self.library.templates().iter().find(|template| fuses(&template.ops))?;
         let (written, taken) = template.signature.joints.first()?;
         Some((written.name.clone(), taken.name.clone()))
+    }
+
+    /// The templates that fit a problem, the one that is taken for a number of rows first.
+    ///
+    /// # Errors
+    /// If none fits, or a broken file could be one of them.
+    pub fn ranking(&self, problem: &Problem, n_rows: usize) -> Result<Ranking, LibraryError> {
+        choose(&self.library, &self.tables, problem, n_rows as u32, &self.target)
     }
 
     /// Row counts from which a tuning row for this problem begins to hold.

@@ -5,7 +5,7 @@
 
 mod limits;
 mod machine;
-mod shapes;
+pub(super) mod shapes;
 mod work;
 
 use std::time::Instant;

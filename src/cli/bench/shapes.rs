@@ -15,7 +15,7 @@ pub enum NamedShape {
 
 impl NamedShape {
     /// The name on the command line.
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::cli) fn name(self) -> &'static str {
         match self {
             Self::GptOss20b => "gpt-oss-20b",
             Self::GptOss120b => "gpt-oss-120b",
@@ -24,7 +24,7 @@ impl NamedShape {
 }
 
 /// The dimensions, from the models' `config.json`; with fewer layers if asked.
-pub(super) fn config(shape: NamedShape, layers: Option<usize>) -> ModelConfig {
+pub(in crate::cli) fn config(shape: NamedShape, layers: Option<usize>) -> ModelConfig {
     let (num_experts, num_hidden_layers) = match shape {
         NamedShape::GptOss20b => (32, 24),
         NamedShape::GptOss120b => (128, 36),
