@@ -173,10 +173,11 @@ impl Signature {
     /// The tensor that the ops so far write and the next one takes.
     fn joint(&self, next: &Contract) -> Result<(Arg, Arg), String> {
         let last = self.contracts.last().expect("there is a first contract");
-        let written: Vec<&Arg> = last.args.iter().filter(|arg| arg.access == Access::Write).collect();
+        let always_written = |arg: &&Arg| arg.access == Access::Write && arg.when.is_none();
+        let written: Vec<&Arg> = last.args.iter().filter(always_written).collect();
         let [written] = written.as_slice() else {
             return Err(format!(
-                "`{}` has {} arguments with `access = \"write\"`, expected one",
+                "`{}` has {} arguments with `access = \"write\"` and without `when`, expected one",
                 last.op,
                 written.len()
             ));

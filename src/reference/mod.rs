@@ -320,10 +320,19 @@ mod tests {
 
     #[test]
     fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        let inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
+        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        case.flags.insert("has_update".into(), false);
+        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
         let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs, "y"), &[3.0 / root, 8.0 / root]);
+        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
+
+        case.flags.insert("has_update".into(), true);
+        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
+        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
+        close(&moved["sum"].values, &[3.0, 4.0]);
+        close(&moved["sum"].scale, &[7.0, 5.0]);
+        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
+        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
     }
 
     #[test]
@@ -345,7 +354,7 @@ mod tests {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars.extend([("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)].map(|(name, n)| (name.into(), n)));
-        case.flags.insert("matrix_layout".into(), false);
+        case.flags.extend([("matrix_layout".into(), false), ("causal".into(), true)]);
         case
     }
 
@@ -386,6 +395,30 @@ mod tests {
         close(&all.scale, &[90.0; 4]);
         // A window of 2 counts the token itself.
         close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_that_is_not_causal_sees_what_is_behind() {
+        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
+        let mut inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("n_positions", u32s(&[3])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let mut case = attention_case(0);
+        case.flags.insert("causal".into(), false);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        // A window of 1 is the token alone, whatever the side.
+        case.dims.insert("window".into(), 1);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
+        case.dims.insert("window".into(), 2);
+        inputs.insert("position".into(), u32s(&[0]));
+        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
     }
 
     #[test]
@@ -481,7 +514,7 @@ mod tests {
     fn a_fused_run_is_the_composition_of_its_ops() {
         let mut case = case(&[("hidden_size", 5), ("in_features", 5), ("out_features", 3)], 2);
         case.constants.insert("eps".into(), 1e-5);
-        case.flags.extend([("has_bias".into(), false), ("has_residual".into(), false)]);
+        case.flags.extend(["has_bias", "has_residual", "has_update"].map(|name| (name.into(), false)));
         case.dtypes.extend([("scale".into(), Dtype::F32), ("weight".into(), Dtype::Bf16)]);
         let [rmsnorm, linear] = ["rmsnorm", "linear"].map(String::from);
         let fused = [rmsnorm.clone(), linear.clone()];

@@ -55,13 +55,19 @@ impl Gate {
         work: &Work,
     ) -> Result<Self, super::TimingError> {
         let picks = picks(contract, case, work.flop.unwrap_or(work.total_bytes()));
-        let sample = Sample { contract, problem, case };
+        let mut args = Vec::new();
+        for arg in &contract.args {
+            if arg.is_there(problem)? {
+                args.push(arg);
+            }
+        }
+        let sample = Sample { args, problem, case };
         let want = sample.run(&picks, inputs)?;
-        let names = contract.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
+        let names = sample.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
         let rounded = check::rounded(inputs, names).filter(|_| problem.precision == Precision::Bf16);
         let of_rounded = rounded.map(|inputs| sample.run(&picks, &inputs)).transpose()?;
         let mut written = Vec::new();
-        for arg in contract.args.iter().filter(|arg| arg.access != Access::Read) {
+        for arg in sample.args.iter().filter(|arg| arg.access != Access::Read) {
             let (shape, entries) = sample.entries(arg, &picks)?;
             written.push(Written { spec: ArgSpec::of(arg, problem), entries, shape });
         }
@@ -127,7 +133,8 @@ impl Written {
 
 /// A problem that is computed in part.
 struct Sample<'a> {
-    contract: &'a Contract,
+    /// The arguments that the problem has.
+    args: Vec<&'a Arg>,
     problem: &'a Problem,
     case: &'a Case,
 }
@@ -147,7 +154,7 @@ impl Sample<'_> {
         };
         let outputs: Vec<Outputs> = parts.par_iter().map(run).collect::<Result<_, _>>()?;
         let mut joined = Outputs::new();
-        for arg in self.contract.args.iter().filter(|arg| arg.access != Access::Read) {
+        for arg in self.args.iter().filter(|arg| arg.access != Access::Read) {
             let parts = parts.iter().zip(&outputs).map(|(part, outputs)| (part.as_slice(), &outputs[&arg.name]));
             joined.insert(arg.name.clone(), self.join(arg, picks, axis, parts)?);
         }
@@ -156,7 +163,7 @@ impl Sample<'_> {
 
     fn run_part(&self, picks: &Picks, inputs: &Tensors) -> Result<Outputs, super::TimingError> {
         let mut sampled = Tensors::new();
-        for arg in self.contract.args.iter().filter(|arg| inputs.contains_key(&arg.name)) {
+        for arg in self.args.iter().filter(|arg| inputs.contains_key(&arg.name)) {
             let tensor = &inputs[&arg.name];
             let (shape, entries) = self.entries(arg, picks)?;
             let is_whole = shape.iter().zip(&entries).all(|(len, entries)| *len == entries.len());
