@@ -242,13 +242,14 @@ pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
 }
 
 /// A bar while kernels compile, where anyone would see it.
-struct CompileProgress<'a> {
+pub struct CompileProgress<'a> {
     bar: indicatif::ProgressBar,
     output: &'a Output,
 }
 
 impl<'a> CompileProgress<'a> {
-    fn new(output: &'a Output) -> Self {
+    /// A bar that is not shown yet.
+    pub fn new(output: &'a Output) -> Self {
         let bar = indicatif::ProgressBar::hidden();
         let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
         bar.set_style(style.expect("a constant template"));

@@ -189,7 +189,7 @@ impl KvLayout {
 
 /// Blocks of a ring that holds `window` positions before, and including, the first of `max_rows` new ones: so many
 /// positions, wherever they begin in a block.
-fn ring_blocks(window: usize, max_rows: usize) -> usize {
+pub(crate) fn ring_blocks(window: usize, max_rows: usize) -> usize {
     (window + max_rows - 2) / BLOCK_TOKENS + 2
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpu::{Driver, GpuError, Kernel};
 
-use super::choice::{self, Choice, choose};
+use super::choice::{self, Choice, Ranking, choose};
 use super::compile::Request;
 use super::library::Library;
 use super::library_error::LibraryError;
@@ -156,6 +156,14 @@ impl Pipeline {
         }
         runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
         runs
+    }
+
+    /// The templates that fit a problem, the one that is taken for a number of rows first.
+    ///
+    /// # Errors
+    /// If none fits, or a broken file could be one of them.
+    pub fn ranking(&self, problem: &Problem, n_rows: usize, step: StepKind) -> Result<Ranking, LibraryError> {
+        choose(&self.library, &self.tables, problem, n_rows as u32, step, &self.target)
     }
 
     /// Row counts from which a tuning row for this problem begins to hold in steps of this kind.

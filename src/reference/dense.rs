@@ -16,7 +16,8 @@ pub(super) fn embedding(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let hidden_size = case.dim("hidden_size")?;
     let mut y = Vec::new();
     for t in 0..case.n_tokens()? {
-        y.extend_from_slice(&table.values()[row.index(t) * hidden_size..][..hidden_size]);
+        let start = row.index(t) * hidden_size;
+        y.extend_from_slice(table.gather(start..start + hidden_size).values());
     }
     Ok(only("y", Output::plain(y)))
 }

@@ -6,6 +6,7 @@
 
 mod attention;
 mod dense;
+mod drawn;
 mod moe;
 mod peak;
 mod random;
@@ -127,18 +128,30 @@ const OPS: [Op; 15] = [
         inputs: attention::rope_angles_inputs,
         run: attention::rope_angles,
     },
-    Op { name: "rope_kv", first: "qkv", kinds: &["chunk"], inputs: attention::rope_kv_inputs, run: attention::rope_kv },
+    Op {
+        name: "rope_kv",
+        first: "qkv",
+        kinds: &["chunk", "decode"],
+        inputs: attention::rope_kv_inputs,
+        run: attention::rope_kv,
+    },
     Op {
         name: "attention",
         first: "qkv",
-        kinds: &["chunk", "prompt"],
+        kinds: &["chunk", "prompt", "decode", "end"],
         inputs: attention::attention_inputs,
         run: attention::attention,
     },
     Op { name: "moe_route", first: "logit", kinds: &[], inputs: moe::route_inputs, run: moe::route },
-    Op { name: "moe_sort", first: "expert", kinds: &["same_experts"], inputs: moe::sort_inputs, run: moe::sort },
-    Op { name: "moe_mlp1", first: "x", kinds: &["same_experts"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
-    Op { name: "moe_mlp2", first: "x", kinds: &["same_experts"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
+    Op {
+        name: "moe_sort",
+        first: "expert",
+        kinds: &["same_experts", "spread"],
+        inputs: moe::sort_inputs,
+        run: moe::sort,
+    },
+    Op { name: "moe_mlp1", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
+    Op { name: "moe_mlp2", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
     Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {

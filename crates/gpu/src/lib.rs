@@ -119,6 +119,14 @@ pub trait Driver: Send + Sync {
         Err(GpuError::ForeignGraph)
     }
 
+    /// Makes all launches of a graph, and how long the device took for them.
+    ///
+    /// # Errors
+    /// As [`Self::replay`].
+    fn replay_timed(&self, _graph: &Graph) -> Result<Duration, GpuError> {
+        Err(GpuError::ForeignGraph)
+    }
+
     /// Room for `len_bytes` bytes that the device puts into this process on its own. `None` from a device whose launches are
     /// done when they return: nothing is gained by looking later.
     ///

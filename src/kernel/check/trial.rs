@@ -48,7 +48,7 @@ pub(super) fn list<T: fmt::Display>(values: &BTreeMap<String, T>) -> String {
 }
 
 /// The scalars that shapes may use.
-pub(super) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
+pub(in crate::kernel) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
     scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect()
 }
 
