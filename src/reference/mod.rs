@@ -113,7 +113,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 13] = [
+const OPS: [Op; 15] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -144,6 +144,8 @@ const OPS: [Op; 13] = [
         inputs: peak::multiply_add_inputs,
         run: peak::multiply_add,
     },
+    Op { name: "peak_copy", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::copy },
+    Op { name: "peak_matrix", first: "a", kinds: &[], inputs: peak::matrix_inputs, run: peak::matrix },
     Op { name: "peak_read", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::read },
 ];
 
