@@ -139,7 +139,8 @@ impl Engine {
         };
         let graph = forward(&config, &layout, &forward_options);
         let externals = externals(&config, &layout, max_rows, max_logit_rows);
-        let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals };
+        let max_decode_rows = options.n_slots;
+        let executor_options = ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, externals };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };
@@ -274,7 +275,7 @@ impl Engine {
         self.executor.write("temperature", cast_slice(&temperature))?;
         self.executor.write("top_p", cast_slice(&top_p))?;
         self.executor.write("coin", cast_slice(&coin))?;
-        self.executor.run(step.rows.len(), step.logit_rows.len(), observer)?;
+        self.executor.run(step.shape(), observer)?;
         Ok(())
     }
 }

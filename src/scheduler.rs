@@ -4,9 +4,11 @@
 //! by one; when it ends, the next one takes its slot in the same step. A step holds one row of every sequence that
 //! is generating, and fills up with rows of prompts. Nothing here computes or knows a device.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
+use crate::graph::StepShape;
 use crate::graph::kv_cache::{BlockTables, KvLayout};
+use crate::tuning::table::StepKind;
 
 /// A request, by the order in which it was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,6 +106,14 @@ pub struct Step {
 }
 
 impl Step {
+    /// What decides its launches.
+    pub fn shape(&self) -> StepShape {
+        let mut slots = BTreeSet::new();
+        let is_alone = |row: &Row| slots.insert(row.slot);
+        let kind = if self.rows.iter().all(is_alone) { StepKind::Decode } else { StepKind::Mixed };
+        StepShape { n_rows: self.rows.len(), n_logit_rows: self.logit_rows.len(), kind }
+    }
+
     /// A step whose every row gives logits, sampled greedily.
     pub fn with_all_logits(rows: Vec<Row>) -> Self {
         let logit = |row: u32, slot: u32| LogitRow { row, sampling: Sampling::GREEDY, coin: 0.0, slot: slot as usize };
@@ -348,8 +358,11 @@ mod tests {
         assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
         assert_eq!(scheduler.advance(&first, &[7]), [Event::Token { request: RequestId(0), token: 7 }]);
 
+        assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed });
+
         let second = scheduler.next_step();
         assert_eq!(rows(&second), [(0, 2, 7), (1, 2, 5), (1, 3, 6)]);
+        assert_eq!(second.shape(), StepShape { n_rows: 3, n_logit_rows: 2, kind: StepKind::Mixed });
         let events = scheduler.advance(&second, &[8, 8]);
         assert_eq!(
             events,
@@ -370,6 +383,7 @@ mod tests {
         scheduler.submit(request(&[2], 5));
         let step = scheduler.next_step();
         assert_eq!(rows(&step), [(0, 0, 1)]);
+        assert_eq!(step.shape(), StepShape { n_rows: 1, n_logit_rows: 1, kind: StepKind::Decode });
         let events = scheduler.advance(&step, &[9]);
         assert_eq!(events[1], Event::Finished { request: RequestId(0), reason: FinishReason::Stop });
         assert_eq!(rows(&scheduler.next_step()), [(0, 0, 2)]);

@@ -3,7 +3,9 @@
 //! - [`forward`]: the gpt-oss forward pass; start here
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
+//! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//! - `segment`: their grids and arguments for a number of rows
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
 //!
@@ -11,17 +13,20 @@
 //! or how many tokens a step has.
 
 pub mod arena;
+mod cover;
 pub mod forward;
 pub mod kv_cache;
 pub mod plan;
 pub mod profile;
 mod replay;
+mod segment;
 mod workspace;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::Dtype;
 use crate::kernel::{Precision, Problem};
+use crate::tuning::table::StepKind;
 
 /// A tensor of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,6 +62,27 @@ pub enum Rows {
     All,
     /// The rows that want logits.
     Logits,
+}
+
+/// What of a step decides its launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// All rows.
+    pub n_rows: usize,
+    /// Those that want logits.
+    pub n_logit_rows: usize,
+    /// What the rows are to each other.
+    pub kind: StepKind,
+}
+
+impl StepShape {
+    /// How many rows a node works on.
+    pub fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.n_rows,
+            Rows::Logits => self.n_logit_rows,
+        }
+    }
 }
 
 /// One op with its tensors.
@@ -114,6 +140,7 @@ impl Graph {
             flags: BTreeMap::new(),
             dtypes: BTreeMap::new(),
             precision: self.precision,
+            keeps: BTreeSet::new(),
         };
         let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
         self.nodes.push(Node { label: label.into(), problem, args, scalars, rows: Rows::All });

@@ -42,7 +42,7 @@ pub mod source_file;
 pub mod store;
 pub mod template;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -90,6 +90,8 @@ pub struct Problem {
     pub dtypes: BTreeMap<String, Dtype>,
     /// How exactly sums are done.
     pub precision: Precision,
+    /// Of a run, the tensors between its ops that others need: `rmsnorm.y`.
+    pub keeps: BTreeSet<String>,
 }
 
 /// Tuned parameters of a template, by name.

@@ -210,6 +210,11 @@ fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<
             specs.push(ArgSpec::new(arg, dtype, scope));
         }
     }
+    // What is not there is nobody's alias.
+    let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+    for spec in &mut specs {
+        spec.may_alias.take_if(|alias| !names.contains(alias));
+    }
     Ok(specs)
 }
 

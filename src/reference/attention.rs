@@ -242,12 +242,13 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         return Err(ReferenceError::Contradiction { why });
     }
     let table = layout.block_table(random);
+    let sight = Sight { window, n_positions: n_positions(case, &layout, &rows, random)? };
     // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
     let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
     let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
     for &(slot, position) in &rows {
-        for p in visible(window, position) {
+        for p in sight.visible(slot, position) {
             let block = layout.block(&table, slot, p);
             for i in 0..layout.n_kv_heads * layout.head_dim {
                 let (g, d) = (i / layout.head_dim, i % layout.head_dim);
@@ -256,7 +257,7 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
             }
         }
     }
-    Ok(named([
+    let mut inputs = named([
         ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
         ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
         ("position", Tensor::whole(rows.iter().map(|row| row.1))),
@@ -264,7 +265,29 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         ("k_cache", Tensor::rounded(kv, k_cache)),
         ("v_cache", Tensor::rounded(kv, v_cache)),
         ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
-    ]))
+    ]);
+    if let Some(n_positions) = sight.n_positions {
+        inputs.insert("n_positions".into(), Tensor::whole(n_positions));
+    }
+    Ok(inputs)
+}
+
+/// Positions that are in every slot, where attention is not causal: those of its rows and some behind them, as many as the
+/// slot's blocks hold, or past what the last row's window reaches.
+fn n_positions(
+    case: &Case,
+    layout: &Layout,
+    rows: &[(usize, usize)],
+    random: &mut Random,
+) -> Result<Option<Vec<usize>>, ReferenceError> {
+    if case.flag("causal")? {
+        return Ok(None);
+    }
+    let window = case.dim("window")?;
+    let in_slot = |i: usize| rows.iter().filter(|row| row.0 == i).map(|row| row.1 + 1).max().unwrap_or(0);
+    let behind = |own: usize| if window == 0 { layout.capacity() - own + 1 } else { window + layout.block_tokens };
+    let ends = (0..layout.n_slots).map(in_slot).map(|own| own + random.below(behind(own)));
+    Ok(Some(ends.collect()))
 }
 
 /// The position of row t: the edges of window, block and ring first, then any.
@@ -279,10 +302,21 @@ fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> 
     }
 }
 
-/// The positions that a token at `position` sees.
-fn visible(window: usize, position: usize) -> std::ops::Range<usize> {
-    let begin = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
-    begin..position + 1
+/// What tokens see.
+struct Sight {
+    /// Positions on one side, the token's own included; 0 is all.
+    window: usize,
+    /// Positions in each slot; none where nobody looks behind his own.
+    n_positions: Option<Vec<usize>>,
+}
+
+impl Sight {
+    /// The positions that a token of `slot` at `position` sees.
+    fn visible(&self, slot: usize, position: usize) -> std::ops::Range<usize> {
+        let reach = if self.window == 0 { usize::MAX } else { self.window };
+        let end = self.n_positions.as_ref().map_or(position + 1, |n| n[slot].min(position.saturating_add(reach)));
+        (position + 1).saturating_sub(reach)..end
+    }
 }
 
 /// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, which has
@@ -293,11 +327,16 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let (qkv, slot, position, table) = (qkv?, slot?, position?, table?);
     let [k, v, sinks] = ["k_cache", "v_cache", "sinks"].map(|name| tensor(inputs, name));
     let (k, v, sinks) = (k?.values(), v?.values(), sinks?.values());
+    let n_positions = if case.flag("causal")? { None } else { Some(tensor(inputs, "n_positions")?) };
+    let n_positions = n_positions.map(|n| (0..layout.n_slots).map(|i| n.index(i)).collect());
+    let sight = Sight { window, n_positions };
     let group = layout.n_heads / layout.n_kv_heads;
     let mut y = Vec::new();
     for t in 0..n_tokens {
-        let places: Vec<(usize, usize)> =
-            visible(window, position.index(t)).map(|p| (layout.block(table, slot.index(t), p), p)).collect();
+        let places: Vec<(usize, usize)> = sight
+            .visible(slot.index(t), position.index(t))
+            .map(|p| (layout.block(table, slot.index(t), p), p))
+            .collect();
         for (h, &sink) in sinks.iter().enumerate() {
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {
@@ -334,7 +373,7 @@ mod tests {
         let scalars = [("n_tokens", 9), ("n_slots", 3), ("table_blocks", 3), ("n_blocks", 9)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
-            flags: [("matrix_layout".to_owned(), true)].into(),
+            flags: [("matrix_layout".to_owned(), true), ("causal".to_owned(), true)].into(),
             dtypes: ["kv", "sinks"].map(|name| (name.to_owned(), Dtype::F32)).into(),
             inputs: Some(op_inputs.to_owned()),
             scalars: scalars.map(|(name, n)| (name.to_owned(), n)).into(),
@@ -355,6 +394,17 @@ mod tests {
                 assert_eq!(start == 0, kind == "prompt", "{rows:?}");
             }
         }
+    }
+
+    #[test]
+    fn tokens_see_up_to_their_own_position_or_as_far_behind_it_as_before() {
+        let sight = |window, n_positions| Sight { window, n_positions };
+        assert_eq!(sight(0, None).visible(1, 7), 0..8);
+        assert_eq!(sight(3, None).visible(1, 7), 5..8);
+        assert_eq!(sight(0, Some(vec![99, 20])).visible(1, 7), 0..20);
+        assert_eq!(sight(3, Some(vec![99, 20])).visible(1, 7), 5..10);
+        assert_eq!(sight(3, Some(vec![99, 9])).visible(1, 7), 5..9);
+        assert_eq!(sight(3, None).visible(0, 1), 0..2);
     }
 
     #[test]

@@ -31,20 +31,37 @@ pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors
     }
     let scale = (0..hidden_size).map(|_| 1.0 + 0.3 * random.normal()).collect();
     let scale = Tensor::rounded(case.dtype("scale")?, scale);
-    Ok(named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]))
+    let mut inputs = named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]);
+    if case.flag("has_update")? {
+        inputs.insert("update".into(), random.normals(Dtype::F32, n_tokens * hidden_size, 1.0));
+    }
+    Ok(inputs)
 }
 
-/// y[t, c] = x[t, c] / sqrt(mean(x[t, :]^2) + eps) * scale[c]
+/// y[t, c] = s[t, c] / sqrt(mean(s[t, :]^2) + eps) * scale[c], s = x or sum = x + update. The scales are those of
+/// |x| + |update|.
 pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (x, scale) = (tensor(inputs, "x")?, tensor(inputs, "scale")?);
     let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
+    let update = case.flag("has_update")?.then(|| tensor(inputs, "update")).transpose()?;
+    let sum: Vec<(f64, f64)> = match update {
+        Some(update) => {
+            x.values().iter().zip(update.values()).map(|(x, more)| (x + more, x.abs() + more.abs())).collect()
+        }
+        None => x.values().iter().map(|x| (*x, x.abs())).collect(),
+    };
     let mut y = Vec::new();
-    for row in x.values().chunks(hidden_size) {
-        let mean = row.iter().map(|value| value * value).sum::<f64>() / hidden_size as f64;
+    for row in sum.chunks(hidden_size) {
+        let mean = row.iter().map(|(value, _)| value * value).sum::<f64>() / hidden_size as f64;
         let root = (mean + eps).sqrt();
-        y.extend(row.iter().zip(scale.values()).map(|(value, scale)| value / root * scale));
+        let scaled = |((value, size), scale): (&(f64, f64), &f64)| (value / root * scale, (size / root * scale).abs());
+        y.extend(row.iter().zip(scale.values()).map(scaled));
     }
-    Ok(only("y", Output::plain(y)))
+    let mut outputs = only("y", Output::scaled(y));
+    if update.is_some() {
+        outputs.insert("sum".into(), Output::scaled(sum));
+    }
+    Ok(outputs)
 }
 
 pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {

@@ -92,13 +92,15 @@ pub enum ReferenceError {
         /// What does not fit what.
         why: String,
     },
-    /// An op that is not the last of a fused run has to write one tensor.
-    #[error("`{op}` writes {found} tensors; only an op that writes one can be followed by another in a fused run")]
+    /// It is not told what an op of a fused run hands to the next.
+    #[error("`{op}` writes {}; in a fused run it hands on what the next op calls `{next}`, its `y`, or all that it writes", found.join(", "))]
     NotFusible {
         /// The op.
         op: String,
-        /// How many it writes.
-        found: usize,
+        /// What it writes.
+        found: Vec<String>,
+        /// What the next op begins with.
+        next: &'static str,
     },
 }
 
@@ -182,24 +184,39 @@ fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
     Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
-/// What an op or a fused run should give. What one op of a run hands to the next is not rounded.
+/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the outputs under
+/// the name of the op and its own: `rmsnorm_y`.
 ///
 /// # Errors
 /// If an op has no reference, the case does not fit it, or an input is missing.
 pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let mut inputs = inputs.clone();
     let mut outputs = Outputs::new();
+    let mut last = Outputs::new();
     for (i, name) in ops.iter().enumerate() {
         let op = find(name)?;
         if i > 0 {
-            let found = outputs.len();
-            let handed = outputs.pop_first().filter(|_| found == 1);
-            let (_, handed) = handed.ok_or_else(|| ReferenceError::NotFusible { op: ops[i - 1].clone(), found })?;
-            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values));
+            let (written, handed) = handed(&mut last, &ops[i - 1], op.first)?;
+            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values.clone()));
+            outputs.insert(format!("{}_{written}", ops[i - 1]), handed);
         }
-        outputs = (op.run)(case, &inputs)?;
+        outputs.append(&mut last);
+        last = (op.run)(case, &inputs)?;
     }
+    outputs.append(&mut last);
     Ok(outputs)
+}
+
+/// Takes out of what `op` gives the tensor that the next op begins with.
+fn handed(outputs: &mut Outputs, op: &str, next: &'static str) -> Result<(String, Output), ReferenceError> {
+    let name = [next, "y"].into_iter().find(|name| outputs.contains_key(*name));
+    let only = || outputs.keys().next().filter(|_| outputs.len() == 1).cloned();
+    let name = name.map(str::to_owned).or_else(only);
+    name.and_then(|name| outputs.remove_entry(&name)).ok_or_else(|| ReferenceError::NotFusible {
+        op: op.to_owned(),
+        found: outputs.keys().cloned().collect(),
+        next,
+    })
 }
 
 fn find(name: &str) -> Result<&'static Op, ReferenceError> {
@@ -309,10 +326,19 @@ mod tests {
 
     #[test]
     fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        let inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
+        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        case.flags.insert("has_update".into(), false);
+        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
         let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs, "y"), &[3.0 / root, 8.0 / root]);
+        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
+
+        case.flags.insert("has_update".into(), true);
+        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
+        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
+        close(&moved["sum"].values, &[3.0, 4.0]);
+        close(&moved["sum"].scale, &[7.0, 5.0]);
+        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
+        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
     }
 
     #[test]
@@ -334,7 +360,7 @@ mod tests {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars.extend([("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)].map(|(name, n)| (name.into(), n)));
-        case.flags.insert("matrix_layout".into(), false);
+        case.flags.extend([("matrix_layout".into(), false), ("causal".into(), true)]);
         case
     }
 
@@ -375,6 +401,30 @@ mod tests {
         close(&all.scale, &[90.0; 4]);
         // A window of 2 counts the token itself.
         close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_that_is_not_causal_sees_what_is_behind() {
+        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
+        let mut inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("n_positions", u32s(&[3])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let mut case = attention_case(0);
+        case.flags.insert("causal".into(), false);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        // A window of 1 is the token alone, whatever the side.
+        case.dims.insert("window".into(), 1);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
+        case.dims.insert("window".into(), 2);
+        inputs.insert("position".into(), u32s(&[0]));
+        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
     }
 
     #[test]
@@ -470,15 +520,16 @@ mod tests {
     fn a_fused_run_is_the_composition_of_its_ops() {
         let mut case = case(&[("hidden_size", 5), ("in_features", 5), ("out_features", 3)], 2);
         case.constants.insert("eps".into(), 1e-5);
-        case.flags.extend([("has_bias".into(), false), ("has_residual".into(), false)]);
+        case.flags.extend(["has_bias", "has_residual", "has_update"].map(|name| (name.into(), false)));
         case.dtypes.extend([("scale".into(), Dtype::F32), ("weight".into(), Dtype::Bf16)]);
         let [rmsnorm, linear] = ["rmsnorm", "linear"].map(String::from);
         let fused = [rmsnorm.clone(), linear.clone()];
         let mut inputs = inputs(&fused, &case, 1).unwrap();
         let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
         assert_eq!(names, ["scale", "weight", "x"]);
-        let want = run(&fused, &case, &inputs).unwrap();
+        let mut want = run(&fused, &case, &inputs).unwrap();
         let normed = run(&[rmsnorm], &case, &inputs).unwrap().remove("y").unwrap();
+        assert_eq!(want.remove("rmsnorm_y").unwrap(), normed);
         inputs.insert("x".into(), Tensor::unrounded(Dtype::F32, normed.values));
         assert_eq!(run(&[linear], &case, &inputs).unwrap(), want);
     }

@@ -108,6 +108,7 @@ fn settings(library: &Library) -> Vec<Setting> {
                     flags: test.flags.clone(),
                     dtypes: template.signature.dtypes.keys().map(|name| (name.clone(), dtype)).collect(),
                     precision,
+                    keeps: template.keeps.clone(),
                 };
                 let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
                 let scalars = test.scalars.iter().map(|(name, values)| (name.clone(), most(values.values()))).collect();
