@@ -10,12 +10,13 @@ use std::sync::Arc;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::Precision;
 use super::declaration::{ArgTable, Toml};
-use super::expression::Expression;
+use super::expression::{Expression, ExpressionError, Scope};
 use super::library_error::LibraryError;
 use super::signature::Signature;
 use super::source_file::{Place, SourceFile};
+use super::work::{WorkSpec, WorkTable};
+use super::{Precision, Problem};
 use crate::dtype::Dtype;
 
 /// An op: its arguments, what is known of it at render time, its numerics and the shapes that are tested.
@@ -39,6 +40,8 @@ pub struct Contract {
     pub args: Vec<Arg>,
     /// How far a kernel may be from the f64 reference.
     pub numerics: Numerics,
+    /// What a launch has to do at least.
+    pub work: WorkSpec,
     /// The shapes that are tested.
     pub tests: Vec<TestShape>,
 }
@@ -68,6 +71,15 @@ impl Arg {
     /// Whether it is passed by value.
     pub fn is_scalar(&self) -> bool {
         self.shape.is_none()
+    }
+
+    /// Whether a problem has it.
+    ///
+    /// # Errors
+    /// If its `when` is neither true nor false.
+    pub fn is_there(&self, problem: &Problem) -> Result<bool, ExpressionError> {
+        let scope = Arc::new(Scope::new(Signature::scope(problem)));
+        self.when.as_ref().map_or(Ok(true), |when| when.holds(&scope))
     }
 }
 
@@ -236,6 +248,8 @@ struct ContractTable {
     args: Vec<ArgTable>,
     numerics: Numerics,
     #[serde(default)]
+    work: WorkTable,
+    #[serde(default)]
     tests: Vec<Spanned<TestTable>>,
 }
 
@@ -262,6 +276,9 @@ impl Contract {
             return Err(LibraryError::Declaration { place, item, expected, found });
         }
         check_aliases(&toml, &table, &args)?;
+        let tensors = args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.clone()).collect();
+        let axes = table.dims.keys().chain(known.difference(&conditions)).cloned().collect();
+        let work = table.work.read(&toml, &tensors, &known, &axes)?;
         let contract = Self {
             op: op.to_owned(),
             file: file.clone(),
@@ -272,6 +289,7 @@ impl Contract {
             dtypes,
             args,
             numerics: table.numerics,
+            work,
             tests: table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect(),
         };
         let signature = Signature::of(&[Arc::new(contract.clone())]).expect("one op has nothing to be joined with");

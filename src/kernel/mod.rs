@@ -12,6 +12,7 @@
 //! - [`store`]: key → cached or freshly compiled object, many at once
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //! - [`check`]: every template on every test shape against [`crate::reference`]
+//! - [`work`]: what a launch has to do at least
 //! - [`resources`]: what a compiled GPU kernel uses, against its contract and its template's limits
 //! - [`isa`]: what the compiler made of a template: disassembly, loops, predicted cycles
 //!
@@ -41,6 +42,7 @@ pub mod signature;
 pub mod source_file;
 pub mod store;
 pub mod template;
+pub mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

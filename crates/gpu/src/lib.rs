@@ -95,6 +95,14 @@ pub trait Driver: Send + Sync {
         Err(GpuError::ForeignGraph)
     }
 
+    /// Makes all launches of a graph, and how long the device took for them.
+    ///
+    /// # Errors
+    /// As [`Self::replay`].
+    fn replay_timed(&self, _graph: &Graph) -> Result<Duration, GpuError> {
+        Err(GpuError::ForeignGraph)
+    }
+
     /// Copies `bytes` to the start of `view`.
     ///
     /// # Errors

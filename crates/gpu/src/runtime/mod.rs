@@ -75,6 +75,12 @@ impl<C: Chip> Gpu<C> {
         function.is_of(&self.device).then_some(function).ok_or_else(foreign)
     }
 
+    /// What this device captured as the graph: another device's holds addresses that mean nothing here.
+    fn executable<'g>(&self, graph: &'g Graph) -> Result<&'g Executable, GpuError> {
+        let executable: &Executable = graph.recorded()?;
+        executable.is_of(&self.device).then_some(executable).ok_or(GpuError::ForeignGraph)
+    }
+
     /// Makes launches, and keeps what they use. Called with the stream in hand.
     fn record(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Recorded, GpuError> {
         let mut recorded = Recorded::with_capacity(launches.len());
@@ -159,12 +165,20 @@ impl<C: Chip> Driver for Gpu<C> {
     }
 
     fn replay(&self, graph: &Graph) -> Result<(), GpuError> {
-        let executable: &Executable = graph.recorded()?;
-        if !executable.is_of(&self.device) {
-            return Err(GpuError::ForeignGraph);
-        }
+        let executable = self.executable(graph)?;
         let _stream = self.stream();
         executable.launch()
+    }
+
+    fn replay_timed(&self, graph: &Graph) -> Result<Duration, GpuError> {
+        let executable = self.executable(graph)?;
+        let mut stream = self.stream();
+        let [before, after] = stream.events(&self.device)?;
+        before.record()?;
+        executable.launch()?;
+        after.record()?;
+        after.wait()?;
+        after.since(before)
     }
 
     fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
