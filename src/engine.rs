@@ -19,6 +19,10 @@
 //! # }
 //! ```
 
+pub mod times;
+
+use std::time::Instant;
+
 use bytemuck::cast_slice;
 
 use crate::checkpoint::Checkpoint;
@@ -28,11 +32,13 @@ use crate::error::Hint;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
 use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
+use crate::graph::profile::{Profile, Profiled};
 use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::Progress;
 use crate::scheduler::{Event, Request, RequestId, Row, Scheduler, Step};
 use crate::target::Backend;
+use times::HostTimes;
 
 /// How a model is run.
 pub struct EngineOptions {
@@ -63,6 +69,7 @@ pub struct Engine {
     scheduler: Scheduler,
     executor: Executor,
     max_logit_rows: usize,
+    times: HostTimes,
 }
 
 /// What can go wrong in an engine.
@@ -143,7 +150,8 @@ impl Engine {
         let executor_options = ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, externals };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
-        let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };
+        let (scheduler, times) = (Scheduler::new(&layout, max_rows), HostTimes::default());
+        let engine = Self { scheduler, config, layout, executor, max_logit_rows, times };
         engine.write_tables()?;
         Ok(engine)
     }
@@ -163,9 +171,24 @@ impl Engine {
         &self.executor
     }
 
-    /// From here on, takes the time of every launch; [`Self::executor`] tells it.
-    pub fn start_profile(&mut self) {
-        self.executor.start_profile();
+    /// From here on, takes the time of the launches; [`Self::take_profile`] tells it.
+    pub fn start_profile(&mut self, which: Profiled) {
+        self.executor.start_profile(which);
+    }
+
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.executor.take_profile()
+    }
+
+    /// Where the host's time of all steps so far went.
+    pub fn host_times(&self) -> HostTimes {
+        self.times
+    }
+
+    /// From here on, tells waiting for the device from reading tokens back: waiting on its own costs a call more.
+    pub fn tell_waiting(&mut self, tells_waiting: bool) {
+        self.times.tells_waiting = tells_waiting;
     }
 
     /// Queues a request.
@@ -198,15 +221,27 @@ impl Engine {
     /// [`EngineError::Plan`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = self.scheduler.take_ended();
+        let mut clock = Instant::now();
         let step = self.scheduler.next_step();
         if step.rows.is_empty() {
             return Ok(events);
         }
+        times::lap(&mut clock, &mut self.times.scheduling);
         self.write_tables()?;
-        self.run(&step, None)?;
+        self.write_rows(&step)?;
+        times::lap(&mut clock, &mut self.times.writing);
+        self.executor.run(step.shape(), None)?;
+        times::lap(&mut clock, &mut self.times.launching);
+        if self.times.tells_waiting {
+            self.executor.wait()?;
+            times::lap(&mut clock, &mut self.times.waiting);
+        }
         let mut tokens = vec![0_u32; step.logit_rows.len()];
         self.executor.read("sampled", bytemuck::cast_slice_mut(&mut tokens))?;
+        times::lap(&mut clock, &mut self.times.reading);
         events.extend(self.scheduler.advance(&step, &tokens));
+        times::lap(&mut clock, &mut self.times.scheduling);
+        self.times.steps += 1;
         Ok(events)
     }
 
@@ -233,7 +268,8 @@ impl Engine {
             let chunk = &ids[first..ids.len().min(first + self.max_logit_rows)];
             let row = |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token };
             let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
-            self.run(&step, observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
+            self.write_rows(&step)?;
+            self.executor.run(step.shape(), observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
             let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];
             self.executor.read("logits", bytemuck::cast_slice_mut(part))?;
         }
@@ -259,8 +295,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Fills the inputs and launches everything.
-    fn run(&mut self, step: &Step, observer: Option<Observer<'_>>) -> Result<(), EngineError> {
+    /// Fills the inputs of a step.
+    fn write_rows(&self, step: &Step) -> Result<(), EngineError> {
         let rows = |of: fn(&Row) -> u32| step.rows.iter().map(of).collect::<Vec<u32>>();
         self.executor.write("token", cast_slice(&rows(|row| row.token)))?;
         self.executor.write("slot", cast_slice(&rows(|row| row.slot)))?;
@@ -275,7 +311,6 @@ impl Engine {
         self.executor.write("temperature", cast_slice(&temperature))?;
         self.executor.write("top_p", cast_slice(&top_p))?;
         self.executor.write("coin", cast_slice(&coin))?;
-        self.executor.run(step.shape(), observer)?;
         Ok(())
     }
 }
