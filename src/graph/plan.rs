@@ -14,7 +14,7 @@ use super::arena::{self, Lifetime};
 use super::cover::{self, Candidates, Cover};
 use super::inputs::Inputs;
 use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
-use super::profile::Profile;
+use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
 use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
 use super::weights::Weights;
@@ -143,8 +143,17 @@ pub struct Executor {
     memory_plan: MemoryPlan,
     /// How long the weights took to copy or make.
     weights_time: Duration,
-    profile: Option<Profile>,
+    profiler: Option<Profiler>,
     replays: Replays,
+}
+
+/// Prepared steps and where everything is, for those who only look.
+pub(super) struct Steps<'a> {
+    pub pipeline: &'a Pipeline,
+    pub graph: &'a Graph,
+    pub memory: &'a [BufferView],
+    pub workspace: &'a Workspace,
+    pub segments: &'a [Segment],
 }
 
 impl Executor {
@@ -176,7 +185,7 @@ impl Executor {
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
             .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
         wait(&pipeline, &memory)?;
-        let (weights_time, profile, replays) = (start.elapsed(), None, Replays::default());
+        let weights_time = start.elapsed();
         Ok(Self {
             pipeline,
             graph,
@@ -187,8 +196,8 @@ impl Executor {
             segments,
             memory_plan,
             weights_time,
-            profile,
-            replays,
+            profiler: None,
+            replays: Replays::default(),
         })
     }
 
@@ -224,14 +233,23 @@ impl Executor {
         kernels
     }
 
-    /// From here on, takes the time of every launch.
-    pub fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
+    /// From here on, takes the time of the launches.
+    pub fn start_profile(&mut self, which: Profiled) {
+        self.profiler = Some(Profiler::new(which));
     }
 
-    /// The times taken since [`Self::start_profile`].
-    pub fn profile(&self) -> Option<&Profile> {
-        self.profile.as_ref()
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+
+    /// Waits until the device has done everything.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn wait(&self) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: "all of a step".into(), source };
+        self.pipeline.driver().wait().map_err(failed)
     }
 
     /// Fills the start of an external tensor.
@@ -302,16 +320,25 @@ impl Executor {
                 bucket.prepare(n, &self.memory, &self.workspace)?;
             }
         }
-        if observer.is_none() && self.profile.is_none() && self.replay(shape)? {
+        if let Some(mut profiler) = self.profiler.take() {
+            let timed = profiler.step(&self.view(), shape);
+            self.profiler = Some(profiler);
+            if timed? {
+                return Ok(());
+            }
+        }
+        if observer.is_none() && self.replay(shape)? {
             return Ok(());
         }
-        let mut profile = self.profile.take();
         let mut result = Ok(());
-        self.pipeline.driver().enter(&mut || {
-            result = self.launch_all(shape, &mut observer, &mut profile);
-        });
-        self.profile = profile;
+        self.pipeline.driver().enter(&mut || result = self.launch_all(shape, &mut observer));
         result
+    }
+
+    /// What a profiler needs.
+    fn view(&self) -> Steps<'_> {
+        let Self { pipeline, graph, memory, workspace, segments, .. } = self;
+        Steps { pipeline, graph, memory, workspace, segments }
     }
 
     /// Replays a step, if it was or can be captured; whether it did.
@@ -329,23 +356,12 @@ impl Executor {
         all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
-    fn launch_all(
-        &self,
-        shape: StepShape,
-        observer: &mut Option<Observer<'_>>,
-        profile: &mut Option<Profile>,
-    ) -> Result<(), PlanError> {
+    fn launch_all(&self, shape: StepShape, observer: &mut Option<Observer<'_>>) -> Result<(), PlanError> {
         for segment in &self.segments {
             for (planned, prepared) in segment.prepared(shape) {
                 let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-                match profile {
-                    Some(profile) => {
-                        let time = driver.launch_timed(kernel, &launch).map_err(failed)?;
-                        profile.add(&planned.label, &planned.kernel.rendered.label, time);
-                    }
-                    None => driver.launch(kernel, &launch).map_err(failed)?,
-                }
+                driver.launch(kernel, &launch).map_err(failed)?;
                 if let Some(observer) = observer {
                     self.show(planned, prepared, *observer)?;
                 }
@@ -565,9 +581,9 @@ impl DraftBucket {
 /// Segments of drafts and of the kernels that they wanted, in the same order.
 fn segments(drafts: Vec<Draft>, kernels: Vec<Arc<LoadedKernel>>) -> Vec<Segment> {
     let mut kernels = kernels.into_iter();
-    let mut planned = |Cover { label, args, scalars, .. }| {
+    let mut planned = |Cover { label, problem, args, scalars, .. }| {
         let kernel = kernels.next().expect("one for each");
-        PlannedLaunch { label, kernel, args, scalars }
+        PlannedLaunch { label, problem, kernel, args, scalars }
     };
     let mut segments = Vec::new();
     for Draft { rows, buckets } in drafts {
