@@ -21,6 +21,8 @@ use crate::target::Backend;
 #[serde(deny_unknown_fields)]
 struct FrontMatter {
     op: Spanned<OneOrMore>,
+    #[serde(default)]
+    keeps: Vec<Spanned<String>>,
     summary: String,
     #[serde(default)]
     priority: i64,
@@ -91,7 +93,7 @@ impl Template {
         file: &SourceFile,
         shadows: Vec<Origin>,
         backend: Backend,
-        signature: Arc<Signature>,
+        mut signature: Signature,
     ) -> Result<Self, LibraryError> {
         let (base, text) = front_matter(file)?;
         let toml = Toml { file, base, what: "front matter" };
@@ -104,6 +106,10 @@ impl Template {
         if ops != folder {
             return Err(toml.refuse(table.op.span(), "op", format!("the folder's: {folder}"), ops));
         }
+        for path in &table.keeps {
+            let refused = |expected| toml.refuse(path.span(), "keeps", expected, format!("`{}`", path.get_ref()));
+            signature.keep(path.get_ref()).map_err(refused)?;
+        }
         let reader =
             Reader { toml: &toml, signature: &signature, backend, params: table.params.keys().cloned().collect() };
         Ok(Self {
@@ -112,6 +118,7 @@ impl Template {
             backend,
             file: file.clone(),
             shadows,
+            keeps: table.keeps.into_iter().map(Spanned::into_inner).collect(),
             summary: table.summary,
             priority: table.priority,
             requires: reader.requires(table.requires)?,
@@ -122,7 +129,7 @@ impl Template {
             options: table.compile.options,
             resources: reader.resources(table.resources)?,
             numerics: table.numerics,
-            signature,
+            signature: Arc::new(signature),
         })
     }
 }

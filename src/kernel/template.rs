@@ -29,6 +29,8 @@ pub struct Template {
     pub shadows: Vec<Origin>,
     /// The arguments and names that the ops' contracts give it.
     pub signature: Arc<Signature>,
+    /// Of a run, the tensors between its ops that it still writes.
+    pub keeps: BTreeSet<String>,
     /// How it does it, in a line.
     pub summary: String,
     /// Which template is taken where no tuning row decides: the higher.
@@ -172,6 +174,9 @@ pub enum Misfit {
         /// The problem's.
         found: Option<Dtype>,
     },
+    /// Others need a tensor that it does not write.
+    #[error("does not keep `{0}`, which others read")]
+    Keeps(String),
     /// A condition does not hold.
     #[error("requires `{0}`")]
     When(String),
@@ -212,6 +217,9 @@ impl Template {
     /// The first requirement that does not.
     pub fn fits(&self, problem: &Problem, target: &Target) -> Result<(), Misfit> {
         self.fits_target(target)?;
+        if let Some(lost) = problem.keeps.difference(&self.keeps).next() {
+            return Err(Misfit::Keeps(lost.clone()));
+        }
         self.requires.check_problem(problem)
     }
 

@@ -2,12 +2,13 @@
 //!
 //! Both are kernels like any other (`templates/peak_*`), launched on the device that is being measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpu::{Argument, Launch};
 
-use crate::kernel::pipeline::{LoadedKernel, Pipeline};
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, Wanted};
 use crate::kernel::{Precision, Problem};
+use crate::tuning::table::StepKind;
 
 /// The machine's limits.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +74,10 @@ fn load(pipeline: &Pipeline, op: &str, dim: &str, value: usize) -> anyhow::Resul
         flags: BTreeMap::new(),
         dtypes: BTreeMap::new(),
         precision: Precision::Bf16,
+        keeps: BTreeSet::new(),
     };
-    Ok(pipeline.load_all(&[(problem, 1)], &())?.remove(0))
+    let wanted = [Wanted { problem, n_rows: 1, step: StepKind::Decode }];
+    Ok(pipeline.load_all(&wanted, &()).map_err(|unserved| unserved.source)?.remove(0))
 }
 
 fn best_time(pipeline: &Pipeline, kernel: &LoadedKernel, n_blocks: u32, args: &[Argument]) -> anyhow::Result<f64> {

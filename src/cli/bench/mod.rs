@@ -5,7 +5,6 @@
 
 mod limits;
 mod machine;
-mod shapes;
 mod work;
 
 use std::time::Instant;
@@ -14,13 +13,12 @@ use serde_json::json;
 
 use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes, kernel_counts};
 use super::output::Output;
-use crate::checkpoint::Checkpoint;
+use super::shapes::NamedShape;
 use crate::dtype::Dtype;
 use crate::engine::Engine;
 use crate::scheduler::{Event, Request, Sampling};
 use limits::Limits;
 use machine::CpuTimes;
-use shapes::NamedShape;
 use work::{Shape, Work};
 
 /// Measure prefill and decode, beside the machine's own limits measured in the same run
@@ -28,18 +26,6 @@ use work::{Shape, Work};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-
-    /// Random weights of these dimensions, made in memory, instead of a checkpoint
-    #[arg(long, value_enum, conflicts_with = "model")]
-    shape: Option<NamedShape>,
-
-    /// Only so many layers of the shape
-    #[arg(long, requires = "shape", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    layers: Option<u32>,
-
-    /// Element type of the random weights: bf16 or f32
-    #[arg(long, requires = "shape", default_value = "bf16", value_parser = weight_dtype)]
-    dtype: Dtype,
 
     /// Batch sizes to decode at
     #[arg(short, long, value_delimiter = ',', default_values_t = [1, 8], value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -63,14 +49,6 @@ pub struct Args {
     cache: CacheArgs,
 }
 
-fn weight_dtype(text: &str) -> Result<Dtype, String> {
-    match text {
-        "f32" => Ok(Dtype::F32),
-        "bf16" => Ok(Dtype::Bf16),
-        _ => Err("expected f32 or bf16".into()),
-    }
-}
-
 /// Others may take this much of the cores before a measurement is called disturbed.
 const MOST_OTHERS: f64 = 0.02;
 
@@ -88,32 +66,21 @@ struct Measured {
 
 /// Runs the command.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let checkpoint = args.checkpoint(output)?;
+    let checkpoint = args.model.open(output)?;
     let limits = limits::measure(&args.device.pipeline()?)?;
     let most = *args.batch.iter().max().expect("clap gives a default") as usize;
     let longest =
         (args.prefill as usize).max(args.context as usize + args.steps as usize + 2 + most * args.context as usize);
     let sizes = Sizes { n_slots: most, capacity_tokens: longest, max_logit_rows: most };
     let mut engine = args.device.load(&checkpoint, &args.cache, sizes, output)?;
-    let dtype = checkpoint.tensor("embedding.weight").dtype;
+    let dtype = checkpoint.dense_dtype();
 
     let mut measured = vec![prefill(&mut engine, dtype, args.prefill as usize)?];
     for &batch in &args.batch {
         measured.push(decode(&mut engine, dtype, batch as usize, args.context as usize, args.steps as usize)?);
     }
-    let name = args.shape.map_or("checkpoint", NamedShape::name);
+    let name = args.model.shape.shape.map_or("checkpoint", NamedShape::name);
     report(name, &engine, limits, &measured, output)
-}
-
-impl Args {
-    fn checkpoint(&self, output: &Output) -> anyhow::Result<Checkpoint> {
-        let Some(shape) = self.shape else { return self.model.open(output) };
-        let config = shapes::config(shape, self.layers.map(|layers| layers as usize));
-        let start = Instant::now();
-        let checkpoint = Checkpoint::random(config, self.dtype, 1)?;
-        output.detail(&format!("random weights made in {:.1} s", start.elapsed().as_secs_f64()));
-        Ok(checkpoint)
-    }
 }
 
 /// Token ids that spread over the vocabulary: neighbours should not share experts by accident.

@@ -55,7 +55,7 @@ pub(super) fn count(config: &ModelConfig, weight_dtype: Dtype, kv_dtype: Dtype, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::shapes::{self, NamedShape};
+    use crate::cli::shapes::{self, NamedShape};
 
     #[test]
     fn one_row_of_gpt_oss_20b_reads_its_active_parameters() {
