@@ -74,6 +74,7 @@ struct ParamTable {
 struct LaunchTable {
     grid: Vec<Spanned<String>>,
     block_size: Option<Spanned<String>>,
+    lds_bytes: Option<Spanned<String>>,
     scratch_bytes: Option<Spanned<String>>,
 }
 
@@ -217,7 +218,7 @@ impl Reader<'_> {
     }
 
     fn launch(&self, table: &Spanned<LaunchTable>) -> Result<Launch, LibraryError> {
-        let LaunchTable { grid, block_size, scratch_bytes } = table.get_ref();
+        let LaunchTable { grid, block_size, lds_bytes, scratch_bytes } = table.get_ref();
         let (known, fixed) = (self.launch_names(), self.tuning_names());
         let refuse = |expected: &str, found: &str| Err(self.toml.refuse(table.span(), "[launch]", expected, found));
         if grid.is_empty() || grid.len() > 3 {
@@ -235,6 +236,9 @@ impl Reader<'_> {
             }
             _ => {}
         }
+        if let (Backend::Host, Some(text)) = (self.backend, lds_bytes) {
+            return Err(self.toml.refuse(text.span(), "launch.lds_bytes", "none on the host", "one"));
+        }
         if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
             && text.get_ref() != "block_size"
         {
@@ -248,6 +252,7 @@ impl Reader<'_> {
         Ok(Launch {
             grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
             block_size: block_size.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            lds_bytes: lds_bytes.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
             scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
         })
     }

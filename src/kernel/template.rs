@@ -90,6 +90,8 @@ pub struct Launch {
     pub grid: Vec<Expression>,
     /// GPU: threads per block.
     pub block_size: Option<Expression>,
+    /// NVIDIA: bytes of LDS that the launch asks for, beside what the kernel declares.
+    pub lds_bytes: Option<Expression>,
     /// Host: bytes of private memory per thread.
     pub scratch_bytes: Option<Expression>,
 }
@@ -241,7 +243,8 @@ impl Template {
 
     /// The names that its expressions use.
     pub fn expression_names(&self) -> BTreeSet<String> {
-        let launch = self.launch.grid.iter().chain(&self.launch.block_size).chain(&self.launch.scratch_bytes);
+        let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
+        let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
         let all = launch.chain(workspace).chain(self.constraints.values());
         all.flat_map(|expression| expression.names().iter().cloned()).collect()
