@@ -76,6 +76,11 @@ pub struct StepShape {
 }
 
 impl StepShape {
+    /// The smallest step of a kind that gives a token.
+    pub fn smallest(kind: StepKind) -> Self {
+        Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind }
+    }
+
     /// How many rows a node works on.
     pub fn count(&self, rows: Rows) -> usize {
         match rows {

@@ -441,8 +441,8 @@ fn draft(
     let rows = graph.nodes[segment.range.start].rows;
     let mut buckets = Vec::new();
     for step in StepKind::ALL {
-        let most = options.largest(step).count(rows);
-        let starts = segment.bucket_starts(pipeline, step, most);
+        let (least, most) = (StepShape::smallest(step).count(rows), options.largest(step).count(rows));
+        let starts = segment.bucket_starts(pipeline, step, &(least..=most));
         for (i, &first_row_count) in starts.iter().enumerate() {
             let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
             let covers = segment.cover(pipeline, first_row_count, step, refused);
