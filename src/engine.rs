@@ -19,6 +19,8 @@
 //! # }
 //! ```
 
+mod ahead;
+
 use bytemuck::cast_slice;
 
 use crate::checkpoint::Checkpoint;
@@ -31,8 +33,9 @@ use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
 use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::Progress;
-use crate::scheduler::{Event, Request, RequestId, Row, Scheduler, Step};
+use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use crate::target::Backend;
+use ahead::Ahead;
 
 /// How a model is run.
 pub struct EngineOptions {
@@ -62,6 +65,10 @@ pub struct Engine {
     layout: KvLayout,
     scheduler: Scheduler,
     executor: Executor,
+    /// None where launches are done when they return.
+    ahead: Option<Ahead>,
+    /// Changes of the block tables that the device knows of; none if its tables are not the scheduler's.
+    tables_written: Option<usize>,
     max_logit_rows: usize,
 }
 
@@ -136,14 +143,18 @@ impl Engine {
             precision: options.precision,
             weight_dtype: checkpoint.tensor("embedding.weight").dtype,
             max_rows,
+            max_logit_rows,
+            takes_tokens: options.pipeline.target().backend != Backend::Host,
         };
         let graph = forward(&config, &layout, &forward_options);
-        let externals = externals(&config, &layout, max_rows, max_logit_rows);
+        let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
         let max_decode_rows = options.n_slots;
-        let executor_options = ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, externals };
+        let executor_options = ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, inputs, externals };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
-        let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };
+        let ahead = Ahead::new(&executor, max_logit_rows)?;
+        let scheduler = Scheduler::new(&layout, max_rows);
+        let mut engine = Self { scheduler, config, layout, executor, ahead, tables_written: None, max_logit_rows };
         engine.write_tables()?;
         Ok(engine)
     }
@@ -192,22 +203,33 @@ impl Engine {
         self.scheduler.abort();
     }
 
-    /// Runs one step: rows of prompts and one row of every sequence that generates.
+    /// Runs one step: rows of prompts and one row of every sequence that generates. A device that runs launches later is one
+    /// step ahead: the tokens are then those of the step before, and the device is never without work.
     ///
     /// # Errors
     /// [`EngineError::Plan`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = self.scheduler.take_ended();
-        let step = self.scheduler.next_step();
-        if step.rows.is_empty() {
-            return Ok(events);
+        let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
+        if let Some(step) = &step {
+            self.write_tables()?;
+            self.run(step, None)?;
         }
-        self.write_tables()?;
-        self.run(&step, None)?;
+        let known = match &mut self.ahead {
+            Some(ahead) => ahead.turn(&self.executor, step)?,
+            None => step.map(|step| self.sampled(step)).transpose()?,
+        };
+        if let Some((step, tokens)) = known {
+            events.extend(self.scheduler.advance(&step, &tokens));
+        }
+        Ok(events)
+    }
+
+    /// The tokens of the step that was launched last.
+    fn sampled(&self, step: Step) -> Result<(Step, Vec<u32>), EngineError> {
         let mut tokens = vec![0_u32; step.logit_rows.len()];
         self.executor.read("sampled", bytemuck::cast_slice_mut(&mut tokens))?;
-        events.extend(self.scheduler.advance(&step, &tokens));
-        Ok(events)
+        Ok((step, tokens))
     }
 
     /// The logits after every token of `ids`, (ids.len(), vocab_size), row-major: each token is forwarded as given,
@@ -222,6 +244,7 @@ impl Engine {
             return Err(EngineError::TooLong { n_prompt: ids.len(), n_new: 0, capacity_tokens });
         }
         assert!(self.is_idle(), "teacher forcing uses slot 0");
+        self.tables_written = None;
         // The scheduler makes a request's rows; here all of them want logits, so they are made by hand.
         let mut tables = crate::graph::kv_cache::BlockTables::new(&self.layout);
         assert!(tables.reserve(0, ids.len()), "one sequence of full capacity always fits");
@@ -231,7 +254,8 @@ impl Engine {
         let mut logits = vec![0.0_f32; ids.len() * self.config.vocab_size];
         for first in (0..ids.len()).step_by(self.max_logit_rows) {
             let chunk = &ids[first..ids.len().min(first + self.max_logit_rows)];
-            let row = |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token };
+            let row =
+                |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token: RowToken::Id(token) };
             let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
             self.run(&step, observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
             let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];
@@ -251,41 +275,60 @@ impl Engine {
         }
     }
 
-    fn write_tables(&self) -> Result<(), EngineError> {
+    fn write_tables(&mut self) -> Result<(), EngineError> {
+        let n_changes = Some(self.scheduler.tables().n_changes());
+        if self.tables_written == n_changes {
+            return Ok(());
+        }
         for group in 0..self.layout.groups().len() {
             let table = self.scheduler.tables().table(group);
             self.executor.write(&format!("block_table.{group}"), cast_slice(table))?;
         }
+        self.tables_written = n_changes;
         Ok(())
     }
 
     /// Fills the inputs and launches everything.
     fn run(&mut self, step: &Step, observer: Option<Observer<'_>>) -> Result<(), EngineError> {
         let rows = |of: fn(&Row) -> u32| step.rows.iter().map(of).collect::<Vec<u32>>();
-        self.executor.write("token", cast_slice(&rows(|row| row.token)))?;
-        self.executor.write("slot", cast_slice(&rows(|row| row.slot)))?;
-        self.executor.write("position", cast_slice(&rows(|row| row.position)))?;
+        let (token, slot, position) = (rows(|row| row.token.encoded()), rows(|row| row.slot), rows(|row| row.position));
         let logit_row: Vec<u32> = step.logit_rows.iter().map(|logit| logit.row).collect();
         let top_k: Vec<u32> = step.logit_rows.iter().map(|logit| logit.sampling.top_k).collect();
         let temperature: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.temperature).collect();
         let top_p: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.top_p).collect();
         let coin: Vec<f32> = step.logit_rows.iter().map(|logit| logit.coin).collect();
-        self.executor.write("logit_row", cast_slice(&logit_row))?;
-        self.executor.write("top_k", cast_slice(&top_k))?;
-        self.executor.write("temperature", cast_slice(&temperature))?;
-        self.executor.write("top_p", cast_slice(&top_p))?;
-        self.executor.write("coin", cast_slice(&coin))?;
+        self.executor.write_inputs(&[
+            ("token", cast_slice(&token)),
+            ("slot", cast_slice(&slot)),
+            ("position", cast_slice(&position)),
+            ("logit_row", cast_slice(&logit_row)),
+            ("top_k", cast_slice(&top_k)),
+            ("temperature", cast_slice(&temperature)),
+            ("top_p", cast_slice(&top_p)),
+            ("coin", cast_slice(&coin)),
+        ])?;
         self.executor.run(step.shape(), observer)?;
         Ok(())
     }
 }
 
-/// Names and lengths in bytes of the tensors that the graph calls external.
-fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_rows: usize) -> Vec<(String, usize)> {
-    let mut externals: Vec<(String, usize)> = Vec::new();
-    externals.extend(["token", "slot", "position"].map(|name| (name.to_string(), 4 * max_rows)));
-    let per_logit = ["logit_row", "temperature", "top_k", "top_p", "coin", "sampled"];
-    externals.extend(per_logit.map(|name| (name.to_string(), 4 * max_logit_rows)));
+/// What went wrong while tokens were waited for.
+fn waiting(source: gpu::GpuError) -> EngineError {
+    EngineError::Plan(PlanError::Device { label: "a step".into(), source })
+}
+
+/// Names and lengths in bytes of tensors.
+type Lengths = Vec<(String, usize)>;
+
+/// The tensors that the graph calls external: those that every step fills, and the others.
+fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_rows: usize) -> (Lengths, Lengths) {
+    let mut inputs = Lengths::new();
+    inputs.extend(["token", "slot", "position"].map(|name| (name.to_string(), 4 * max_rows)));
+    let per_logit = ["logit_row", "temperature", "top_k", "top_p", "coin"];
+    inputs.extend(per_logit.map(|name| (name.to_string(), 4 * max_logit_rows)));
+
+    let mut externals = Lengths::new();
+    externals.push(("sampled".into(), 4 * max_logit_rows));
     externals.push(("logits".into(), 4 * max_logit_rows * config.vocab_size));
     externals.push(("inv_freq".into(), 4 * (config.head_dim / 2)));
     for (g, group) in kv.groups().iter().enumerate() {
@@ -294,5 +337,5 @@ fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_row
     for l in 0..config.num_hidden_layers {
         externals.extend(["k", "v"].map(|which| (format!("{which}_cache.{l}"), kv.layer_bytes(l))));
     }
-    externals
+    (inputs, externals)
 }

@@ -4,6 +4,7 @@
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
 //! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
+//! - `inputs`: what every step is told, in one copy
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
 //! - `segment`: their grids and arguments for a number of rows
 //! - `workspace`: memory that kernels ask for besides
@@ -15,6 +16,7 @@
 pub mod arena;
 mod cover;
 pub mod forward;
+mod inputs;
 pub mod kv_cache;
 pub mod plan;
 pub mod profile;

@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
+use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
 use super::arena::{self, Lifetime};
 use super::cover::{self, Candidates, Cover};
+use super::inputs::Inputs;
 use super::profile::Profile;
 use super::replay::Replays;
 use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
@@ -88,7 +89,9 @@ pub struct ExecutorOptions {
     pub max_logit_rows: usize,
     /// Most rows of a step in which every row is alone in its slot: the slots.
     pub max_decode_rows: usize,
-    /// Names and lengths in bytes of the external tensors.
+    /// Names and lengths in bytes of the external tensors that every step fills anew: they lie side by side.
+    pub inputs: Vec<(String, usize)>,
+    /// Names and lengths in bytes of the other external tensors.
     pub externals: Vec<(String, usize)>,
 }
 
@@ -124,6 +127,7 @@ pub struct Executor {
     graph: Graph,
     /// Where every tensor of the graph is.
     memory: Vec<BufferView>,
+    inputs: Inputs,
     externals: HashMap<String, BufferView>,
     workspace: Workspace,
     segments: Vec<Segment>,
@@ -144,7 +148,9 @@ impl Executor {
         options: ExecutorOptions,
         progress: &dyn Progress,
     ) -> Result<Self, PlanError> {
-        let externals = allocate_externals(&pipeline, &options.externals)?;
+        let inputs = Inputs::new(&pipeline, &options.inputs)?;
+        let mut externals = allocate_externals(&pipeline, &options.externals)?;
+        externals.extend(inputs.views());
         let candidates = cover::segments(&graph, &pipeline.fusions());
         let lifetimes = lifetimes(&graph, &candidates, &pipeline, &options)?;
         let (memory, arena_bytes) = place_tensors(&graph, checkpoint, &pipeline, &externals, &lifetimes)?;
@@ -156,6 +162,7 @@ impl Executor {
             pipeline,
             graph,
             memory,
+            inputs,
             externals,
             workspace,
             segments,
@@ -212,6 +219,39 @@ impl Executor {
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
         self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Fills the starts of the tensors that every step fills, in one copy.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    ///
+    /// # Panics
+    /// If there is no input of a name, or it is shorter.
+    pub fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+        self.inputs.write(&self.pipeline, inputs)
+    }
+
+    /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches are
+    /// done when they return.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, PlanError> {
+        let mailbox = self.pipeline.driver().mailbox(len_bytes);
+        mailbox.map_err(|source| PlanError::Device { label: "mailbox".into(), source })
+    }
+
+    /// Has the device copy the start of an external tensor to a mailbox, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn post(&self, name: &str, len_bytes: usize, mailbox: &mut Mailbox) -> Result<(), PlanError> {
+        let posted = self.pipeline.driver().post(mailbox, &self.externals[name], len_bytes);
+        posted.map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
     /// Reads the start of an external tensor, after everything launched so far.

@@ -115,7 +115,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 13] = [
+const OPS: [Op; 14] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -139,6 +139,7 @@ const OPS: [Op; 13] = [
     Op { name: "moe_mlp1", first: "x", kinds: &["same_experts"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
     Op { name: "moe_mlp2", first: "x", kinds: &["same_experts"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
+    Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {
         name: "peak_multiply_add",
         first: "n_rounds",
@@ -297,7 +298,7 @@ fn only(name: &str, output: Output) -> Outputs {
 mod tests {
     use super::*;
 
-    fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
+    pub(super) fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
         Case {
             dims: dims.iter().map(|&(name, dim)| (name.to_owned(), dim)).collect(),
             scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens)]),
@@ -305,56 +306,24 @@ mod tests {
         }
     }
 
-    fn f32s(values: &[f64]) -> Tensor {
+    pub(super) fn f32s(values: &[f64]) -> Tensor {
         Tensor::rounded(Dtype::F32, values.to_vec())
     }
 
-    fn u32s(values: &[usize]) -> Tensor {
+    pub(super) fn u32s(values: &[usize]) -> Tensor {
         Tensor::whole(values.iter().copied())
     }
 
-    fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
+    pub(super) fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
         run(&[op.to_owned()], case, &inputs).unwrap().remove(output).unwrap().values
     }
 
-    fn close(got: &[f64], want: &[f64]) {
+    pub(super) fn close(got: &[f64], want: &[f64]) {
         let far = got.iter().zip(want).any(|(got, want)| (got - want).abs() > 1e-6);
         assert!(got.len() == want.len() && !far, "got {got:?}, want {want:?}");
     }
 
-    #[test]
-    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        case.flags.insert("has_update".into(), false);
-        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
-        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
-
-        case.flags.insert("has_update".into(), true);
-        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
-        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
-        close(&moved["sum"].values, &[3.0, 4.0]);
-        close(&moved["sum"].scale, &[7.0, 5.0]);
-        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
-        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
-    }
-
-    #[test]
-    fn linear_is_a_row_of_weight_for_each_output() {
-        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
-        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
-        let inputs = named([
-            ("x", f32s(&[1.0, 10.0])),
-            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
-            ("bias", f32s(&[100.0, 200.0, 300.0])),
-            ("residual", f32s(&[0.5, 0.25, 0.125])),
-        ]);
-        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
-        close(&output.values, &[121.5, 243.25, 245.125]);
-        close(&output.scale, &[121.5, 243.25, 365.125]);
-    }
-
-    fn attention_case(window: u32) -> Case {
+    pub(super) fn attention_case(window: u32) -> Case {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars.extend([("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)].map(|(name, n)| (name.into(), n)));
@@ -380,64 +349,6 @@ mod tests {
         assert_eq!(outputs["qkv"].scale[4..6], [f64::INFINITY; 2]);
         close(&outputs["k_cache"].values, &[-6.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, d, position)
         close(&outputs["v_cache"].values, &[7.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, position, d)
-    }
-
-    #[test]
-    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
-        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
-        let inputs = named([
-            ("qkv", f32s(&[0.0; 8])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[2])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[1.0; 8])),
-            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
-            ("sinks", f32s(&[0.0, -1e3])),
-        ]);
-        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
-        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
-        close(&all.scale, &[90.0; 4]);
-        // A window of 2 counts the token itself.
-        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
-    }
-
-    #[test]
-    fn attention_that_is_not_causal_sees_what_is_behind() {
-        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
-        let mut inputs = named([
-            ("qkv", f32s(&[0.0; 8])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[1])),
-            ("n_positions", u32s(&[3])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[1.0; 8])),
-            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
-            ("sinks", f32s(&[0.0, -1e3])),
-        ]);
-        let mut case = attention_case(0);
-        case.flags.insert("causal".into(), false);
-        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
-        // A window of 1 is the token alone, whatever the side.
-        case.dims.insert("window".into(), 1);
-        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
-        case.dims.insert("window".into(), 2);
-        inputs.insert("position".into(), u32s(&[0]));
-        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
-    }
-
-    #[test]
-    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
-        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
-        let inputs = named([
-            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[1])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
-            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
-            ("sinks", f32s(&[-1e3, 0.0])),
-        ]);
-        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
     }
 
     #[test]

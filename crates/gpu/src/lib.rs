@@ -18,11 +18,13 @@ pub mod sim;
 
 mod error;
 mod launch;
+mod mailbox;
 mod memory;
 mod runtime;
 
 pub use error::GpuError;
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
+pub use mailbox::Mailbox;
 pub use memory::{Buffer, BufferView};
 
 use std::time::{Duration, Instant};
@@ -93,6 +95,24 @@ pub trait Driver: Send + Sync {
     /// [`GpuError::ForeignGraph`], or the device's words.
     fn replay(&self, _graph: &Graph) -> Result<(), GpuError> {
         Err(GpuError::ForeignGraph)
+    }
+
+    /// Room for `len_bytes` bytes that the device puts into this process on its own. `None` from a device whose launches are
+    /// done when they return: nothing is gained by looking later.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], or the device's words.
+    fn mailbox(&self, _len_bytes: usize) -> Result<Option<Mailbox>, GpuError> {
+        Ok(None)
+    }
+
+    /// Has the device copy the first `len_bytes` bytes of `view` to the mailbox, after everything launched so far and before
+    /// what is launched next. What the mailbox held is lost.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when view or mailbox is shorter, [`GpuError::ForeignMailbox`], or the device's words.
+    fn post(&self, _mailbox: &mut Mailbox, _view: &BufferView, _len_bytes: usize) -> Result<(), GpuError> {
+        Err(GpuError::ForeignMailbox)
     }
 
     /// Copies `bytes` to the start of `view`.

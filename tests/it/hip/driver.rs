@@ -156,6 +156,35 @@ fn small_writes_wait_for_nobody_and_arrive_in_order() {
 }
 
 #[test]
+fn a_mailbox_keeps_what_was_there_when_it_was_posted() {
+    let room = Room::new("arch = gfx1100, gfx1100");
+    {
+        let driver = room.driver();
+        let view = driver.allocate(100).unwrap().view();
+        let mut mailboxes = [(); 2].map(|()| driver.mailbox(64).unwrap().expect("a GPU runs later"));
+        assert_eq!(mailboxes[0].wait().unwrap(), [0_u8; 0]);
+        for (i, mailbox) in mailboxes.iter_mut().enumerate() {
+            driver.write(&view, &[i as u8 + 1; 64]).unwrap();
+            driver.post(mailbox, &view, 64 - i).unwrap();
+        }
+        driver.write(&view, &[3; 64]).unwrap();
+        assert_eq!(room.count("hipEventSynchronize"), 0);
+        assert_eq!(mailboxes[0].wait().unwrap(), [1; 64]);
+        assert_eq!(mailboxes[1].wait().unwrap(), [2; 63]);
+        assert_eq!((room.count("hipEventSynchronize"), room.count("hipStreamSynchronize")), (2, 0));
+
+        let too_long = driver.post(&mut mailboxes[0], &view, 65).unwrap_err();
+        assert!(matches!(too_long, GpuError::Range { what: "post", len_bytes: 65, available_bytes: 64 }));
+        let too_long = driver.post(&mut mailboxes[0], &view, 101).unwrap_err();
+        assert!(matches!(too_long, GpuError::Range { what: "read", len_bytes: 101, available_bytes: 100 }));
+        let other = HipDriver::new(&room.runtime(), 1).unwrap();
+        let elsewhere = other.allocate(100).unwrap().view();
+        assert!(matches!(other.post(&mut mailboxes[0], &elsewhere, 1), Err(GpuError::ForeignMailbox)));
+    }
+    room.assert_all_given_back();
+}
+
+#[test]
 fn every_thread_says_which_device_it_means() {
     let room = Room::new("arch = gfx1100, gfx1100");
     let runtime = room.runtime();
