@@ -5,6 +5,7 @@
 //! - [`arena`]: one block of memory for all activations
 //! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - `inputs`: what every step is told, in one copy
+//! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
 //! - `segment`: their grids and arguments for a number of rows
 //! - `workspace`: memory that kernels ask for besides
@@ -14,6 +15,7 @@
 //! or how many tokens a step has.
 
 pub mod arena;
+mod buckets;
 mod cover;
 pub mod forward;
 mod inputs;
