@@ -18,7 +18,7 @@ use crate::tuning::table::StepKind;
 /// Launches for a part of every step.
 pub(super) struct Segment {
     pub rows: Rows,
-    /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that such a step has.
+    /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that occur.
     pub buckets: BTreeMap<StepKind, Vec<Bucket>>,
 }
 
