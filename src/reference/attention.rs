@@ -138,6 +138,9 @@ fn rope_kv_rows(case: &Case, layout: &Layout, random: &mut Random) -> Result<Vec
         let why = format!("a run of {longest} tokens in a slot of {capacity} positions");
         return Err(ReferenceError::Contradiction { why });
     }
+    if case.wants("decode") {
+        return last_positions(layout, n_tokens, capacity);
+    }
     if is_chunk {
         return Ok(chunk(layout, n_tokens, |len, _| capacity - len.div_ceil(2), random));
     }
@@ -232,6 +235,10 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
     let end = layout.end(window);
     let rows: Vec<(usize, usize)> = if case.wants("chunk") {
         chunk(&layout, n_tokens, |len, random| 1 + random.below(end.saturating_sub(len).max(1)), random)
+    } else if case.wants("decode") {
+        last_positions(&layout, n_tokens, end)?
+    } else if case.wants("end") {
+        (end.saturating_sub(n_tokens)..end).map(|p| (0, p)).collect()
     } else if case.wants("prompt") {
         chunk(&layout, n_tokens, |_, _| 0, random)
     } else {
@@ -243,13 +250,52 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
     }
     let table = layout.block_table(random);
     let sight = Sight { window, n_positions: n_positions(case, &layout, &rows, random)? };
+    let (k_cache, v_cache) = match case.inputs.as_deref() {
+        Some("decode" | "end") => {
+            (random.normals(kv, layout.cache_size(), 1.0), random.normals(kv, layout.cache_size(), 1.0))
+        }
+        _ => caches(&layout, &sight, &rows, &table, kv, random),
+    };
+    let mut inputs = named([
+        ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
+        ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
+        ("position", Tensor::whole(rows.iter().map(|row| row.1))),
+        ("block_table", table),
+        ("k_cache", k_cache),
+        ("v_cache", v_cache),
+        ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
+    ]);
+    if let Some(n_positions) = sight.n_positions {
+        inputs.insert("n_positions".into(), Tensor::whole(n_positions));
+    }
+    Ok(inputs)
+}
+
+/// Every row alone in its slot, at the last position before `end`.
+fn last_positions(layout: &Layout, n_tokens: usize, end: usize) -> Result<Vec<(usize, usize)>, ReferenceError> {
+    if n_tokens > layout.n_slots {
+        let why = format!("{n_tokens} rows alone in {} slots", layout.n_slots);
+        return Err(ReferenceError::Contradiction { why });
+    }
+    Ok((0..n_tokens).map(|t| (t, end - 1)).collect())
+}
+
+/// Keys and values where a row sees them, and traps where none does.
+fn caches(
+    layout: &Layout,
+    sight: &Sight,
+    rows: &[(usize, usize)],
+    table: &Tensor,
+    kv: Dtype,
+    random: &mut Random,
+) -> (Tensor, Tensor) {
     // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
     let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
     let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
-    for &(slot, position) in &rows {
+    for &(slot, position) in rows {
         for p in sight.visible(slot, position) {
-            let block = layout.block(&table, slot, p);
+            let block = layout.block(table, slot, p);
             for i in 0..layout.n_kv_heads * layout.head_dim {
                 let (g, d) = (i / layout.head_dim, i % layout.head_dim);
                 k_cache[layout.k(block, g, d, p)] = random.normal();
@@ -257,19 +303,7 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
             }
         }
     }
-    let mut inputs = named([
-        ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
-        ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
-        ("position", Tensor::whole(rows.iter().map(|row| row.1))),
-        ("block_table", table),
-        ("k_cache", Tensor::rounded(kv, k_cache)),
-        ("v_cache", Tensor::rounded(kv, v_cache)),
-        ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
-    ]);
-    if let Some(n_positions) = sight.n_positions {
-        inputs.insert("n_positions".into(), Tensor::whole(n_positions));
-    }
-    Ok(inputs)
+    (Tensor::rounded(kv, k_cache), Tensor::rounded(kv, v_cache))
 }
 
 /// Positions that are in every slot, where attention is not causal: those of its rows and some behind them, as many as the
@@ -366,11 +400,13 @@ fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{attention_case, close, f32s, run_one, u32s};
     use super::*;
+    use crate::reference::run;
 
     fn case(op_inputs: &str, window: u32) -> Case {
         let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
-        let scalars = [("n_tokens", 9), ("n_slots", 3), ("table_blocks", 3), ("n_blocks", 9)];
+        let scalars = [("n_tokens", 9.0), ("n_slots", 3.0), ("table_blocks", 3.0), ("n_blocks", 9.0)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
             flags: [("matrix_layout".to_owned(), true), ("causal".to_owned(), true)].into(),
@@ -421,6 +457,64 @@ mod tests {
     #[test]
     fn a_kind_of_inputs_that_no_op_knows_is_an_error() {
         let error = crate::reference::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
-        assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt");
+        assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt, decode, end");
+    }
+
+    #[test]
+    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
+        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
+        let inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[2])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
+        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        close(&all.scale, &[90.0; 4]);
+        // A window of 2 counts the token itself.
+        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_that_is_not_causal_sees_what_is_behind() {
+        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
+        let mut inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("n_positions", u32s(&[3])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let mut case = attention_case(0);
+        case.flags.insert("causal".into(), false);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        // A window of 1 is the token alone, whatever the side.
+        case.dims.insert("window".into(), 1);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
+        case.dims.insert("window".into(), 2);
+        inputs.insert("position".into(), u32s(&[0]));
+        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
+    }
+
+    #[test]
+    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
+        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
+        let inputs = named([
+            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
+            ("sinks", f32s(&[-1e3, 0.0])),
+        ]);
+        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
     }
 }
