@@ -159,3 +159,131 @@ fn merged(mut first: Problem, second: &Problem) -> Option<Problem> {
 fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
     from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use gpu::sim::SimDriver;
+
+    use super::*;
+    use crate::config::ModelConfig;
+    use crate::dtype::Dtype;
+    use crate::graph::forward::{ForwardOptions, forward};
+    use crate::graph::kv_cache::{KvLayout, KvRequest};
+    use crate::kernel::Precision;
+    use crate::kernel::cache::{Cache, Limits};
+    use crate::kernel::compile::CompilerOptions;
+    use crate::kernel::library::{Layer, Library};
+    use crate::kernel::store::Store;
+    use crate::target::Target;
+    use crate::tuning::TuningTables;
+
+    /// The forward pass of gpt-oss-20b.
+    fn graph(precision: Precision) -> Graph {
+        let config = ModelConfig {
+            vocab_size: 201_088,
+            hidden_size: 2880,
+            num_experts: 32,
+            experts_per_token: 4,
+            intermediate_size: 2880,
+            num_hidden_layers: 24,
+            head_dim: 64,
+            num_attention_heads: 64,
+            num_key_value_heads: 8,
+            max_seq_len: 131_072,
+            initial_context_length: 4096,
+            rope_theta: 150_000.0,
+            rope_scaling_factor: 32.0,
+            sliding_window: 128,
+            swiglu_limit: 7.0,
+        };
+        let request = KvRequest {
+            n_slots: 300,
+            capacity_tokens: 1024,
+            max_rows: 2048,
+            dtype: Dtype::Bf16,
+            matrix_layout: true,
+            odd_window: None,
+            budget_bytes: usize::MAX,
+        };
+        let options = ForwardOptions {
+            precision,
+            weight_dtype: Dtype::Bf16,
+            expert_dtype: Dtype::Mxfp4,
+            max_rows: 2048,
+            max_logit_rows: 300,
+            takes_tokens: true,
+        };
+        forward(&config, &KvLayout::new(&config, &request).expect("it fits"), &options)
+    }
+
+    fn pipeline(arch: &str, tables: TuningTables) -> Pipeline {
+        let target = tables.gpu(arch).or_else(|_| Target::gpu(arch)).expect("known");
+        let driver = SimDriver::new(arch, target.wave_size, 1).expect("a thread");
+        let cache = Cache::open(Path::new("nothing is compiled"), Limits::default());
+        let store = Store::new(cache, CompilerOptions::new(PathBuf::new()));
+        Pipeline::new(Library::from_layers(vec![Layer::built_in()]), tables, target, store, Arc::new(driver))
+    }
+
+    /// The launches of a step with so many rows, all of which give logits.
+    fn launches(graph: &Graph, pipeline: &Pipeline, n: usize, step: StepKind) -> Vec<Cover> {
+        let segments = segments(graph, &pipeline.fusions());
+        segments.iter().flat_map(|segment| segment.cover(pipeline, n, step, &[])).collect()
+    }
+
+    #[test]
+    fn a_step_of_gpt_oss_20b_has_so_many_launches() {
+        let (bf16, f32) = (graph(Precision::Bf16), graph(Precision::F32));
+        for arch in ["gfx1100", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90"] {
+            let one_by_one = pipeline(arch, TuningTables::default());
+            let built_in = pipeline(arch, TuningTables::load(&[]).expect("right"));
+            let count = |graph: &Graph, pipeline: &Pipeline, n| launches(graph, pipeline, n, StepKind::Decode).len();
+            // In a layer 11: norm, qkv, rope, attention, out, norm, gate, route, sort, two products; around them token, angles,
+            // embedding, the rows that give logits, norm, unembedding, sampler.
+            assert_eq!(count(&bf16, &one_by_one, 1), 24 * 11 + 7, "{arch}");
+            // norm + qkv, and norm + gate + route + sort, are one each; so are norm + unembedding.
+            assert_eq!(count(&bf16, &built_in, 1), 24 * 7 + 6, "{arch}");
+            // Many rows: route + sort.
+            assert_eq!(count(&bf16, &built_in, 256), 24 * 10 + 7, "{arch}");
+            assert_eq!(count(&f32, &built_in, 1), 24 * 11 + 7, "{arch}: parity is summed op by op");
+        }
+    }
+
+    #[test]
+    fn what_others_read_is_kept_and_what_is_refused_is_done_node_by_node() {
+        let graph = graph(Precision::Bf16);
+        let pipeline = pipeline("gfx942", TuningTables::load(&[]).expect("right"));
+        let all = launches(&graph, &pipeline, 1, StepKind::Decode);
+        let label = "block.7.mlp.norm + block.7.mlp.gate + block.7.mlp.route + block.7.mlp.sort";
+        let run = all.iter().find(|cover| cover.label == label).expect("the router in one launch");
+        assert_eq!(run.problem.keeps, ["rmsnorm.y".to_owned()].into());
+        let experts = all.iter().find(|cover| cover.label == "block.7.mlp.mlp1").expect("a launch of its own");
+        assert_eq!(run.args["rmsnorm_y"], experts.args["x"]);
+        assert_eq!(run.args["assignment"], experts.args["assignment"]);
+        assert!(run.args["x"] != run.args["rmsnorm_y"] && !run.args.contains_key("expert"));
+
+        let segments = segments(&graph, &pipeline.fusions());
+        let cover = |refused: &[Problem]| {
+            segments[0].cover(&pipeline, 1, StepKind::Decode, refused).into_iter().map(|c| c.label)
+        };
+        let refused: Vec<String> = cover(std::slice::from_ref(&run.problem)).collect();
+        assert!(!refused.iter().any(|label| label.contains("mlp.norm + ")), "{refused:?}");
+        // What is left of the run is a run too, and is preferred.
+        assert!(refused.contains(&"block.7.mlp.route + block.7.mlp.sort".to_owned()), "{refused:?}");
+    }
+
+    #[test]
+    fn attention_of_many_single_rows_is_not_that_of_a_prompt() {
+        let graph = graph(Precision::Bf16);
+        let problem =
+            graph.nodes.iter().find(|node| node.problem.ops == ["attention"]).expect("24 of them").problem.query();
+        let tables = TuningTables::load(&[]).expect("right");
+        for arch in ["gfx1100", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90"] {
+            let target = Target::gpu(arch).expect(arch);
+            let template = |step| tables.lookup(&problem, 200, step, &target).map(|row| row.template.clone());
+            assert_eq!(template(StepKind::Decode).as_deref(), Some("attention/decode"), "{arch}");
+            assert_eq!(template(StepKind::Mixed).as_deref(), Some("attention/flash"), "{arch}");
+        }
+    }
+}
