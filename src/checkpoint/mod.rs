@@ -3,9 +3,11 @@
 //! Whatever the format, a [`Checkpoint`] holds OpenAI's canonical names, one tensor per layer, shapes outermost
 //! first, and bytes that are slices of the mapped file wherever nothing had to be repaired. [`tensors`] is the list
 //! of names and shapes; [`bin`] reads gpt-oss-amd's `.bin` files; [`layout`] says what is known to be wrong in some
-//! of them, and [`repair`] mends it; [`random`] makes weights in memory.
+//! of them, and [`repair`] mends it; [`encoding`] says which tensors hold a matrix; [`random`] describes weights that are made
+//! where they are used.
 
 pub mod bin;
+pub mod encoding;
 pub mod layout;
 pub mod random;
 pub mod repair;
@@ -23,13 +25,14 @@ use crate::dtype::Dtype;
 use crate::error::Hint;
 
 use layout::{Finding, Layout};
+use random::RandomNumbers;
 
 /// A model: its dimensions and every weight by its canonical name.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     /// The dimensions.
     pub config: ModelConfig,
-    /// Every tensor of [`tensors::groups`], under its name.
+    /// Every tensor of [`tensors::groups`], under its name; for those in MXFP4 the parts of [`encoding`].
     pub tensors: BTreeMap<String, Tensor>,
     /// What was wrong or unusual, and what was done about it.
     pub findings: Vec<Finding>,
@@ -40,15 +43,24 @@ pub struct Checkpoint {
 pub struct Tensor {
     /// The canonical name, such as `block.0.attn.qkv.weight`.
     pub name: String,
-    /// Element type of `bytes`.
+    /// Element type.
     pub dtype: Dtype,
     /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// The elements, row-major, little-endian. A slice of a mapped file is aligned to 4 bytes (f32) or 2 (bf16) at
-    /// best, and not at all if the file was embedded in a program: read with unaligned loads, or copy.
-    pub bytes: Bytes,
-    /// Where the bytes begin in their file; `None` for weights made in memory.
+    /// The elements.
+    pub content: Content,
+    /// Where the bytes begin in their file; `None` for weights that are not as a file has them.
     pub file_offset: Option<u64>,
+}
+
+/// The elements of a tensor.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// Row-major, little-endian. A slice of a mapped file is aligned to 4 bytes (f32) or 2 (bf16) at
+    /// best, and not at all if the file was embedded in a program: read with unaligned loads, or copy.
+    Bytes(Bytes),
+    /// Made where they are used.
+    Random(RandomNumbers),
 }
 
 /// Why a checkpoint could not be read.
@@ -104,12 +116,6 @@ pub enum CheckpointError {
         /// Size of this file.
         found: u64,
     },
-    /// Weights can be made as f32 or bf16 only.
-    #[error("random weights of type {found} were asked for, expected f32 or bf16")]
-    RandomDtype {
-        /// The type asked for.
-        found: Dtype,
-    },
     /// The weights do not fit into memory.
     #[error("could not allocate {len_bytes} bytes for `{name}`")]
     OutOfMemory {
@@ -131,8 +137,7 @@ impl Hint for CheckpointError {
             Self::Size { .. } | Self::NoHeader { .. } | Self::TooLarge => {
                 Some("is this a `.bin` checkpoint? It has no other mark than its size".into())
             }
-            Self::RandomDtype { .. } => Some("choose f32 or bf16".into()),
-            Self::OutOfMemory { .. } => Some("choose a smaller shape, or bf16".into()),
+            Self::OutOfMemory { .. } => Some("a checkpoint that needs no mending is used where it is mapped".into()),
             Self::Map(source) if source.kind() == io::ErrorKind::IsADirectory => {
                 Some("name the `.bin` file in the folder".into())
             }
@@ -192,7 +197,17 @@ impl Checkpoint {
             .map_err(|source| CheckpointError::File { path: path.to_owned(), source: Box::new(source) })
     }
 
-    /// The tensor of this name, which must be one of [`tensors::groups`]: every reader provides all of them.
+    /// The type of everything but the experts' matrices.
+    pub fn dense_dtype(&self) -> Dtype {
+        self.tensor(tensors::EMBEDDING).dtype
+    }
+
+    /// The type of the experts' matrices.
+    pub fn expert_dtype(&self) -> Dtype {
+        self.tensor(&format!("block.0.{}", tensors::MLP1_WEIGHT)).dtype
+    }
+
+    /// The tensor of this name, which must be one of [`Self::tensors`]: every reader provides all of them.
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.tensors.get(name).unwrap_or_else(|| panic!("no reader leaves out `{name}`"))
     }
@@ -202,6 +217,19 @@ impl Tensor {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Size in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.dtype.len_bytes(self.len())
+    }
+
+    /// The elements, if they are not yet to be made.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.content {
+            Content::Bytes(bytes) => Some(bytes),
+            Content::Random(_) => None,
+        }
     }
 
     /// Whether it has no elements. Those of a checkpoint always have some.

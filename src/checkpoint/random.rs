@@ -1,18 +1,32 @@
-//! Weights made in memory, so that a shape can be measured without a checkpoint of it.
+//! Random weights, described by a few numbers and made where they are used, so that a shape can be measured without a
+//! checkpoint of it: neither a file, nor memory of this process, nor a copy to the device.
+//!
+//! `templates/random_weights` makes the elements, and states the formula. What is here is which numbers a tensor gets.
 
 use std::collections::BTreeMap;
 
-use bytemuck::cast_slice_mut;
-use mapped_file::Pages;
-use rayon::prelude::*;
-
-use super::tensors::{Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Tensor};
+use super::encoding::{Encoding, Part};
+use super::tensors::{GATE_BIAS, Group, groups, parameters};
+use super::{Checkpoint, CheckpointError, Content, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
-/// Elements that one stream of numbers fills. Fixed, so that the weights do not depend on the number of threads.
-const CHUNK: usize = 1 << 16;
+/// Uniform random numbers, all of a tensor's from one seed.
+///
+/// Floats are `centre + step * r` with r in -32768 to 32767 (bf16: its upper half); bytes are that, rounded down; of MXFP4
+/// all 16 codes are equally likely, whatever `centre` and `step` are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RandomNumbers {
+    /// Which numbers: made from the seed, and no other tensor's.
+    pub stream: u64,
+    /// The middle of their range.
+    pub centre: f32,
+    /// Half the range, divided by 32768.
+    pub step: f32,
+}
+
+/// The root mean square of MXFP4's codes, all equally likely: their squares are 0, 0.25, 1, 2.25, 4, 9, 16 and 36.
+const MXFP4_CODES_SIZE: f64 = 2.926_174_972_214_489; // sqrt(68.5 / 8)
 
 impl Checkpoint {
     /// A checkpoint with random weights, the same for the same arguments on any machine.
@@ -22,72 +36,74 @@ impl Checkpoint {
     /// in -1 to 1 and biases in -0.02 to 0.02. The numbers are good enough for that and for nothing else: 65536 steps
     /// per tensor.
     ///
+    /// **MXFP4**: a code is random, and its block's scale one of two neighbours, so often the larger one that the
+    /// deviation is that of the other encodings. With n the smaller one, f how often the larger one, and 2.93 the root mean
+    /// square of the codes, that is `2.93^2 * 4^(n - 127) * (1 + 3 f) = 1/inputs`. For 2880 inputs: n = 119, f = 0.55.
+    ///
+    /// **The router**: its logits have a standard deviation of about 1 from row to row of the step, and its biases lie in -0.75
+    /// to 0.75, so that some experts are chosen more often than others, as in a model that was trained. What that gives is in
+    /// `tests/it/weights.rs`; how skewed gpt-oss itself is, we have not measured.
+    ///
     /// # Errors
-    /// Dimensions that make no model, a `dtype` other than f32 and bf16, or too little memory.
-    pub fn random(config: ModelConfig, dtype: Dtype, seed: u64) -> Result<Self, CheckpointError> {
+    /// Dimensions that make no model, or one of more than 2^64 bytes.
+    pub fn random(config: ModelConfig, encoding: Encoding, seed: u64) -> Result<Self, CheckpointError> {
         config.check()?;
         parameters(&config).and_then(|n| n.checked_mul(4)).ok_or(CheckpointError::TooLarge)?;
         let mut tensors = BTreeMap::new();
         for (i, group) in groups(&config).iter().enumerate() {
-            for l in 0..group.count(&config) {
-                let stream = mix(seed ^ mix((i * config.num_hidden_layers + l) as u64));
-                let tensor = random_tensor(group, l, dtype, stream)?;
-                tensors.insert(tensor.name.clone(), tensor);
+            for (part_index, part) in encoding.parts(group).iter().enumerate() {
+                for l in 0..group.count(&config) {
+                    let number = (i + part_index * groups(&config).len()) * config.num_hidden_layers + l;
+                    let numbers = numbers(group, part, mix(seed ^ mix(number as u64)));
+                    let tensor = Tensor {
+                        name: Group { name: part.name, ..group.clone() }.name_in(l),
+                        dtype: part.dtype,
+                        shape: part.shape.clone(),
+                        content: Content::Random(numbers),
+                        file_offset: None,
+                    };
+                    tensors.insert(tensor.name.clone(), tensor);
+                }
             }
         }
         Ok(Self { config, tensors, findings: Vec::new() })
     }
 }
 
-fn random_tensor(group: &Group, l: usize, dtype: Dtype, stream: u64) -> Result<Tensor, CheckpointError> {
-    let name = group.name_in(l);
-    let len: usize = group.shape.iter().product();
-    let out_of_memory = || CheckpointError::OutOfMemory { name: name.clone(), len_bytes: dtype.len_bytes(len) as u64 };
-    let (centre, reach) = distribution(group);
-    let mut pages = Pages::new(dtype.len_bytes(len)).map_err(|_| out_of_memory())?;
-    let bytes = &mut pages.as_mut_slice()[..dtype.len_bytes(len)];
-    match dtype {
-        Dtype::F32 => fill(cast_slice_mut::<u8, f32>(bytes), stream, centre, reach, |value| value),
-        // Cutting off the lower half is rounding enough for random numbers.
-        Dtype::Bf16 => {
-            fill(cast_slice_mut::<u8, u16>(bytes), stream, centre, reach, |value| (value.to_bits() >> 16) as u16);
-        }
-        found => return Err(CheckpointError::RandomDtype { found }),
-    }
-    let bytes = pages.freeze().slice(..dtype.len_bytes(len));
-    Ok(Tensor { name, dtype, shape: group.shape.clone(), bytes, file_offset: None })
+/// A tensor's numbers.
+fn numbers(group: &Group, part: &Part, stream: u64) -> RandomNumbers {
+    let (centre, reach) = match part.dtype {
+        Dtype::Mxfp4 => (0.0, 0.0),
+        Dtype::U8 => scales(inputs(group)),
+        _ => distribution(group),
+    };
+    RandomNumbers { stream, centre, step: reach / 32768.0 }
 }
 
 /// Centre and half width of a group's uniform distribution.
 fn distribution(group: &Group) -> (f32, f32) {
     let deviation = |deviation: f32| (0.0, deviation * 3f32.sqrt());
-    match (group.name, group.shape.as_slice()) {
-        (name, _) if name.ends_with("norm.scale") => (1.0, 0.1),
-        (name, _) if name.ends_with("bias") => (0.0, 0.02),
-        ("attn.sinks", _) => (0.0, 1.0),
-        ("embedding.weight", _) => deviation(1.0),
-        (_, [.., inputs]) => deviation((*inputs as f32).sqrt().recip()),
-        (name, []) => panic!("`{name}` has no shape"),
+    match group.name {
+        name if name.ends_with("norm.scale") => (1.0, 0.1),
+        GATE_BIAS => (0.0, 0.75),
+        name if name.ends_with("bias") => (0.0, 0.02),
+        "attn.sinks" => (0.0, 1.0),
+        "embedding.weight" => deviation(1.0),
+        _ => deviation((inputs(group) as f32).sqrt().recip()),
     }
 }
 
-/// Fills with `centre ± reach`, four elements from each 64-bit number.
-fn fill<T: Send>(elements: &mut [T], stream: u64, centre: f32, reach: f32, convert: impl Fn(f32) -> T + Sync) {
-    let step = reach / 32768.0;
-    elements.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
-        let mut counter = mix(stream.wrapping_add(i as u64));
-        for four in chunk.chunks_mut(4) {
-            counter = counter.wrapping_add(GOLDEN);
-            let mut bits = mix(counter);
-            for element in four {
-                *element = convert(centre + step * f32::from(bits as i16));
-                bits >>= 16;
-            }
-        }
-    });
+/// The same for the scales of a matrix in MXFP4: rounded down, they are n and n + 1, the latter with probability f.
+fn scales(inputs: usize) -> (f32, f32) {
+    let size = (inputs as f64).sqrt().recip() / MXFP4_CODES_SIZE; // the factors' root mean square
+    let exponent = size.log2().floor();
+    let f = ((size / exponent.exp2()).powi(2) - 1.0) / 3.0;
+    ((127.0 + exponent + f + 0.5) as f32, 0.5)
 }
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+fn inputs(group: &Group) -> usize {
+    *group.shape.last().expect("every tensor has a dimension")
+}
 
 /// The output function of SplitMix64 (Steele, Lea and Flood, 2014).
 fn mix(mut z: u64) -> u64 {
@@ -98,57 +114,60 @@ fn mix(mut z: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tensors::tests::small;
+    use super::super::tensors::tests::{gpt_oss_20b, small};
     use super::*;
 
-    fn f32s(tensor: &Tensor) -> Vec<f32> {
-        match tensor.dtype {
-            Dtype::F32 => tensor.bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
-            _ => {
-                tensor.bytes.chunks(2).map(|b| f32::from_bits(u32::from(b[1]) << 24 | u32::from(b[0]) << 16)).collect()
-            }
+    fn numbers_of(checkpoint: &Checkpoint, name: &str) -> RandomNumbers {
+        match checkpoint.tensor(name).content {
+            Content::Random(numbers) => numbers,
+            Content::Bytes(_) => panic!("`{name}` has bytes"),
         }
     }
 
     #[test]
-    fn all_tensors_are_there_and_depend_on_the_seed_only() {
-        let make = |seed| Checkpoint::random(small(), Dtype::Bf16, seed).unwrap();
-        let (a, b, c) = (make(1), make(1), make(2));
-        assert_eq!(a.tensors.len(), 3 + 13 * 2);
-        for (name, tensor) in &a.tensors {
-            assert_eq!(tensor.bytes.len(), 2 * tensor.len(), "{name}");
-            assert_eq!(tensor.bytes, b.tensors[name].bytes, "{name}");
-            assert_ne!(tensor.bytes, c.tensors[name].bytes, "{name}");
+    fn all_tensors_are_there_and_no_two_have_the_same_numbers() {
+        let mut streams = std::collections::BTreeSet::new();
+        for (encoding, n_tensors) in
+            [(Encoding::F32, 3 + 13 * 2), (Encoding::Bf16, 3 + 13 * 2), (Encoding::Mxfp4, 3 + 15 * 2)]
+        {
+            let checkpoint = Checkpoint::random(small(), encoding, 1).unwrap();
+            assert_eq!(checkpoint.tensors.len(), n_tensors);
+            let own: Vec<u64> = checkpoint.tensors.keys().map(|name| numbers_of(&checkpoint, name).stream).collect();
+            streams.extend(own.iter().copied());
         }
-        assert_ne!(a.tensor("block.0.attn.qkv.weight").bytes, a.tensor("block.1.attn.qkv.weight").bytes);
+        assert_eq!(streams.len(), 3 + 15 * 2, "encodings share the numbers of what they share");
+        let other = Checkpoint::random(small(), Encoding::Bf16, 2).unwrap();
+        assert!(!streams.contains(&numbers_of(&other, "norm.scale").stream));
     }
 
     #[test]
     fn deviations_are_the_documented_ones() {
-        let config = ModelConfig { hidden_size: 400, vocab_size: 1000, ..small() };
-        for dtype in [Dtype::F32, Dtype::Bf16] {
-            let checkpoint = Checkpoint::random(config.clone(), dtype, 3).unwrap();
-            for (name, centre, deviation) in [
-                ("embedding.weight", 0.0, 1.0),
-                ("unembedding.weight", 0.0, 0.05),
-                ("norm.scale", 1.0, 0.1 / 3f32.sqrt()),
-                ("block.1.mlp.mlp1_weight", 0.0, 0.05),
-            ] {
-                let values = f32s(checkpoint.tensor(name));
-                let n = values.len() as f32;
-                let mean = values.iter().sum::<f32>() / n;
-                let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / n;
-                assert!((mean - centre).abs() < 4.0 * deviation / n.sqrt() + 0.005, "{name} {dtype}: mean {mean}");
-                assert!((variance.sqrt() / deviation - 1.0).abs() < 0.05, "{name} {dtype}: {}", variance.sqrt());
-            }
+        let config = ModelConfig { hidden_size: 400, ..small() };
+        let checkpoint = Checkpoint::random(config, Encoding::Bf16, 3).unwrap();
+        for (name, centre, deviation) in [
+            ("embedding.weight", 0.0, 1.0),
+            ("unembedding.weight", 0.0, 0.05),
+            ("norm.scale", 1.0, 0.1 / 3f32.sqrt()),
+            ("block.1.mlp.mlp1_weight", 0.0, 0.05),
+            ("block.0.attn.qkv.bias", 0.0, 0.02 / 3f32.sqrt()),
+            ("block.0.mlp.gate.bias", 0.0, 0.75 / 3f32.sqrt()),
+        ] {
+            let numbers = numbers_of(&checkpoint, name);
+            assert_eq!(numbers.centre, centre, "{name}");
+            assert!((numbers.step * 32768.0 / 3f32.sqrt() / deviation - 1.0).abs() < 1e-6, "{name}");
         }
     }
 
     #[test]
-    fn a_dtype_that_holds_no_weights_is_refused() {
-        assert!(matches!(
-            Checkpoint::random(small(), Dtype::I32, 0),
-            Err(CheckpointError::RandomDtype { found: Dtype::I32 })
-        ));
+    fn scales_of_mxfp4_give_the_deviation_of_the_other_encodings() {
+        for inputs in [1, 5, 32, 400, 2880, 4096, 100_000] {
+            let (centre, reach) = scales(inputs);
+            let (low, f) = ((centre - reach).floor(), f64::from((centre - reach).fract()));
+            let factors = f64::from(low - 127.0).exp2().powi(2) * (1.0 + 3.0 * f); // mean square
+            let deviation = factors.sqrt() * MXFP4_CODES_SIZE;
+            assert!((deviation * (inputs as f64).sqrt() - 1.0).abs() < 1e-4, "{inputs}: {deviation}");
+        }
+        let (centre, _) = scales(gpt_oss_20b().hidden_size);
+        assert!((centre - (119.0 + 0.552 + 0.5)).abs() < 1e-3, "{centre}");
     }
 }

@@ -4,7 +4,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use bytes::Bytes;
 use rayon::prelude::*;
 
-use super::{CheckpointError, Tensor, bytes_of};
+use super::{CheckpointError, Content, Tensor, bytes_of};
 
 /// Side of the squares in which a matrix is turned: both sides of one fit in the first cache.
 const TILE: usize = 32;
@@ -17,14 +17,13 @@ const TILE: usize = 32;
 /// [`CheckpointError::OutOfMemory`].
 pub(super) fn untranspose(tensor: &mut Tensor) -> Result<(), CheckpointError> {
     let &[.., rows, columns] = tensor.shape.as_slice() else { panic!("`{}` is no matrix", tensor.name) };
+    let Content::Bytes(stored) = &tensor.content else { panic!("`{}` was stored by nobody", tensor.name) };
     let turned = match tensor.dtype.size_bits() {
-        16 => turn::<u16>(&tensor.bytes, rows, columns),
-        _ => turn::<u32>(&tensor.bytes, rows, columns),
+        16 => turn::<u16>(stored, rows, columns),
+        _ => turn::<u32>(stored, rows, columns),
     };
-    tensor.bytes = turned.ok_or_else(|| CheckpointError::OutOfMemory {
-        name: tensor.name.clone(),
-        len_bytes: tensor.bytes.len() as u64,
-    })?;
+    let out_of_memory = || CheckpointError::OutOfMemory { name: tensor.name.clone(), len_bytes: stored.len() as u64 };
+    tensor.content = Content::Bytes(turned.ok_or_else(out_of_memory)?);
     tensor.file_offset = None;
     Ok(())
 }
@@ -82,12 +81,12 @@ mod tests {
                 name: "w".into(),
                 dtype: Dtype::F32,
                 shape: vec![experts, rows, columns],
-                bytes: Bytes::from(stored).slice(1..),
+                content: Content::Bytes(Bytes::from(stored).slice(1..)),
                 file_offset: Some(1),
             };
             untranspose(&mut tensor).unwrap();
             let want: Vec<u8> = (0..experts * rows * columns).flat_map(|i| (i as u32).to_le_bytes()).collect();
-            assert_eq!(tensor.bytes, want, "({experts}, {rows}, {columns})");
+            assert_eq!(tensor.bytes().unwrap(), &want, "({experts}, {rows}, {columns})");
         }
     }
 }

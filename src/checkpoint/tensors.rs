@@ -1,4 +1,5 @@
-//! The canonical list of tensors: OpenAI's names, shapes outermost first, in the order of a `.bin` file.
+//! The canonical list of tensors: OpenAI's names, shapes outermost first, in the order of a `.bin` file. What of them a
+//! checkpoint in MXFP4 stores instead is in [`super::encoding`].
 
 use crate::config::ModelConfig;
 
@@ -15,6 +16,10 @@ pub struct Group {
 
 /// The router of one layer: `(num_experts, hidden_size)`.
 pub(super) const GATE_WEIGHT: &str = "mlp.gate.weight";
+/// The router's bias of one layer: `(num_experts)`.
+pub(super) const GATE_BIAS: &str = "mlp.gate.bias";
+/// The first expert matrix of one layer: `(num_experts, 2 * intermediate_size, hidden_size)`.
+pub(super) const MLP1_WEIGHT: &str = "mlp.mlp1_weight";
 /// The second expert matrix of one layer: `(num_experts, hidden_size, intermediate_size)`.
 pub(super) const MLP2_WEIGHT: &str = "mlp.mlp2_weight";
 /// `(vocab_size, hidden_size)`.
@@ -43,8 +48,8 @@ pub fn groups(config: &ModelConfig) -> [Group; 16] {
         layered("attn.out.bias", vec![hidden_size]),
         layered("attn.sinks", vec![num_attention_heads]),
         layered(GATE_WEIGHT, vec![num_experts, hidden_size]),
-        layered("mlp.gate.bias", vec![num_experts]),
-        layered("mlp.mlp1_weight", vec![num_experts, 2 * intermediate_size, hidden_size]),
+        layered(GATE_BIAS, vec![num_experts]),
+        layered(MLP1_WEIGHT, vec![num_experts, 2 * intermediate_size, hidden_size]),
         layered("mlp.mlp1_bias", vec![num_experts, 2 * intermediate_size]),
         layered(MLP2_WEIGHT, vec![num_experts, hidden_size, intermediate_size]),
         layered("mlp.mlp2_bias", vec![num_experts, hidden_size]),
@@ -76,7 +81,7 @@ pub fn parameters(config: &ModelConfig) -> Option<u64> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::checkpoint) mod tests {
     use super::*;
 
     /// Small, and with no two dimensions alike.

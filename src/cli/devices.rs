@@ -12,7 +12,6 @@ use gpu::cuda::CudaRuntime;
 use gpu::hip::HipRuntime;
 use serde::Serialize;
 
-use super::model::{free_memory_bytes, memory_bytes};
 use super::output::{Output, human_bytes};
 use super::{cuda, hip};
 use crate::target::Target;
@@ -93,8 +92,8 @@ impl Listed {
             arch: Target::host().id(),
             cores: thread::available_parallelism().map_or(0, usize::from),
             wave_size: 1,
-            free_bytes: free_memory_bytes(),
-            total_bytes: memory_bytes("MemTotal:"),
+            free_bytes: gpu::host::memory().map(|memory| memory.free_bytes),
+            total_bytes: gpu::host::memory().map(|memory| memory.total_bytes),
             problem: None,
         }
     }

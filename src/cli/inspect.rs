@@ -123,7 +123,7 @@ fn rows<'a>(tensors: impl Iterator<Item = &'a Tensor>, all: bool) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for tensor in tensors {
         let name = if all { tensor.name.clone() } else { folded(&tensor.name) };
-        let bytes = tensor.bytes.len() as u64;
+        let bytes = tensor.len_bytes() as u64;
         match rows.iter_mut().find(|row| (&row.name, row.dtype, &row.shape) == (&name, tensor.dtype, &tensor.shape)) {
             Some(row) => {
                 row.count += 1;
@@ -175,6 +175,7 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Content;
 
     #[test]
     fn layers_fold_into_one_row() {
@@ -182,7 +183,7 @@ mod tests {
             name: name.into(),
             dtype: Dtype::Bf16,
             shape: vec![3],
-            bytes: bytes::Bytes::from_static(&[0; 6]),
+            content: Content::Bytes(bytes::Bytes::from_static(&[0; 6])),
             file_offset: Some(offset),
         };
         let tensors = [tensor("block.10.attn.sinks", 72), tensor("norm.scale", 60), tensor("block.2.attn.sinks", 66)];

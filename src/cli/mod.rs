@@ -12,6 +12,7 @@ mod devices;
 mod doctor;
 mod hip;
 mod inspect;
+mod kernel_table;
 mod kernels;
 mod logits;
 mod model;
@@ -19,6 +20,7 @@ pub mod output;
 mod output_file;
 mod report;
 mod run;
+mod shapes;
 mod tokenize;
 mod tune;
 

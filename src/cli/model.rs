@@ -6,14 +6,18 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 
+use gpu::{DeviceMemory, Driver};
+
 use super::device::Device;
-use super::output::{Output, human_bytes};
+use super::output::Output;
+use super::shapes::ShapeArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::engine::{Engine, EngineOptions};
 use crate::graph::kv_cache::BLOCK_TOKENS;
+use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::kernel::Precision;
 use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
@@ -35,6 +39,9 @@ pub struct ModelArgs {
     /// How the checkpoint's tensors are stored: what its exporter got wrong
     #[arg(long, value_enum, default_value_t = Layout::Auto)]
     pub layout: Layout,
+
+    #[command(flatten)]
+    pub shape: ShapeArgs,
 }
 
 /// What text and ids are converted with.
@@ -75,7 +82,7 @@ pub struct DeviceArgs {
 }
 
 /// How much memory the KV cache takes, and what it holds.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct CacheArgs {
     /// Keep keys and values in bf16 [default with `--precision bf16`]
     #[arg(long, conflicts_with = "kv32")]
@@ -85,7 +92,7 @@ pub struct CacheArgs {
     #[arg(long)]
     pub kv32: bool,
 
-    /// Memory for keys and values, in MiB [default: half of what is free]
+    /// Memory for keys and values, in MiB [default: half of what the weights leave free]
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<usize>,
 
@@ -119,9 +126,10 @@ impl Sizes {
 impl ModelArgs {
     /// Opens the checkpoint, and says what was found in it.
     pub fn open(&self, output: &Output) -> anyhow::Result<Checkpoint> {
-        let checkpoint = match &self.model {
-            Some(path) => Checkpoint::open(path, self.layout)?,
-            None => {
+        let checkpoint = match (&self.model, self.shape.checkpoint()) {
+            (Some(path), _) => Checkpoint::open(path, self.layout)?,
+            (None, Some(random)) => random?,
+            (None, None) => {
                 output.detail("model: the built-in tiny one (examples/tiny)");
                 Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model")?
             }
@@ -134,7 +142,7 @@ impl ModelArgs {
 
     /// Whether this is the tiny model that comes with the program.
     pub fn is_built_in(&self) -> bool {
-        self.model.is_none()
+        self.model.is_none() && self.shape.shape.is_none()
     }
 
     /// The tokenizer for this model.
@@ -176,10 +184,11 @@ impl DeviceArgs {
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
-        let weight_dtype = checkpoint.tensor("embedding.weight").dtype;
-        let precision = self.precision(weight_dtype);
+        let precision = self.precision(checkpoint.dense_dtype());
+        let pipeline = self.pipeline()?;
+        let kv_budget_bytes = cache.budget_bytes(checkpoint, pipeline.driver())?;
         let options = EngineOptions {
-            pipeline: self.pipeline()?,
+            pipeline,
             precision,
             kv_dtype: cache.dtype(precision),
             n_slots: sizes.n_slots,
@@ -187,52 +196,44 @@ impl DeviceArgs {
             max_rows: cache.chunk as usize,
             max_logit_rows: sizes.max_logit_rows,
             odd_window: (cache.odd_window > 0).then_some(cache.odd_window),
-            kv_budget_bytes: cache.budget_bytes(),
+            kv_budget_bytes,
         };
         let start = Instant::now();
         let engine = Engine::load(checkpoint, options, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
-            "loaded in {:.2} s: {} weights, precision {precision}, KV cache {} {} for {} slots of {} tokens, activations {}",
+            "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \
+             slots of {} tokens",
             start.elapsed().as_secs_f64(),
-            weight_dtype,
-            human_bytes(layout.total_bytes() as u64),
+            engine.executor().weights_time().as_secs_f64(),
+            checkpoint.dense_dtype(),
+            checkpoint.expert_dtype(),
             layout.dtype,
             layout.n_slots,
             layout.capacity_tokens,
-            human_bytes(engine.executor().arena_bytes() as u64),
         ));
         Ok(engine)
     }
 }
 
 impl CacheArgs {
-    fn dtype(&self, precision: Precision) -> Dtype {
+    /// The element type of keys and values.
+    pub fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,
         }
     }
 
-    fn budget_bytes(&self) -> usize {
-        match self.kv_memory {
-            Some(mib) => mib.saturating_mul(1 << 20),
-            None => free_memory_bytes().map_or(usize::MAX, |free| free / 2),
-        }
+    /// What keys and values may take: as asked, or half of what the weights leave free.
+    fn budget_bytes(&self, checkpoint: &Checkpoint, driver: &dyn Driver) -> anyhow::Result<usize> {
+        let Some(mib) = self.kv_memory else {
+            let weights = weight_bytes(checkpoint, driver);
+            let budget = |memory: DeviceMemory| memory.free_bytes.saturating_sub(weights) / 2;
+            return Ok(driver.memory()?.map_or(usize::MAX, budget));
+        };
+        Ok(mib.saturating_mul(1 << 20))
     }
-}
-
-/// What the kernel says programs could still get; `None` where it does not say.
-pub fn free_memory_bytes() -> Option<usize> {
-    memory_bytes("MemAvailable:")
-}
-
-/// A line of what the kernel says of the memory; `None` where it does not say.
-pub fn memory_bytes(name: &str) -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 /// Kernels from the cache and compiled, for the summary at the end of a command.
@@ -242,29 +243,36 @@ pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
 }
 
 /// A bar while kernels compile, where anyone would see it.
-pub struct CompileProgress {
+pub struct CompileProgress<'a> {
     bar: indicatif::ProgressBar,
-    shows: bool,
+    output: &'a Output,
 }
 
-impl CompileProgress {
+impl<'a> CompileProgress<'a> {
     /// A bar that is not shown yet.
-    pub fn new(output: &Output) -> Self {
+    pub fn new(output: &'a Output) -> Self {
         let bar = indicatif::ProgressBar::hidden();
         let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
         bar.set_style(style.expect("a constant template"));
-        Self { bar, shows: output.shows_progress() }
+        Self { bar, output }
     }
 }
 
-impl Progress for CompileProgress {
+impl LoadProgress for CompileProgress<'_> {
+    fn planned(&self, memory: &MemoryPlan) {
+        self.bar.finish_and_clear();
+        self.output.detail(&format!("memory of {}: {memory}", memory.device));
+    }
+}
+
+impl Progress for CompileProgress<'_> {
     fn started(&self, n_kernels: usize) {
         self.bar.set_length(n_kernels as u64);
     }
 
     fn finished(&self, label: &str, _result: &Result<Loaded, StoreError>, _elapsed_ms: u64) {
         // A warm start is over before anyone could read a bar.
-        if self.shows && self.bar.elapsed().as_millis() > 500 && self.bar.is_hidden() {
+        if self.output.shows_progress() && self.bar.elapsed().as_millis() > 500 && self.bar.is_hidden() {
             self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
         }
         self.bar.set_message(label.to_string());
@@ -272,7 +280,7 @@ impl Progress for CompileProgress {
     }
 }
 
-impl Drop for CompileProgress {
+impl Drop for CompileProgress<'_> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

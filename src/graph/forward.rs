@@ -18,20 +18,28 @@ pub const NORM_EPS: f32 = 1e-5;
 pub struct ForwardOptions {
     /// How exactly sums are done.
     pub precision: Precision,
-    /// Element type of the checkpoint's tensors.
+    /// Element type of the checkpoint's tensors but the experts' matrices.
     pub weight_dtype: Dtype,
+    /// Element type of the experts' matrices.
+    pub expert_dtype: Dtype,
     /// Most rows of a step.
     pub max_rows: usize,
+    /// Most rows of a step that give logits.
+    pub max_logit_rows: usize,
+    /// Whether rows may say that they take a token which the step before samples: steps can then be put together before
+    /// those tokens are known.
+    pub takes_tokens: bool,
 }
 
 /// The forward pass as a graph.
 ///
-/// External tensors, filled by the engine: `token`, `slot`, `position` (max_rows, u32); `logit_row`, `temperature`,
+/// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s `from`),
+/// `slot`, `position` (max_rows, u32); `logit_row`, `temperature`,
 /// `top_k`, `top_p`, `coin` (a row for each logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`,
 /// `v_cache.<l>`. It leaves `logits` and `sampled`.
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
-    let mut pass = Forward { rows: RowInputs::new(&mut graph), graph: &mut graph, config, kv, options };
+    let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
 
     let cos_sin = pass.rope_angles();
     let mut x = pass.embedding();
@@ -61,10 +69,24 @@ struct RowInputs {
 }
 
 impl RowInputs {
-    fn new(graph: &mut Graph) -> Self {
-        let mut input = |name| graph.external(name, Dtype::U32);
-        Self { token: input("token"), slot: input("slot"), position: input("position") }
+    fn new(graph: &mut Graph, options: &ForwardOptions) -> Self {
+        let [given, slot, position] = ["token", "slot", "position"].map(|name| graph.external(name, Dtype::U32));
+        let token = if options.takes_tokens { taken(graph, given, options.max_logit_rows) } else { given };
+        Self { token, slot, position }
     }
+}
+
+/// The tokens themselves, where rows may name those that the step before samples.
+fn taken(graph: &mut Graph, given: TensorId, max_logit_rows: usize) -> TensorId {
+    let sampled = graph.external("sampled", Dtype::U32);
+    let token = graph.activation("token.taken".into(), Dtype::U32);
+    graph
+        .node("take_token", "take_token")
+        .scalar("n_sampled", max_logit_rows)
+        .arg("from", given)
+        .arg("sampled", sampled)
+        .arg("token", token);
+    token
 }
 
 impl Forward<'_> {
@@ -203,7 +225,9 @@ impl Forward<'_> {
 
     /// swiglu(mlp1[e] x + bias[e]) for every assignment.
     fn mlp1(&mut self, block: &str, x: TensorId, routing: &Routing) -> TensorId {
-        let (weight, bias) = (self.weight(&format!("{block}.mlp1_weight")), self.weight(&format!("{block}.mlp1_bias")));
+        let weight = self.graph.weight(format!("{block}.mlp1_weight"), self.options.expert_dtype);
+        let scale = self.mxfp4_scale(&format!("{block}.mlp1_scale"));
+        let bias = self.weight(&format!("{block}.mlp1_bias"));
         let y = self.graph.activation(format!("{block}.activated"), Dtype::F32);
         self.graph
             .node(format!("{block}.mlp1"), "moe_mlp1")
@@ -212,10 +236,11 @@ impl Forward<'_> {
             .dim("num_experts", self.config.num_experts)
             .dim("experts_per_token", self.config.experts_per_token)
             .constant("swiglu_limit", self.config.swiglu_limit)
-            .dtype("weight", self.options.weight_dtype)
+            .dtype("weight", self.options.expert_dtype)
             .dtype("bias", self.options.weight_dtype)
             .arg("x", x)
             .arg("weight", weight)
+            .args(scale.map(|scale| ("scale", scale)))
             .arg("bias", bias)
             .arg("expert_begin", routing.expert_begin)
             .arg("assignment", routing.assignment)
@@ -226,7 +251,9 @@ impl Forward<'_> {
 
     /// residual + the weighted sum over a row's experts of mlp2[e] x + bias[e].
     fn mlp2(&mut self, block: &str, x: TensorId, routing: &Routing, residual: TensorId) -> TensorId {
-        let (weight, bias) = (self.weight(&format!("{block}.mlp2_weight")), self.weight(&format!("{block}.mlp2_bias")));
+        let weight = self.graph.weight(format!("{block}.mlp2_weight"), self.options.expert_dtype);
+        let scale = self.mxfp4_scale(&format!("{block}.mlp2_scale"));
+        let bias = self.weight(&format!("{block}.mlp2_bias"));
         let y = self.graph.activation(format!("{block}.x"), Dtype::F32);
         self.graph
             .node(format!("{block}.mlp2"), "moe_mlp2")
@@ -234,10 +261,11 @@ impl Forward<'_> {
             .dim("intermediate_size", self.config.intermediate_size)
             .dim("num_experts", self.config.num_experts)
             .dim("experts_per_token", self.config.experts_per_token)
-            .dtype("weight", self.options.weight_dtype)
+            .dtype("weight", self.options.expert_dtype)
             .dtype("bias", self.options.weight_dtype)
             .arg("x", x)
             .arg("weight", weight)
+            .args(scale.map(|scale| ("scale", scale)))
             .arg("bias", bias)
             .arg("route_weight", routing.weight)
             .arg("expert_begin", routing.expert_begin)
@@ -345,6 +373,11 @@ impl Forward<'_> {
 
     fn weight(&mut self, name: &str) -> TensorId {
         self.graph.weight(name.to_string(), self.options.weight_dtype)
+    }
+
+    /// The factors of the experts' blocks, where their numbers have some.
+    fn mxfp4_scale(&mut self, name: &str) -> Option<TensorId> {
+        (self.options.expert_dtype == Dtype::Mxfp4).then(|| self.graph.weight(name.to_string(), Dtype::U8))
     }
 
     /// Block table, keys and values of a layer.

@@ -292,29 +292,47 @@ impl Contract {
             work,
             tests: table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect(),
         };
-        table.tests.iter().try_for_each(|test| contract.check_test(&toml, test))?;
+        let signature = Signature::of(&[Arc::new(contract.clone())]).expect("one op has nothing to be joined with");
+        table.tests.iter().try_for_each(|test| check_test(&signature, &toml, test))?;
         Ok(contract)
     }
+}
 
-    fn check_test(&self, toml: &Toml<'_>, test: &Spanned<TestTable>) -> Result<(), LibraryError> {
-        let shape = test.get_ref();
-        let scalars: BTreeSet<&String> = self.args.iter().filter(|arg| arg.is_scalar()).map(|arg| &arg.name).collect();
-        let tables: [(&str, BTreeSet<&String>, BTreeSet<&String>); 4] = [
-            ("dims", self.dims.keys().collect(), shape.dims.keys().collect()),
-            ("constants", self.constants.keys().collect(), shape.constants.keys().collect()),
-            ("flags", self.flags.keys().collect(), shape.flags.keys().collect()),
-            ("scalars", scalars, shape.scalars.keys().collect()),
-        ];
-        for (table, declared, given) in tables {
-            if declared != given {
-                let list = |names: BTreeSet<&String>| {
-                    format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "))
-                };
-                return Err(toml.refuse(test.span(), format!("a test's {table}"), list(declared), list(given)));
-            }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TestsTable {
+    tests: Vec<Spanned<TestTable>>,
+}
+
+/// Reads the tests of a run of ops: its `tests.toml`.
+///
+/// # Errors
+/// The first thing that is wrong, with its line.
+pub(super) fn run_tests(run: &Signature, file: &SourceFile) -> Result<Vec<TestShape>, LibraryError> {
+    let toml = Toml { file, base: 0, what: "tests" };
+    let table: TestsTable = toml.parse(&file.text)?;
+    table.tests.iter().try_for_each(|test| check_test(run, &toml, test))?;
+    Ok(table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect())
+}
+
+/// A test gives every dim, constant, flag and scalar, and no other.
+fn check_test(of: &Signature, toml: &Toml<'_>, test: &Spanned<TestTable>) -> Result<(), LibraryError> {
+    let shape = test.get_ref();
+    let scalars = of.args.iter().filter(|arg| arg.is_scalar()).map(|arg| &arg.name).collect();
+    let tables: [(&str, BTreeSet<&String>, BTreeSet<&String>); 4] = [
+        ("dims", of.dims.iter().collect(), shape.dims.keys().collect()),
+        ("constants", of.constants.iter().collect(), shape.constants.keys().collect()),
+        ("flags", of.flags.iter().collect(), shape.flags.keys().collect()),
+        ("scalars", scalars, shape.scalars.keys().collect()),
+    ];
+    for (table, declared, given) in tables {
+        if declared != given {
+            let list =
+                |names: BTreeSet<&String>| format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "));
+            return Err(toml.refuse(test.span(), format!("a test's {table}"), list(declared), list(given)));
         }
-        Ok(())
     }
+    Ok(())
 }
 
 fn values(table: BTreeMap<String, Spanned<String>>) -> BTreeMap<String, String> {

@@ -400,11 +400,13 @@ fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{attention_case, close, f32s, run_one, u32s};
     use super::*;
+    use crate::reference::run;
 
     fn case(op_inputs: &str, window: u32) -> Case {
         let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
-        let scalars = [("n_tokens", 9), ("n_slots", 3), ("table_blocks", 3), ("n_blocks", 9)];
+        let scalars = [("n_tokens", 9.0), ("n_slots", 3.0), ("table_blocks", 3.0), ("n_blocks", 9.0)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
             flags: [("matrix_layout".to_owned(), true), ("causal".to_owned(), true)].into(),
@@ -456,5 +458,63 @@ mod tests {
     fn a_kind_of_inputs_that_no_op_knows_is_an_error() {
         let error = crate::reference::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
         assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt, decode, end");
+    }
+
+    #[test]
+    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
+        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
+        let inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[2])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
+        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        close(&all.scale, &[90.0; 4]);
+        // A window of 2 counts the token itself.
+        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_that_is_not_causal_sees_what_is_behind() {
+        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
+        let mut inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("n_positions", u32s(&[3])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let mut case = attention_case(0);
+        case.flags.insert("causal".into(), false);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        // A window of 1 is the token alone, whatever the side.
+        case.dims.insert("window".into(), 1);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
+        case.dims.insert("window".into(), 2);
+        inputs.insert("position".into(), u32s(&[0]));
+        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
+    }
+
+    #[test]
+    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
+        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
+        let inputs = named([
+            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
+            ("sinks", f32s(&[-1e3, 0.0])),
+        ]);
+        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
     }
 }

@@ -104,3 +104,44 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     let terms = a.iter().zip(b).map(|(a, b)| a * b);
     terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::tests::{case, close, f32s, run_one};
+    use super::*;
+    use crate::reference::run;
+
+    #[test]
+    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
+        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        case.flags.insert("has_update".into(), false);
+        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
+        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
+        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
+
+        case.flags.insert("has_update".into(), true);
+        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
+        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
+        close(&moved["sum"].values, &[3.0, 4.0]);
+        close(&moved["sum"].scale, &[7.0, 5.0]);
+        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
+        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
+    }
+
+    #[test]
+    fn linear_is_a_row_of_weight_for_each_output() {
+        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
+        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
+        let inputs = named([
+            ("x", f32s(&[1.0, 10.0])),
+            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
+            ("bias", f32s(&[100.0, 200.0, 300.0])),
+            ("residual", f32s(&[0.5, 0.25, 0.125])),
+        ]);
+        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
+        close(&output.values, &[121.5, 243.25, 245.125]);
+        close(&output.scale, &[121.5, 243.25, 365.125]);
+    }
+}

@@ -1,7 +1,7 @@
 //! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`] and [`peak`] hold the ops. What is compared with what
+//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`], [`peak`] and [`weights`] hold the ops. What is compared with what
 //! comes out of here is said in [`Output`].
 
 mod attention;
@@ -12,6 +12,7 @@ mod peak;
 mod random;
 mod sample;
 mod tensor;
+mod weights;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -40,8 +41,8 @@ pub struct Case {
     pub dtypes: BTreeMap<String, Dtype>,
     /// The kind of random inputs, by a name that the op knows: for what the usual mixture meets rarely.
     pub inputs: Option<String>,
-    /// The whole-number scalar arguments, `n_tokens` above all.
-    pub scalars: BTreeMap<String, u64>,
+    /// The scalar arguments, `n_tokens` above all.
+    pub scalars: BTreeMap<String, f64>,
 }
 
 /// A tensor as it should be after the op, and how much a kernel may differ.
@@ -93,13 +94,15 @@ pub enum ReferenceError {
         /// What does not fit what.
         why: String,
     },
-    /// An op that is not the last of a fused run has to write one tensor.
-    #[error("`{op}` writes {found} tensors; only an op that writes one can be followed by another in a fused run")]
+    /// It is not told what an op of a fused run hands to the next.
+    #[error("`{op}` writes {}; in a fused run it hands on what the next op calls `{next}`, its `y`, or all that it writes", found.join(", "))]
     NotFusible {
         /// The op.
         op: String,
-        /// How many it writes.
-        found: usize,
+        /// What it writes.
+        found: Vec<String>,
+        /// What the next op begins with.
+        next: &'static str,
     },
 }
 
@@ -114,7 +117,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 13] = [
+const OPS: [Op; 17] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -150,6 +153,7 @@ const OPS: [Op; 13] = [
     Op { name: "moe_mlp1", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
     Op { name: "moe_mlp2", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
+    Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {
         name: "peak_multiply_add",
         first: "n_rounds",
@@ -157,7 +161,10 @@ const OPS: [Op; 13] = [
         inputs: peak::multiply_add_inputs,
         run: peak::multiply_add,
     },
+    Op { name: "peak_copy", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::copy },
+    Op { name: "peak_matrix", first: "a", kinds: &[], inputs: peak::matrix_inputs, run: peak::matrix },
     Op { name: "peak_read", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::read },
+    Op { name: "random_weights", first: "n_rows", kinds: &[], inputs: weights::random_inputs, run: weights::random },
 ];
 
 /// Random inputs that are valid for an op or a fused run, rounded to the arguments' types, so that the reference and a
@@ -193,24 +200,39 @@ fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
     Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
-/// What an op or a fused run should give. What one op of a run hands to the next is not rounded.
+/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the outputs under
+/// the name of the op and its own: `rmsnorm_y`.
 ///
 /// # Errors
 /// If an op has no reference, the case does not fit it, or an input is missing.
 pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let mut inputs = inputs.clone();
     let mut outputs = Outputs::new();
+    let mut last = Outputs::new();
     for (i, name) in ops.iter().enumerate() {
         let op = find(name)?;
         if i > 0 {
-            let found = outputs.len();
-            let handed = outputs.pop_first().filter(|_| found == 1);
-            let (_, handed) = handed.ok_or_else(|| ReferenceError::NotFusible { op: ops[i - 1].clone(), found })?;
-            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values));
+            let (written, handed) = handed(&mut last, &ops[i - 1], op.first)?;
+            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values.clone()));
+            outputs.insert(format!("{}_{written}", ops[i - 1]), handed);
         }
-        outputs = (op.run)(case, &inputs)?;
+        outputs.append(&mut last);
+        last = (op.run)(case, &inputs)?;
     }
+    outputs.append(&mut last);
     Ok(outputs)
+}
+
+/// Takes out of what `op` gives the tensor that the next op begins with.
+fn handed(outputs: &mut Outputs, op: &str, next: &'static str) -> Result<(String, Output), ReferenceError> {
+    let name = [next, "y"].into_iter().find(|name| outputs.contains_key(*name));
+    let only = || outputs.keys().next().filter(|_| outputs.len() == 1).cloned();
+    let name = name.map(str::to_owned).or_else(only);
+    name.and_then(|name| outputs.remove_entry(&name)).ok_or_else(|| ReferenceError::NotFusible {
+        op: op.to_owned(),
+        found: outputs.keys().cloned().collect(),
+        next,
+    })
 }
 
 fn find(name: &str) -> Result<&'static Op, ReferenceError> {
@@ -236,8 +258,12 @@ impl Case {
         self.dtypes.get(name).copied().ok_or_else(|| missing("dtype", name))
     }
 
+    fn number(&self, name: &str) -> Result<f64, ReferenceError> {
+        self.scalars.get(name).copied().ok_or_else(|| missing("scalar", name))
+    }
+
     fn scalar(&self, name: &str) -> Result<usize, ReferenceError> {
-        self.scalars.get(name).map(|&value| value as usize).ok_or_else(|| missing("scalar", name))
+        self.number(name).map(|value| value as usize)
     }
 
     fn n_tokens(&self) -> Result<usize, ReferenceError> {
@@ -293,67 +319,36 @@ fn only(name: &str, output: Output) -> Outputs {
 mod tests {
     use super::*;
 
-    fn case(dims: &[(&str, u32)], n_tokens: u64) -> Case {
+    pub(super) fn case(dims: &[(&str, u32)], n_tokens: u32) -> Case {
         Case {
             dims: dims.iter().map(|&(name, dim)| (name.to_owned(), dim)).collect(),
-            scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens)]),
+            scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens.into())]),
             ..Case::default()
         }
     }
 
-    fn f32s(values: &[f64]) -> Tensor {
+    pub(super) fn f32s(values: &[f64]) -> Tensor {
         Tensor::rounded(Dtype::F32, values.to_vec())
     }
 
-    fn u32s(values: &[usize]) -> Tensor {
+    pub(super) fn u32s(values: &[usize]) -> Tensor {
         Tensor::whole(values.iter().copied())
     }
 
-    fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
+    pub(super) fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
         run(&[op.to_owned()], case, &inputs).unwrap().remove(output).unwrap().values
     }
 
-    fn close(got: &[f64], want: &[f64]) {
+    pub(super) fn close(got: &[f64], want: &[f64]) {
         let far = got.iter().zip(want).any(|(got, want)| (got - want).abs() > 1e-6);
         assert!(got.len() == want.len() && !far, "got {got:?}, want {want:?}");
     }
 
-    #[test]
-    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        case.flags.insert("has_update".into(), false);
-        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
-        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
-
-        case.flags.insert("has_update".into(), true);
-        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
-        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
-        close(&moved["sum"].values, &[3.0, 4.0]);
-        close(&moved["sum"].scale, &[7.0, 5.0]);
-        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
-        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
-    }
-
-    #[test]
-    fn linear_is_a_row_of_weight_for_each_output() {
-        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
-        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
-        let inputs = named([
-            ("x", f32s(&[1.0, 10.0])),
-            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
-            ("bias", f32s(&[100.0, 200.0, 300.0])),
-            ("residual", f32s(&[0.5, 0.25, 0.125])),
-        ]);
-        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
-        close(&output.values, &[121.5, 243.25, 245.125]);
-        close(&output.scale, &[121.5, 243.25, 365.125]);
-    }
-
-    fn attention_case(window: u32) -> Case {
+    pub(super) fn attention_case(window: u32) -> Case {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
-        case.scalars.extend([("table_blocks", 2), ("n_slots", 1), ("n_blocks", 2)].map(|(name, n)| (name.into(), n)));
+        case.scalars
+            .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
         case.flags.extend([("matrix_layout".into(), false), ("causal".into(), true)]);
         case
     }
@@ -376,64 +371,6 @@ mod tests {
         assert_eq!(outputs["qkv"].scale[4..6], [f64::INFINITY; 2]);
         close(&outputs["k_cache"].values, &[-6.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, d, position)
         close(&outputs["v_cache"].values, &[7.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, position, d)
-    }
-
-    #[test]
-    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
-        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
-        let inputs = named([
-            ("qkv", f32s(&[0.0; 8])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[2])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[1.0; 8])),
-            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
-            ("sinks", f32s(&[0.0, -1e3])),
-        ]);
-        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
-        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
-        close(&all.scale, &[90.0; 4]);
-        // A window of 2 counts the token itself.
-        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
-    }
-
-    #[test]
-    fn attention_that_is_not_causal_sees_what_is_behind() {
-        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
-        let mut inputs = named([
-            ("qkv", f32s(&[0.0; 8])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[1])),
-            ("n_positions", u32s(&[3])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[1.0; 8])),
-            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
-            ("sinks", f32s(&[0.0, -1e3])),
-        ]);
-        let mut case = attention_case(0);
-        case.flags.insert("causal".into(), false);
-        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
-        // A window of 1 is the token alone, whatever the side.
-        case.dims.insert("window".into(), 1);
-        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
-        case.dims.insert("window".into(), 2);
-        inputs.insert("position".into(), u32s(&[0]));
-        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
-    }
-
-    #[test]
-    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
-        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
-        let inputs = named([
-            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[1])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
-            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
-            ("sinks", f32s(&[-1e3, 0.0])),
-        ]);
-        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
     }
 
     #[test]
@@ -521,8 +458,9 @@ mod tests {
         let mut inputs = inputs(&fused, &case, 1).unwrap();
         let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
         assert_eq!(names, ["scale", "weight", "x"]);
-        let want = run(&fused, &case, &inputs).unwrap();
+        let mut want = run(&fused, &case, &inputs).unwrap();
         let normed = run(&[rmsnorm], &case, &inputs).unwrap().remove("y").unwrap();
+        assert_eq!(want.remove("rmsnorm_y").unwrap(), normed);
         inputs.insert("x".into(), Tensor::unrounded(Dtype::F32, normed.values));
         assert_eq!(run(&[linear], &case, &inputs).unwrap(), want);
     }

@@ -247,7 +247,7 @@ mod tests {
         let names = |pairs: &[(&str, u32)]| pairs.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
         let case = |inputs: Option<&str>| Case {
             dims: names(&[("num_experts", 32), ("experts_per_token", 4)]),
-            scalars: [("n_tokens".to_owned(), 50)].into(),
+            scalars: [("n_tokens".to_owned(), 50.0)].into(),
             inputs: inputs.map(str::to_owned),
             ..Case::default()
         };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::{fs, io};
 
 use super::TuningError;
-use super::table::{Fact, Facts, Provenance, ProvenanceKind, Row, Table, Tokens};
+use super::table::{Fact, Facts, Provenance, ProvenanceKind, Row, StepKind, Table, Tokens};
 
 /// A row to put in.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub struct NewRow {
     pub facts: Facts,
     /// For how many tokens.
     pub tokens: Tokens,
+    /// For steps of this kind; of either where it says none.
+    pub step: Option<StepKind>,
     /// `linear/dot`.
     pub template: String,
     /// All parameters.
@@ -143,7 +145,7 @@ fn is_key(line: &str, key: &str) -> bool {
 /// What no new row covers of an old one.
 fn left(row: &Row, new: &[NewRow]) -> Vec<Tokens> {
     let mut left = vec![row.tokens];
-    for other in new.iter().filter(|other| other.op == row.op && other.facts == row.facts) {
+    for other in new.iter().filter(|other| other.is_like(row)) {
         left = left.into_iter().flat_map(|tokens| tokens.without(other.tokens)).collect();
     }
     left
@@ -180,6 +182,11 @@ fn provenance_text(label: &str, provenance: &Provenance) -> String {
 }
 
 impl NewRow {
+    /// Whether an old row is for the same, but for the number of tokens.
+    fn is_like(&self, row: &Row) -> bool {
+        self.op == row.op && self.facts == row.facts && self.step == row.step
+    }
+
     fn text(&self, provenance: &str) -> String {
         let list =
             |items: Vec<String>| if items.is_empty() { "{}".into() } else { format!("{{ {} }}", items.join(", ")) };
@@ -190,9 +197,10 @@ impl NewRow {
         });
         let params = self.params.iter().map(|(name, value)| format!("{name} = {value}"));
         let ops: Vec<String> = self.op.split('+').map(quoted).collect();
+        let step = self.step.map_or(String::new(), |step| format!("step       = \"{step}\"\n"));
         let op = if let [op] = ops.as_slice() { op.clone() } else { format!("[{}]", ops.join(", ")) };
         format!(
-            "\n[[rows]]\nop         = {op}\nwhere      = {}\ntokens     = \"{}\"\nuse        = {}\nparams     = {}\n\
+            "\n[[rows]]\nop         = {op}\nwhere      = {}\ntokens     = \"{}\"\n{step}use        = {}\nparams     = {}\n\
              provenance = \"{provenance}\"\ntime_us    = {:.2}\ngbps       = {:.1}\ntimed_at   = {}\nsource     = \"{}\"\n",
             list(facts.collect()),
             self.tokens,
@@ -304,6 +312,7 @@ provenance = \"hand\"
             op: "linear".into(),
             facts: [("precision".to_owned(), Fact::Text("bf16".into()))].into(),
             tokens: tokens.parse().expect("a range"),
+            step: None,
             template: template.into(),
             params: [("tile".to_owned(), 32)].into(),
             time_us: 12.5,

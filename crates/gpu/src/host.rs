@@ -14,7 +14,7 @@ use rayon::ThreadPool;
 
 use crate::launch::{Argument, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
-use crate::{Driver, GpuError};
+use crate::{DeviceMemory, Driver, GpuError};
 
 /// The signature of every host kernel: arguments (pointers as they are, values by address), private memory of the
 /// calling thread, and which block to run.
@@ -65,6 +65,10 @@ impl Driver for HostDriver {
         self.pool.current_num_threads()
     }
 
+    fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        Ok(memory())
+    }
+
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
         Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory {
             device: "cpu".into(),
@@ -79,6 +83,10 @@ impl Driver for HostDriver {
 
     fn alignment_bytes(&self) -> usize {
         1 // a tensor of a checkpoint lies where the file has it
+    }
+
+    fn copies_uploads(&self) -> bool {
+        false
     }
 
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
@@ -157,6 +165,16 @@ impl HostDriver {
             }
         });
     }
+}
+
+/// Memory of this machine: what programs could still get, and all of it. `None` where the system does not say.
+pub fn memory() -> Option<DeviceMemory> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = |name: &str| -> Option<usize> {
+        let kib: usize = text.lines().find(|line| line.starts_with(name))?.split_whitespace().nth(1)?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    Some(DeviceMemory { free_bytes: line("MemAvailable:")?, total_bytes: line("MemTotal:")? })
 }
 
 /// The argument array of a launch: shared by the threads that run its blocks, and only read by them.
@@ -292,6 +310,7 @@ mod tests {
                 arg("factor", ArgumentKind::F32),
             ],
             block_size: 1,
+            lds_bytes: 0,
         }
     }
 

@@ -19,16 +19,27 @@ pub mod sim;
 
 mod error;
 mod launch;
+mod mailbox;
 mod memory;
 mod runtime;
 
 pub use error::GpuError;
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
+pub use mailbox::Mailbox;
 pub use memory::{Buffer, BufferView};
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// What could still be allocated.
+    pub free_bytes: usize,
+    /// All of it.
+    pub total_bytes: usize,
+}
 
 /// One device: memory, modules, launches. Launches run in the order they are made.
 pub trait Driver: Send + Sync {
@@ -37,6 +48,14 @@ pub trait Driver: Send + Sync {
 
     /// Blocks that run at the same time: cores on the host, compute units on a GPU.
     fn parallelism(&self) -> usize;
+
+    /// Its memory, free and all; `None` where nobody says.
+    ///
+    /// # Errors
+    /// The device's words.
+    fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        Ok(None)
+    }
 
     /// Memory for `len_bytes` bytes, aligned to 256 bytes; what it holds is undefined.
     ///
@@ -53,6 +72,11 @@ pub trait Driver: Send + Sync {
     /// What the address of uploaded memory is a multiple of, in bytes: 256 where bytes are copied, 1 where they are not.
     fn alignment_bytes(&self) -> usize {
         256
+    }
+
+    /// Whether uploaded bytes take memory of the device, besides where they lie.
+    fn copies_uploads(&self) -> bool {
+        true
     }
 
     /// Loads a compiled object and looks its kernel up.
@@ -104,6 +128,24 @@ pub trait Driver: Send + Sync {
         Err(GpuError::ForeignGraph)
     }
 
+    /// Room for `len_bytes` bytes that the device puts into this process on its own. `None` from a device whose launches are
+    /// done when they return: nothing is gained by looking later.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], or the device's words.
+    fn mailbox(&self, _len_bytes: usize) -> Result<Option<Mailbox>, GpuError> {
+        Ok(None)
+    }
+
+    /// Has the device copy the first `len_bytes` bytes of `view` to the mailbox, after everything launched so far and before
+    /// what is launched next. What the mailbox held is lost.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when view or mailbox is shorter, [`GpuError::ForeignMailbox`], or the device's words.
+    fn post(&self, _mailbox: &mut Mailbox, _view: &BufferView, _len_bytes: usize) -> Result<(), GpuError> {
+        Err(GpuError::ForeignMailbox)
+    }
+
     /// Copies `bytes` to the start of `view`.
     ///
     /// # Errors
@@ -115,6 +157,14 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// [`GpuError::Range`] when the view is shorter.
     fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError>;
+
+    /// Waits until everything launched so far is done.
+    ///
+    /// # Errors
+    /// The device's words, also about what was launched.
+    fn wait(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
 
     /// Runs `work`, which makes launches, in the place from which launches are cheapest.
     fn enter(&self, work: &mut (dyn FnMut() + Send));

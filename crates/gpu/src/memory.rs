@@ -53,6 +53,7 @@ pub struct BufferView {
     buffer: Buffer,
     offset_bytes: usize,
     len_bytes: usize,
+    is_writable: bool,
 }
 
 impl Buffer {
@@ -109,7 +110,12 @@ impl Buffer {
 
     /// The whole of it.
     pub fn view(&self) -> BufferView {
-        BufferView { buffer: self.clone(), offset_bytes: 0, len_bytes: self.len_bytes() }
+        BufferView {
+            buffer: self.clone(),
+            offset_bytes: 0,
+            len_bytes: self.len_bytes(),
+            is_writable: self.is_writable(),
+        }
     }
 
     /// Where it begins in this process; `None` for memory of a device.
@@ -133,7 +139,12 @@ impl BufferView {
     pub fn slice(&self, offset_bytes: usize, len_bytes: usize) -> Option<BufferView> {
         let end = offset_bytes.checked_add(len_bytes)?;
         let offset_bytes = self.offset_bytes + offset_bytes;
-        (end <= self.len_bytes).then(|| BufferView { buffer: self.buffer.clone(), offset_bytes, len_bytes })
+        (end <= self.len_bytes).then(|| BufferView { offset_bytes, len_bytes, ..self.clone() })
+    }
+
+    /// The same memory, for kernels to read only from here on.
+    pub fn read_only(self) -> BufferView {
+        BufferView { is_writable: false, ..self }
     }
 
     /// Size in bytes.
@@ -143,7 +154,7 @@ impl BufferView {
 
     /// Whether kernels may write to it.
     pub fn is_writable(&self) -> bool {
-        self.buffer.is_writable()
+        self.is_writable
     }
 
     /// Where it begins in this process. Valid for `len_bytes` bytes while the view lives; only drivers look at it.
@@ -237,5 +248,7 @@ mod tests {
         let view = Buffer::read_only(Bytes::from_static(b"abcd")).view();
         assert!(!view.is_writable());
         assert!(matches!(view.copy_from(b"x"), Err(GpuError::Range { what: "write", .. })));
+        let view = Buffer::pages(64).unwrap().view().read_only();
+        assert!(!view.is_writable() && !view.slice(8, 8).unwrap().is_writable());
     }
 }

@@ -13,7 +13,6 @@ use std::thread;
 
 use serde::Serialize;
 
-use super::model::{free_memory_bytes, memory_bytes};
 use super::output::{Output, human_bytes};
 use super::report;
 use crate::error::Hint;
@@ -166,7 +165,9 @@ fn cpu() -> Check {
 
 fn memory() -> Check {
     let size = |bytes: Option<usize>| bytes.map_or_else(|| "?".into(), |bytes| human_bytes(bytes as u64));
-    Check::ok("memory", vec![format!("{} of {} free", size(free_memory_bytes()), size(memory_bytes("MemTotal:")))])
+    let memory = gpu::host::memory();
+    let (free, total) = (memory.map(|memory| memory.free_bytes), memory.map(|memory| memory.total_bytes));
+    Check::ok("memory", vec![format!("{} of {} free", size(free), size(total))])
 }
 
 /// The version it states, and where its parts are.

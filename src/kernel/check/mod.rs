@@ -46,6 +46,7 @@ pub(in crate::kernel) use compare::output;
 pub use memory::{Placement, Side};
 pub use rounding::Rounding;
 pub(in crate::kernel) use rounding::{examine as examine_rounding, rounded};
+pub(super) use trial::whole;
 
 /// What templates are checked with.
 pub struct Checker<'a> {

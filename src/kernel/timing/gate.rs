@@ -9,7 +9,7 @@ use gpu::{BufferView, Driver};
 use rayon::prelude::*;
 
 use super::memory::{Memory, elements, part};
-use crate::kernel::check::{self, Wrong};
+use crate::kernel::check::{self, Wrong, whole};
 use crate::kernel::contract::{Access, Arg, Contract};
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
@@ -208,7 +208,7 @@ impl Sample<'_> {
         let mut case = self.case.clone();
         for (axis, entries) in picks {
             case.dims.entry(axis.clone()).and_modify(|dim| *dim = entries.len() as u32);
-            case.scalars.entry(axis.clone()).and_modify(|scalar| *scalar = entries.len() as u64);
+            case.scalars.entry(axis.clone()).and_modify(|scalar| *scalar = entries.len() as f64);
         }
         case
     }
@@ -220,7 +220,7 @@ impl Sample<'_> {
 
     /// An argument's shape, and the entries of each of its axes.
     fn entries(&self, arg: &Arg, picks: &Picks) -> Result<(Vec<usize>, Vec<Vec<usize>>), ExpressionError> {
-        let shape = ArgSpec::of(arg, self.problem).shape(&self.case.scalars)?;
+        let shape = ArgSpec::of(arg, self.problem).shape(&whole(&self.case.scalars))?;
         let shape: Vec<usize> = shape.into_iter().map(|len| len as usize).collect();
         let entries = self.groups(arg, picks)?.into_iter().zip(&shape).map(|(group, &len)| match group {
             Some((axis, group)) => grouped(&picks[&axis], group),
@@ -232,7 +232,7 @@ impl Sample<'_> {
 
     /// Of each of an argument's axes the picked axis that it is made of, and how many of its entries belong to one of that.
     fn groups(&self, arg: &Arg, picks: &Picks) -> Result<Vec<Option<(String, usize)>>, ExpressionError> {
-        let shape = ArgSpec::of(arg, self.problem).shape(&self.case.scalars)?;
+        let shape = ArgSpec::of(arg, self.problem).shape(&whole(&self.case.scalars))?;
         let axes = arg.shape.iter().flatten().zip(shape);
         let of = |(axis, len): (&crate::kernel::expression::Expression, u64)| {
             let name = picks.keys().find(|name| axis.names().contains(*name))?;

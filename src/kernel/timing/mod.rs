@@ -295,7 +295,8 @@ fn entered<T: Send>(driver: &dyn Driver, work: impl FnOnce() -> T + Send) -> T {
 
 fn case(problem: &Problem, setup: &Setup) -> Case {
     let Problem { dims, constants, flags, dtypes, .. } = problem.clone();
-    Case { dims, constants, flags, dtypes, inputs: setup.inputs.clone(), scalars: setup.scalars.clone() }
+    let scalars = setup.scalars.iter().map(|(name, &value)| (name.clone(), value as f64)).collect();
+    Case { dims, constants, flags, dtypes, inputs: setup.inputs.clone(), scalars }
 }
 
 /// Launches of one kernel, as drivers take them.

@@ -8,6 +8,7 @@ mod calls;
 mod device;
 mod event;
 mod graph;
+mod mailbox;
 mod memory;
 mod module;
 mod staging;
@@ -18,12 +19,14 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::launch::{Graph, Kernel, KernelSpec, Launch};
+use crate::mailbox::Mailbox;
 use crate::memory::{Buffer, BufferView, OwnerId};
-use crate::{Driver, GpuError};
+use crate::{DeviceMemory, Driver, GpuError};
 pub(crate) use calls::{Called, Calls, Handle, Shape, status};
 pub(crate) use device::Device;
 use event::Event;
 use graph::{Executable, Recorded};
+use mailbox::Inbox;
 use memory::Allocation;
 pub(crate) use module::{Function, LoadError};
 use staging::Staging;
@@ -122,6 +125,12 @@ impl<C: Chip> Driver for Gpu<C> {
         self.chip.parallelism()
     }
 
+    fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        let memory = self.device.call("ask how much memory is free", |calls| calls.memory())?;
+        let (free_bytes, total_bytes) = memory;
+        Ok(Some(DeviceMemory { free_bytes, total_bytes }))
+    }
+
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
         let allocation = Allocation::new(&self.device, len_bytes)?;
         Ok(Buffer::device(self.owner, allocation.address(), len_bytes, allocation))
@@ -181,6 +190,21 @@ impl<C: Chip> Driver for Gpu<C> {
         after.since(before)
     }
 
+    fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, GpuError> {
+        Ok(Some(Mailbox::new(Inbox::new(&self.device, len_bytes)?)))
+    }
+
+    fn post(&self, mailbox: &mut Mailbox, view: &BufferView, len_bytes: usize) -> Result<(), GpuError> {
+        view.check_read(len_bytes)?;
+        let address = view.device_address(self.owner)?;
+        let inbox: &mut Inbox = mailbox.letters()?;
+        if !inbox.is_of(&self.device) {
+            return Err(GpuError::ForeignMailbox);
+        }
+        let _stream = self.stream();
+        inbox.post(address, len_bytes)
+    }
+
     fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
         view.check_write(bytes.len())?;
         let address = view.device_address(self.owner)?;
@@ -191,6 +215,11 @@ impl<C: Chip> Driver for Gpu<C> {
         view.check_read(bytes.len())?;
         let address = view.device_address(self.owner)?;
         self.stream().staging(&self.device)?.read(address, bytes)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        let _stream = self.stream();
+        self.device.synchronize()
     }
 
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {

@@ -17,10 +17,10 @@ use std::sync::{Mutex, PoisonError};
 use bytes::Bytes;
 use rayon::ThreadPool;
 
-use crate::host::pointer;
+use crate::host::{self, pointer};
 use crate::launch::{Argument, ArgumentKind, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
-use crate::{Driver, GpuError};
+use crate::{DeviceMemory, Driver, GpuError};
 use block::{Grid, Stop};
 use context::Range;
 use object::Object;
@@ -70,6 +70,10 @@ impl Driver for SimDriver {
 
     fn parallelism(&self) -> usize {
         self.pool.current_num_threads()
+    }
+
+    fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        Ok(host::memory())
     }
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
