@@ -20,6 +20,9 @@
 //! ```
 
 mod ahead;
+pub mod times;
+
+use std::time::Instant;
 
 use bytemuck::cast_slice;
 
@@ -31,11 +34,13 @@ use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
 use crate::graph::memory::LoadProgress;
 use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
+use crate::graph::profile::{Profile, Profiled};
 use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use crate::target::Backend;
 use ahead::Ahead;
+use times::HostTimes;
 
 /// How a model is run.
 pub struct EngineOptions {
@@ -70,6 +75,7 @@ pub struct Engine {
     /// Changes of the block tables that the device knows of; none if its tables are not the scheduler's.
     tables_written: Option<usize>,
     max_logit_rows: usize,
+    times: HostTimes,
 }
 
 /// What can go wrong in an engine.
@@ -159,8 +165,8 @@ impl Engine {
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;
-        let scheduler = Scheduler::new(&layout, max_rows);
-        let mut engine = Self { scheduler, config, layout, executor, ahead, tables_written: None, max_logit_rows };
+        let (scheduler, times, tables_written) = (Scheduler::new(&layout, max_rows), HostTimes::default(), None);
+        let mut engine = Self { scheduler, config, layout, executor, ahead, tables_written, max_logit_rows, times };
         engine.write_tables()?;
         Ok(engine)
     }
@@ -180,9 +186,19 @@ impl Engine {
         &self.executor
     }
 
-    /// From here on, takes the time of every launch; [`Self::executor`] tells it.
-    pub fn start_profile(&mut self) {
-        self.executor.start_profile();
+    /// From here on, takes the time of the launches; [`Self::take_profile`] tells it.
+    pub fn start_profile(&mut self, which: Profiled) {
+        self.executor.start_profile(which);
+    }
+
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.executor.take_profile()
+    }
+
+    /// Where the host's time of all steps so far went.
+    pub fn host_times(&self) -> HostTimes {
+        self.times
     }
 
     /// Queues a request.
@@ -216,18 +232,26 @@ impl Engine {
     /// [`EngineError::Plan`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = self.scheduler.take_ended();
+        let mut clock = Instant::now();
         let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
+        times::lap(&mut clock, &mut self.times.scheduling);
         if let Some(step) = &step {
             self.write_tables()?;
-            self.run(step, None)?;
+            self.write_rows(step)?;
+            times::lap(&mut clock, &mut self.times.writing);
+            self.executor.run(step.shape(), None)?;
+            times::lap(&mut clock, &mut self.times.launching);
+            self.times.steps += 1;
         }
         let known = match &mut self.ahead {
             Some(ahead) => ahead.turn(&self.executor, step)?,
             None => step.map(|step| self.sampled(step)).transpose()?,
         };
+        times::lap(&mut clock, &mut self.times.waiting);
         if let Some((step, tokens)) = known {
             events.extend(self.scheduler.advance(&step, &tokens));
         }
+        times::lap(&mut clock, &mut self.times.scheduling);
         Ok(events)
     }
 
@@ -263,7 +287,8 @@ impl Engine {
             let row =
                 |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token: RowToken::Id(token) };
             let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
-            self.run(&step, observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
+            self.write_rows(&step)?;
+            self.executor.run(step.shape(), observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
             let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];
             self.executor.read("logits", bytemuck::cast_slice_mut(part))?;
         }
@@ -294,8 +319,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Fills the inputs and launches everything.
-    fn run(&mut self, step: &Step, observer: Option<Observer<'_>>) -> Result<(), EngineError> {
+    /// Fills the inputs of a step.
+    fn write_rows(&self, step: &Step) -> Result<(), EngineError> {
         let rows = |of: fn(&Row) -> u32| step.rows.iter().map(of).collect::<Vec<u32>>();
         let (token, slot, position) = (rows(|row| row.token.encoded()), rows(|row| row.slot), rows(|row| row.position));
         let logit_row: Vec<u32> = step.logit_rows.iter().map(|logit| logit.row).collect();
@@ -313,7 +338,6 @@ impl Engine {
             ("top_p", cast_slice(&top_p)),
             ("coin", cast_slice(&coin)),
         ])?;
-        self.executor.run(step.shape(), observer)?;
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ mod devices;
 mod doctor;
 mod hip;
 mod inspect;
+mod kernel_table;
 mod kernels;
 mod logits;
 mod model;

@@ -82,7 +82,7 @@ pub struct DeviceArgs {
 }
 
 /// How much memory the KV cache takes, and what it holds.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct CacheArgs {
     /// Keep keys and values in bf16 [default with `--precision bf16`]
     #[arg(long, conflicts_with = "kv32")]
@@ -217,7 +217,8 @@ impl DeviceArgs {
 }
 
 impl CacheArgs {
-    fn dtype(&self, precision: Precision) -> Dtype {
+    /// The element type of keys and values.
+    pub fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,

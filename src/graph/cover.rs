@@ -4,7 +4,7 @@
 //! tuning tables' affair, through the pipeline; how launches are made of a cover is [`super::plan`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use super::{Graph, Node, Storage, TensorId};
@@ -59,15 +59,13 @@ impl Candidates {
         at.flat_map(|(at, runs)| runs.iter().map(move |run| at..at + run.problem.ops.len()))
     }
 
-    /// Row counts at which any choice may change in steps of a kind, rising from the fewest that such a step has up to
-    /// `most`; none where there is no such step.
-    pub fn bucket_starts(&self, pipeline: &Pipeline, step: StepKind, most: usize) -> Vec<usize> {
-        let least = step.fewest_rows() as usize;
-        let mut starts = BTreeSet::from([least]);
+    /// Row counts at which any choice may change in steps of a kind, rising from the first of those that occur.
+    pub fn bucket_starts(&self, pipeline: &Pipeline, step: StepKind, occurring: &RangeInclusive<usize>) -> Vec<usize> {
+        let mut starts = BTreeSet::from([*occurring.start()]);
         for cover in self.singles.iter().chain(self.runs.iter().flatten()) {
             starts.extend(pipeline.bucket_starts(&cover.problem, step));
         }
-        starts.into_iter().filter(|start| (least..=most).contains(start)).collect()
+        starts.into_iter().filter(|start| occurring.contains(start)).collect()
     }
 
     /// The launches of a bucket: from the first node on the longest run that the tuning tables prefer, else a kernel for the

@@ -5,6 +5,7 @@
 //! - [`arena`]: one block of memory for all activations
 //! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - `inputs`: what every step is told, in one copy
+//! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
 //! - `segment`: their grids and arguments for a number of rows
 //! - `weights`: the checkpoint's tensors on the device
@@ -16,6 +17,7 @@
 //! or how many tokens a step has.
 
 pub mod arena;
+mod buckets;
 mod cover;
 pub mod forward;
 mod inputs;
@@ -82,6 +84,11 @@ pub struct StepShape {
 }
 
 impl StepShape {
+    /// The smallest step of a kind that gives a token.
+    pub fn smallest(kind: StepKind) -> Self {
+        Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind }
+    }
+
     /// How many rows a node works on.
     pub fn count(&self, rows: Rows) -> usize {
         match rows {

@@ -5,31 +5,29 @@
 //! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
 use super::arena::{self, Lifetime};
-use super::cover::{self, Candidates, Cover};
+use super::buckets;
+use super::cover::{self, Candidates};
 use super::inputs::Inputs;
 use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
-use super::profile::Profile;
+use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
-use super::segment::{Bucket, PlannedLaunch, PreparedLaunch, Segment, scalars};
+use super::segment::{PlannedLaunch, PreparedLaunch, Segment, scalars};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, Rows, StepShape, Storage};
+use super::{Graph, StepShape, Storage};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
-use crate::kernel::Problem;
 use crate::kernel::contract::Access;
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
 use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError, Unserved, Wanted, with_causes};
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::kernel::render::RenderError;
-use crate::kernel::store::Progress;
 use crate::tuning::table::StepKind;
 
 /// What can go wrong between a graph and its launches.
@@ -106,7 +104,7 @@ pub struct ExecutorOptions {
 
 impl ExecutorOptions {
     /// The largest step of a kind.
-    fn largest(&self, kind: StepKind) -> StepShape {
+    pub(super) fn largest(&self, kind: StepKind) -> StepShape {
         let most = match kind {
             StepKind::Decode => self.max_decode_rows,
             StepKind::Mixed => self.max_rows,
@@ -143,8 +141,17 @@ pub struct Executor {
     memory_plan: MemoryPlan,
     /// How long the weights took to copy or make.
     weights_time: Duration,
-    profile: Option<Profile>,
+    profiler: Option<Profiler>,
     replays: Replays,
+}
+
+/// Prepared steps and where everything is, for those who only look.
+pub(super) struct Steps<'a> {
+    pub pipeline: &'a Pipeline,
+    pub graph: &'a Graph,
+    pub memory: &'a [BufferView],
+    pub workspace: &'a Workspace,
+    pub segments: &'a [Segment],
 }
 
 impl Executor {
@@ -160,7 +167,7 @@ impl Executor {
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
         let candidates = cover::segments(&graph, &pipeline.fusions());
-        let segments = plan_segments(&graph, &candidates, &pipeline, &options, progress)?;
+        let segments = buckets::load_all(&graph, &candidates, &pipeline, &options, progress)?;
         let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
         let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
         let workspace_bytes = workspace_bytes(&segments)?;
@@ -176,7 +183,7 @@ impl Executor {
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
             .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
         wait(&pipeline, &memory)?;
-        let (weights_time, profile, replays) = (start.elapsed(), None, Replays::default());
+        let weights_time = start.elapsed();
         Ok(Self {
             pipeline,
             graph,
@@ -187,8 +194,8 @@ impl Executor {
             segments,
             memory_plan,
             weights_time,
-            profile,
-            replays,
+            profiler: None,
+            replays: Replays::default(),
         })
     }
 
@@ -224,14 +231,23 @@ impl Executor {
         kernels
     }
 
-    /// From here on, takes the time of every launch.
-    pub fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
+    /// From here on, takes the time of the launches.
+    pub fn start_profile(&mut self, which: Profiled) {
+        self.profiler = Some(Profiler::new(which));
     }
 
-    /// The times taken since [`Self::start_profile`].
-    pub fn profile(&self) -> Option<&Profile> {
-        self.profile.as_ref()
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+
+    /// Waits until the device has done everything.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn wait(&self) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: "all of a step".into(), source };
+        self.pipeline.driver().wait().map_err(failed)
     }
 
     /// Fills the start of an external tensor.
@@ -302,16 +318,25 @@ impl Executor {
                 bucket.prepare(n, &self.memory, &self.workspace)?;
             }
         }
-        if observer.is_none() && self.profile.is_none() && self.replay(shape)? {
+        if let Some(mut profiler) = self.profiler.take() {
+            let timed = profiler.step(&self.view(), shape);
+            self.profiler = Some(profiler);
+            if timed? {
+                return Ok(());
+            }
+        }
+        if observer.is_none() && self.replay(shape)? {
             return Ok(());
         }
-        let mut profile = self.profile.take();
         let mut result = Ok(());
-        self.pipeline.driver().enter(&mut || {
-            result = self.launch_all(shape, &mut observer, &mut profile);
-        });
-        self.profile = profile;
+        self.pipeline.driver().enter(&mut || result = self.launch_all(shape, &mut observer));
         result
+    }
+
+    /// What a profiler needs.
+    fn view(&self) -> Steps<'_> {
+        let Self { pipeline, graph, memory, workspace, segments, .. } = self;
+        Steps { pipeline, graph, memory, workspace, segments }
     }
 
     /// Replays a step, if it was or can be captured; whether it did.
@@ -329,23 +354,12 @@ impl Executor {
         all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
-    fn launch_all(
-        &self,
-        shape: StepShape,
-        observer: &mut Option<Observer<'_>>,
-        profile: &mut Option<Profile>,
-    ) -> Result<(), PlanError> {
+    fn launch_all(&self, shape: StepShape, observer: &mut Option<Observer<'_>>) -> Result<(), PlanError> {
         for segment in &self.segments {
             for (planned, prepared) in segment.prepared(shape) {
                 let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-                match profile {
-                    Some(profile) => {
-                        let time = driver.launch_timed(kernel, &launch).map_err(failed)?;
-                        profile.add(&planned.label, &planned.kernel.rendered.label, time);
-                    }
-                    None => driver.launch(kernel, &launch).map_err(failed)?,
-                }
+                driver.launch(kernel, &launch).map_err(failed)?;
                 if let Some(observer) = observer {
                     self.show(planned, prepared, *observer)?;
                 }
@@ -490,96 +504,6 @@ fn lifetimes(
         }
     }
     Ok(lifetimes)
-}
-
-/// A segment before its kernels are chosen.
-struct Draft {
-    rows: Rows,
-    buckets: Vec<DraftBucket>,
-}
-
-/// What a bucket is to launch.
-struct DraftBucket {
-    step: StepKind,
-    first_row_count: usize,
-    last_row_count: usize,
-    covers: Vec<Cover>,
-}
-
-/// Chooses and loads the kernels of all buckets of all segments at once. A run of nodes for which no kernel can be had is done
-/// node by node, with a warning.
-fn plan_segments(
-    graph: &Graph,
-    candidates: &[Candidates],
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
-    progress: &dyn Progress,
-) -> Result<Vec<Segment>, PlanError> {
-    let mut refused = Vec::new();
-    loop {
-        let drafts: Vec<Draft> =
-            candidates.iter().map(|segment| draft(graph, segment, pipeline, options, &refused)).collect();
-        let wanted: Vec<Wanted> =
-            drafts.iter().flat_map(|draft| &draft.buckets).flat_map(DraftBucket::wanted).collect();
-        match pipeline.load_all(&wanted, progress) {
-            Ok(kernels) => return Ok(segments(drafts, kernels)),
-            Err(Unserved { problem, source }) if problem.ops.len() > 1 => {
-                tracing::warn!("`{}` are not fused: {}", problem.ops.join("+"), with_causes(&source));
-                refused.push(*problem);
-            }
-            Err(Unserved { source, .. }) => return Err(source.into()),
-        }
-    }
-}
-
-/// The buckets of both kinds of steps, each up to the next one's beginning.
-fn draft(
-    graph: &Graph,
-    segment: &Candidates,
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
-    refused: &[Problem],
-) -> Draft {
-    let rows = graph.nodes[segment.range.start].rows;
-    let mut buckets = Vec::new();
-    for step in StepKind::ALL {
-        let most = options.largest(step).count(rows);
-        let starts = segment.bucket_starts(pipeline, step, most);
-        for (i, &first_row_count) in starts.iter().enumerate() {
-            let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
-            let covers = segment.cover(pipeline, first_row_count, step, refused);
-            buckets.push(DraftBucket { step, first_row_count, last_row_count, covers });
-        }
-    }
-    Draft { rows, buckets }
-}
-
-impl DraftBucket {
-    /// What it needs, in the order of its covers.
-    fn wanted(&self) -> impl Iterator<Item = Wanted> {
-        let (n_rows, step) = (self.first_row_count, self.step);
-        self.covers.iter().map(move |cover| Wanted { problem: cover.problem.clone(), n_rows, step })
-    }
-}
-
-/// Segments of drafts and of the kernels that they wanted, in the same order.
-fn segments(drafts: Vec<Draft>, kernels: Vec<Arc<LoadedKernel>>) -> Vec<Segment> {
-    let mut kernels = kernels.into_iter();
-    let mut planned = |Cover { label, args, scalars, .. }| {
-        let kernel = kernels.next().expect("one for each");
-        PlannedLaunch { label, kernel, args, scalars }
-    };
-    let mut segments = Vec::new();
-    for Draft { rows, buckets } in drafts {
-        let mut segment = Segment { rows, buckets: BTreeMap::new() };
-        for DraftBucket { step, first_row_count, last_row_count, covers } in buckets {
-            let launches = covers.into_iter().map(&mut planned).collect();
-            let bucket = Bucket::new(first_row_count, last_row_count, launches);
-            segment.buckets.entry(step).or_default().push(bucket);
-        }
-        segments.push(segment);
-    }
-    segments
 }
 
 /// Bytes that the hungriest launch needs besides the graph's tensors.

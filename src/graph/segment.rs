@@ -9,6 +9,7 @@ use gpu::{Argument, BufferView, Kernel, Launch};
 use super::plan::PlanError;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Rows, StepShape, TensorId};
+use crate::kernel::Problem;
 use crate::kernel::expression::ExpressionError;
 use crate::kernel::launch::ArgSpec;
 use crate::kernel::pipeline::LoadedKernel;
@@ -17,7 +18,7 @@ use crate::tuning::table::StepKind;
 /// Launches for a part of every step.
 pub(super) struct Segment {
     pub rows: Rows,
-    /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that such a step has.
+    /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that occur.
     pub buckets: BTreeMap<StepKind, Vec<Bucket>>,
 }
 
@@ -35,6 +36,7 @@ pub(super) struct Bucket {
 /// One kernel with its tensors, for any row count.
 pub(super) struct PlannedLaunch {
     pub label: String,
+    pub problem: Problem,
     pub kernel: Arc<LoadedKernel>,
     pub args: BTreeMap<String, TensorId>,
     pub scalars: BTreeMap<String, u32>,
@@ -120,7 +122,8 @@ impl PlannedLaunch {
         &self.kernel.kernel
     }
 
-    fn prepare(&self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<PreparedLaunch, PlanError> {
+    /// Works out grid and arguments for so many rows.
+    pub fn prepare(&self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<PreparedLaunch, PlanError> {
         let (rendered, scalars) = (&self.kernel.rendered, scalars(n, &self.scalars));
         let mut workspace = workspace.for_launch();
         let argument = |spec: &ArgSpec| match (spec.is_scalar(), self.args.get(&spec.name)) {

@@ -13,6 +13,7 @@
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //! - [`check`]: every template on every test shape against [`crate::reference`]
 //! - [`work`]: what a launch has to do at least; [`timing`]: how long it takes
+//! - [`work`]: what a launch has to do at least
 //! - [`resources`]: what a compiled GPU kernel uses, against its contract and its template's limits
 //! - [`isa`]: what the compiler made of a template: disassembly, loops, predicted cycles
 //!

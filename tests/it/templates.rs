@@ -274,7 +274,10 @@ fn mistakes_in_a_contract_are_told_with_their_line() {
 #[test]
 fn files_that_would_be_ignored_are_errors() {
     let error = broken(&[("linear/dot.j2", "")], "linear/dot.j2");
-    assert!(error.starts_with("linear/dot.j2: not a kernel, expected `op.toml`, `<variant>.c.j2`"), "{error}");
+    assert!(
+        error.starts_with("linear/dot.j2: not a kernel, expected `op.toml` (of a run `tests.toml`), `<variant>.c.j2`"),
+        "{error}"
+    );
     let error = broken(&[("softmax/row.c.j2", "{# #}")], "softmax/row.c.j2");
     assert!(error.starts_with("the op `softmax` has no contract: `softmax/op.toml` is in none"), "{error}");
 }

@@ -157,6 +157,14 @@ pub trait Driver: Send + Sync {
     /// [`GpuError::Range`] when the view is shorter.
     fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError>;
 
+    /// Waits until everything launched so far is done.
+    ///
+    /// # Errors
+    /// The device's words, also about what was launched.
+    fn wait(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     /// Runs `work`, which makes launches, in the place from which launches are cheapest.
     fn enter(&self, work: &mut (dyn FnMut() + Send));
 }

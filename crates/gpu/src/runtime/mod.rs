@@ -217,6 +217,11 @@ impl<C: Chip> Driver for Gpu<C> {
         self.stream().staging(&self.device)?.read(address, bytes)
     }
 
+    fn wait(&self) -> Result<(), GpuError> {
+        let _stream = self.stream();
+        self.device.synchronize()
+    }
+
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         work();
     }
