@@ -163,7 +163,11 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
         ("tile_n <= out_features", "tile_n <= n_tokens", "linear/dot.c.j2:11: `n_tokens` is not declared"),
         ("tile_n <= out_features", "tile_n <=", "linear/dot.c.j2:11: could not evaluate `tile_n <=`"),
         ("scratch_bytes = ", "block_size = ", "linear/dot.c.j2:13: [launch]: expected no `block_size` on the host"),
-        ("scratch_bytes = ", "lds_bytes = ", "linear/dot.c.j2:15: launch.lds_bytes: expected none on the host, found one"),
+        (
+            "scratch_bytes = ",
+            "lds_bytes = ",
+            "linear/dot.c.j2:15: launch.lds_bytes: expected none on the host, found one",
+        ),
         (
             "[launch]",
             "[requires]\ndtypes = { weight = [\"u32\"] }\n[launch]",
