@@ -135,7 +135,7 @@ impl Profiler {
 }
 
 fn is_power_of_four(n: usize) -> bool {
-    n.is_power_of_two() && n.ilog2() % 2 == 0
+    n.is_power_of_two() && n.ilog2().is_multiple_of(2)
 }
 
 impl std::ops::AddAssign for ProfileEntry {

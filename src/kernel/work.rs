@@ -101,7 +101,7 @@ impl WorkTable {
             of_tensor(&Spanned::new(entries.span(), name.clone()), "`touched`")?;
             touched.insert(name.clone(), toml.expression(entries, &with_counts)?);
         }
-        for axis in self.sample.iter().filter(|axis| !axes.contains(axis.get_ref())) {
+        if let Some(axis) = self.sample.iter().find(|axis| !axes.contains(axis.get_ref())) {
             let expected = "a dim or a whole-number scalar argument";
             return Err(toml.refuse(axis.span(), "`sample`", expected, format!("`{}`", axis.get_ref())));
         }
@@ -127,8 +127,8 @@ impl WorkSpec {
             names.insert(name.clone(), count.total(problem, scalars, inputs)?);
         }
         let scope = Arc::new(Scope::new(Signature::scope(problem)).with_scalars(&names));
-        let mut work = Work::default();
-        work.flop = self.flop.as_ref().map(|flop| flop.whole(&scope)).transpose()?.map(|flop| flop as f64);
+        let flop = self.flop.as_ref().map(|flop| flop.whole(&scope)).transpose()?.map(|flop| flop as f64);
+        let mut work = Work { flop, ..Work::default() };
         for arg in args.iter().filter(|arg| !arg.is_scalar()) {
             let bytes = arg.len_bytes(scalars)? as f64;
             let axis = arg.shape(scalars)?.first().copied().unwrap_or(1).max(1);
