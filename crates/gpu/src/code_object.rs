@@ -467,7 +467,10 @@ mod tests {
         let mut host = TILE.to_vec();
         host[18] = 62; // e_machine: x86-64
         let error = CodeObject::parse(&host).expect_err("not for a GPU").to_string();
-        assert_eq!(error, "expected an ELF file for AMD GPUs (machine 224), found machine 62");
+        assert_eq!(
+            error,
+            "expected an ELF file for AMD GPUs (machine 224) or NVIDIA GPUs (machine 190), found machine 62"
+        );
         assert!(CodeObject::parse(b"").expect_err("nothing").to_string().starts_with("could not read the ELF file"));
     }
 
