@@ -44,7 +44,7 @@ const CACHE_BYTES: usize = 256 << 20;
 /// Time the kernels of an op on a device, and say which template and parameters are best for how many rows
 #[derive(clap::Args)]
 pub struct Args {
-    /// The ops: `linear`, `moe_mlp1`, …
+    /// The ops: `linear`, `moe_mlp1`, …, and runs of them: `rmsnorm+linear`
     #[arg(long, value_delimiter = ',', value_name = "OP,…", required = true)]
     op: Vec<String>,
 

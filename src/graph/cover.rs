@@ -46,6 +46,12 @@ pub(super) fn segments(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Candida
     ranges.into_iter().map(|range| Candidates::of(graph, fusions, range)).collect()
 }
 
+/// The problem of every run of nodes that one kernel may do.
+pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Problem> {
+    let all = segments(graph, fusions).into_iter().flat_map(|segment| segment.runs).flatten();
+    all.map(|run| run.problem).collect()
+}
+
 impl Candidates {
     fn of(graph: &Graph, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
         let runs_at = |at: usize| fusions.iter().filter_map(|run| fused(graph, run, at..range.end)).collect();

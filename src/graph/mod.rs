@@ -4,7 +4,7 @@
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
 //! - `lifetimes`: which activations there are, and for how long
-//! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
+//! - [`cover`]: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - `inputs`: what every step is told, in one copy
 //! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
@@ -19,7 +19,7 @@
 
 pub mod arena;
 mod buckets;
-mod cover;
+pub mod cover;
 pub mod forward;
 mod inputs;
 pub mod kv_cache;

@@ -7,6 +7,7 @@ use crate::cli::report::UsageError;
 use crate::cli::shapes;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
+use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, ring_blocks};
 use crate::kernel::pipeline::Pipeline;
@@ -43,7 +44,9 @@ pub(super) struct Workload {
 
 /// The problems of the op that are asked for.
 pub(super) fn of(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
-    pipeline.library().contract(op)?; // an op that is none is an error that lists those that are
+    for op in op.split('+') {
+        pipeline.library().contract(op)?; // an op that is none is an error that lists those that are
+    }
     let mut all: Vec<Problem> = Vec::new();
     for mut problem in in_model(op, args, pipeline)? {
         for (name, dtype) in &args.dtype {
@@ -100,8 +103,10 @@ fn in_model(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Pr
         max_logit_rows: 512,
         takes_tokens: pipeline.target().backend != Backend::Host,
     };
-    let nodes = forward(&config, &kv, &options).nodes.into_iter();
-    Ok(nodes.map(|node| node.problem).filter(|problem| problem.ops == [op]).collect())
+    let graph = forward(&config, &kv, &options);
+    let runs = runs(&graph, &pipeline.fusions());
+    let all = graph.nodes.into_iter().map(|node| node.problem).chain(runs);
+    Ok(all.filter(|problem| problem.ops.join("+") == op).collect())
 }
 
 fn request(config: &ModelConfig, dtype: Dtype, pipeline: &Pipeline) -> KvRequest {
