@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::encoding::{Encoding, Part};
 use super::tensors::{GATE_BIAS, Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Content, Tensor};
+use super::{Checkpoint, CheckpointError, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -59,7 +59,7 @@ impl Checkpoint {
                         name: Group { name: part.name, ..group.clone() }.name_in(l),
                         dtype: part.dtype,
                         shape: part.shape.clone(),
-                        content: Content::Random(numbers),
+                        elements: Elements::Random(numbers),
                         file_offset: None,
                     };
                     tensors.insert(tensor.name.clone(), tensor);
@@ -118,16 +118,18 @@ mod tests {
     use super::*;
 
     fn numbers_of(checkpoint: &Checkpoint, name: &str) -> RandomNumbers {
-        match checkpoint.tensor(name).content {
-            Content::Random(numbers) => numbers,
-            Content::Bytes(_) => panic!("`{name}` has bytes"),
+        match checkpoint.tensor(name).elements {
+            Elements::Random(numbers) => numbers,
+            Elements::Bytes(_) => panic!("`{name}` has bytes"),
         }
     }
 
     #[test]
     fn all_tensors_are_there_and_no_two_have_the_same_numbers() {
         let mut streams = std::collections::BTreeSet::new();
-        for (encoding, n_tensors) in [(Encoding::F32, 3 + 13 * 2), (Encoding::Bf16, 3 + 13 * 2), (Encoding::Mxfp4, 3 + 15 * 2)] {
+        for (encoding, n_tensors) in
+            [(Encoding::F32, 3 + 13 * 2), (Encoding::Bf16, 3 + 13 * 2), (Encoding::Mxfp4, 3 + 15 * 2)]
+        {
             let checkpoint = Checkpoint::random(small(), encoding, 1).unwrap();
             assert_eq!(checkpoint.tensors.len(), n_tensors);
             let own: Vec<u64> = checkpoint.tensors.keys().map(|name| numbers_of(&checkpoint, name).stream).collect();

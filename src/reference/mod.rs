@@ -337,7 +337,8 @@ mod tests {
     fn attention_case(window: u32) -> Case {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
-        case.scalars.extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
+        case.scalars
+            .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
         case.flags.insert("matrix_layout".into(), false);
         case
     }

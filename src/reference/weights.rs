@@ -46,7 +46,8 @@ mod tests {
     use super::*;
 
     fn values(dtype: Dtype, len: u64, stream: u64, centre: f32, step: f32) -> Vec<f64> {
-        let whole = [("n_rows", 1), ("row_len", len), ("stream_low", stream & 0xffff_ffff), ("stream_high", stream >> 32)];
+        let whole =
+            [("n_rows", 1), ("row_len", len), ("stream_low", stream & 0xffff_ffff), ("stream_high", stream >> 32)];
         let scalars = whole.map(|(name, value)| (name.to_owned(), value as f64));
         let floats = [("centre", centre), ("step", step)].map(|(name, value)| (name.to_owned(), f64::from(value)));
         let case = Case {
@@ -65,7 +66,10 @@ mod tests {
     #[test]
     fn the_numbers_are_those_that_the_program_has_made_from_the_start() {
         let embedding = values(Dtype::F32, 100_003, 0xb6bf_613d_bebb_45dc, 0.0, 3f32.sqrt() / 32768.0);
-        assert_eq!(embedding[..3].iter().map(|v| *v as f32).collect::<Vec<_>>(), [-1.100_979_2, 1.170_434_6, 1.177_200_4]);
+        assert_eq!(
+            embedding[..3].iter().map(|v| *v as f32).collect::<Vec<_>>(),
+            [-1.100_979_2, 1.170_434_6, 1.177_200_4]
+        );
         assert_eq!((embedding[65536] as f32).to_bits(), 0x3f82_4bd5, "the first of the second chunk");
         assert_eq!(digest(&embedding), 0x4273_d07c_c968_c942);
         let norm = values(Dtype::Bf16, 70_001, 0x44fc_9548_3f42_2eb2, 1.0, 0.1 / 32768.0);

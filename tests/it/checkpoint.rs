@@ -48,7 +48,13 @@ fn read(file: Vec<u8>, layout: Layout) -> Result<Checkpoint, CheckpointError> {
 }
 
 fn f32s(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
-    checkpoint.tensor(name).bytes().unwrap().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    checkpoint
+        .tensor(name)
+        .bytes()
+        .unwrap()
+        .chunks(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
 }
 
 fn numbers(range: std::ops::Range<usize>) -> Vec<f32> {
@@ -273,8 +279,13 @@ fn the_forks_transposes_are_turned_back() {
     assert_eq!(plain.findings, [Finding::ForkNotTransposed]);
     // bf16 is turned in steps of its own size.
     let bf16 = read(bf16_file(fork), Layout::Auto).unwrap();
-    let gate: Vec<u16> =
-        bf16.tensor("block.0.mlp.gate.weight").bytes().unwrap().chunks(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
+    let gate: Vec<u16> = bf16
+        .tensor("block.0.mlp.gate.weight")
+        .bytes()
+        .unwrap()
+        .chunks(2)
+        .map(|b| u16::from_le_bytes([b[0], b[1]]))
+        .collect();
     assert_eq!(gate[..7], [822, 825, 828, 831, 834, 837, 823]);
 }
 
