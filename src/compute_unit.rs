@@ -39,6 +39,8 @@ pub struct Product {
     pub matrix_flop_per_cycle: u32,
     /// Bandwidth of its memory, in 10^9 bytes per second.
     pub memory_gbps: f64,
+    /// What its last cache before the memory holds, in bytes.
+    pub cache_bytes: Option<usize>,
 }
 
 impl ComputeUnit {

@@ -19,6 +19,11 @@
 //! # }
 //! ```
 
+mod ahead;
+pub mod times;
+
+use std::time::Instant;
+
 use bytemuck::cast_slice;
 
 use crate::checkpoint::Checkpoint;
@@ -29,10 +34,13 @@ use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
 use crate::graph::memory::LoadProgress;
 use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
+use crate::graph::profile::{Profile, Profiled};
 use crate::kernel::Precision;
 use crate::kernel::pipeline::Pipeline;
-use crate::scheduler::{Event, Request, RequestId, Row, Scheduler, Step};
+use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use crate::target::Backend;
+use ahead::Ahead;
+use times::HostTimes;
 
 /// How a model is run.
 pub struct EngineOptions {
@@ -62,7 +70,12 @@ pub struct Engine {
     layout: KvLayout,
     scheduler: Scheduler,
     executor: Executor,
+    /// None where launches are done when they return.
+    ahead: Option<Ahead>,
+    /// Changes of the block tables that the device knows of; none if its tables are not the scheduler's.
+    tables_written: Option<usize>,
     max_logit_rows: usize,
+    times: HostTimes,
 }
 
 /// What can go wrong in an engine.
@@ -74,6 +87,9 @@ pub enum EngineError {
     /// A kernel could not be had, or a launch failed.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Something that a step launched went wrong, which is known when its tokens are waited for.
+    #[error("could not finish a step")]
+    Step(#[source] gpu::GpuError),
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
@@ -104,6 +120,9 @@ impl Hint for EngineError {
         match self {
             Self::Kv(error) => error.hint(),
             Self::Plan(error) => error.hint(),
+            Self::Step(_) => {
+                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
+            }
             Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
             Self::TooLong { .. } => Some("allow more positions with `-n`, or ask for fewer new tokens".into()),
             Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
@@ -141,14 +160,19 @@ impl Engine {
             weight_dtype: checkpoint.dense_dtype(),
             expert_dtype: checkpoint.expert_dtype(),
             max_rows,
+            max_logit_rows,
+            takes_tokens: options.pipeline.target().backend != Backend::Host,
         };
         let graph = forward(&config, &layout, &forward_options);
-        let externals = externals(&config, &layout, max_rows, max_logit_rows);
-        let kv_bytes = layout.total_bytes();
-        let executor_options = ExecutorOptions { max_rows, max_logit_rows, externals, kv_bytes };
+        let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
+        let (max_decode_rows, kv_bytes) = (options.n_slots, layout.total_bytes());
+        let executor_options =
+            ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, inputs, externals, kv_bytes };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
-        let engine = Self { scheduler: Scheduler::new(&layout, max_rows), config, layout, executor, max_logit_rows };
+        let ahead = Ahead::new(&executor, max_logit_rows)?;
+        let (scheduler, times, tables_written) = (Scheduler::new(&layout, max_rows), HostTimes::default(), None);
+        let mut engine = Self { scheduler, config, layout, executor, ahead, tables_written, max_logit_rows, times };
         engine.write_tables()?;
         Ok(engine)
     }
@@ -168,9 +192,19 @@ impl Engine {
         &self.executor
     }
 
-    /// From here on, takes the time of every launch; [`Self::executor`] tells it.
-    pub fn start_profile(&mut self) {
-        self.executor.start_profile();
+    /// From here on, takes the time of the launches; [`Self::take_profile`] tells it.
+    pub fn start_profile(&mut self, which: Profiled) {
+        self.executor.start_profile(which);
+    }
+
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.executor.take_profile()
+    }
+
+    /// Where the host's time of all steps so far went.
+    pub fn host_times(&self) -> HostTimes {
+        self.times
     }
 
     /// Queues a request.
@@ -197,22 +231,41 @@ impl Engine {
         self.scheduler.abort();
     }
 
-    /// Runs one step: rows of prompts and one row of every sequence that generates.
+    /// Runs one step: rows of prompts and one row of every sequence that generates. A device that runs launches later is one
+    /// step ahead: the tokens are then those of the step before, and the device is never without work.
     ///
     /// # Errors
     /// [`EngineError::Plan`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut events = self.scheduler.take_ended();
-        let step = self.scheduler.next_step();
-        if step.rows.is_empty() {
-            return Ok(events);
+        let mut clock = Instant::now();
+        let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
+        times::lap(&mut clock, &mut self.times.scheduling);
+        if let Some(step) = &step {
+            self.write_tables()?;
+            self.write_rows(step)?;
+            times::lap(&mut clock, &mut self.times.writing);
+            self.executor.run(step.shape(), None)?;
+            times::lap(&mut clock, &mut self.times.launching);
+            self.times.steps += 1;
         }
-        self.write_tables()?;
-        self.run(&step, None)?;
+        let known = match &mut self.ahead {
+            Some(ahead) => ahead.turn(&self.executor, step)?,
+            None => step.map(|step| self.sampled(step)).transpose()?,
+        };
+        times::lap(&mut clock, &mut self.times.waiting);
+        if let Some((step, tokens)) = known {
+            events.extend(self.scheduler.advance(&step, &tokens));
+        }
+        times::lap(&mut clock, &mut self.times.scheduling);
+        Ok(events)
+    }
+
+    /// The tokens of the step that was launched last.
+    fn sampled(&self, step: Step) -> Result<(Step, Vec<u32>), EngineError> {
         let mut tokens = vec![0_u32; step.logit_rows.len()];
         self.executor.read("sampled", bytemuck::cast_slice_mut(&mut tokens))?;
-        events.extend(self.scheduler.advance(&step, &tokens));
-        Ok(events)
+        Ok((step, tokens))
     }
 
     /// The logits after every token of `ids`, (ids.len(), vocab_size), row-major: each token is forwarded as given,
@@ -227,6 +280,7 @@ impl Engine {
             return Err(EngineError::TooLong { n_prompt: ids.len(), n_new: 0, capacity_tokens });
         }
         assert!(self.is_idle(), "teacher forcing uses slot 0");
+        self.tables_written = None;
         // The scheduler makes a request's rows; here all of them want logits, so they are made by hand.
         let mut tables = crate::graph::kv_cache::BlockTables::new(&self.layout);
         assert!(tables.reserve(0, ids.len()), "one sequence of full capacity always fits");
@@ -236,9 +290,11 @@ impl Engine {
         let mut logits = vec![0.0_f32; ids.len() * self.config.vocab_size];
         for first in (0..ids.len()).step_by(self.max_logit_rows) {
             let chunk = &ids[first..ids.len().min(first + self.max_logit_rows)];
-            let row = |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token };
+            let row =
+                |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token: RowToken::Id(token) };
             let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
-            self.run(&step, observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
+            self.write_rows(&step)?;
+            self.executor.run(step.shape(), observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
             let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];
             self.executor.read("logits", bytemuck::cast_slice_mut(part))?;
         }
@@ -256,41 +312,54 @@ impl Engine {
         }
     }
 
-    fn write_tables(&self) -> Result<(), EngineError> {
+    fn write_tables(&mut self) -> Result<(), EngineError> {
+        let n_changes = Some(self.scheduler.tables().n_changes());
+        if self.tables_written == n_changes {
+            return Ok(());
+        }
         for group in 0..self.layout.groups().len() {
             let table = self.scheduler.tables().table(group);
             self.executor.write(&format!("block_table.{group}"), cast_slice(table))?;
         }
+        self.tables_written = n_changes;
         Ok(())
     }
 
-    /// Fills the inputs and launches everything.
-    fn run(&mut self, step: &Step, observer: Option<Observer<'_>>) -> Result<(), EngineError> {
+    /// Fills the inputs of a step.
+    fn write_rows(&self, step: &Step) -> Result<(), EngineError> {
         let rows = |of: fn(&Row) -> u32| step.rows.iter().map(of).collect::<Vec<u32>>();
-        self.executor.write("token", cast_slice(&rows(|row| row.token)))?;
-        self.executor.write("slot", cast_slice(&rows(|row| row.slot)))?;
-        self.executor.write("position", cast_slice(&rows(|row| row.position)))?;
+        let (token, slot, position) = (rows(|row| row.token.encoded()), rows(|row| row.slot), rows(|row| row.position));
         let logit_row: Vec<u32> = step.logit_rows.iter().map(|logit| logit.row).collect();
         let top_k: Vec<u32> = step.logit_rows.iter().map(|logit| logit.sampling.top_k).collect();
         let temperature: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.temperature).collect();
         let top_p: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.top_p).collect();
         let coin: Vec<f32> = step.logit_rows.iter().map(|logit| logit.coin).collect();
-        self.executor.write("logit_row", cast_slice(&logit_row))?;
-        self.executor.write("top_k", cast_slice(&top_k))?;
-        self.executor.write("temperature", cast_slice(&temperature))?;
-        self.executor.write("top_p", cast_slice(&top_p))?;
-        self.executor.write("coin", cast_slice(&coin))?;
-        self.executor.run(step.rows.len(), step.logit_rows.len(), observer)?;
+        self.executor.write_inputs(&[
+            ("token", cast_slice(&token)),
+            ("slot", cast_slice(&slot)),
+            ("position", cast_slice(&position)),
+            ("logit_row", cast_slice(&logit_row)),
+            ("top_k", cast_slice(&top_k)),
+            ("temperature", cast_slice(&temperature)),
+            ("top_p", cast_slice(&top_p)),
+            ("coin", cast_slice(&coin)),
+        ])?;
         Ok(())
     }
 }
 
-/// Names and lengths in bytes of the tensors that the graph calls external.
-fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_rows: usize) -> Vec<(String, usize)> {
-    let mut externals: Vec<(String, usize)> = Vec::new();
-    externals.extend(["token", "slot", "position"].map(|name| (name.to_string(), 4 * max_rows)));
-    let per_logit = ["logit_row", "temperature", "top_k", "top_p", "coin", "sampled"];
-    externals.extend(per_logit.map(|name| (name.to_string(), 4 * max_logit_rows)));
+/// Names and lengths in bytes of tensors.
+type Lengths = Vec<(String, usize)>;
+
+/// The tensors that the graph calls external: those that every step fills, and the others.
+fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_rows: usize) -> (Lengths, Lengths) {
+    let mut inputs = Lengths::new();
+    inputs.extend(["token", "slot", "position"].map(|name| (name.to_string(), 4 * max_rows)));
+    let per_logit = ["logit_row", "temperature", "top_k", "top_p", "coin"];
+    inputs.extend(per_logit.map(|name| (name.to_string(), 4 * max_logit_rows)));
+
+    let mut externals = Lengths::new();
+    externals.push(("sampled".into(), 4 * max_logit_rows));
     externals.push(("logits".into(), 4 * max_logit_rows * config.vocab_size));
     externals.push(("inv_freq".into(), 4 * (config.head_dim / 2)));
     for (g, group) in kv.groups().iter().enumerate() {
@@ -299,5 +368,5 @@ fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_row
     for l in 0..config.num_hidden_layers {
         externals.extend(["k", "v"].map(|which| (format!("{which}_cache.{l}"), kv.layer_bytes(l))));
     }
-    externals
+    (inputs, externals)
 }

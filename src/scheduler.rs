@@ -3,10 +3,15 @@
 //! A sequence waits until a slot and enough cache blocks are free, then its prompt runs in chunks and its tokens one
 //! by one; when it ends, the next one takes its slot in the same step. A step holds one row of every sequence that
 //! is generating, and fills up with rows of prompts. Nothing here computes or knows a device.
+//!
+//! The next step may be made before the tokens of the last one are known: its rows then say which of these they take. A
+//! sequence that turns out to have ended has one row too many in it, which nobody is told of.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
+use crate::graph::StepShape;
 use crate::graph::kv_cache::{BlockTables, KvLayout};
+use crate::tuning::table::StepKind;
 
 /// A request, by the order in which it was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,7 +84,26 @@ pub struct Row {
     /// Position in the sequence.
     pub position: u32,
     /// Token at that position.
-    pub token: u32,
+    pub token: RowToken,
+}
+
+/// The token of a row, as far as it is known when the step is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowToken {
+    /// This.
+    Id(u32),
+    /// What the step before sampled for its logit row of this index.
+    Sampled(u32),
+}
+
+impl RowToken {
+    /// As `take_token`'s `from`.
+    pub fn encoded(self) -> u32 {
+        match self {
+            Self::Id(id) => id,
+            Self::Sampled(i) => 1 << 31 | i,
+        }
+    }
 }
 
 /// A row whose logits are sampled.
@@ -92,6 +116,7 @@ pub struct LogitRow {
     /// Decides the draw, in [0, 1); 0 where nothing is drawn.
     pub coin: f32,
     slot: usize,
+    request: RequestId,
 }
 
 /// The rows of one step.
@@ -104,9 +129,18 @@ pub struct Step {
 }
 
 impl Step {
+    /// What decides its launches.
+    pub fn shape(&self) -> StepShape {
+        let mut slots = BTreeSet::new();
+        let is_alone = |row: &Row| slots.insert(row.slot);
+        let kind = if self.rows.iter().all(is_alone) { StepKind::Decode } else { StepKind::Mixed };
+        StepShape { n_rows: self.rows.len(), n_logit_rows: self.logit_rows.len(), kind }
+    }
+
     /// A step whose every row gives logits, sampled greedily.
     pub fn with_all_logits(rows: Vec<Row>) -> Self {
-        let logit = |row: u32, slot: u32| LogitRow { row, sampling: Sampling::GREEDY, coin: 0.0, slot: slot as usize };
+        let (sampling, coin, request) = (Sampling::GREEDY, 0.0, RequestId(usize::MAX));
+        let logit = |row: u32, slot: u32| LogitRow { row, sampling, coin, slot: slot as usize, request };
         let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();
         Self { rows, logit_rows }
     }
@@ -130,8 +164,11 @@ struct Sequence {
     /// Tokens whose keys and values are in the cache, or are being put there by the current step.
     n_forwarded: usize,
     /// The token generated last, which the next step forwards.
-    last_token: Option<u32>,
+    last_token: Option<RowToken>,
+    /// Tokens that steps so far generate, known or not.
     n_generated: usize,
+    /// Tokens that are known.
+    n_told: usize,
     random: XorShift,
 }
 
@@ -159,7 +196,8 @@ impl Scheduler {
             return id;
         }
         let random = XorShift::new(request.sampling.seed);
-        self.waiting.push_back(Sequence { id, request, n_forwarded: 0, last_token: None, n_generated: 0, random });
+        let sequence = Sequence { id, request, n_forwarded: 0, last_token: None, n_generated: 0, n_told: 0, random };
+        self.waiting.push_back(sequence);
         id
     }
 
@@ -191,18 +229,24 @@ impl Scheduler {
         step
     }
 
-    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened.
+    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened. Steps are told in the order
+    /// in which they were made; the one after `step` may have been made already, no other.
     pub fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
         assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
         let mut events = Vec::new();
         for (logit_row, &token) in step.logit_rows.iter().zip(tokens) {
-            let sequence = self.slots[logit_row.slot].as_mut().expect("its row was in the step");
-            sequence.last_token = Some(token);
-            sequence.n_generated += 1;
-            let request = sequence.id;
+            let request = logit_row.request;
+            // A sequence that stopped in the step before, whose slot may be another's by now, had a row in this one.
+            let Some(sequence) = self.slots[logit_row.slot].as_mut().filter(|sequence| sequence.id == request) else {
+                continue;
+            };
+            sequence.n_told += 1;
+            if sequence.n_told == sequence.n_generated {
+                sequence.last_token = Some(RowToken::Id(token));
+            }
             events.push(Event::Token { request, token });
             let stopped = sequence.request.stop.contains(&token);
-            if stopped || sequence.n_generated == sequence.request.max_new_tokens {
+            if stopped || sequence.n_told == sequence.request.max_new_tokens {
                 let reason = if stopped { FinishReason::Stop } else { FinishReason::Length };
                 events.push(Event::Finished { request, reason });
                 self.slots[logit_row.slot] = None;
@@ -240,7 +284,10 @@ impl Scheduler {
     fn add_generating_row(&mut self, slot: usize, step: &mut Step) {
         let Some(sequence) = &mut self.slots[slot] else { return };
         let Some(token) = sequence.last_token else { return };
-        step.logit_rows.push(sequence.logit_row(slot, step.rows.len()));
+        if sequence.n_generated == sequence.request.max_new_tokens {
+            return; // its last token is not known yet
+        }
+        sequence.add_logit_row(slot, step);
         step.rows.push(Row { slot: slot as u32, position: sequence.n_forwarded as u32, token });
         sequence.n_forwarded += 1;
     }
@@ -252,9 +299,9 @@ impl Scheduler {
             let position = sequence.n_forwarded;
             let token = sequence.request.prompt[position];
             if position + 1 == sequence.request.prompt.len() {
-                step.logit_rows.push(sequence.logit_row(slot, step.rows.len()));
+                sequence.add_logit_row(slot, step);
             }
-            step.rows.push(Row { slot: slot as u32, position: position as u32, token });
+            step.rows.push(Row { slot: slot as u32, position: position as u32, token: RowToken::Id(token) });
             sequence.n_forwarded += 1;
         }
     }
@@ -266,10 +313,13 @@ impl Sequence {
         self.request.prompt.len() + self.request.max_new_tokens - 1
     }
 
-    fn logit_row(&mut self, slot: usize, row: usize) -> LogitRow {
+    /// The row that the step gets next gives a token.
+    fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
         let sampling = self.request.sampling;
         let coin = if sampling.temperature == 0.0 { 0.0 } else { self.random.coin() };
-        LogitRow { row: row as u32, sampling, coin, slot }
+        self.last_token = Some(RowToken::Sampled(step.logit_rows.len() as u32));
+        self.n_generated += 1;
+        step.logit_rows.push(LogitRow { row: step.rows.len() as u32, sampling, coin, slot, request: self.id });
     }
 }
 
@@ -335,7 +385,11 @@ mod tests {
     }
 
     fn rows(step: &Step) -> Vec<(u32, u32, u32)> {
-        step.rows.iter().map(|row| (row.slot, row.position, row.token)).collect()
+        let id = |token| match token {
+            RowToken::Id(id) => id,
+            RowToken::Sampled(i) => 100 + i,
+        };
+        step.rows.iter().map(|row| (row.slot, row.position, id(row.token))).collect()
     }
 
     #[test]
@@ -348,8 +402,11 @@ mod tests {
         assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
         assert_eq!(scheduler.advance(&first, &[7]), [Event::Token { request: RequestId(0), token: 7 }]);
 
+        assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed });
+
         let second = scheduler.next_step();
         assert_eq!(rows(&second), [(0, 2, 7), (1, 2, 5), (1, 3, 6)]);
+        assert_eq!(second.shape(), StepShape { n_rows: 3, n_logit_rows: 2, kind: StepKind::Mixed });
         let events = scheduler.advance(&second, &[8, 8]);
         assert_eq!(
             events,
@@ -370,9 +427,32 @@ mod tests {
         scheduler.submit(request(&[2], 5));
         let step = scheduler.next_step();
         assert_eq!(rows(&step), [(0, 0, 1)]);
+        assert_eq!(step.shape(), StepShape { n_rows: 1, n_logit_rows: 1, kind: StepKind::Decode });
         let events = scheduler.advance(&step, &[9]);
         assert_eq!(events[1], Event::Finished { request: RequestId(0), reason: FinishReason::Stop });
         assert_eq!(rows(&scheduler.next_step()), [(0, 0, 2)]);
+    }
+
+    #[test]
+    fn a_step_that_is_made_before_the_tokens_are_known_takes_them_from_the_one_before() {
+        let mut scheduler = scheduler(2, 8, 64, 100);
+        scheduler.submit(request(&[1, 2], 9));
+        scheduler.submit(request(&[3], 2));
+        scheduler.submit(request(&[4], 9));
+        let first = scheduler.next_step();
+        assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3)]);
+        let second = scheduler.next_step();
+        assert_eq!(rows(&second), [(0, 2, 100), (1, 1, 101)]);
+        let token = |request, token| Event::Token { request: RequestId(request), token };
+        let finished = |request, reason| Event::Finished { request: RequestId(request), reason };
+        // The first stops (9); its row in the second step comes to nothing, and the second has had all it may.
+        let told = scheduler.advance(&first, &[9, 5]);
+        assert_eq!(told, [token(0, 9), finished(0, FinishReason::Stop), token(1, 5)]);
+        let third = scheduler.next_step();
+        assert_eq!(rows(&third), [(0, 0, 4)]);
+        assert_eq!(scheduler.advance(&second, &[7, 6]), [token(1, 6), finished(1, FinishReason::Length)]);
+        assert_eq!(rows(&scheduler.next_step()), [(0, 1, 100)]);
+        assert_eq!(scheduler.advance(&third, &[8]), [token(2, 8)]);
     }
 
     #[test]
@@ -382,11 +462,11 @@ mod tests {
         scheduler.submit(request(&[2; 100], 1));
         scheduler.submit(request(&[3], 1));
         let step = scheduler.next_step();
-        assert!(step.rows.iter().all(|row| row.token == 1));
+        assert!(step.rows.iter().all(|row| row.token == RowToken::Id(1)));
         scheduler.advance(&step, &[5]);
         let step = scheduler.next_step();
-        assert_eq!(step.rows.iter().filter(|row| row.token == 2).count(), 100);
-        assert_eq!(step.rows.iter().filter(|row| row.token == 3).count(), 1);
+        assert_eq!(step.rows.iter().filter(|row| row.token == RowToken::Id(2)).count(), 100);
+        assert_eq!(step.rows.iter().filter(|row| row.token == RowToken::Id(3)).count(), 1);
     }
 
     #[test]

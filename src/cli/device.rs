@@ -8,6 +8,7 @@ use gpu::{Driver, GpuError};
 
 use super::report::UsageError;
 use super::{cuda, devices, hip};
+use crate::error::Hint;
 use crate::target::{Backend, Target, TargetError};
 use crate::tuning::TuningTables;
 
@@ -108,6 +109,42 @@ fn first_gpu(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
             None
         }
     })
+}
+
+/// No device of an arch that was asked for is here.
+#[derive(Debug, thiserror::Error)]
+#[error("no device of the arch `{arch}` is here, found {found}")]
+pub struct NoDeviceOfArch {
+    arch: String,
+    found: String,
+}
+
+impl Hint for NoDeviceOfArch {
+    fn hint(&self) -> Option<String> {
+        let arch = &self.arch;
+        Some(format!("`gptoss-jit kernels check --arch {arch} --speed` predicts how long kernels' loops take there"))
+    }
+}
+
+/// The first GPU of this arch.
+///
+/// # Errors
+/// If there is none, or nothing is known about the arch.
+pub fn of_arch(arch: &str, tables: &TuningTables) -> anyhow::Result<(Target, Arc<dyn Driver>)> {
+    tables.gpu(arch)?;
+    let hip = hip::runtime().map_or(0, |runtime| runtime.n_devices());
+    let cuda = cuda::runtime().map_or(0, |runtime| runtime.n_devices());
+    let devices = (0..hip).map(|ordinal| Device::Hip { ordinal, arch: None }).chain((0..cuda).map(Device::Cuda));
+    let mut found = Vec::new();
+    for device in devices {
+        let (target, driver) = device.open(tables, 0)?;
+        if target.arch.split(':').next() == arch.split(':').next() {
+            return Ok((target, driver));
+        }
+        found.push(target.arch);
+    }
+    let found = if found.is_empty() { "no GPU".into() } else { found.join(", ") };
+    Err(NoDeviceOfArch { arch: arch.to_owned(), found }.into())
 }
 
 /// What a device says of itself that tables say too.

@@ -326,6 +326,7 @@ fn first_problem(template: &Template, test: &TestShape) -> Problem {
         flags: test.flags.clone(),
         dtypes,
         precision: Precision::Bf16,
+        keeps: template.keeps.clone(),
     }
 }
 

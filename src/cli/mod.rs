@@ -12,6 +12,7 @@ mod devices;
 mod doctor;
 mod hip;
 mod inspect;
+mod kernel_table;
 mod kernels;
 mod logits;
 mod model;
@@ -21,6 +22,7 @@ mod report;
 mod run;
 mod shapes;
 mod tokenize;
+mod tune;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -64,6 +66,7 @@ enum Command {
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
     Kernels(kernels::Args),
+    Tune(Box<tune::Args>),
     Devices(devices::Args),
     Doctor(doctor::Args),
     /// Compiles one kernel and leaves; started by this program only
@@ -105,6 +108,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
         Command::Kernels(args) => kernels::run(args, output),
+        Command::Tune(args) => tune::run(&args, output),
         Command::Devices(args) => devices::run(args, output),
         Command::Doctor(args) => doctor::run(args, output),
         Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),

@@ -82,7 +82,7 @@ pub struct DeviceArgs {
 }
 
 /// How much memory the KV cache takes, and what it holds.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct CacheArgs {
     /// Keep keys and values in bf16 [default with `--precision bf16`]
     #[arg(long, conflicts_with = "kv32")]
@@ -217,7 +217,8 @@ impl DeviceArgs {
 }
 
 impl CacheArgs {
-    fn dtype(&self, precision: Precision) -> Dtype {
+    /// The element type of keys and values.
+    pub fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,
@@ -242,13 +243,14 @@ pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
 }
 
 /// A bar while kernels compile, where anyone would see it.
-struct CompileProgress<'a> {
+pub struct CompileProgress<'a> {
     bar: indicatif::ProgressBar,
     output: &'a Output,
 }
 
 impl<'a> CompileProgress<'a> {
-    fn new(output: &'a Output) -> Self {
+    /// A bar that is not shown yet.
+    pub fn new(output: &'a Output) -> Self {
         let bar = indicatif::ProgressBar::hidden();
         let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
         bar.set_style(style.expect("a constant template"));

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use gpu::GpuError;
 
 use super::decode::DecodeError;
+use super::device::NoDeviceOfArch;
 use super::doctor::NotReady;
 use super::output::Output;
 use super::run::getp::NoCount;
@@ -64,6 +65,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<LibraryError>,
         of::<LlvmError>,
         of::<NoCount>,
+        of::<NoDeviceOfArch>,
         of::<NotReady>,
         of::<PipelineError>,
         of::<RenderError>,

@@ -24,16 +24,22 @@ pub struct ForwardOptions {
     pub expert_dtype: Dtype,
     /// Most rows of a step.
     pub max_rows: usize,
+    /// Most rows of a step that give logits.
+    pub max_logit_rows: usize,
+    /// Whether rows may say that they take a token which the step before samples: steps can then be put together before
+    /// those tokens are known.
+    pub takes_tokens: bool,
 }
 
 /// The forward pass as a graph.
 ///
-/// External tensors, filled by the engine: `token`, `slot`, `position` (max_rows, u32); `logit_row`, `temperature`,
+/// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s `from`),
+/// `slot`, `position` (max_rows, u32); `logit_row`, `temperature`,
 /// `top_k`, `top_p`, `coin` (a row for each logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`,
 /// `v_cache.<l>`. It leaves `logits` and `sampled`.
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
-    let mut pass = Forward { rows: RowInputs::new(&mut graph), graph: &mut graph, config, kv, options };
+    let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
 
     let cos_sin = pass.rope_angles();
     let mut x = pass.embedding();
@@ -63,10 +69,24 @@ struct RowInputs {
 }
 
 impl RowInputs {
-    fn new(graph: &mut Graph) -> Self {
-        let mut input = |name| graph.external(name, Dtype::U32);
-        Self { token: input("token"), slot: input("slot"), position: input("position") }
+    fn new(graph: &mut Graph, options: &ForwardOptions) -> Self {
+        let [given, slot, position] = ["token", "slot", "position"].map(|name| graph.external(name, Dtype::U32));
+        let token = if options.takes_tokens { taken(graph, given, options.max_logit_rows) } else { given };
+        Self { token, slot, position }
     }
+}
+
+/// The tokens themselves, where rows may name those that the step before samples.
+fn taken(graph: &mut Graph, given: TensorId, max_logit_rows: usize) -> TensorId {
+    let sampled = graph.external("sampled", Dtype::U32);
+    let token = graph.activation("token.taken".into(), Dtype::U32);
+    graph
+        .node("take_token", "take_token")
+        .scalar("n_sampled", max_logit_rows)
+        .arg("from", given)
+        .arg("sampled", sampled)
+        .arg("token", token);
+    token
 }
 
 impl Forward<'_> {
@@ -146,6 +166,7 @@ impl Forward<'_> {
             .dim("half_head_dim", self.config.head_dim / 2)
             .dim("window", self.kv.window_of_layer(l).unwrap_or(0))
             .dim("block_tokens", self.kv.block_tokens)
+            .flag("causal", true)
             .flag("matrix_layout", self.kv.matrix_layout)
             .scalar("n_slots", self.kv.n_slots)
             .scalar("table_blocks", group.table_blocks)
@@ -313,6 +334,7 @@ impl Forward<'_> {
             .node(name, "rmsnorm")
             .dim("hidden_size", self.config.hidden_size)
             .constant("eps", NORM_EPS)
+            .flag("has_update", false)
             .dtype("scale", self.options.weight_dtype)
             .arg("x", x)
             .arg("scale", scale)

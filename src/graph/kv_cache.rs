@@ -189,7 +189,7 @@ impl KvLayout {
 
 /// Blocks of a ring that holds `window` positions before, and including, the first of `max_rows` new ones: so many
 /// positions, wherever they begin in a block.
-fn ring_blocks(window: usize, max_rows: usize) -> usize {
+pub(crate) fn ring_blocks(window: usize, max_rows: usize) -> usize {
     (window + max_rows - 2) / BLOCK_TOKENS + 2
 }
 
@@ -201,6 +201,8 @@ pub struct BlockTables {
     /// Tables by group: (n_slots, table_blocks), row-major.
     tables: Vec<Vec<u32>>,
     held: Vec<usize>,
+    /// How often a table changed.
+    n_changes: usize,
 }
 
 impl BlockTables {
@@ -213,6 +215,7 @@ impl BlockTables {
             free: (0..pool.map_or(0, |group| group.n_blocks as u32)).rev().collect(),
             tables: layout.groups.iter().map(|g| if g.window.is_some() { ring(g) } else { paged(g) }).collect(),
             held: vec![0; layout.n_slots],
+            n_changes: 0,
             layout: layout.clone(),
         }
     }
@@ -220,6 +223,11 @@ impl BlockTables {
     /// The table of a group: (n_slots, table_blocks), row-major.
     pub fn table(&self, group: usize) -> &[u32] {
         &self.tables[group]
+    }
+
+    /// How often a table has changed: those who keep a copy need not look otherwise.
+    pub fn n_changes(&self) -> usize {
+        self.n_changes
     }
 
     /// Gives `slot` room for `n_tokens` positions; false (and nothing changed) when the pool has too few blocks.
@@ -235,6 +243,7 @@ impl BlockTables {
             self.tables[group][slot * table_blocks + i] = self.free.pop().expect("counted above");
         }
         self.held[slot] = n_blocks;
+        self.n_changes += 1;
         true
     }
 

@@ -3,7 +3,12 @@
 //! - [`forward`]: the gpt-oss forward pass; start here
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
+//! - `lifetimes`: which activations there are, and for how long
+//! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
+//! - `inputs`: what every step is told, in one copy
+//! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
+//! - `segment`: their grids and arguments for a number of rows
 //! - `weights`: the checkpoint's tensors on the device
 //! - [`memory`]: what all of that takes, before it is allocated
 //! - `workspace`: memory that kernels ask for besides
@@ -13,19 +18,25 @@
 //! or how many tokens a step has.
 
 pub mod arena;
+mod buckets;
+mod cover;
 pub mod forward;
+mod inputs;
 pub mod kv_cache;
+mod lifetimes;
 pub mod memory;
 pub mod plan;
 pub mod profile;
 mod replay;
+mod segment;
 mod weights;
 mod workspace;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::Dtype;
 use crate::kernel::{Precision, Problem};
+use crate::tuning::table::StepKind;
 
 /// A tensor of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,6 +72,32 @@ pub enum Rows {
     All,
     /// The rows that want logits.
     Logits,
+}
+
+/// What of a step decides its launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// All rows.
+    pub n_rows: usize,
+    /// Those that want logits.
+    pub n_logit_rows: usize,
+    /// What the rows are to each other.
+    pub kind: StepKind,
+}
+
+impl StepShape {
+    /// The smallest step of a kind that gives a token.
+    pub fn smallest(kind: StepKind) -> Self {
+        Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind }
+    }
+
+    /// How many rows a node works on.
+    pub fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.n_rows,
+            Rows::Logits => self.n_logit_rows,
+        }
+    }
 }
 
 /// One op with its tensors.
@@ -118,6 +155,7 @@ impl Graph {
             flags: BTreeMap::new(),
             dtypes: BTreeMap::new(),
             precision: self.precision,
+            keeps: BTreeSet::new(),
         };
         let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
         self.nodes.push(Node { label: label.into(), problem, args, scalars, rows: Rows::All });

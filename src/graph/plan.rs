@@ -1,33 +1,33 @@
 //! A graph, chosen kernels and memory, ready to run step after step.
 //!
 //! The nodes fall into segments that work on the same rows. For each segment there is one list of launches per
-//! bucket of row counts: the tuning tables may prefer other templates, and other fusions, for one row than for
+//! bucket of row counts and kind of step: the tuning tables may prefer other templates, and other fusions, for one row than for
 //! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use gpu::{Argument, BufferView, GpuError, Kernel, Launch};
+use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
-use super::arena::{self, Lifetime};
+use super::buckets;
+use super::cover;
+use super::inputs::Inputs;
+use super::lifetimes::{ArenaLayout, lifetimes};
 use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
-use super::profile::Profile;
+use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
+use super::segment::{PlannedLaunch, PreparedLaunch, Segment};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, Node, Rows, Storage, TensorId};
+use super::{Graph, StepShape, Storage};
 use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
-use crate::kernel::Problem;
 use crate::kernel::contract::Access;
 use crate::kernel::expression::ExpressionError;
-use crate::kernel::launch::ArgSpec;
 use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::kernel::render::RenderError;
-use crate::kernel::store::Progress;
+use crate::tuning::table::StepKind;
 
 /// What can go wrong between a graph and its launches.
 #[derive(Debug, thiserror::Error)]
@@ -91,10 +91,25 @@ pub struct ExecutorOptions {
     pub max_rows: usize,
     /// Most rows of a step that give logits.
     pub max_logit_rows: usize,
-    /// Names and lengths in bytes of the external tensors.
+    /// Most rows of a step in which every row is alone in its slot: the slots.
+    pub max_decode_rows: usize,
+    /// Names and lengths in bytes of the external tensors that every step fills anew: they lie side by side.
+    pub inputs: Vec<(String, usize)>,
+    /// Names and lengths in bytes of the other external tensors.
     pub externals: Vec<(String, usize)>,
     /// Bytes of them that are keys and values.
     pub kv_bytes: usize,
+}
+
+impl ExecutorOptions {
+    /// The largest step of a kind.
+    pub(super) fn largest(&self, kind: StepKind) -> StepShape {
+        let most = match kind {
+            StepKind::Decode => self.max_decode_rows,
+            StepKind::Mixed => self.max_rows,
+        };
+        StepShape { n_rows: self.max_rows.min(most), n_logit_rows: self.max_logit_rows.min(most), kind }
+    }
 }
 
 /// What an [`Observer`] is shown after a launch: one tensor that it wrote.
@@ -118,48 +133,25 @@ pub struct Executor {
     graph: Graph,
     /// Where every tensor of the graph is.
     memory: Vec<BufferView>,
+    inputs: Inputs,
     externals: HashMap<String, BufferView>,
     workspace: Workspace,
     segments: Vec<Segment>,
     memory_plan: MemoryPlan,
     /// How long the weights took to copy or make.
     weights_time: Duration,
-    profile: Option<Profile>,
+    profiler: Option<Profiler>,
     replays: Replays,
 }
 
-/// Consecutive nodes that work on the same rows.
-struct Segment {
-    rows: Rows,
-    buckets: Vec<Bucket>,
+/// Prepared steps and where everything is, for those who only look.
+pub(super) struct Steps<'a> {
+    pub pipeline: &'a Pipeline,
+    pub graph: &'a Graph,
+    pub memory: &'a [BufferView],
+    pub workspace: &'a Workspace,
+    pub segments: &'a [Segment],
 }
-
-/// Launches for a range of row counts.
-struct Bucket {
-    /// From here on; up to the next bucket's.
-    first_row_count: usize,
-    launches: Vec<PlannedLaunch>,
-    /// Grids and arguments by row count, as they were needed.
-    prepared: HashMap<usize, Vec<PreparedLaunch>>,
-}
-
-/// One kernel with its tensors, for any row count.
-struct PlannedLaunch {
-    label: String,
-    kernel: Arc<LoadedKernel>,
-    args: BTreeMap<String, TensorId>,
-    scalars: BTreeMap<String, u32>,
-}
-
-/// One kernel with its grid and arguments, for one row count.
-struct PreparedLaunch {
-    grid: [u32; 3],
-    scratch_bytes: usize,
-    args: Vec<Argument>,
-}
-
-/// Row counts for which prepared launches are kept, per bucket: decoding uses few, prefill any.
-const MAX_PREPARED: usize = 64;
 
 impl Executor {
     /// Chooses and loads every kernel of every bucket, adds up what memory all will take, and allocates it if it fits.
@@ -173,32 +165,36 @@ impl Executor {
         options: ExecutorOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
-        let segments = plan_segments(&graph, &pipeline, &options, progress)?;
+        let candidates = cover::segments(&graph, &pipeline.fusions());
+        let segments = buckets::load_all(&graph, &candidates, &pipeline, &options, progress)?;
         let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
-        let arena = ArenaLayout::new(&graph, &pipeline, &options)?;
-        let workspace_bytes = workspace_bytes(&segments, &options)?;
+        let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
+        let workspace_bytes = workspace_bytes(&segments)?;
         let memory_plan = memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace_bytes)?;
         progress.planned(&memory_plan);
         memory_plan.check()?;
 
-        let externals = allocate_externals(&pipeline, &options.externals)?;
+        let inputs = Inputs::new(&pipeline, &options.inputs)?;
+        let mut externals = allocate_externals(&pipeline, &options.externals)?;
+        externals.extend(inputs.views());
         let start = Instant::now();
         let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
             .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
         wait(&pipeline, &memory)?;
-        let (weights_time, profile, replays) = (start.elapsed(), None, Replays::default());
+        let weights_time = start.elapsed();
         Ok(Self {
             pipeline,
             graph,
             memory,
+            inputs,
             externals,
             workspace,
             segments,
             memory_plan,
             weights_time,
-            profile,
-            replays,
+            profiler: None,
+            replays: Replays::default(),
         })
     }
 
@@ -217,16 +213,16 @@ impl Executor {
         self.weights_time
     }
 
-    /// Launches of a step with so many rows and logit rows.
-    pub fn n_launches(&self, n_rows: usize, n_logit_rows: usize) -> usize {
-        let counts = |segment: &Segment| segment.bucket(row_count(segment.rows, n_rows, n_logit_rows)).launches.len();
-        self.segments.iter().filter(|s| row_count(s.rows, n_rows, n_logit_rows) > 0).map(counts).sum()
+    /// Launches of a step.
+    pub fn n_launches(&self, shape: StepShape) -> usize {
+        let of = |segment: &Segment| segment.bucket(shape).map_or(0, |bucket| bucket.launches.len());
+        self.segments.iter().map(of).sum()
     }
 
     /// Every distinct kernel: the first node that uses it, and its template.
     pub fn kernels(&self) -> Vec<(&str, &LoadedKernel)> {
         let mut kernels: Vec<(&str, &LoadedKernel)> = Vec::new();
-        for launch in self.segments.iter().flat_map(|s| &s.buckets).flat_map(|b| &b.launches) {
+        for launch in self.segments.iter().flat_map(Segment::all_buckets).flat_map(|bucket| &bucket.launches) {
             if !kernels.iter().any(|(_, kernel)| std::ptr::eq(*kernel, &*launch.kernel)) {
                 kernels.push((&launch.label, &launch.kernel));
             }
@@ -234,14 +230,23 @@ impl Executor {
         kernels
     }
 
-    /// From here on, takes the time of every launch.
-    pub fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
+    /// From here on, takes the time of the launches.
+    pub fn start_profile(&mut self, which: Profiled) {
+        self.profiler = Some(Profiler::new(which));
     }
 
-    /// The times taken since [`Self::start_profile`].
-    pub fn profile(&self) -> Option<&Profile> {
-        self.profile.as_ref()
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+
+    /// Waits until the device has done everything.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn wait(&self) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: "all of a step".into(), source };
+        self.pipeline.driver().wait().map_err(failed)
     }
 
     /// Fills the start of an external tensor.
@@ -254,6 +259,39 @@ impl Executor {
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
         self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Fills the starts of the tensors that every step fills, in one copy.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    ///
+    /// # Panics
+    /// If there is no input of a name, or it is shorter.
+    pub fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+        self.inputs.write(&self.pipeline, inputs)
+    }
+
+    /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches are
+    /// done when they return.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, PlanError> {
+        let mailbox = self.pipeline.driver().mailbox(len_bytes);
+        mailbox.map_err(|source| PlanError::Device { label: "mailbox".into(), source })
+    }
+
+    /// Has the device copy the start of an external tensor to a mailbox, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn post(&self, name: &str, len_bytes: usize, mailbox: &mut Mailbox) -> Result<(), PlanError> {
+        let posted = self.pipeline.driver().post(mailbox, &self.externals[name], len_bytes);
+        posted.map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
     /// Reads the start of an external tensor, after everything launched so far.
@@ -272,66 +310,55 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn run(
-        &mut self,
-        n_rows: usize,
-        n_logit_rows: usize,
-        mut observer: Option<Observer<'_>>,
-    ) -> Result<(), PlanError> {
-        for i in 0..self.segments.len() {
-            self.prepare(i, row_count(self.segments[i].rows, n_rows, n_logit_rows))?;
+    pub fn run(&mut self, shape: StepShape, mut observer: Option<Observer<'_>>) -> Result<(), PlanError> {
+        for segment in &mut self.segments {
+            let n = shape.count(segment.rows);
+            if let Some(bucket) = segment.bucket_mut(shape) {
+                bucket.prepare(n, &self.memory, &self.workspace)?;
+            }
         }
-        if observer.is_none() && self.profile.is_none() && self.replay(n_rows, n_logit_rows)? {
+        if let Some(mut profiler) = self.profiler.take() {
+            let timed = profiler.step(&self.view(), shape);
+            self.profiler = Some(profiler);
+            if timed? {
+                return Ok(());
+            }
+        }
+        if observer.is_none() && self.replay(shape)? {
             return Ok(());
         }
-        let mut profile = self.profile.take();
         let mut result = Ok(());
-        self.pipeline.driver().enter(&mut || {
-            result = self.launch_all(n_rows, n_logit_rows, &mut observer, &mut profile);
-        });
-        self.profile = profile;
+        self.pipeline.driver().enter(&mut || result = self.launch_all(shape, &mut observer));
         result
     }
 
+    /// What a profiler needs.
+    fn view(&self) -> Steps<'_> {
+        let Self { pipeline, graph, memory, workspace, segments, .. } = self;
+        Steps { pipeline, graph, memory, workspace, segments }
+    }
+
     /// Replays a step, if it was or can be captured; whether it did.
-    fn replay(&mut self, n_rows: usize, n_logit_rows: usize) -> Result<bool, PlanError> {
+    fn replay(&mut self, shape: StepShape) -> Result<bool, PlanError> {
         let mut replays = std::mem::take(&mut self.replays);
-        let launches = || self.launches(n_rows, n_logit_rows);
-        let replayed = replays.replay(self.pipeline.driver(), (n_rows, n_logit_rows), launches);
+        let launches = || self.launches(shape);
+        let replayed = replays.replay(self.pipeline.driver(), shape, launches);
         self.replays = replays;
         replayed.map_err(|source| PlanError::Device { label: "all of a step".into(), source })
     }
 
     /// All launches of a step that was prepared.
-    fn launches(&self, n_rows: usize, n_logit_rows: usize) -> Vec<(&Kernel, Launch<'_>)> {
-        self.segments.iter().flat_map(|s| s.launches(row_count(s.rows, n_rows, n_logit_rows))).collect()
+    fn launches(&self, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
+        let all = self.segments.iter().flat_map(|segment| segment.prepared(shape));
+        all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
-    fn launch_all(
-        &self,
-        n_rows: usize,
-        n_logit_rows: usize,
-        observer: &mut Option<Observer<'_>>,
-        profile: &mut Option<Profile>,
-    ) -> Result<(), PlanError> {
+    fn launch_all(&self, shape: StepShape, observer: &mut Option<Observer<'_>>) -> Result<(), PlanError> {
         for segment in &self.segments {
-            let n = row_count(segment.rows, n_rows, n_logit_rows);
-            if n == 0 {
-                continue;
-            }
-            let bucket = segment.bucket(n);
-            for (planned, prepared) in bucket.launches.iter().zip(&bucket.prepared[&n]) {
-                let PreparedLaunch { grid, scratch_bytes, args } = prepared;
-                let launch = Launch { grid: *grid, scratch_bytes: *scratch_bytes, args };
-                let (driver, kernel) = (self.pipeline.driver(), &planned.kernel.kernel);
+            for (planned, prepared) in segment.prepared(shape) {
+                let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-                match profile {
-                    Some(profile) => {
-                        let time = driver.launch_timed(kernel, &launch).map_err(failed)?;
-                        profile.add(&planned.label, &planned.kernel.rendered.label, time);
-                    }
-                    None => driver.launch(kernel, &launch).map_err(failed)?,
-                }
+                driver.launch(kernel, &launch).map_err(failed)?;
                 if let Some(observer) = observer {
                     self.show(planned, prepared, *observer)?;
                 }
@@ -364,85 +391,6 @@ impl Executor {
         }
         Ok(())
     }
-
-    /// Works out grids and arguments for a row count that has not come up yet.
-    fn prepare(&mut self, segment: usize, n: usize) -> Result<(), PlanError> {
-        let bucket = self.segments[segment].bucket_mut(n);
-        if n == 0 || bucket.prepared.contains_key(&n) {
-            return Ok(());
-        }
-        let prepare = |launch| prepared(launch, n, &self.memory, &self.workspace);
-        let prepared = bucket.launches.iter().map(prepare).collect::<Result<_, _>>()?;
-        if bucket.prepared.len() >= MAX_PREPARED {
-            bucket.prepared.clear();
-        }
-        bucket.prepared.insert(n, prepared);
-        Ok(())
-    }
-}
-
-impl Segment {
-    fn bucket(&self, n: usize) -> &Bucket {
-        &self.buckets[self.bucket_index(n)]
-    }
-
-    fn bucket_mut(&mut self, n: usize) -> &mut Bucket {
-        let index = self.bucket_index(n);
-        &mut self.buckets[index]
-    }
-
-    /// Launches for a row count that was prepared; none for no rows.
-    fn launches(&self, n: usize) -> impl Iterator<Item = (&Kernel, Launch<'_>)> {
-        let bucket = self.bucket(n);
-        let prepared = bucket.prepared.get(&n).map_or(&[][..], Vec::as_slice);
-        let launches = bucket.launches.iter().zip(prepared);
-        launches.map(|(planned, p)| {
-            (&planned.kernel.kernel, Launch { grid: p.grid, scratch_bytes: p.scratch_bytes, args: &p.args })
-        })
-    }
-
-    fn bucket_index(&self, n: usize) -> usize {
-        self.buckets.partition_point(|bucket| bucket.first_row_count <= n).saturating_sub(1)
-    }
-}
-
-fn row_count(rows: Rows, n_rows: usize, n_logit_rows: usize) -> usize {
-    match rows {
-        Rows::All => n_rows,
-        Rows::Logits => n_logit_rows,
-    }
-}
-
-/// The scalar arguments of a node for so many rows.
-fn scalars(n: usize, own: &BTreeMap<String, u32>) -> BTreeMap<String, u64> {
-    let own = own.iter().map(|(name, &value)| (name.clone(), value.into()));
-    own.chain([("n_tokens".to_string(), n as u64)]).collect()
-}
-
-/// Works out a launch for `n` rows.
-fn prepared(
-    launch: &PlannedLaunch,
-    n: usize,
-    memory: &[BufferView],
-    workspace: &Workspace,
-) -> Result<PreparedLaunch, PlanError> {
-    let (rendered, scalars) = (&launch.kernel.rendered, scalars(n, &launch.scalars));
-    let mut workspace = workspace.for_launch();
-    let argument = |spec: &ArgSpec| match (spec.is_scalar(), launch.args.get(&spec.name)) {
-        (true, _) => match scalars.get(&spec.name) {
-            Some(&value) => Ok(Argument::U32(value as u32)),
-            None => Err(PlanError::NoScalar { label: launch.label.clone(), name: spec.name.clone() }),
-        },
-        (false, Some(id)) => {
-            Ok(Argument::Memory { view: memory[id.0].clone(), required_bytes: spec.len_bytes(&scalars)? })
-        }
-        (false, None) => Ok(workspace.take(spec, &scalars)?),
-    };
-    Ok(PreparedLaunch {
-        args: rendered.all_args().map(argument).collect::<Result<_, _>>()?,
-        grid: rendered.launch.grid(&scalars)?,
-        scratch_bytes: rendered.launch.scratch_bytes(&scalars)? as usize,
-    })
 }
 
 fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
@@ -457,22 +405,6 @@ fn allocate_externals(
     externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
 }
 
-/// Where in the arena every activation is.
-struct ArenaLayout {
-    /// First byte and length, by tensor index.
-    ranges: BTreeMap<usize, (usize, usize)>,
-    len_bytes: usize,
-}
-
-impl ArenaLayout {
-    fn new(graph: &Graph, pipeline: &Pipeline, options: &ExecutorOptions) -> Result<Self, PlanError> {
-        let lifetimes = lifetimes(graph, pipeline, options)?;
-        let (offsets, len_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
-        let ranges = lifetimes.iter().zip(offsets).map(|((&i, life), offset)| (i, (offset, life.len_bytes)));
-        Ok(Self { ranges: ranges.collect(), len_bytes })
-    }
-}
-
 /// What everything takes.
 fn memory_plan(
     graph: &Graph,
@@ -484,7 +416,7 @@ fn memory_plan(
 ) -> Result<MemoryPlan, PlanError> {
     let plan = MemoryPlan::new(graph, checkpoint, pipeline.driver());
     let plan = plan.map_err(|source| PlanError::Device { label: "memory plan".into(), source })?;
-    let externals: usize = options.externals.iter().map(|(_, len_bytes)| len_bytes).sum();
+    let externals: usize = options.inputs.iter().chain(&options.externals).map(|(_, len_bytes)| len_bytes).sum();
     Ok(MemoryPlan {
         kv_cache: options.kv_bytes,
         activations: arena.len_bytes + externals - options.kv_bytes,
@@ -522,174 +454,8 @@ fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
     waited.map_err(|source| PlanError::Device { label: "the weights".into(), source })
 }
 
-/// Size and life of every activation, by tensor index.
-fn lifetimes(
-    graph: &Graph,
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
-) -> Result<BTreeMap<usize, Lifetime>, PlanError> {
-    let mut lifetimes: BTreeMap<usize, Lifetime> = BTreeMap::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        let contract = pipeline.library().contract(&node.problem.ops[0])?;
-        let scalars = scalars(row_count(node.rows, options.max_rows, options.max_logit_rows), &node.scalars);
-        for arg in &contract.args {
-            let Some(id) = node.args.get(&arg.name) else { continue };
-            if graph.tensor_of(*id).storage != Storage::Arena {
-                continue;
-            }
-            let spec = ArgSpec::of(arg, &node.problem);
-            let len_bytes = spec.len_bytes(&scalars)?;
-            let life = lifetimes.entry(id.0).or_insert(Lifetime { len_bytes, first_node: at, last_node: at });
-            life.last_node = at;
-            life.len_bytes = life.len_bytes.max(len_bytes);
-        }
-    }
-    Ok(lifetimes)
-}
-
-/// Cuts the graph into segments, and loads the kernels of all their buckets at once.
-fn plan_segments(
-    graph: &Graph,
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
-    progress: &dyn Progress,
-) -> Result<Vec<Segment>, PlanError> {
-    let mut drafts: Vec<(Rows, usize, Vec<Cover>)> = Vec::new(); // rows, first row count, cover of the bucket
-    for range in segment_ranges(graph) {
-        let rows = graph.nodes[range.start].rows;
-        let most = row_count(rows, options.max_rows, options.max_logit_rows);
-        for first in bucket_starts(graph, pipeline, range.clone(), most)? {
-            drafts.push((rows, first, cover(graph, pipeline, range.clone(), first)?));
-        }
-    }
-    let wanted: Vec<(Problem, usize)> =
-        drafts.iter().flat_map(|(_, first, cover)| cover.iter().map(|c| (c.problem.clone(), *first))).collect();
-    let mut kernels = pipeline.load_all(&wanted, progress)?.into_iter();
-
-    let mut segments: Vec<Segment> = Vec::new();
-    for (rows, first_row_count, cover) in drafts {
-        let launches = cover
-            .into_iter()
-            .map(|Cover { label, args, scalars, .. }| {
-                let kernel = kernels.next().expect("one for each");
-                PlannedLaunch { label, kernel, args, scalars }
-            })
-            .collect();
-        let bucket = Bucket { first_row_count, launches, prepared: HashMap::new() };
-        // The smallest bucket of a segment comes first and opens it.
-        if first_row_count == 1 {
-            segments.push(Segment { rows, buckets: vec![bucket] });
-        } else {
-            segments.last_mut().expect("opened by its first bucket").buckets.push(bucket);
-        }
-    }
-    Ok(segments)
-}
-
-/// One launch to be: a node, or a run of nodes that one kernel covers.
-struct Cover {
-    label: String,
-    problem: Problem,
-    args: BTreeMap<String, TensorId>,
-    scalars: BTreeMap<String, u32>,
-}
-
-fn segment_ranges(graph: &Graph) -> Vec<Range<usize>> {
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        match ranges.last_mut() {
-            Some(range) if graph.nodes[range.start].rows == node.rows => range.end = at + 1,
-            _ => ranges.push(at..at + 1),
-        }
-    }
-    ranges
-}
-
-/// Row counts at which any choice may change, rising from 1.
-fn bucket_starts(
-    graph: &Graph,
-    pipeline: &Pipeline,
-    range: Range<usize>,
-    most: usize,
-) -> Result<Vec<usize>, PlanError> {
-    let mut starts = std::collections::BTreeSet::from([1]);
-    for at in range.clone() {
-        starts.extend(pipeline.bucket_starts(&graph.nodes[at].problem));
-        if let Some(fused) = fused(graph, pipeline, at, range.end) {
-            starts.extend(pipeline.bucket_starts(&fused.problem));
-        }
-    }
-    Ok(starts.into_iter().filter(|&start| start <= most.max(1)).collect())
-}
-
-/// The launches of a bucket: a fused kernel where the tuning tables prefer one, else a kernel for each node.
-fn cover(graph: &Graph, pipeline: &Pipeline, range: Range<usize>, first: usize) -> Result<Vec<Cover>, PlanError> {
-    let mut cover = Vec::new();
-    let mut at = range.start;
-    while at < range.end {
-        match fused(graph, pipeline, at, range.end).filter(|c| pipeline.prefers(&c.problem, first)) {
-            Some(fused) => {
-                at += fused.problem.ops.len();
-                cover.push(fused);
-            }
-            None => {
-                cover.push(single(&graph.nodes[at]));
-                at += 1;
-            }
-        }
-    }
-    Ok(cover)
-}
-
-fn single(node: &Node) -> Cover {
-    let Node { label, problem, args, scalars, .. } = node.clone();
-    Cover { label, problem, args, scalars }
-}
-
-/// The node at `at` and the one behind it as one, if a template does that and nobody else reads what is between them.
-fn fused(graph: &Graph, pipeline: &Pipeline, at: usize, end: usize) -> Option<Cover> {
-    let [first, second] = graph.nodes.get(at..at + 2).filter(|_| at + 2 <= end)? else { return None };
-    let (a, b) = (&first.problem.ops[0], &second.problem.ops[0]);
-    let (written, taken) = pipeline.joint(a, b)?;
-    let between = first.args.get(&written)?;
-    let readers = graph.nodes.iter().flat_map(|node| node.args.values()).filter(|id| *id == between).count();
-    let joins =
-        second.args.get(&taken) == Some(between) && readers == 2 && graph.tensor_of(*between).storage == Storage::Arena;
-    let problem = joins.then(|| merged(&first.problem, &second.problem)).flatten()?;
-    let mut scalars = first.scalars.clone();
-    if !add(&mut scalars, &second.scalars) {
-        return None;
-    }
-    let args = first.args.iter().filter(|(name, _)| **name != written);
-    let args = args.chain(second.args.iter().filter(|(name, _)| **name != taken));
-    let label = format!("{} + {}", first.label, second.label);
-    Some(Cover { label, problem, args: args.map(|(name, id)| (name.clone(), *id)).collect(), scalars })
-}
-
-/// Both problems as one; `None` when they use a name for different things.
-fn merged(first: &Problem, second: &Problem) -> Option<Problem> {
-    let mut problem = first.clone();
-    problem.ops.extend(second.ops.iter().cloned());
-    let agree = add(&mut problem.dims, &second.dims)
-        && add(&mut problem.constants, &second.constants)
-        && add(&mut problem.flags, &second.flags)
-        && add(&mut problem.dtypes, &second.dtypes);
-    agree.then_some(problem)
-}
-
-/// Adds values under their names; false where one has another value already.
-fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
-    from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
-}
-
 /// Bytes that the hungriest launch needs besides the graph's tensors.
-fn workspace_bytes(segments: &[Segment], options: &ExecutorOptions) -> Result<WorkspaceBytes, PlanError> {
-    let mut most = WorkspaceBytes::default();
-    for segment in segments {
-        let n = row_count(segment.rows, options.max_rows, options.max_logit_rows);
-        for launch in segment.buckets.iter().flat_map(|bucket| &bucket.launches) {
-            most = most.max(WorkspaceBytes::of(&launch.kernel.rendered.workspace, &scalars(n, &launch.scalars))?);
-        }
-    }
-    Ok(most)
+fn workspace_bytes(segments: &[Segment]) -> Result<WorkspaceBytes, PlanError> {
+    let mut buckets = segments.iter().flat_map(Segment::all_buckets);
+    buckets.try_fold(WorkspaceBytes::default(), |most, bucket| Ok(most.max(bucket.workspace_bytes()?)))
 }

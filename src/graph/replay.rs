@@ -1,11 +1,13 @@
 //! Steps that come again and again: launched one by one the first time, captured the second, replayed from then on.
 //!
-//! A step's launches depend on its numbers of rows alone: what changes from step to step is in memory. A device that gains
+//! A step's launches depend on its shape alone: what changes from step to step is in memory. A device that gains
 //! nothing by it captures nothing.
 
 use std::collections::HashMap;
 
 use gpu::{Driver, GpuError, Graph, Kernel, Launch};
+
+use super::StepShape;
 
 /// Steps that are kept: decoding uses few.
 const MAX_STEPS: usize = 64;
@@ -13,8 +15,8 @@ const MAX_STEPS: usize = 64;
 /// What came before.
 #[derive(Default)]
 pub(super) struct Replays {
-    /// By rows and logit rows; none for what came once.
-    steps: HashMap<(usize, usize), Option<Graph>>,
+    /// None for what came once.
+    steps: HashMap<StepShape, Option<Graph>>,
     /// Whether the device cannot, or failed to.
     is_off: bool,
 }
@@ -27,27 +29,27 @@ impl Replays {
     pub fn replay<'a>(
         &mut self,
         driver: &dyn Driver,
-        counts: (usize, usize),
+        shape: StepShape,
         launches: impl FnOnce() -> Vec<(&'a Kernel, Launch<'a>)>,
     ) -> Result<bool, GpuError> {
         if self.is_off {
             return Ok(false);
         }
-        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&counts) {
+        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&shape) {
             self.steps.clear();
         }
-        match self.steps.get(&counts) {
+        match self.steps.get(&shape) {
             Some(Some(_)) => {}
             Some(None) => {
                 let graph = self.capture(driver, &launches());
-                self.steps.insert(counts, graph);
+                self.steps.insert(shape, graph);
             }
             None => {
-                self.steps.insert(counts, None);
+                self.steps.insert(shape, None);
                 return Ok(false);
             }
         }
-        match &self.steps[&counts] {
+        match &self.steps[&shape] {
             Some(graph) => driver.replay(graph).map(|()| true),
             None => Ok(false),
         }

@@ -1,6 +1,6 @@
 //! The checkpoint's tensors on the device: copied or used where they lie, or made there from a few numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpu::{Argument, BufferView, Driver, GpuError, Launch};
@@ -11,9 +11,10 @@ use crate::checkpoint::random::RandomNumbers;
 use crate::checkpoint::{Checkpoint, Elements, Tensor};
 use crate::dtype::Dtype;
 use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline};
+use crate::kernel::pipeline::{LoadedKernel, Pipeline, Wanted};
 use crate::kernel::store::Progress;
 use crate::kernel::{Precision, Problem};
+use crate::tuning::table::StepKind;
 
 /// Places tensors; has the kernels that make random ones.
 pub(super) struct Weights {
@@ -36,8 +37,9 @@ impl Weights {
                 dtypes.push(tensor.dtype);
             }
         }
-        let wanted: Vec<(Problem, usize)> = dtypes.iter().map(|dtype| (problem(*dtype), 1)).collect();
-        let kernels = pipeline.load_all(&wanted, progress)?;
+        let wanted = |dtype: &Dtype| Wanted { problem: problem(*dtype), n_rows: 1, step: StepKind::Decode };
+        let wanted: Vec<Wanted> = dtypes.iter().map(wanted).collect();
+        let kernels = pipeline.load_all(&wanted, progress).map_err(|unserved| unserved.source)?;
         Ok(Self { kernels: dtypes.into_iter().zip(kernels).collect() })
     }
 
@@ -96,6 +98,7 @@ fn problem(dtype: Dtype) -> Problem {
         flags: BTreeMap::new(),
         dtypes: BTreeMap::from([("value".into(), dtype)]),
         precision: Precision::F32,
+        keeps: BTreeSet::new(),
     }
 }
 

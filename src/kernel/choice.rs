@@ -8,7 +8,7 @@ use super::library_error::LibraryError;
 use super::template::{Misfit, Template};
 use super::{Params, Problem};
 use crate::target::Target;
-use crate::tuning::table::{Fact, Facts, Row};
+use crate::tuning::table::{Fact, Facts, Row, StepKind};
 use crate::tuning::{Query, TuningTables};
 
 /// A template with complete, legal parameters.
@@ -40,6 +40,12 @@ pub struct Ranking {
     pub warnings: Vec<String>,
 }
 
+/// Whether two rankings are of the same kernels in the same order, whatever ranked them.
+pub fn are_same(one: &[Choice], other: &[Choice]) -> bool {
+    let same = |(a, b): (&Choice, &Choice)| a.template.file.name == b.template.file.name && a.params == b.params;
+    one.len() == other.len() && one.iter().zip(other).all(same)
+}
+
 impl Problem {
     /// What the tuning tables are asked about it.
     pub fn query(&self) -> Query {
@@ -52,7 +58,7 @@ impl Problem {
     }
 }
 
-/// Ranks the templates that fit a problem for a number of tokens.
+/// Ranks the templates that fit a problem for a number of tokens in a step of some kind.
 ///
 /// # Errors
 /// If none fits, or a broken file could be one of them.
@@ -61,11 +67,12 @@ pub fn choose(
     tables: &TuningTables,
     problem: &Problem,
     n_tokens: u32,
+    step: StepKind,
     target: &Target,
 ) -> Result<Ranking, LibraryError> {
     let candidates = library.candidates(problem, target)?;
     let mut ranking = Ranking { choices: Vec::new(), warnings: Vec::new() };
-    if let Some(row) = tables.lookup(&problem.query(), n_tokens, target) {
+    if let Some(row) = tables.lookup(&problem.query(), n_tokens, step, target) {
         match follow(row, &candidates, problem, target) {
             Ok(choice) => ranking.choices.push(choice),
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),

@@ -5,15 +5,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::Precision;
 use super::declaration::{ArgTable, Toml};
-use super::expression::Expression;
+use super::expression::{Expression, ExpressionError, Scope};
 use super::library_error::LibraryError;
+use super::signature::Signature;
 use super::source_file::{Place, SourceFile};
+use super::work::{WorkSpec, WorkTable};
+use super::{Precision, Problem};
 use crate::dtype::Dtype;
 
 /// An op: its arguments, what is known of it at render time, its numerics and the shapes that are tested.
@@ -37,6 +40,8 @@ pub struct Contract {
     pub args: Vec<Arg>,
     /// How far a kernel may be from the f64 reference.
     pub numerics: Numerics,
+    /// What a launch has to do at least.
+    pub work: WorkSpec,
     /// The shapes that are tested.
     pub tests: Vec<TestShape>,
 }
@@ -66,6 +71,15 @@ impl Arg {
     /// Whether it is passed by value.
     pub fn is_scalar(&self) -> bool {
         self.shape.is_none()
+    }
+
+    /// Whether a problem has it.
+    ///
+    /// # Errors
+    /// If its `when` is neither true nor false.
+    pub fn is_there(&self, problem: &Problem) -> Result<bool, ExpressionError> {
+        let scope = Arc::new(Scope::new(Signature::scope(problem)));
+        self.when.as_ref().map_or(Ok(true), |when| when.holds(&scope))
     }
 }
 
@@ -234,6 +248,8 @@ struct ContractTable {
     args: Vec<ArgTable>,
     numerics: Numerics,
     #[serde(default)]
+    work: WorkTable,
+    #[serde(default)]
     tests: Vec<Spanned<TestTable>>,
 }
 
@@ -260,6 +276,9 @@ impl Contract {
             return Err(LibraryError::Declaration { place, item, expected, found });
         }
         check_aliases(&toml, &table, &args)?;
+        let tensors = args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.clone()).collect();
+        let axes = table.dims.keys().chain(known.difference(&conditions)).cloned().collect();
+        let work = table.work.read(&toml, &tensors, &known, &axes)?;
         let contract = Self {
             op: op.to_owned(),
             file: file.clone(),
@@ -270,31 +289,50 @@ impl Contract {
             dtypes,
             args,
             numerics: table.numerics,
+            work,
             tests: table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect(),
         };
-        table.tests.iter().try_for_each(|test| contract.check_test(&toml, test))?;
+        let signature = Signature::of(&[Arc::new(contract.clone())]).expect("one op has nothing to be joined with");
+        table.tests.iter().try_for_each(|test| check_test(&signature, &toml, test))?;
         Ok(contract)
     }
+}
 
-    fn check_test(&self, toml: &Toml<'_>, test: &Spanned<TestTable>) -> Result<(), LibraryError> {
-        let shape = test.get_ref();
-        let scalars: BTreeSet<&String> = self.args.iter().filter(|arg| arg.is_scalar()).map(|arg| &arg.name).collect();
-        let tables: [(&str, BTreeSet<&String>, BTreeSet<&String>); 4] = [
-            ("dims", self.dims.keys().collect(), shape.dims.keys().collect()),
-            ("constants", self.constants.keys().collect(), shape.constants.keys().collect()),
-            ("flags", self.flags.keys().collect(), shape.flags.keys().collect()),
-            ("scalars", scalars, shape.scalars.keys().collect()),
-        ];
-        for (table, declared, given) in tables {
-            if declared != given {
-                let list = |names: BTreeSet<&String>| {
-                    format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "))
-                };
-                return Err(toml.refuse(test.span(), format!("a test's {table}"), list(declared), list(given)));
-            }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TestsTable {
+    tests: Vec<Spanned<TestTable>>,
+}
+
+/// Reads the tests of a run of ops: its `tests.toml`.
+///
+/// # Errors
+/// The first thing that is wrong, with its line.
+pub(super) fn run_tests(run: &Signature, file: &SourceFile) -> Result<Vec<TestShape>, LibraryError> {
+    let toml = Toml { file, base: 0, what: "tests" };
+    let table: TestsTable = toml.parse(&file.text)?;
+    table.tests.iter().try_for_each(|test| check_test(run, &toml, test))?;
+    Ok(table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect())
+}
+
+/// A test gives every dim, constant, flag and scalar, and no other.
+fn check_test(of: &Signature, toml: &Toml<'_>, test: &Spanned<TestTable>) -> Result<(), LibraryError> {
+    let shape = test.get_ref();
+    let scalars = of.args.iter().filter(|arg| arg.is_scalar()).map(|arg| &arg.name).collect();
+    let tables: [(&str, BTreeSet<&String>, BTreeSet<&String>); 4] = [
+        ("dims", of.dims.iter().collect(), shape.dims.keys().collect()),
+        ("constants", of.constants.iter().collect(), shape.constants.keys().collect()),
+        ("flags", of.flags.iter().collect(), shape.flags.keys().collect()),
+        ("scalars", scalars, shape.scalars.keys().collect()),
+    ];
+    for (table, declared, given) in tables {
+        if declared != given {
+            let list =
+                |names: BTreeSet<&String>| format!("{{{}}}", names.into_iter().cloned().collect::<Vec<_>>().join(", "));
+            return Err(toml.refuse(test.span(), format!("a test's {table}"), list(declared), list(given)));
         }
-        Ok(())
     }
+    Ok(())
 }
 
 fn values(table: BTreeMap<String, Spanned<String>>) -> BTreeMap<String, String> {

@@ -21,6 +21,8 @@ use crate::target::Backend;
 #[serde(deny_unknown_fields)]
 struct FrontMatter {
     op: Spanned<OneOrMore>,
+    #[serde(default)]
+    keeps: Vec<Spanned<String>>,
     summary: String,
     #[serde(default)]
     priority: i64,
@@ -72,6 +74,7 @@ struct ParamTable {
 struct LaunchTable {
     grid: Vec<Spanned<String>>,
     block_size: Option<Spanned<String>>,
+    lds_bytes: Option<Spanned<String>>,
     scratch_bytes: Option<Spanned<String>>,
 }
 
@@ -90,7 +93,7 @@ impl Template {
         file: &SourceFile,
         shadows: Vec<Origin>,
         backend: Backend,
-        signature: Arc<Signature>,
+        mut signature: Signature,
     ) -> Result<Self, LibraryError> {
         let (base, text) = front_matter(file)?;
         let toml = Toml { file, base, what: "front matter" };
@@ -103,6 +106,10 @@ impl Template {
         if ops != folder {
             return Err(toml.refuse(table.op.span(), "op", format!("the folder's: {folder}"), ops));
         }
+        for path in &table.keeps {
+            let refused = |expected| toml.refuse(path.span(), "keeps", expected, format!("`{}`", path.get_ref()));
+            signature.keep(path.get_ref()).map_err(refused)?;
+        }
         let reader =
             Reader { toml: &toml, signature: &signature, backend, params: table.params.keys().cloned().collect() };
         Ok(Self {
@@ -111,6 +118,7 @@ impl Template {
             backend,
             file: file.clone(),
             shadows,
+            keeps: table.keeps.into_iter().map(Spanned::into_inner).collect(),
             summary: table.summary,
             priority: table.priority,
             requires: reader.requires(table.requires)?,
@@ -121,7 +129,7 @@ impl Template {
             options: table.compile.options,
             resources: reader.resources(table.resources)?,
             numerics: table.numerics,
-            signature,
+            signature: Arc::new(signature),
         })
     }
 }
@@ -210,7 +218,7 @@ impl Reader<'_> {
     }
 
     fn launch(&self, table: &Spanned<LaunchTable>) -> Result<Launch, LibraryError> {
-        let LaunchTable { grid, block_size, scratch_bytes } = table.get_ref();
+        let LaunchTable { grid, block_size, lds_bytes, scratch_bytes } = table.get_ref();
         let (known, fixed) = (self.launch_names(), self.tuning_names());
         let refuse = |expected: &str, found: &str| Err(self.toml.refuse(table.span(), "[launch]", expected, found));
         if grid.is_empty() || grid.len() > 3 {
@@ -228,6 +236,9 @@ impl Reader<'_> {
             }
             _ => {}
         }
+        if let (Backend::Host, Some(text)) = (self.backend, lds_bytes) {
+            return Err(self.toml.refuse(text.span(), "launch.lds_bytes", "none on the host", "one"));
+        }
         if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
             && text.get_ref() != "block_size"
         {
@@ -241,6 +252,7 @@ impl Reader<'_> {
         Ok(Launch {
             grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
             block_size: block_size.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            lds_bytes: lds_bytes.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
             scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
         })
     }

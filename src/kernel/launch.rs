@@ -123,6 +123,7 @@ impl ArgSpec {
 pub struct LaunchSpec {
     pub(super) grid: Vec<Expression>,
     pub(super) block_size: u32,
+    pub(super) lds_bytes: u32,
     pub(super) scratch_bytes: Option<Expression>,
     pub(super) scope: Arc<Scope>,
 }
@@ -144,6 +145,11 @@ impl LaunchSpec {
     /// Threads per block; 1 on the host.
     pub const fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// NVIDIA: bytes of LDS that a launch asks for, beside what the kernel declares.
+    pub const fn lds_bytes(&self) -> u32 {
+        self.lds_bytes
     }
 
     /// Host: bytes of private memory for each thread that runs blocks. 0 on a GPU.

@@ -11,7 +11,7 @@ use std::{env, fs, io};
 use minijinja::Environment;
 
 use super::Problem;
-use super::contract::Contract;
+use super::contract::{self, Contract};
 use super::environment::environment;
 use super::expression::describe;
 use super::library_error::LibraryError;
@@ -232,7 +232,10 @@ impl Library {
             (None, None) => Err(self.no_contract(op)),
         };
         let contracts: Vec<Arc<Contract>> = folder.split('+').map(contract).collect::<Result<_, _>>()?;
-        let signature = Arc::new(Signature::of(&contracts)?);
+        let mut signature = Signature::of(&contracts)?;
+        if let Some(tests) = self.files.get(&format!("{folder}/tests.toml")) {
+            signature.own_tests = Some(contract::run_tests(&signature, tests)?);
+        }
         let template = Template::parse(file, shadows, backend, signature)?;
         self.check_names(&template, broken)?;
         Ok(template)
@@ -318,6 +321,7 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
 /// What a file is, by its name.
 enum Kind<'a> {
     Contract,
+    Tests,
     Template { folder: &'a str, backend: Backend },
     Lib,
     Stray(&'static str),
@@ -334,9 +338,10 @@ fn kind(name: &str) -> Kind<'_> {
         ("lib", _, _) if file.ends_with(".j2") => Kind::Lib,
         ("lib", _, _) => Kind::Stray("`*.j2` in lib"),
         (_, "op.toml", _) if is_name(folder) => Kind::Contract,
+        (_, "tests.toml", _) if folder.contains('+') && folder.split('+').all(is_name) => Kind::Tests,
         (_, _, Some(backend)) if folder.split('+').all(is_name) => Kind::Template { folder, backend },
         _ => Kind::Stray(
-            "`op.toml`, `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _",
+            "`op.toml` (of a run `tests.toml`), `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _",
         ),
     }
 }

@@ -12,6 +12,8 @@
 //! - [`store`]: key → cached or freshly compiled object, many at once
 //! - [`pipeline`]: all of that, and loading onto a device: what the graph asks
 //! - [`check`]: every template on every test shape against [`crate::reference`]
+//! - [`work`]: what a launch has to do at least; [`timing`]: how long it takes
+//! - [`work`]: what a launch has to do at least
 //! - [`resources`]: what a compiled GPU kernel uses, against its contract and its template's limits
 //! - [`isa`]: what the compiler made of a template: disassembly, loops, predicted cycles
 //!
@@ -41,8 +43,10 @@ pub mod signature;
 pub mod source_file;
 pub mod store;
 pub mod template;
+pub mod timing;
+pub mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -90,6 +94,8 @@ pub struct Problem {
     pub dtypes: BTreeMap<String, Dtype>,
     /// How exactly sums are done.
     pub precision: Precision,
+    /// Of a run, the tensors between its ops that others need: `rmsnorm.y`.
+    pub keeps: BTreeSet<String>,
 }
 
 /// Tuned parameters of a template, by name.

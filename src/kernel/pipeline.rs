@@ -1,21 +1,24 @@
 //! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
 //! loaded. What the graph asks, and all it asks.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gpu::{Driver, GpuError, Kernel};
 
-use super::choice::{Choice, choose};
+use super::choice::{self, Choice, Ranking, choose};
 use super::compile::Request;
 use super::library::Library;
 use super::library_error::LibraryError;
 use super::render::{RenderError, Rendered, render};
 use super::resources::{ObjectError, examine};
+use super::signature::Signature;
 use super::store::{Loaded, Origin, Progress, Store, StoreError};
 use super::{Params, Problem};
 use crate::error::Hint;
 use crate::target::{Backend, Target};
 use crate::tuning::TuningTables;
+use crate::tuning::table::StepKind;
 
 /// Templates, tables, target, store and device.
 pub struct Pipeline {
@@ -69,6 +72,17 @@ pub enum PipelineError {
     },
 }
 
+/// A problem for which no kernel could be had.
+#[derive(Debug, thiserror::Error)]
+#[error("no kernel could be had for `{}`", problem.ops.join("+"))]
+pub struct Unserved {
+    /// The problem.
+    pub problem: Box<Problem>,
+    /// Why its first choice does not serve.
+    #[source]
+    pub source: PipelineError,
+}
+
 impl Hint for PipelineError {
     fn hint(&self) -> Option<String> {
         match self {
@@ -83,10 +97,20 @@ impl Hint for PipelineError {
     }
 }
 
-/// One kernel that is wanted: for this problem, at this row count, by the first choice that works.
+/// A kernel that is wanted: for this problem, from this row count on, in steps of this kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    /// What it is to do.
+    pub problem: Problem,
+    /// Rows of the smallest launch.
+    pub n_rows: usize,
+    /// What the rows are to each other.
+    pub step: StepKind,
+}
+
+/// One kernel to be had: for this problem, by the first choice that works.
 struct Wish {
     problem: Problem,
-    n_rows: usize,
     choices: Vec<Choice>,
     /// The choice that is tried now.
     at: usize,
@@ -121,66 +145,92 @@ impl Pipeline {
         &*self.driver
     }
 
-    /// If a template fuses these two ops: the tensor between them, as the first names it and as the second does.
-    pub fn joint(&self, first: &str, second: &str) -> Option<(String, String)> {
-        let fuses = |ops: &[String]| matches!(ops, [a, b] if a == first && b == second);
-        let template = self.library.templates().iter().find(|template| fuses(&template.ops))?;
-        let (written, taken) = template.signature.joints.first()?;
-        Some((written.name.clone(), taken.name.clone()))
+    /// The runs of ops that templates for the target fuse, the longest first.
+    pub fn fusions(&self) -> Vec<Arc<Signature>> {
+        let mut runs: Vec<Arc<Signature>> = Vec::new();
+        for template in self.library.templates() {
+            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
+            if is_new && template.fits_target(&self.target).is_ok() {
+                runs.push(Arc::clone(&template.signature));
+            }
+        }
+        runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
+        runs
     }
 
-    /// Row counts from which a tuning row for this problem begins to hold.
-    pub fn bucket_starts(&self, problem: &Problem) -> Vec<usize> {
-        let edges = self.tables.token_edges(&problem.query(), &self.target);
+    /// The templates that fit a problem, the one that is taken for a number of rows first.
+    ///
+    /// # Errors
+    /// If none fits, or a broken file could be one of them.
+    pub fn ranking(&self, problem: &Problem, n_rows: usize, step: StepKind) -> Result<Ranking, LibraryError> {
+        choose(&self.library, &self.tables, problem, n_rows as u32, step, &self.target)
+    }
+
+    /// Row counts from which a tuning row for this problem begins to hold in steps of this kind.
+    pub fn bucket_starts(&self, problem: &Problem, step: StepKind) -> Vec<usize> {
+        let edges = self.tables.token_edges(&problem.query(), step, &self.target);
         edges.into_iter().map(|edge| edge as usize).collect()
     }
 
     /// Whether the tables prefer a fused kernel for this problem, and a template fits.
-    pub fn prefers(&self, fused: &Problem, n_rows: usize) -> bool {
-        self.tables.lookup(&fused.query(), n_rows as u32, &self.target).is_some()
+    pub fn prefers(&self, fused: &Problem, n_rows: usize, step: StepKind) -> bool {
+        self.tables.lookup(&fused.query(), n_rows as u32, step, &self.target).is_some()
             && self.library.candidates(fused, &self.target).is_ok_and(|candidates| !candidates.is_empty())
     }
 
-    /// Chooses, renders, compiles or finds, and loads a kernel for every problem at its row count; many at once. A
-    /// choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
+    /// Chooses, renders, compiles or finds, and loads a kernel for everything that is wanted; many at once, and one where several
+    /// come to the same. A choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
     ///
     /// # Errors
-    /// [`PipelineError`], for a problem that no choice serves: why the first of them does not.
-    pub fn load_all(
-        &self,
-        wanted: &[(Problem, usize)],
-        progress: &dyn Progress,
-    ) -> Result<Vec<Arc<LoadedKernel>>, PipelineError> {
-        let mut wishes: Vec<Wish> = Vec::new();
-        let mut wish_of = Vec::with_capacity(wanted.len());
-        for (problem, n_rows) in wanted {
-            let same = |wish: &Wish| wish.n_rows == *n_rows && wish.problem == *problem;
-            let index = match wishes.iter().position(same) {
-                Some(index) => index,
-                None => {
-                    wishes.push(self.wish(problem, *n_rows)?);
-                    wishes.len() - 1
-                }
-            };
-            wish_of.push(index);
-        }
+    /// A problem that no choice serves, and why the first of them does not.
+    pub fn load_all(&self, wanted: &[Wanted], progress: &dyn Progress) -> Result<Vec<Arc<LoadedKernel>>, Unserved> {
+        let (mut wishes, wish_of) = self.wishes(wanted)?;
         while wishes.iter().any(|wish| wish.loaded.is_none()) {
             self.try_all(&mut wishes, progress)?;
         }
         Ok(wish_of.into_iter().map(|i| Arc::clone(wishes[i].loaded.as_ref().expect("just loaded"))).collect())
     }
 
-    fn wish(&self, problem: &Problem, n_rows: usize) -> Result<Wish, PipelineError> {
-        let ranking = choose(&self.library, &self.tables, problem, n_rows as u32, &self.target)?;
-        for warning in &ranking.warnings {
-            tracing::warn!("{warning}");
+    /// One wish for all that come to the same choices, and for everything wanted the index of its wish.
+    fn wishes(&self, wanted: &[Wanted]) -> Result<(Vec<Wish>, Vec<usize>), Unserved> {
+        let mut wishes: Vec<Wish> = Vec::new();
+        let mut answered: Vec<(&Wanted, usize)> = Vec::new();
+        let mut warned = BTreeSet::new();
+        let mut wish_of = Vec::with_capacity(wanted.len());
+        for one in wanted {
+            let known = answered.iter().find(|(other, _)| *other == one).map(|(_, wish)| *wish);
+            wish_of.push(match known {
+                Some(wish) => wish,
+                None => {
+                    let wish = self.wish(one, &mut wishes, &mut warned)?;
+                    answered.push((one, wish));
+                    wish
+                }
+            });
+        }
+        Ok((wishes, wish_of))
+    }
+
+    /// The index of the wish that has the choices for this, which may be a new one.
+    fn wish(&self, wanted: &Wanted, wishes: &mut Vec<Wish>, warned: &mut BTreeSet<String>) -> Result<usize, Unserved> {
+        let Wanted { problem, n_rows, step } = wanted;
+        let ranking = choose(&self.library, &self.tables, problem, *n_rows as u32, *step, &self.target);
+        let ranking = ranking.map_err(|error| Unserved { problem: Box::new(problem.clone()), source: error.into() })?;
+        for warning in ranking.warnings {
+            if warned.insert(warning.clone()) {
+                tracing::warn!("{warning}");
+            }
         }
         let choices = ranking.choices;
-        Ok(Wish { problem: problem.clone(), n_rows, choices, at: 0, loaded: None, first_error: None })
+        let same = |wish: &Wish| wish.problem == *problem && choice::are_same(&wish.choices, &choices);
+        Ok(wishes.iter().position(same).unwrap_or_else(|| {
+            wishes.push(Wish { problem: problem.clone(), choices, at: 0, loaded: None, first_error: None });
+            wishes.len() - 1
+        }))
     }
 
     /// One round: everything that is not loaded yet, by its current choice.
-    fn try_all(&self, wishes: &mut [Wish], progress: &dyn Progress) -> Result<(), PipelineError> {
+    fn try_all(&self, wishes: &mut [Wish], progress: &dyn Progress) -> Result<(), Unserved> {
         let mut open: Vec<(&mut Wish, Rendered)> = Vec::new();
         for wish in wishes.iter_mut().filter(|wish| wish.loaded.is_none()) {
             match self.render(&wish.choices[wish.at], &wish.problem) {
@@ -239,7 +289,7 @@ impl Pipeline {
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
-        if self.target.backend == Backend::Hiprtc {
+        if matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc) {
             let examined = examine(object, &spec, &rendered.resources, &self.target);
             examined.map_err(|source| PipelineError::Object { label: label.clone(), source })?;
         }
@@ -250,7 +300,7 @@ impl Pipeline {
 
 impl Wish {
     /// The next choice, with a warning that says why; or the error of the first, when there is none left.
-    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), PipelineError> {
+    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), Unserved> {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
@@ -258,12 +308,12 @@ impl Wish {
             self.first_error.get_or_insert(error);
             return Ok(());
         }
-        Err(self.first_error.take().unwrap_or(error))
+        Err(Unserved { problem: Box::new(self.problem.clone()), source: self.first_error.take().unwrap_or(error) })
     }
 }
 
 /// An error and what caused it, in a line.
-fn with_causes(error: &PipelineError) -> String {
+pub fn with_causes(error: &PipelineError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -81,6 +81,7 @@ impl Rendered {
             abi: self.abi(),
             args: self.all_args().map(ArgSpec::argument).collect(),
             block_size: self.launch.block_size(),
+            lds_bytes: self.launch.lds_bytes(),
         }
     }
 
@@ -210,6 +211,11 @@ fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<
             specs.push(ArgSpec::new(arg, dtype, scope));
         }
     }
+    // What is not there is nobody's alias.
+    let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+    for spec in &mut specs {
+        spec.may_alias.take_if(|alias| !names.contains(alias));
+    }
     Ok(specs)
 }
 
@@ -224,9 +230,11 @@ fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, Ex
             value => value as u32,
         },
     };
+    let lds_bytes = template.launch.lds_bytes.as_ref().map_or(Ok(0), |text| text.whole_u32(scope))?;
     Ok(LaunchSpec {
         grid: template.launch.grid.clone(),
         block_size,
+        lds_bytes,
         scratch_bytes: template.launch.scratch_bytes.clone(),
         scope: Arc::clone(scope),
     })

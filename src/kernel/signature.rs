@@ -1,7 +1,8 @@
 //! The contracts of one op, or of a run of fused ops, as one: the arguments of a kernel, in order.
 //!
 //! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; what is left
-//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one.
+//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. A tensor
+//! that would vanish and that others need is kept: it follows last, under the name of its op and its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,11 +30,31 @@ pub struct Signature {
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
     /// The arguments, in order. Those with a `when` may be absent from a kernel.
     pub args: Vec<Arg>,
-    /// The tensors that vanished, as the earlier op writes them and as the later op takes them.
-    pub joints: Vec<(Arg, Arg)>,
+    /// The tensors between the ops, in order: one fewer than ops.
+    pub joints: Vec<Joint>,
     /// The loosest tolerance of the ops.
     pub numerics: Numerics,
+    /// The shapes of the run's own, instead of those of its ops.
+    pub own_tests: Option<Vec<TestShape>>,
     contracts: Vec<Arc<Contract>>,
+}
+
+/// A tensor that an op of a run hands to the next.
+#[derive(Clone, Debug)]
+pub struct Joint {
+    /// Op and argument that write it: `rmsnorm.y`.
+    pub path: String,
+    /// As the earlier op writes it.
+    pub written: Arg,
+    /// As the later op takes it.
+    pub taken: Arg,
+}
+
+impl Joint {
+    /// Its name as an argument, where it is kept: `rmsnorm_y`.
+    pub fn kept_name(&self) -> String {
+        self.path.replace('.', "_")
+    }
 }
 
 impl Signature {
@@ -51,6 +72,23 @@ impl Signature {
             signature.append(next)?;
         }
         Ok(signature)
+    }
+
+    /// Makes the tensor between two ops an output that the kernel still writes.
+    ///
+    /// # Errors
+    /// If there is no such tensor, or an argument has its name; says what was expected.
+    pub fn keep(&mut self, path: &str) -> Result<(), String> {
+        let Some(joint) = self.joints.iter().find(|joint| joint.path == path) else {
+            let known: Vec<&str> = self.joints.iter().map(|joint| joint.path.as_str()).collect();
+            return Err(format!("a tensor between its ops: {}", known.join(", ")));
+        };
+        let name = joint.kept_name();
+        if self.args.iter().any(|arg| arg.name == name) {
+            return Err(format!("no argument `{name}` beside it"));
+        }
+        self.args.push(Arg { name, may_alias: None, ..joint.written.clone() });
+        Ok(())
     }
 
     /// The names that `when` conditions may use: dims, flags and dtypes.
@@ -91,9 +129,12 @@ impl Signature {
         self.check_joints(problem)
     }
 
-    /// The tests of the single ops as tests of the run: the first shape of each op, joined; a dim of a vanished tensor
-    /// takes the earlier op's value. For one op: its tests.
+    /// The run's own tests; without them those of the single ops, joined: the first shape of each op, and so on; a dim of a
+    /// vanished tensor takes the earlier op's value. For one op: its tests.
     pub fn tests(&self) -> Vec<TestShape> {
+        if let Some(own) = &self.own_tests {
+            return own.clone();
+        }
         let [_, _, ..] = self.contracts.as_slice() else { return self.contracts[0].tests.clone() };
         let count = self.contracts.iter().map(|contract| contract.tests.len()).min().unwrap_or(0);
         (0..count).map(|i| self.joined_test(i)).collect()
@@ -117,6 +158,7 @@ impl Signature {
             args: contract.args.clone(),
             joints: Vec::new(),
             numerics: contract.numerics,
+            own_tests: None,
             contracts: vec![Arc::clone(contract)],
         }
     }
@@ -129,7 +171,7 @@ impl Signature {
             why,
         };
         let joint = self.joint(next).map_err(refuse)?;
-        let (written, mut args) = (joint.0.name.clone(), self.args.clone());
+        let (written, mut args) = (joint.written.name.clone(), self.args.clone());
         args.retain(|arg| arg.name != written);
         for arg in &next.args[1..] {
             match args.iter().find(|other| other.name == arg.name) {
@@ -146,7 +188,7 @@ impl Signature {
                 return Err(refuse(format!("the dtype `{name}` of one is never that of the other")));
             }
         }
-        self.forget_alias(&mut args, &written, &next.args[0].name);
+        forget_alias(&mut args, &written, &next.args[0].name);
         self.ops.push(next.op.clone());
         self.dims.extend(next.dims.keys().cloned());
         self.constants.extend(next.constants.keys().cloned());
@@ -159,30 +201,22 @@ impl Signature {
         Ok(())
     }
 
-    /// A tensor that vanished can be no alias.
-    fn forget_alias(&self, args: &mut [Arg], written: &str, taken: &str) {
-        let names: BTreeSet<String> = args.iter().map(|arg| arg.name.clone()).collect();
-        for arg in args {
-            if arg.may_alias.as_ref().is_some_and(|alias| !names.contains(alias) || alias == written || alias == taken)
-            {
-                arg.may_alias = None;
-            }
-        }
-    }
-
     /// The tensor that the ops so far write and the next one takes.
-    fn joint(&self, next: &Contract) -> Result<(Arg, Arg), String> {
+    fn joint(&self, next: &Contract) -> Result<Joint, String> {
         let last = self.contracts.last().expect("there is a first contract");
-        let written: Vec<&Arg> = last.args.iter().filter(|arg| arg.access == Access::Write).collect();
-        let [written] = written.as_slice() else {
-            return Err(format!(
-                "`{}` has {} arguments with `access = \"write\"`, expected one",
-                last.op,
-                written.len()
-            ));
-        };
         let taken = next.args.first().filter(|arg| !arg.is_scalar() && arg.when.is_none());
         let Some(taken) = taken else { return Err(format!("`{}` does not begin with a tensor", next.op)) };
+        let always_written = |arg: &&Arg| arg.access == Access::Write && arg.when.is_none();
+        let all: Vec<&Arg> = last.args.iter().filter(always_written).collect();
+        let only = if let [one] = all.as_slice() { Some(*one) } else { None };
+        let Some(written) = all.iter().copied().find(|arg| arg.name == taken.name).or(only) else {
+            return Err(format!(
+                "`{}` has {} arguments with `access = \"write\"` and without `when`, expected one, or a `{}` among them",
+                last.op,
+                all.len(),
+                taken.name
+            ));
+        };
         let rank = |arg: &Arg| arg.shape.as_ref().map_or(0, Vec::len);
         if rank(written) != rank(taken) {
             return Err(format!(
@@ -199,14 +233,18 @@ impl Signature {
             (ArgDtype::Fixed(a), ArgDtype::Fixed(b)) if a != b => {
                 Err(format!("`{}` of {} is {a} and `{}` of {} is {b}", written.name, last.op, taken.name, next.op))
             }
-            _ => Ok(((*written).clone(), taken.clone())),
+            _ => Ok(Joint {
+                path: format!("{}.{}", last.op, written.name),
+                written: written.clone(),
+                taken: taken.clone(),
+            }),
         }
     }
 
     /// The two sides of a tensor that vanished must agree, as far as is known before launch.
     fn check_joints(&self, problem: &Problem) -> Result<(), ProblemError> {
         let scope = Arc::new(Scope::new(Self::scope(problem)));
-        for (written, taken) in &self.joints {
+        for Joint { written, taken, .. } in &self.joints {
             let (a, b) = (written.dtype.resolve(&problem.dtypes), taken.dtype.resolve(&problem.dtypes));
             if a != b {
                 let name = |dtype: Option<Dtype>| dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
@@ -237,7 +275,7 @@ impl Signature {
             joined.inputs = test.inputs.or(joined.inputs);
             joined.scalars.extend(test.scalars);
         }
-        for (written, taken) in &self.joints {
+        for Joint { written, taken, .. } in &self.joints {
             for (a, b) in written.shape.iter().flatten().zip(taken.shape.iter().flatten()) {
                 if let (Some(&value), true) = (joined.dims.get(a.text()), joined.dims.contains_key(b.text())) {
                     joined.dims.insert(b.text().to_owned(), value);
@@ -245,6 +283,16 @@ impl Signature {
             }
         }
         joined
+    }
+}
+
+/// A tensor that vanished can be no alias.
+fn forget_alias(args: &mut [Arg], written: &str, taken: &str) {
+    let names: BTreeSet<String> = args.iter().map(|arg| arg.name.clone()).collect();
+    for arg in args {
+        if arg.may_alias.as_ref().is_some_and(|alias| !names.contains(alias) || alias == written || alias == taken) {
+            arg.may_alias = None;
+        }
     }
 }
 

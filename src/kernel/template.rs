@@ -29,6 +29,8 @@ pub struct Template {
     pub shadows: Vec<Origin>,
     /// The arguments and names that the ops' contracts give it.
     pub signature: Arc<Signature>,
+    /// Of a run, the tensors between its ops that it still writes.
+    pub keeps: BTreeSet<String>,
     /// How it does it, in a line.
     pub summary: String,
     /// Which template is taken where no tuning row decides: the higher.
@@ -88,6 +90,8 @@ pub struct Launch {
     pub grid: Vec<Expression>,
     /// GPU: threads per block.
     pub block_size: Option<Expression>,
+    /// NVIDIA: bytes of LDS that the launch asks for, beside what the kernel declares.
+    pub lds_bytes: Option<Expression>,
     /// Host: bytes of private memory per thread.
     pub scratch_bytes: Option<Expression>,
 }
@@ -170,6 +174,9 @@ pub enum Misfit {
         /// The problem's.
         found: Option<Dtype>,
     },
+    /// Others need a tensor that it does not write.
+    #[error("does not keep `{0}`, which others read")]
+    Keeps(String),
     /// A condition does not hold.
     #[error("requires `{0}`")]
     When(String),
@@ -210,6 +217,9 @@ impl Template {
     /// The first requirement that does not.
     pub fn fits(&self, problem: &Problem, target: &Target) -> Result<(), Misfit> {
         self.fits_target(target)?;
+        if let Some(lost) = problem.keeps.difference(&self.keeps).next() {
+            return Err(Misfit::Keeps(lost.clone()));
+        }
         self.requires.check_problem(problem)
     }
 
@@ -233,7 +243,8 @@ impl Template {
 
     /// The names that its expressions use.
     pub fn expression_names(&self) -> BTreeSet<String> {
-        let launch = self.launch.grid.iter().chain(&self.launch.block_size).chain(&self.launch.scratch_bytes);
+        let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
+        let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
         let all = launch.chain(workspace).chain(self.constraints.values());
         all.flat_map(|expression| expression.names().iter().cloned()).collect()

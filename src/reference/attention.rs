@@ -1,49 +1,25 @@
-//! References of `rope_angles`, `rope_kv` and `attention`.
+//! Reference of `attention`, and where positions are in the cache.
 
 use super::random::Random;
 use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
 use crate::dtype::Dtype;
 
-pub(super) fn rope_angles_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let half = case.dim("half_head_dim")?;
-    // gpt-oss: theta 150000, and the longest context it states.
-    let inv_freq = (0..half).map(|i| 150_000f64.powf(-(i as f64) / half as f64)).collect();
-    Ok(named([
-        ("inv_freq", Tensor::rounded(Dtype::F32, inv_freq)),
-        ("position", random.indices(case.n_tokens()?, 131_072)),
-    ]))
-}
-
-/// cos_sin[t, i] = cos(position[t] * inv_freq[i]) * concentration, cos_sin[t, half + i] the same with sin. The angle is
-/// rounded to f32 first, as the contract states.
-pub(super) fn rope_angles(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let (inv_freq, position) = (tensor(inputs, "inv_freq")?, tensor(inputs, "position")?);
-    let concentration = case.constant("concentration")?;
-    let mut cos_sin = Vec::new();
-    for &position in position.values() {
-        let angles = inv_freq.values().iter().map(|inv_freq| f64::from(position as f32 * *inv_freq as f32));
-        cos_sin.extend(angles.clone().map(|angle| angle.cos() * concentration));
-        cos_sin.extend(angles.map(|angle| angle.sin() * concentration));
-    }
-    Ok(only("cos_sin", Output::plain(cos_sin)))
-}
-
 /// Where heads are in a row of qkv and positions are in the cache.
-struct Layout {
-    n_heads: usize,
-    n_kv_heads: usize,
-    half: usize,
-    head_dim: usize,
+pub(super) struct Layout {
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub half: usize,
+    pub head_dim: usize,
     block_tokens: usize,
     table_blocks: usize,
-    n_slots: usize,
+    pub n_slots: usize,
     n_blocks: usize,
     /// Rows of keys run along d and rows of values along positions, not the other way round.
     matrix_layout: bool,
 }
 
 impl Layout {
-    fn of(case: &Case) -> Result<Self, ReferenceError> {
+    pub fn of(case: &Case) -> Result<Self, ReferenceError> {
         let half = case.dim("half_head_dim")?;
         let layout = Self {
             n_heads: case.dim("num_attention_heads")?,
@@ -64,107 +40,55 @@ impl Layout {
     }
 
     /// Elements of a row of qkv.
-    fn qkv_size(&self) -> usize {
+    pub fn qkv_size(&self) -> usize {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
     /// Positions of a slot that the cache holds at once.
-    fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.block_tokens * self.table_blocks
     }
 
     /// Elements of k_cache, and of v_cache.
-    fn cache_size(&self) -> usize {
+    pub fn cache_size(&self) -> usize {
         self.n_blocks * self.n_kv_heads * self.head_dim * self.block_tokens
     }
 
     /// Where positions that attention is tested at end: without a window where the slot's blocks do.
-    fn end(&self, window: usize) -> usize {
+    pub fn end(&self, window: usize) -> usize {
         if window == 0 { self.capacity() } else { 3 * self.capacity() }
     }
 
-    fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
+    pub fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
         table.index(slot * self.table_blocks + p / self.block_tokens % self.table_blocks)
     }
 
     /// k_cache: (n_blocks, n_kv_heads, head_dim, block_tokens), for matrix units (…, block_tokens, head_dim)
-    fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
+    pub fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
         self.place(block, g, d, p, self.matrix_layout)
     }
 
     /// v_cache: (n_blocks, n_kv_heads, block_tokens, head_dim), for matrix units (…, head_dim, block_tokens)
-    fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
+    pub fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
         self.place(block, g, d, p, !self.matrix_layout)
     }
 
-    fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
+    pub fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
         let (p, head) = (p % self.block_tokens, (block * self.n_kv_heads + g) * self.block_tokens * self.head_dim);
         head + if d_is_innermost { p * self.head_dim + d } else { d * self.block_tokens + p }
     }
 
     /// Every slot's blocks: no block is in two places.
-    fn block_table(&self, random: &mut Random) -> Tensor {
+    pub fn block_table(&self, random: &mut Random) -> Tensor {
         let mut blocks: Vec<usize> = (0..self.n_blocks).collect();
         random.shuffle(&mut blocks);
         Tensor::whole(blocks.into_iter().take(self.n_slots * self.table_blocks))
     }
 }
 
-pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (layout, n_tokens, kv) = (Layout::of(case)?, case.n_tokens()?, case.dtype("kv")?);
-    let rows = rope_kv_rows(case, &layout, random)?;
-    let mut cos_sin = Vec::new();
-    for _ in 0..n_tokens {
-        let angles: Vec<f64> = (0..layout.half).map(|_| std::f64::consts::TAU * random.uniform()).collect();
-        cos_sin.extend(angles.iter().map(|angle| 1.3 * angle.cos()));
-        cos_sin.extend(angles.iter().map(|angle| 1.3 * angle.sin()));
-    }
-    Ok(named([
-        ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 1.0)),
-        ("cos_sin", Tensor::rounded(Dtype::F32, cos_sin)),
-        ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
-        ("position", Tensor::whole(rows.iter().map(|row| row.1))),
-        ("block_table", layout.block_table(random)),
-        ("k_cache", random.normals(kv, layout.cache_size(), 1.0)),
-        ("v_cache", random.normals(kv, layout.cache_size(), 1.0)),
-    ]))
-}
-
-/// Slot and position of every row, no two of them in the same place of the cache.
-fn rope_kv_rows(case: &Case, layout: &Layout, random: &mut Random) -> Result<Vec<(usize, usize)>, ReferenceError> {
-    let (n_tokens, capacity, is_chunk) = (case.n_tokens()?, layout.capacity(), case.wants("chunk"));
-    let longest = if is_chunk { n_tokens } else { n_tokens.div_ceil(layout.n_slots) };
-    if longest > capacity {
-        let why = format!("a run of {longest} tokens in a slot of {capacity} positions");
-        return Err(ReferenceError::Contradiction { why });
-    }
-    if is_chunk {
-        return Ok(chunk(layout, n_tokens, |len, _| capacity - len.div_ceil(2), random));
-    }
-    Ok(runs(layout, n_tokens, random))
-}
-
-/// Each slot stores a run of positions; one starts at position 0, one crosses the end of the ring, the others start anywhere.
-fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, usize)> {
-    let (len, capacity) = (n_tokens.div_ceil(layout.n_slots), layout.capacity());
-    let first_slot = random.below(layout.n_slots);
-    let mut rows = Vec::new();
-    for i in 0..layout.n_slots {
-        let start = match i {
-            0 => capacity - len.div_ceil(2),
-            1 => 0,
-            _ => random.below(3 * capacity),
-        };
-        rows.extend((start..start + len).map(|p| ((first_slot + i) % layout.n_slots, p)));
-    }
-    rows.truncate(n_tokens);
-    random.shuffle(&mut rows);
-    rows
-}
-
 /// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says, given
 /// their count, and single rows of the other slots before and behind them.
-fn chunk(
+pub(super) fn chunk(
     layout: &Layout,
     n_tokens: usize,
     start: impl Fn(usize, &mut Random) -> usize,
@@ -182,56 +106,16 @@ fn chunk(
     rows
 }
 
-/// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to the
-/// cache. What is left of k in qkv is open.
-pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let layout = Layout::of(case)?;
-    let (slot, position, table) =
-        (tensor(inputs, "slot")?, tensor(inputs, "position")?, tensor(inputs, "block_table")?);
-    let mut qkv = Output::plain(tensor(inputs, "qkv")?.values().to_vec());
-    let mut k_cache = Output::plain(tensor(inputs, "k_cache")?.values().to_vec());
-    let mut v_cache = Output::plain(tensor(inputs, "v_cache")?.values().to_vec());
-    let cos_sin = tensor(inputs, "cos_sin")?.values().chunks(layout.head_dim);
-    for (t, cos_sin) in cos_sin.enumerate() {
-        let row = t * layout.qkv_size()..(t + 1) * layout.qkv_size();
-        let (values, scale) = (&mut qkv.values[row.clone()], &mut qkv.scale[row]);
-        for h in 0..layout.n_heads + layout.n_kv_heads {
-            let head = h * layout.head_dim..(h + 1) * layout.head_dim;
-            rotate(&mut values[head.clone()], &mut scale[head], cos_sin);
-        }
-        let (p, k) = (position.index(t), layout.n_heads * layout.head_dim);
-        let (block, v) = (layout.block(table, slot.index(t), p), k + layout.n_kv_heads * layout.head_dim);
-        for i in 0..layout.n_kv_heads * layout.head_dim {
-            let (g, d) = (i / layout.head_dim, i % layout.head_dim);
-            store(&mut k_cache, layout.k(block, g, d, p), values[k + i], scale[k + i]);
-            store(&mut v_cache, layout.v(block, g, d, p), values[v + i], scale[v + i]);
-        }
-        scale[k..v].fill(f64::INFINITY);
-    }
-    Ok(Outputs::from([("qkv".into(), qkv), ("k_cache".into(), k_cache), ("v_cache".into(), v_cache)]))
-}
-
-fn store(output: &mut Output, i: usize, value: f64, scale: f64) {
-    output.values[i] = value;
-    output.scale[i] = scale;
-}
-
-/// Rotates a head; the scale becomes the sum of the sizes of the two terms.
-fn rotate(x: &mut [f64], scale: &mut [f64], cos_sin: &[f64]) {
-    let half = x.len() / 2;
-    for i in 0..half {
-        let (a, b, cos, sin) = (x[i], x[half + i], cos_sin[i], cos_sin[half + i]);
-        (x[i], x[half + i]) = (a * cos - b * sin, b * cos + a * sin);
-        (scale[i], scale[half + i]) = ((a * cos).abs() + (b * sin).abs(), (b * cos).abs() + (a * sin).abs());
-    }
-}
-
 pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (layout, window, n_tokens) = (Layout::of(case)?, case.dim("window")?, case.n_tokens()?);
     let kv = case.dtype("kv")?;
     let end = layout.end(window);
     let rows: Vec<(usize, usize)> = if case.wants("chunk") {
         chunk(&layout, n_tokens, |len, random| 1 + random.below(end.saturating_sub(len).max(1)), random)
+    } else if case.wants("decode") {
+        last_positions(&layout, n_tokens, end)?
+    } else if case.wants("end") {
+        (end.saturating_sub(n_tokens)..end).map(|p| (0, p)).collect()
     } else if case.wants("prompt") {
         chunk(&layout, n_tokens, |_, _| 0, random)
     } else {
@@ -242,13 +126,57 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         return Err(ReferenceError::Contradiction { why });
     }
     let table = layout.block_table(random);
+    let sight = Sight { window, n_positions: n_positions(case, &layout, &rows, random)? };
+    let (k_cache, v_cache) = match case.inputs.as_deref() {
+        Some("decode" | "end") => {
+            (random.normals(kv, layout.cache_size(), 1.0), random.normals(kv, layout.cache_size(), 1.0))
+        }
+        _ => caches(&layout, &sight, &rows, &table, kv, random),
+    };
+    let mut inputs = named([
+        ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
+        ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
+        ("position", Tensor::whole(rows.iter().map(|row| row.1))),
+        ("block_table", table),
+        ("k_cache", k_cache),
+        ("v_cache", v_cache),
+        ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
+    ]);
+    if let Some(n_positions) = sight.n_positions {
+        inputs.insert("n_positions".into(), Tensor::whole(n_positions));
+    }
+    Ok(inputs)
+}
+
+/// Every row alone in its slot, at the last position before `end`.
+pub(super) fn last_positions(
+    layout: &Layout,
+    n_tokens: usize,
+    end: usize,
+) -> Result<Vec<(usize, usize)>, ReferenceError> {
+    if n_tokens > layout.n_slots {
+        let why = format!("{n_tokens} rows alone in {} slots", layout.n_slots);
+        return Err(ReferenceError::Contradiction { why });
+    }
+    Ok((0..n_tokens).map(|t| (t, end - 1)).collect())
+}
+
+/// Keys and values where a row sees them, and traps where none does.
+fn caches(
+    layout: &Layout,
+    sight: &Sight,
+    rows: &[(usize, usize)],
+    table: &Tensor,
+    kv: Dtype,
+    random: &mut Random,
+) -> (Tensor, Tensor) {
     // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
     let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
     let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
-    for &(slot, position) in &rows {
-        for p in visible(window, position) {
-            let block = layout.block(&table, slot, p);
+    for &(slot, position) in rows {
+        for p in sight.visible(slot, position) {
+            let block = layout.block(table, slot, p);
             for i in 0..layout.n_kv_heads * layout.head_dim {
                 let (g, d) = (i / layout.head_dim, i % layout.head_dim);
                 k_cache[layout.k(block, g, d, p)] = random.normal();
@@ -256,15 +184,25 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
             }
         }
     }
-    Ok(named([
-        ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
-        ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
-        ("position", Tensor::whole(rows.iter().map(|row| row.1))),
-        ("block_table", table),
-        ("k_cache", Tensor::rounded(kv, k_cache)),
-        ("v_cache", Tensor::rounded(kv, v_cache)),
-        ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
-    ]))
+    (Tensor::rounded(kv, k_cache), Tensor::rounded(kv, v_cache))
+}
+
+/// Positions that are in every slot, where attention is not causal: those of its rows and some behind them, as many as the
+/// slot's blocks hold, or past what the last row's window reaches.
+fn n_positions(
+    case: &Case,
+    layout: &Layout,
+    rows: &[(usize, usize)],
+    random: &mut Random,
+) -> Result<Option<Vec<usize>>, ReferenceError> {
+    if case.flag("causal")? {
+        return Ok(None);
+    }
+    let window = case.dim("window")?;
+    let in_slot = |i: usize| rows.iter().filter(|row| row.0 == i).map(|row| row.1 + 1).max().unwrap_or(0);
+    let behind = |own: usize| if window == 0 { layout.capacity() - own + 1 } else { window + layout.block_tokens };
+    let ends = (0..layout.n_slots).map(in_slot).map(|own| own + random.below(behind(own)));
+    Ok(Some(ends.collect()))
 }
 
 /// The position of row t: the edges of window, block and ring first, then any.
@@ -279,10 +217,21 @@ fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> 
     }
 }
 
-/// The positions that a token at `position` sees.
-fn visible(window: usize, position: usize) -> std::ops::Range<usize> {
-    let begin = if window == 0 { 0 } else { (position + 1).saturating_sub(window) };
-    begin..position + 1
+/// What tokens see.
+struct Sight {
+    /// Positions on one side, the token's own included; 0 is all.
+    window: usize,
+    /// Positions in each slot; none where nobody looks behind his own.
+    n_positions: Option<Vec<usize>>,
+}
+
+impl Sight {
+    /// The positions that a token of `slot` at `position` sees.
+    fn visible(&self, slot: usize, position: usize) -> std::ops::Range<usize> {
+        let reach = if self.window == 0 { usize::MAX } else { self.window };
+        let end = self.n_positions.as_ref().map_or(position + 1, |n| n[slot].min(position.saturating_add(reach)));
+        (position + 1).saturating_sub(reach)..end
+    }
 }
 
 /// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, which has
@@ -293,11 +242,16 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let (qkv, slot, position, table) = (qkv?, slot?, position?, table?);
     let [k, v, sinks] = ["k_cache", "v_cache", "sinks"].map(|name| tensor(inputs, name));
     let (k, v, sinks) = (k?.values(), v?.values(), sinks?.values());
+    let n_positions = if case.flag("causal")? { None } else { Some(tensor(inputs, "n_positions")?) };
+    let n_positions = n_positions.map(|n| (0..layout.n_slots).map(|i| n.index(i)).collect());
+    let sight = Sight { window, n_positions };
     let group = layout.n_heads / layout.n_kv_heads;
     let mut y = Vec::new();
     for t in 0..n_tokens {
-        let places: Vec<(usize, usize)> =
-            visible(window, position.index(t)).map(|p| (layout.block(table, slot.index(t), p), p)).collect();
+        let places: Vec<(usize, usize)> = sight
+            .visible(slot.index(t), position.index(t))
+            .map(|p| (layout.block(table, slot.index(t), p), p))
+            .collect();
         for (h, &sink) in sinks.iter().enumerate() {
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {
@@ -327,14 +281,16 @@ fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{attention_case, close, f32s, run_one, u32s};
     use super::*;
+    use crate::reference::run;
 
     fn case(op_inputs: &str, window: u32) -> Case {
         let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
         let scalars = [("n_tokens", 9.0), ("n_slots", 3.0), ("table_blocks", 3.0), ("n_blocks", 9.0)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
-            flags: [("matrix_layout".to_owned(), true)].into(),
+            flags: [("matrix_layout".to_owned(), true), ("causal".to_owned(), true)].into(),
             dtypes: ["kv", "sinks"].map(|name| (name.to_owned(), Dtype::F32)).into(),
             inputs: Some(op_inputs.to_owned()),
             scalars: scalars.map(|(name, n)| (name.to_owned(), n)).into(),
@@ -358,6 +314,17 @@ mod tests {
     }
 
     #[test]
+    fn tokens_see_up_to_their_own_position_or_as_far_behind_it_as_before() {
+        let sight = |window, n_positions| Sight { window, n_positions };
+        assert_eq!(sight(0, None).visible(1, 7), 0..8);
+        assert_eq!(sight(3, None).visible(1, 7), 5..8);
+        assert_eq!(sight(0, Some(vec![99, 20])).visible(1, 7), 0..20);
+        assert_eq!(sight(3, Some(vec![99, 20])).visible(1, 7), 5..10);
+        assert_eq!(sight(3, Some(vec![99, 9])).visible(1, 7), 5..9);
+        assert_eq!(sight(3, None).visible(0, 1), 0..2);
+    }
+
+    #[test]
     fn the_layouts_for_matrix_units_have_rows_of_keys_along_d_and_of_values_along_positions() {
         let layout = Layout::of(&case("chunk", 0)).unwrap();
         let (block, g, d, p) = (2, 0, 1, 7); // position 3 of its block
@@ -371,6 +338,64 @@ mod tests {
     #[test]
     fn a_kind_of_inputs_that_no_op_knows_is_an_error() {
         let error = crate::reference::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
-        assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt");
+        assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt, decode, end");
+    }
+
+    #[test]
+    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
+        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
+        let inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[2])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
+        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        close(&all.scale, &[90.0; 4]);
+        // A window of 2 counts the token itself.
+        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_that_is_not_causal_sees_what_is_behind() {
+        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
+        let mut inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("n_positions", u32s(&[3])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, -1e3])),
+        ]);
+        let mut case = attention_case(0);
+        case.flags.insert("causal".into(), false);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
+        // A window of 1 is the token alone, whatever the side.
+        case.dims.insert("window".into(), 1);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
+        case.dims.insert("window".into(), 2);
+        inputs.insert("position".into(), u32s(&[0]));
+        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
+    }
+
+    #[test]
+    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
+        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
+        let inputs = named([
+            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
+            ("sinks", f32s(&[-1e3, 0.0])),
+        ]);
+        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
     }
 }

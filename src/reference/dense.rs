@@ -16,7 +16,8 @@ pub(super) fn embedding(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let hidden_size = case.dim("hidden_size")?;
     let mut y = Vec::new();
     for t in 0..case.n_tokens()? {
-        y.extend_from_slice(&table.values()[row.index(t) * hidden_size..][..hidden_size]);
+        let start = row.index(t) * hidden_size;
+        y.extend_from_slice(table.gather(start..start + hidden_size).values());
     }
     Ok(only("y", Output::plain(y)))
 }
@@ -31,20 +32,37 @@ pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors
     }
     let scale = (0..hidden_size).map(|_| 1.0 + 0.3 * random.normal()).collect();
     let scale = Tensor::rounded(case.dtype("scale")?, scale);
-    Ok(named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]))
+    let mut inputs = named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]);
+    if case.flag("has_update")? {
+        inputs.insert("update".into(), random.normals(Dtype::F32, n_tokens * hidden_size, 1.0));
+    }
+    Ok(inputs)
 }
 
-/// y[t, c] = x[t, c] / sqrt(mean(x[t, :]^2) + eps) * scale[c]
+/// y[t, c] = s[t, c] / sqrt(mean(s[t, :]^2) + eps) * scale[c], s = x or sum = x + update. The scales are those of
+/// |x| + |update|.
 pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (x, scale) = (tensor(inputs, "x")?, tensor(inputs, "scale")?);
     let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
+    let update = case.flag("has_update")?.then(|| tensor(inputs, "update")).transpose()?;
+    let sum: Vec<(f64, f64)> = match update {
+        Some(update) => {
+            x.values().iter().zip(update.values()).map(|(x, more)| (x + more, x.abs() + more.abs())).collect()
+        }
+        None => x.values().iter().map(|x| (*x, x.abs())).collect(),
+    };
     let mut y = Vec::new();
-    for row in x.values().chunks(hidden_size) {
-        let mean = row.iter().map(|value| value * value).sum::<f64>() / hidden_size as f64;
+    for row in sum.chunks(hidden_size) {
+        let mean = row.iter().map(|(value, _)| value * value).sum::<f64>() / hidden_size as f64;
         let root = (mean + eps).sqrt();
-        y.extend(row.iter().zip(scale.values()).map(|(value, scale)| value / root * scale));
+        let scaled = |((value, size), scale): (&(f64, f64), &f64)| (value / root * scale, (size / root * scale).abs());
+        y.extend(row.iter().zip(scale.values()).map(scaled));
     }
-    Ok(only("y", Output::plain(y)))
+    let mut outputs = only("y", Output::scaled(y));
+    if update.is_some() {
+        outputs.insert("sum".into(), Output::scaled(sum));
+    }
+    Ok(outputs)
 }
 
 pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -85,4 +103,45 @@ pub(super) fn linear(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
 pub(super) fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     let terms = a.iter().zip(b).map(|(a, b)| a * b);
     terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::tests::{case, close, f32s, run_one};
+    use super::*;
+    use crate::reference::run;
+
+    #[test]
+    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
+        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        case.flags.insert("has_update".into(), false);
+        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
+        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
+        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
+
+        case.flags.insert("has_update".into(), true);
+        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
+        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
+        close(&moved["sum"].values, &[3.0, 4.0]);
+        close(&moved["sum"].scale, &[7.0, 5.0]);
+        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
+        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
+    }
+
+    #[test]
+    fn linear_is_a_row_of_weight_for_each_output() {
+        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
+        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
+        let inputs = named([
+            ("x", f32s(&[1.0, 10.0])),
+            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
+            ("bias", f32s(&[100.0, 200.0, 300.0])),
+            ("residual", f32s(&[0.5, 0.25, 0.125])),
+        ]);
+        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
+        close(&output.values, &[121.5, 243.25, 245.125]);
+        close(&output.scale, &[121.5, 243.25, 365.125]);
+    }
 }

@@ -6,9 +6,11 @@
 
 mod attention;
 mod dense;
+mod drawn;
 mod moe;
 mod peak;
 mod random;
+mod rope;
 mod sample;
 mod tensor;
 mod weights;
@@ -93,13 +95,15 @@ pub enum ReferenceError {
         /// What does not fit what.
         why: String,
     },
-    /// An op that is not the last of a fused run has to write one tensor.
-    #[error("`{op}` writes {found} tensors; only an op that writes one can be followed by another in a fused run")]
+    /// It is not told what an op of a fused run hands to the next.
+    #[error("`{op}` writes {}; in a fused run it hands on what the next op calls `{next}`, its `y`, or all that it writes", found.join(", "))]
     NotFusible {
         /// The op.
         op: String,
-        /// How many it writes.
-        found: usize,
+        /// What it writes.
+        found: Vec<String>,
+        /// What the next op begins with.
+        next: &'static str,
     },
 }
 
@@ -114,30 +118,31 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 14] = [
+const OPS: [Op; 17] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
-    Op {
-        name: "rope_angles",
-        first: "inv_freq",
-        kinds: &[],
-        inputs: attention::rope_angles_inputs,
-        run: attention::rope_angles,
-    },
-    Op { name: "rope_kv", first: "qkv", kinds: &["chunk"], inputs: attention::rope_kv_inputs, run: attention::rope_kv },
+    Op { name: "rope_angles", first: "inv_freq", kinds: &[], inputs: rope::rope_angles_inputs, run: rope::rope_angles },
+    Op { name: "rope_kv", first: "qkv", kinds: &["chunk", "decode"], inputs: rope::rope_kv_inputs, run: rope::rope_kv },
     Op {
         name: "attention",
         first: "qkv",
-        kinds: &["chunk", "prompt"],
+        kinds: &["chunk", "prompt", "decode", "end"],
         inputs: attention::attention_inputs,
         run: attention::attention,
     },
     Op { name: "moe_route", first: "logit", kinds: &[], inputs: moe::route_inputs, run: moe::route },
-    Op { name: "moe_sort", first: "expert", kinds: &["same_experts"], inputs: moe::sort_inputs, run: moe::sort },
-    Op { name: "moe_mlp1", first: "x", kinds: &["same_experts"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
-    Op { name: "moe_mlp2", first: "x", kinds: &["same_experts"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
+    Op {
+        name: "moe_sort",
+        first: "expert",
+        kinds: &["same_experts", "spread"],
+        inputs: moe::sort_inputs,
+        run: moe::sort,
+    },
+    Op { name: "moe_mlp1", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
+    Op { name: "moe_mlp2", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
+    Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {
         name: "peak_multiply_add",
         first: "n_rounds",
@@ -145,6 +150,8 @@ const OPS: [Op; 14] = [
         inputs: peak::multiply_add_inputs,
         run: peak::multiply_add,
     },
+    Op { name: "peak_copy", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::copy },
+    Op { name: "peak_matrix", first: "a", kinds: &[], inputs: peak::matrix_inputs, run: peak::matrix },
     Op { name: "peak_read", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::read },
     Op { name: "random_weights", first: "n_rows", kinds: &[], inputs: weights::random_inputs, run: weights::random },
 ];
@@ -182,24 +189,39 @@ fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
     Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
-/// What an op or a fused run should give. What one op of a run hands to the next is not rounded.
+/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the outputs under
+/// the name of the op and its own: `rmsnorm_y`.
 ///
 /// # Errors
 /// If an op has no reference, the case does not fit it, or an input is missing.
 pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let mut inputs = inputs.clone();
     let mut outputs = Outputs::new();
+    let mut last = Outputs::new();
     for (i, name) in ops.iter().enumerate() {
         let op = find(name)?;
         if i > 0 {
-            let found = outputs.len();
-            let handed = outputs.pop_first().filter(|_| found == 1);
-            let (_, handed) = handed.ok_or_else(|| ReferenceError::NotFusible { op: ops[i - 1].clone(), found })?;
-            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values));
+            let (written, handed) = handed(&mut last, &ops[i - 1], op.first)?;
+            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values.clone()));
+            outputs.insert(format!("{}_{written}", ops[i - 1]), handed);
         }
-        outputs = (op.run)(case, &inputs)?;
+        outputs.append(&mut last);
+        last = (op.run)(case, &inputs)?;
     }
+    outputs.append(&mut last);
     Ok(outputs)
+}
+
+/// Takes out of what `op` gives the tensor that the next op begins with.
+fn handed(outputs: &mut Outputs, op: &str, next: &'static str) -> Result<(String, Output), ReferenceError> {
+    let name = [next, "y"].into_iter().find(|name| outputs.contains_key(*name));
+    let only = || outputs.keys().next().filter(|_| outputs.len() == 1).cloned();
+    let name = name.map(str::to_owned).or_else(only);
+    name.and_then(|name| outputs.remove_entry(&name)).ok_or_else(|| ReferenceError::NotFusible {
+        op: op.to_owned(),
+        found: outputs.keys().cloned().collect(),
+        next,
+    })
 }
 
 fn find(name: &str) -> Result<&'static Op, ReferenceError> {
@@ -286,7 +308,7 @@ fn only(name: &str, output: Output) -> Outputs {
 mod tests {
     use super::*;
 
-    fn case(dims: &[(&str, u32)], n_tokens: u32) -> Case {
+    pub(super) fn case(dims: &[(&str, u32)], n_tokens: u32) -> Case {
         Case {
             dims: dims.iter().map(|&(name, dim)| (name.to_owned(), dim)).collect(),
             scalars: BTreeMap::from([("n_tokens".to_owned(), n_tokens.into())]),
@@ -294,52 +316,29 @@ mod tests {
         }
     }
 
-    fn f32s(values: &[f64]) -> Tensor {
+    pub(super) fn f32s(values: &[f64]) -> Tensor {
         Tensor::rounded(Dtype::F32, values.to_vec())
     }
 
-    fn u32s(values: &[usize]) -> Tensor {
+    pub(super) fn u32s(values: &[usize]) -> Tensor {
         Tensor::whole(values.iter().copied())
     }
 
-    fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
+    pub(super) fn run_one(op: &str, case: &Case, inputs: Tensors, output: &str) -> Vec<f64> {
         run(&[op.to_owned()], case, &inputs).unwrap().remove(output).unwrap().values
     }
 
-    fn close(got: &[f64], want: &[f64]) {
+    pub(super) fn close(got: &[f64], want: &[f64]) {
         let far = got.iter().zip(want).any(|(got, want)| (got - want).abs() > 1e-6);
         assert!(got.len() == want.len() && !far, "got {got:?}, want {want:?}");
     }
 
-    #[test]
-    fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        let inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
-        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs, "y"), &[3.0 / root, 8.0 / root]);
-    }
-
-    #[test]
-    fn linear_is_a_row_of_weight_for_each_output() {
-        let flags = BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]);
-        let case = Case { flags, ..case(&[("in_features", 2), ("out_features", 3)], 1) };
-        let inputs = named([
-            ("x", f32s(&[1.0, 10.0])),
-            ("weight", f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0])),
-            ("bias", f32s(&[100.0, 200.0, 300.0])),
-            ("residual", f32s(&[0.5, 0.25, 0.125])),
-        ]);
-        let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
-        close(&output.values, &[121.5, 243.25, 245.125]);
-        close(&output.scale, &[121.5, 243.25, 365.125]);
-    }
-
-    fn attention_case(window: u32) -> Case {
+    pub(super) fn attention_case(window: u32) -> Case {
         let heads = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("window", window)];
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars
             .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
-        case.flags.insert("matrix_layout".into(), false);
+        case.flags.extend([("matrix_layout".into(), false), ("causal".into(), true)]);
         case
     }
 
@@ -361,40 +360,6 @@ mod tests {
         assert_eq!(outputs["qkv"].scale[4..6], [f64::INFINITY; 2]);
         close(&outputs["k_cache"].values, &[-6.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, d, position)
         close(&outputs["v_cache"].values, &[7.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, position, d)
-    }
-
-    #[test]
-    fn attention_weighs_visible_values_and_the_sink_takes_its_share() {
-        // Position 2, blocks in order; q = 0, so all scores are 0; head 0 has a sink of 0, head 1 none to speak of.
-        let inputs = named([
-            ("qkv", f32s(&[0.0; 8])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[2])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[1.0; 8])),
-            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
-            ("sinks", f32s(&[0.0, -1e3])),
-        ]);
-        let all = run(&["attention".into()], &attention_case(0), &inputs).unwrap().remove("y").unwrap();
-        close(&all.values, &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
-        close(&all.scale, &[90.0; 4]);
-        // A window of 2 counts the token itself.
-        close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
-    }
-
-    #[test]
-    fn attention_scores_are_scaled_by_the_root_of_the_head_size() {
-        let ln = |weight: f64| weight.ln() * 2f64.sqrt(); // head_dim is 2
-        let inputs = named([
-            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[1])),
-            ("block_table", u32s(&[0, 1])),
-            ("k_cache", f32s(&[ln(1.0), ln(3.0), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
-            ("v_cache", f32s(&[0.0, 1.0, 4.0, 1.0, 0.0, 0.0, 0.0, 0.0])),
-            ("sinks", f32s(&[-1e3, 0.0])),
-        ]);
-        close(&run_one("attention", &attention_case(0), inputs, "y"), &[3.0, 1.0, 12.0 / 5.0, 4.0 / 5.0]);
     }
 
     #[test]
@@ -475,15 +440,16 @@ mod tests {
     fn a_fused_run_is_the_composition_of_its_ops() {
         let mut case = case(&[("hidden_size", 5), ("in_features", 5), ("out_features", 3)], 2);
         case.constants.insert("eps".into(), 1e-5);
-        case.flags.extend([("has_bias".into(), false), ("has_residual".into(), false)]);
+        case.flags.extend(["has_bias", "has_residual", "has_update"].map(|name| (name.into(), false)));
         case.dtypes.extend([("scale".into(), Dtype::F32), ("weight".into(), Dtype::Bf16)]);
         let [rmsnorm, linear] = ["rmsnorm", "linear"].map(String::from);
         let fused = [rmsnorm.clone(), linear.clone()];
         let mut inputs = inputs(&fused, &case, 1).unwrap();
         let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
         assert_eq!(names, ["scale", "weight", "x"]);
-        let want = run(&fused, &case, &inputs).unwrap();
+        let mut want = run(&fused, &case, &inputs).unwrap();
         let normed = run(&[rmsnorm], &case, &inputs).unwrap().remove("y").unwrap();
+        assert_eq!(want.remove("rmsnorm_y").unwrap(), normed);
         inputs.insert("x".into(), Tensor::unrounded(Dtype::F32, normed.values));
         assert_eq!(run(&[linear], &case, &inputs).unwrap(), want);
     }

@@ -42,7 +42,7 @@ pub(super) fn sort_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 }
 
 /// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get none; with
-/// `same_experts` all but those of the first token.
+/// `same_experts` all but those of the first token; with `spread` every choice is equally likely.
 fn routing(case: &Case, random: &mut Random) -> Result<Tensor, ReferenceError> {
     let (n_experts, chosen) = (case.dim("num_experts")?, case.dim("experts_per_token")?);
     if chosen > n_experts {
@@ -50,7 +50,11 @@ fn routing(case: &Case, random: &mut Random) -> Result<Tensor, ReferenceError> {
     }
     let mut used: Vec<usize> = (0..n_experts).collect();
     random.shuffle(&mut used);
-    let n_used = if case.wants("same_experts") { chosen } else { n_experts - n_experts.div_ceil(4) };
+    let n_used = match case.inputs.as_deref() {
+        Some("same_experts") => chosen,
+        Some("spread") => n_experts,
+        _ => n_experts - n_experts.div_ceil(4),
+    };
     used.truncate(chosen.max(n_used));
     let mut experts = Vec::new();
     for _ in 0..case.n_tokens()? {
@@ -122,8 +126,8 @@ fn weight_inputs(
     // All codes alike have a root mean square of 2.9, and scales spread so one of 2.1 times the middle.
     let middle = (size / 6.0).log2().round();
     let scale = (0..n_blocks).map(|_| 127.0 + middle + random.below(5) as f64 - 2.0).collect();
-    let bytes: Vec<u8> = (0..n_blocks * MX_BLOCK / 2).map(|_| random.below(256) as u8).collect();
-    Ok(named([("weight", Tensor::from_bytes(Dtype::Mxfp4, &bytes)), ("scale", Tensor::rounded(Dtype::U8, scale))]))
+    let codes = random.codes(n_blocks * MX_BLOCK);
+    Ok(named([("weight", codes), ("scale", Tensor::rounded(Dtype::U8, scale))]))
 }
 
 /// `weight` as rows of `k` numbers, whatever it is stored as.

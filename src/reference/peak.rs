@@ -1,5 +1,6 @@
-//! References of `peak_multiply_add` and `peak_read`, which `bench` measures the machine's limits with.
+//! References of the `peak_*` ops, which `bench` measures the machine's limits with.
 
+use super::dense::dot;
 use super::random::Random;
 use super::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use crate::dtype::Dtype;
@@ -26,4 +27,24 @@ pub(super) fn read(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceEr
     let rows = tensor(inputs, "x")?.values().chunks(case.dim("block_elements")?);
     let sum = |row: &[f64]| (row.iter().sum(), row.iter().map(|value| value.abs()).sum());
     Ok(only("sum", Output::scaled(rows.map(sum).collect())))
+}
+
+/// y[b, i] = x[b, i]
+pub(super) fn copy(_: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    Ok(only("y", Output::plain(tensor(inputs, "x")?.values().to_vec())))
+}
+
+pub(super) fn matrix_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (rows, columns, depth) = (case.dim("rows")?, case.dim("columns")?, case.dim("depth")?);
+    let (a, c) = (random.normals(Dtype::Bf16, rows * depth, 1.0), random.normals(Dtype::Bf16, columns * depth, 1.0));
+    Ok(named([("a", a), ("c", c)]))
+}
+
+/// y[b, i, j] = n_rounds * sum_k a[i, k] * c[j, k]
+pub(super) fn matrix(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (depth, n_rounds) = (case.dim("depth")?, case.scalar("n_rounds")? as f64);
+    let (a, c) = (tensor(inputs, "a")?, tensor(inputs, "c")?);
+    let row = |a| c.values().chunks(depth).map(move |c| dot(a, c)).map(|(dot, size)| (n_rounds * dot, n_rounds * size));
+    let block: Vec<(f64, f64)> = a.values().chunks(depth).flat_map(row).collect();
+    Ok(only("y", Output::scaled(block.repeat(case.n_tokens()?))))
 }

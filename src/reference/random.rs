@@ -1,7 +1,11 @@
 //! Random numbers for test inputs: the same on every machine for the same seed.
 
 use super::Tensor;
+use super::drawn::Drawn;
 use crate::dtype::Dtype;
+
+/// From so many elements on they are drawn when they are asked for.
+const MANY: usize = 1 << 20;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough for inputs.
 pub(super) struct Random {
@@ -13,12 +17,11 @@ impl Random {
         Self { state: seed }
     }
 
-    fn bits(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        let bits = word(self.state, 0);
+        self.state = self.state.wrapping_add(STEP);
+        bits
     }
 
     /// Uniform in [0, 1), a multiple of 2^-24: an f32 holds it.
@@ -39,7 +42,19 @@ impl Random {
 
     /// Normal numbers times `scale`, rounded to the type.
     pub fn normals(&mut self, dtype: Dtype, len: usize, scale: f64) -> Tensor {
+        if len >= MANY {
+            return Tensor::drawn(Drawn::normals(dtype, len, scale, self));
+        }
         Tensor::rounded(dtype, (0..len).map(|_| scale * self.normal()).collect())
+    }
+
+    /// Codes of MXFP4, all alike; an even number of them.
+    pub fn codes(&mut self, len: usize) -> Tensor {
+        if len >= MANY {
+            return Tensor::drawn(Drawn::codes(len, self));
+        }
+        let bytes: Vec<u8> = (0..len / 2).map(|_| self.below(256) as u8).collect();
+        Tensor::from_bytes(Dtype::Mxfp4, &bytes)
     }
 
     /// Whole numbers below `end`. The first two are the ends of the range.
@@ -58,4 +73,15 @@ impl Random {
             items.swap(i, self.below(i + 1));
         }
     }
+}
+
+/// What the state moves on by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The i-th word of the numbers that begin at a seed.
+pub(super) fn word(seed: u64, i: usize) -> u64 {
+    let mut bits = seed.wrapping_add(STEP.wrapping_mul(i as u64 + 1));
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }

@@ -1,4 +1,4 @@
-//! Reference of `sample`: the seeds' sampler, with ties decided.
+//! References of `take_token` and of `sample`: the seeds' sampler, with ties decided.
 //!
 //! Which token is drawn hangs on comparisons of sums that every kernel rounds in its own way, so the inputs are chosen
 //! such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose coin, top_p
@@ -27,6 +27,32 @@ struct Row<'a> {
 struct Draw {
     token: usize,
     margin: f64,
+}
+
+/// The first token is the last of those sampled, the second an id; then as it comes.
+pub(super) fn take_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let n_sampled = case.scalar("n_sampled")?;
+    let from = (0..case.n_tokens()?).map(|t| match t {
+        0 => FROM_SAMPLED + n_sampled - 1,
+        1 => FROM_SAMPLED - 1,
+        _ if random.below(2) == 0 => random.below(FROM_SAMPLED),
+        _ => FROM_SAMPLED + random.below(n_sampled),
+    });
+    let from = Tensor::whole(from.collect::<Vec<_>>());
+    Ok(named([("from", from), ("sampled", random.indices(n_sampled, 201_088))]))
+}
+
+/// What is not an id is this plus a place among those sampled.
+const FROM_SAMPLED: usize = 1 << 31;
+
+/// token[t] = sampled[from[t] - 2^31] where from[t] is 2^31 or more, else from[t]
+pub(super) fn take(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (from, sampled) = (tensor(inputs, "from")?, tensor(inputs, "sampled")?);
+    let token = (0..case.n_tokens()?).map(|t| match from.index(t).checked_sub(FROM_SAMPLED) {
+        Some(place) => sampled.values()[place],
+        None => from.values()[t],
+    });
+    Ok(only("token", Output::plain(token.collect())))
 }
 
 pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {

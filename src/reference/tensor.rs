@@ -1,16 +1,33 @@
 //! Elements with their type: exact as f64, whatever the type.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::drawn::Drawn;
 use crate::dtype::Dtype;
 
-/// Elements in row-major order; the shape is the contract's.
-#[derive(Clone, Debug, PartialEq)]
+/// Elements in row-major order; the shape is the contract's. A copy shares them.
+#[derive(Clone, Debug)]
 pub struct Tensor {
     dtype: Dtype,
-    values: Vec<f64>,
+    elements: Elements,
+}
+
+/// How the elements are kept.
+#[derive(Clone, Debug)]
+enum Elements {
+    /// Each of them.
+    Held(Arc<Vec<f64>>),
+    /// By how they were drawn: those of a real model's weights would not fit the memory as f64.
+    Drawn(Arc<Drawn>),
+}
+
+impl PartialEq for Tensor {
+    fn eq(&self, other: &Self) -> bool {
+        self.dtype == other.dtype && self.values() == other.values()
+    }
 }
 
 impl Tensor {
@@ -27,23 +44,32 @@ impl Tensor {
                 Dtype::I32 => f64::from(*value as i32),
             };
         }
-        Self { dtype, values }
+        Self::held(dtype, values)
+    }
+
+    fn held(dtype: Dtype, values: Vec<f64>) -> Self {
+        Self { dtype, elements: Elements::Held(Arc::new(values)) }
+    }
+
+    /// Elements that are made when they are asked for.
+    pub(super) fn drawn(drawn: Drawn) -> Self {
+        Self { dtype: drawn.dtype(), elements: Elements::Drawn(Arc::new(drawn)) }
     }
 
     /// Whole numbers, as u32.
     pub(super) fn whole(values: impl IntoIterator<Item = usize>) -> Self {
-        Self { dtype: Dtype::U32, values: values.into_iter().map(|value| value as f64).collect() }
+        Self::held(Dtype::U32, values.into_iter().map(|value| value as f64).collect())
     }
 
     /// Values as they are: between the ops of a fused run nothing is stored.
     pub(super) fn unrounded(dtype: Dtype, values: Vec<f64>) -> Self {
-        Self { dtype, values }
+        Self::held(dtype, values)
     }
 
     /// Reads elements as they lie in memory, little-endian. A rest shorter than an element is left out.
     pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
         if dtype == Dtype::Mxfp4 {
-            return Self { dtype, values: bytes.iter().flat_map(|byte| [e2m1(byte & 15), e2m1(byte >> 4)]).collect() };
+            return Self::held(dtype, bytes.iter().flat_map(|byte| [e2m1(byte & 15), e2m1(byte >> 4)]).collect());
         }
         let element = |bytes: &[u8]| match (dtype, bytes) {
             (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
@@ -54,13 +80,17 @@ impl Tensor {
             (Dtype::U8, &[a]) => a.into(),
             _ => unreachable!("chunks have the size of an element"),
         };
-        Self { dtype, values: bytes.chunks_exact(dtype.len_bytes(1)).map(element).collect() }
+        Self::held(dtype, bytes.chunks_exact(dtype.len_bytes(1)).map(element).collect())
     }
 
     /// The elements as they lie in memory, little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.dtype.len_bytes(self.values.len()));
-        for (i, &value) in self.values.iter().enumerate() {
+        let values = match &self.elements {
+            Elements::Held(values) => values,
+            Elements::Drawn(drawn) => return drawn.to_bytes(),
+        };
+        let mut bytes = Vec::with_capacity(self.dtype.len_bytes(values.len()));
+        for (i, &value) in values.iter().enumerate() {
             match self.dtype {
                 Dtype::Mxfp4 if i % 2 == 0 => bytes.push(e2m1_code(value)),
                 Dtype::Mxfp4 => *bytes.last_mut().expect("the even element came first") |= e2m1_code(value) << 4,
@@ -93,12 +123,37 @@ impl Tensor {
 
     /// The elements.
     pub fn values(&self) -> &[f64] {
-        &self.values
+        match &self.elements {
+            Elements::Held(values) => values,
+            Elements::Drawn(drawn) => drawn.values(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match &self.elements {
+            Elements::Held(values) => values.len(),
+            Elements::Drawn(drawn) => drawn.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements at these places, in this order; nothing else of a large tensor is made.
+    pub fn gather(&self, places: impl Iterator<Item = usize>) -> Self {
+        let values = match &self.elements {
+            Elements::Held(values) => places.map(|i| values[i]).collect(),
+            Elements::Drawn(drawn) => places.map(|i| drawn.value(i)).collect(),
+        };
+        Self::held(self.dtype, values)
     }
 
     /// An element that is an index.
     pub(super) fn index(&self, i: usize) -> usize {
-        self.values[i] as usize
+        self.values()[i] as usize
     }
 }
 
@@ -106,7 +161,7 @@ impl Tensor {
 const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// The value of four bits: the sign, then the code.
-fn e2m1(bits: u8) -> f64 {
+pub(super) fn e2m1(bits: u8) -> f64 {
     let size = E2M1[usize::from(bits & 7)];
     if bits & 8 == 0 { size } else { -size }
 }

@@ -1,8 +1,9 @@
 //! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` is the format.
 //!
 //! This knows ops and templates by their names only: [`crate::kernel::choice`] joins them with the library.
-//! [`table`] reads one file; here files are put in order and looked up.
+//! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
 
+pub mod edit;
 pub mod table;
 
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use std::{fs, io};
 
 use crate::error::Hint;
 use crate::target::{Target, TargetError, TargetFacts};
-use table::{Facts, Row, Table};
+use table::{Facts, Row, StepKind, Table};
 
 /// The files of `tuning/`, embedded: name and text.
 const BUILT_IN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning.rs"));
@@ -40,6 +41,15 @@ pub enum TuningError {
     #[error("could not read `{}`", path.display())]
     Read {
         /// The folder or file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// A file could not be written.
+    #[error("could not write `{}`", path.display())]
+    Write {
+        /// The file.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -86,7 +96,7 @@ pub enum TuningError {
 impl Hint for TuningError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Read { .. } => None,
+            Self::Read { .. } | Self::Write { .. } => None,
             Self::Overlap { .. } => Some("narrow `tokens` or `where` of one of the rows".into()),
             Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` is the format".into()),
         }
@@ -125,16 +135,16 @@ impl TuningTables {
         Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?] })
     }
 
-    /// The row that applies, or none: then the templates' priorities and defaults decide.
-    pub fn lookup(&self, query: &Query, n_tokens: u32, target: &Target) -> Option<&Row> {
-        self.rows(query, target).find(|row| row.tokens.contains(n_tokens))
+    /// The row that applies in a step of this kind, or none: then the templates' priorities and defaults decide.
+    pub fn lookup(&self, query: &Query, n_tokens: u32, step: StepKind, target: &Target) -> Option<&Row> {
+        self.rows(query, step, target).find(|row| row.tokens.contains(n_tokens))
     }
 
-    /// The numbers of tokens at which another row may begin to apply, in rising order; the first is 1.
+    /// The numbers of tokens at which another row may begin to apply in steps of this kind, in rising order; the first is 1.
     /// Between two of them the lookup gives the same row.
-    pub fn token_edges(&self, query: &Query, target: &Target) -> Vec<u32> {
+    pub fn token_edges(&self, query: &Query, step: StepKind, target: &Target) -> Vec<u32> {
         let mut edges = BTreeSet::from([1]);
-        for row in self.rows(query, target) {
+        for row in self.rows(query, step, target) {
             edges.insert(row.tokens.first);
             edges.extend(row.tokens.last.and_then(|last| last.checked_add(1)));
         }
@@ -168,8 +178,13 @@ impl TuningTables {
         self.layers.iter().flatten().flat_map(Table::gaps).collect()
     }
 
-    /// The rows of an op that apply at some number of tokens, the first to be taken first.
-    fn rows<'a, 'q>(&'a self, query: &'q Query, target: &Target) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+    /// The rows of an op that apply at some number of tokens, the first to be taken first: of a file those that want more.
+    fn rows<'a, 'q>(
+        &'a self,
+        query: &'q Query,
+        step: StepKind,
+        target: &Target,
+    ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
         let families = target.families();
         self.layers
             .iter()
@@ -177,8 +192,7 @@ impl TuningTables {
                 let named = |name: &String| layer.iter().find(|table| table.name == *name);
                 families.iter().filter_map(named).collect::<Vec<_>>()
             })
-            .flat_map(|table| &table.rows)
-            .filter(|row| row.applies(query))
+            .flat_map(move |table| table.applying(query, step))
     }
 }
 
@@ -248,7 +262,7 @@ mod tests {
 
     fn tile(tables: &TuningTables, in_features: i64, n_tokens: u32, arch: &str) -> Option<u32> {
         let target = Target::gpu(arch).expect("known");
-        tables.lookup(&query(in_features), n_tokens, &target).map(|row| row.params["tile"])
+        tables.lookup(&query(in_features), n_tokens, StepKind::Decode, &target).map(|row| row.params["tile"])
     }
 
     #[test]
@@ -271,7 +285,8 @@ mod tests {
         assert_eq!(tile(&tables, 65, 8, "gfx1100"), Some(2));
         assert_eq!(tile(&tables, 64, 8, "gfx1151"), Some(2));
         assert_eq!(tile(&tables, 64, 8, "gfx942"), Some(3));
-        assert_eq!(tables.token_edges(&query(64), &Target::gpu("gfx1100").expect("known")), [1, 9]);
+        let target = Target::gpu("gfx1100").expect("known");
+        assert_eq!(tables.token_edges(&query(64), StepKind::Mixed, &target), [1, 9]);
     }
 
     #[test]
@@ -288,6 +303,41 @@ mod tests {
         assert_eq!(error, "gfx11.toml:12: this row for `linear` and the one in line 5 both apply at 8 tokens");
         let apart = [("gfx11", row("1-8", "in_features = 64", 1) + &row("8+", "in_features = 65", 2))];
         assert!(tables(&apart).is_ok());
+    }
+
+    #[test]
+    fn a_row_may_be_for_one_kind_of_step() {
+        let of_step = |tokens: &str, step: &str, tile| format!("{}step = \"{step}\"\n", row(tokens, "", tile));
+        let rows = row("1-8", "", 1) + &of_step("9+", "decode", 2) + &of_step("9-64", "mixed", 3);
+        let tables = tables(&[("gfx11", rows)]).expect("rows of other steps do not meet");
+        let target = Target::gpu("gfx1100").expect("known");
+        let tile = |n, step| tables.lookup(&query(64), n, step, &target).map(|row| row.params["tile"]);
+        assert_eq!([8, 9, 65].map(|n| tile(n, StepKind::Decode)), [Some(1), Some(2), Some(2)]);
+        assert_eq!([8, 9, 65].map(|n| tile(n, StepKind::Mixed)), [Some(1), Some(3), None]);
+        assert_eq!(tables.token_edges(&query(64), StepKind::Decode, &target), [1, 9]);
+        assert_eq!(tables.token_edges(&query(64), StepKind::Mixed, &target), [1, 9, 65]);
+        assert_eq!(tables.lint(), ["gfx11.toml:20: no row for `linear` at more than 64 tokens in a mixed step"]);
+    }
+
+    #[test]
+    fn a_row_for_a_kind_of_step_goes_before_one_for_all() {
+        let rows = row("1+", "", 1) + &row("9+", "", 2) + "step = \"mixed\"\n";
+        let both = tables(&[("gfx11", rows)]).expect("one wants more than the other");
+        let target = Target::gpu("gfx1100").expect("known");
+        let tile = |n, step| both.lookup(&query(64), n, step, &target).map(|row| row.params["tile"]);
+        assert_eq!([8, 9].map(|n| tile(n, StepKind::Mixed)), [Some(1), Some(2)]);
+        assert_eq!([8, 9].map(|n| tile(n, StepKind::Decode)), [Some(1), Some(1)]);
+        let alone = row("2+", "", 1) + "step = \"mixed\"\n";
+        assert_eq!(
+            tables(&[("gfx11", alone)]).expect("right").lint(),
+            ["gfx11.toml:5: no row for `linear` in a decode step"]
+        );
+        let unknown = row("1+", "", 1) + "step = \"prefill\"\n";
+        let error = tables(&[("gfx11", unknown)]).expect_err("no such step").to_string();
+        assert!(
+            error.starts_with("gfx11.toml:12: could not read the tuning table: unknown variant `prefill`"),
+            "{error}"
+        );
     }
 
     #[test]

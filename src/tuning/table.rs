@@ -24,6 +24,43 @@ pub enum Fact {
     Text(String),
 }
 
+/// What the rows of a step are to each other: what attention's choice depends on besides their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StepKind {
+    /// Every row is alone in its slot: each sequence gets one token further.
+    Decode,
+    /// A slot has several rows: a prompt is taken in.
+    Mixed,
+}
+
+impl StepKind {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Decode, Self::Mixed];
+
+    /// The name in tables and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Decode => "decode",
+            Self::Mixed => "mixed",
+        }
+    }
+
+    /// The fewest rows that such a step has.
+    pub const fn fewest_rows(self) -> u32 {
+        match self {
+            Self::Decode => 1,
+            Self::Mixed => 2,
+        }
+    }
+}
+
+impl fmt::Display for StepKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// One file.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -48,6 +85,8 @@ pub struct Row {
     pub facts: Facts,
     /// For how many tokens.
     pub tokens: Tokens,
+    /// For steps of this kind; of either where it says none.
+    pub step: Option<StepKind>,
     /// `linear/dot`.
     pub template: String,
     /// Those left out have their defaults.
@@ -58,6 +97,8 @@ pub struct Row {
     pub time_us: Option<f64>,
     /// Bandwidth that it came to, in 10^9 bytes per second.
     pub gbps: Option<f64>,
+    /// The number of tokens at which both were measured.
+    pub timed_at: Option<u32>,
     /// SHA-256 of the rendered source that was measured, in hex.
     pub source: Option<String>,
     /// `file:line` of the row.
@@ -110,6 +151,17 @@ impl Tokens {
         self.first <= n_tokens && self.last.is_none_or(|last| n_tokens <= last)
     }
 
+    /// What of the range is not in another: nothing, or up to two ranges.
+    pub fn without(self, other: Self) -> Vec<Self> {
+        if self.meet(other).is_none() {
+            return vec![self];
+        }
+        let below = (self.first < other.first).then(|| Self { first: self.first, last: Some(other.first - 1) });
+        let after = other.last.and_then(|last| last.checked_add(1));
+        let above = after.filter(|&first| self.last.is_none_or(|last| first <= last));
+        below.into_iter().chain(above.map(|first| Self { first, last: self.last })).collect()
+    }
+
     /// The least number in both ranges.
     fn meet(self, other: Self) -> Option<u32> {
         let first = self.first.max(other.first);
@@ -129,18 +181,25 @@ impl fmt::Display for Tokens {
 
 impl<'de> Deserialize<'de> for Tokens {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl std::str::FromStr for Tokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&n| n > 0);
         let tokens = match (text.strip_suffix('+'), text.split_once('-')) {
             (Some(first), _) => number(first).map(|first| Self { first, last: None }),
             (None, Some((first, last))) => {
                 number(first).zip(number(last)).map(|(first, last)| Self { first, last: Some(last) })
             }
-            (None, None) => number(&text).map(|n| Self { first: n, last: Some(n) }),
+            (None, None) => number(text).map(|n| Self { first: n, last: Some(n) }),
         };
-        tokens.filter(|tokens| tokens.last.is_none_or(|last| tokens.first <= last)).ok_or_else(|| {
-            de::Error::custom(format!("`{text}`: expected a number of tokens from 1, like \"1-8\", \"9+\" or \"4\""))
-        })
+        tokens
+            .filter(|tokens| tokens.last.is_none_or(|last| tokens.first <= last))
+            .ok_or_else(|| format!("`{text}`: expected a number of tokens from 1, like \"1-8\", \"9+\" or \"4\""))
     }
 }
 
@@ -161,6 +220,7 @@ struct RowFile {
     #[serde(default, rename = "where")]
     facts: Facts,
     tokens: Option<Tokens>,
+    step: Option<StepKind>,
     #[serde(rename = "use")]
     template: String,
     #[serde(default)]
@@ -170,6 +230,7 @@ struct RowFile {
     time_us: Option<f64>,
     #[serde(default, deserialize_with = "positive")]
     gbps: Option<f64>,
+    timed_at: Option<u32>,
     #[serde(default, deserialize_with = "sha256")]
     source: Option<String>,
 }
@@ -206,6 +267,13 @@ impl Table {
         Ok(table)
     }
 
+    /// The rows that apply at some number of tokens, those that want more of the problem first.
+    pub fn applying(&self, query: &Query, step: StepKind) -> Vec<&Row> {
+        let mut rows: Vec<&Row> = self.rows.iter().filter(|row| row.applies(query, step)).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.n_wants()));
+        rows
+    }
+
     /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out any:
     /// there the ops are not fused.
     pub fn gaps(&self) -> Vec<String> {
@@ -218,23 +286,17 @@ impl Table {
             seen.push(row);
             let mut group: Vec<&Row> = self.rows.iter().filter(|r| r.op == row.op && r.facts == row.facts).collect();
             group.sort_by_key(|row| row.tokens.first);
-            gaps.extend(self.gaps_of(&group));
-        }
-        gaps
-    }
-
-    fn gaps_of(&self, group: &[&Row]) -> Vec<String> {
-        let mut gaps = Vec::new();
-        let mut next = Some(1u32);
-        for row in group {
-            if let Some(from) = next.filter(|&from| from < row.tokens.first) {
-                let missing = Tokens { first: from, last: Some(row.tokens.first - 1) };
-                gaps.push(format!("{}: no row for `{}` at {missing} tokens", row.place, row.op));
+            if group.iter().all(|row| row.step.is_none()) {
+                gaps.extend(gaps_of(&group, 1, ""));
+                continue;
             }
-            next = row.tokens.last.and_then(|last| last.checked_add(1));
-        }
-        if let (Some(next), Some(last)) = (next, group.last()) {
-            gaps.push(format!("{}: no row for `{}` at more than {} tokens", last.place, last.op, next - 1));
+            for step in StepKind::ALL {
+                let of_step: Vec<&Row> = group.iter().copied().filter(|row| row.is_for(step)).collect();
+                match of_step.as_slice() {
+                    [] => gaps.push(format!("{}: no row for `{}` in a {step} step", row.place, row.op)),
+                    _ => gaps.extend(gaps_of(&of_step, step.fewest_rows(), &format!(" in a {step} step"))),
+                }
+            }
         }
         gaps
     }
@@ -268,30 +330,68 @@ impl Row {
             },
             facts: row.facts,
             tokens: row.tokens.unwrap_or(Tokens { first: 1, last: None }),
+            step: row.step,
             template: row.template,
             params: row.params,
             provenance: row.provenance,
             time_us: row.time_us,
             gbps: row.gbps,
+            timed_at: row.timed_at,
             source: row.source,
             place: format!("{file}:{line}"),
             line,
         }
     }
 
-    /// Whether it is for this op and everything it wants is equal, whatever the number of tokens.
-    pub fn applies(&self, query: &Query) -> bool {
-        self.op == query.op && self.facts.iter().all(|(name, fact)| query.facts.get(name) == Some(fact))
+    /// Whether it is for this op and this kind of step and everything it wants is equal, whatever the number of tokens.
+    pub fn applies(&self, query: &Query, step: StepKind) -> bool {
+        self.op == query.op
+            && self.is_for(step)
+            && self.facts.iter().all(|(name, fact)| query.facts.get(name) == Some(fact))
     }
 
-    /// The fewest tokens at which both rows can apply.
+    fn is_for(&self, step: StepKind) -> bool {
+        self.step.is_none_or(|own| own == step)
+    }
+
+    /// The fewest tokens at which both rows can apply, and neither goes before the other.
     fn overlap(&self, other: &Self) -> Option<u32> {
         let agree = |(name, fact): (&String, &Fact)| other.facts.get(name).is_none_or(|found| found == fact);
-        if self.op != other.op || !self.facts.iter().all(agree) {
+        let may_meet = StepKind::ALL.into_iter().any(|step| self.is_for(step) && other.is_for(step));
+        let is_ordered = self.wants_more(other) || other.wants_more(self);
+        if self.op != other.op || !may_meet || is_ordered || !self.facts.iter().all(agree) {
             return None;
         }
         self.tokens.meet(other.tokens)
     }
+
+    /// Whether it wants all that another row wants, and something besides.
+    fn wants_more(&self, other: &Self) -> bool {
+        let has = |(name, fact): (&String, &Fact)| self.facts.get(name) == Some(fact);
+        let has_step = other.step.is_none() || other.step == self.step;
+        self.n_wants() > other.n_wants() && has_step && other.facts.iter().all(has)
+    }
+
+    fn n_wants(&self) -> usize {
+        self.facts.len() + usize::from(self.step.is_some())
+    }
+}
+
+/// Numbers of tokens from `fewest` on that rows in the order of their numbers leave out.
+fn gaps_of(group: &[&Row], fewest: u32, when: &str) -> Vec<String> {
+    let mut gaps = Vec::new();
+    let mut next = Some(fewest);
+    for row in group {
+        if let Some(from) = next.filter(|&from| from < row.tokens.first) {
+            let missing = Tokens { first: from, last: Some(row.tokens.first - 1) };
+            gaps.push(format!("{}: no row for `{}` at {missing} tokens{when}", row.place, row.op));
+        }
+        next = row.tokens.last.and_then(|last| last.checked_add(1));
+    }
+    if let (Some(next), Some(last)) = (next, group.last()) {
+        gaps.push(format!("{}: no row for `{}` at more than {} tokens{when}", last.place, last.op, next - 1));
+    }
+    gaps
 }
 
 fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {

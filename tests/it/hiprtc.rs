@@ -3,7 +3,7 @@
 //! It is looked for in `$GPTOSS_JIT_HIPRTC`, in `target/hiprtc`, and where ROCm would be; without it these tests say
 //! that they are skipped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -82,6 +82,7 @@ fn problems() -> Vec<Problem> {
                 flags: named(&[("has_bias", flag), ("has_residual", !flag || precision == Precision::Bf16)]),
                 dtypes: named(&[("weight", dtype)]),
                 precision,
+                keeps: BTreeSet::new(),
             });
         }
     }

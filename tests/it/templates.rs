@@ -1,6 +1,6 @@
 //! The template library from the outside: folders of templates in, rendered source or an error with its line out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use gptoss_jit::dtype::Dtype;
 use gptoss_jit::kernel::library::{Layer, Library};
 use gptoss_jit::kernel::render::{RenderError, Rendered, render};
 use gptoss_jit::kernel::{Params, Precision, Problem};
-use gptoss_jit::target::Target;
+use gptoss_jit::target::{Backend, Target};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates")
@@ -40,6 +40,7 @@ fn linear() -> Problem {
         flags: BTreeMap::from([("has_bias".into(), true)]),
         dtypes: BTreeMap::from([("weight".into(), Dtype::Bf16)]),
         precision: Precision::Bf16,
+        keeps: BTreeSet::new(),
     }
 }
 
@@ -51,6 +52,7 @@ fn rmsnorm() -> Problem {
         flags: BTreeMap::new(),
         dtypes: BTreeMap::new(),
         precision: Precision::F32,
+        keeps: BTreeSet::new(),
     }
 }
 
@@ -108,7 +110,16 @@ fn a_hip_kernel_renders_whole() {
     let kernel = rendered(&library(), "rmsnorm/wave", &rmsnorm(), &Params::new(), &gpu("gfx1100")).expect("renders");
     insta::assert_snapshot!(kernel.source);
     assert_eq!((kernel.launch.block_size(), kernel.launch.grid(&scalars(7))), (32, Ok([7, 1, 1])));
-    assert_eq!(kernel.resources.max_spills, Some(0));
+    assert_eq!((kernel.resources.max_spills, kernel.launch.lds_bytes()), (Some(0), 0));
+}
+
+#[test]
+fn lds_that_a_launch_asks_for_is_in_the_spec() {
+    let text = fs::read_to_string(fixtures().join("rmsnorm/wave.hip.j2")).expect("a fixture");
+    let asks = text.replacen("[launch]", "[launch]\nlds_bytes = \"2 * 32768 + wave_size\"", 1);
+    let (_folder, library) = library_under(&[("rmsnorm/wave.hip.j2", &asks)]);
+    let kernel = rendered(&library, "rmsnorm/wave", &rmsnorm(), &Params::new(), &gpu("gfx1100")).expect("renders");
+    assert_eq!((kernel.launch.lds_bytes(), kernel.spec().lds_bytes), (65_568, 65_568));
 }
 
 /// The error of the broken file of that name.
@@ -152,6 +163,11 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
         ("tile_n <= out_features", "tile_n <= n_tokens", "linear/dot.c.j2:11: `n_tokens` is not declared"),
         ("tile_n <= out_features", "tile_n <=", "linear/dot.c.j2:11: could not evaluate `tile_n <=`"),
         ("scratch_bytes = ", "block_size = ", "linear/dot.c.j2:13: [launch]: expected no `block_size` on the host"),
+        (
+            "scratch_bytes = ",
+            "lds_bytes = ",
+            "linear/dot.c.j2:15: launch.lds_bytes: expected none on the host, found one",
+        ),
         (
             "[launch]",
             "[requires]\ndtypes = { weight = [\"u32\"] }\n[launch]",
@@ -258,7 +274,10 @@ fn mistakes_in_a_contract_are_told_with_their_line() {
 #[test]
 fn files_that_would_be_ignored_are_errors() {
     let error = broken(&[("linear/dot.j2", "")], "linear/dot.j2");
-    assert!(error.starts_with("linear/dot.j2: not a kernel, expected `op.toml`, `<variant>.c.j2`"), "{error}");
+    assert!(
+        error.starts_with("linear/dot.j2: not a kernel, expected `op.toml` (of a run `tests.toml`), `<variant>.c.j2`"),
+        "{error}"
+    );
     let error = broken(&[("softmax/row.c.j2", "{# #}")], "softmax/row.c.j2");
     assert!(error.starts_with("the op `softmax` has no contract: `softmax/op.toml` is in none"), "{error}");
 }
@@ -378,6 +397,47 @@ fn fused_ops_share_the_tensor_between_them() {
     assert!(error.ends_with("`in_features`, which is `row_size` of the op before: expected 64, found 48"), "{error}");
 }
 
+/// The fused template of the fixtures, with one more line of front matter.
+fn fused_with(line: &str) -> String {
+    let text = fs::read_to_string(fixtures().join("rmsnorm+linear/naive.c.j2")).expect("a fixture");
+    text.replacen("{#\n", &format!("{{#\n{line}\n"), 1)
+}
+
+#[test]
+fn a_fused_template_may_keep_what_others_read() {
+    let name = "rmsnorm+linear/keeping.c.j2";
+    let (_folder, library) = library_under(&[(name, &fused_with("keeps = [\"rmsnorm.y\"]"))]);
+    let kernel = rendered(&library, "rmsnorm+linear/keeping", &fused(), &Params::new(), &host()).expect("renders");
+    assert!(kernel.abi().contains("y:f32:write rmsnorm_y:f32:write normed:f32:read_write"), "{}", kernel.abi());
+    assert_eq!(kernel.args.last().expect("kept").len_elements(&scalars(2)), Ok(96));
+
+    let needed = Problem { keeps: ["rmsnorm.y".to_owned()].into(), ..fused() };
+    let candidates = library.candidates(&needed, &host()).expect("nothing is broken");
+    assert_eq!(candidates.iter().map(|template| template.label()).collect::<Vec<_>>(), ["rmsnorm+linear/keeping"]);
+    let error = rendered(&library, "rmsnorm+linear/naive", &needed, &Params::new(), &host()).expect_err("it is lost");
+    assert!(error.to_string().ends_with("does not keep `rmsnorm.y`, which others read"), "{error}");
+
+    let error = broken(&[(name, &fused_with("keeps = [\"linear.y\"]"))], name);
+    assert_eq!(error, format!("{name}:2: keeps: expected a tensor between its ops: rmsnorm.y, found `linear.y`"));
+}
+
+#[test]
+fn a_run_of_ops_may_have_tests_of_its_own() {
+    let tests = "[[tests]]\ndims = { row_size = 8, in_features = 8, out_features = 5 }\nconstants = { eps = 1e-5 }\n\
+                 flags = { has_bias = true }\nscalars = { n_tokens = [1, 9] }\n";
+    let library = library_under(&[("rmsnorm+linear/tests.toml", tests)]).1;
+    let template = library.template("rmsnorm+linear/naive", Backend::Host).expect("it is right");
+    let [test] = template.signature.tests().try_into().expect("one test");
+    assert_eq!((test.dims["out_features"], test.scalars["n_tokens"].values()), (5, &[1.0, 9.0][..]));
+
+    let lacking = tests.replace("row_size = 8, ", "");
+    let error = broken(&[("rmsnorm+linear/tests.toml", &lacking)], "rmsnorm+linear/naive.c.j2");
+    assert_eq!(
+        error,
+        "rmsnorm+linear/tests.toml:1: a test's dims: expected {in_features, out_features, row_size}, found {in_features, out_features}"
+    );
+}
+
 #[test]
 fn ops_that_do_not_meet_cannot_be_fused() {
     let file = "linear+rmsnorm/no.c.j2";
@@ -427,6 +487,7 @@ fn the_system_compiler_takes_rendered_source_and_options() {
 fn a_tuning_row_goes_first_and_a_wrong_one_is_passed_over() {
     use gptoss_jit::kernel::choice::{Why, choose};
     use gptoss_jit::tuning::TuningTables;
+    use gptoss_jit::tuning::table::StepKind;
     let table = |params: &str| {
         let text = format!(
             "[provenance.hand]\nkind = 'hand'\ndate = '2026-11-20'\nmethod = 'a test'\n[[rows]]\nop = 'linear'\n\
@@ -436,8 +497,9 @@ fn a_tuning_row_goes_first_and_a_wrong_one_is_passed_over() {
         TuningTables::from_texts(&[("host", &text)]).expect("a right table")
     };
     let library = library();
-    let first =
-        |tables: &TuningTables, n_tokens| choose(&library, tables, &linear(), n_tokens, &host()).expect("dot fits");
+    let first = |tables: &TuningTables, n_tokens| {
+        choose(&library, tables, &linear(), n_tokens, StepKind::Decode, &host()).expect("dot fits")
+    };
     let followed = first(&table("{ tile_n = 4 }"), 8);
     assert_eq!((followed.choices.len(), followed.choices[0].params["tile_n"]), (1, 4));
     assert!(matches!(followed.choices[0].why, Why::Row(_)) && followed.warnings.is_empty());

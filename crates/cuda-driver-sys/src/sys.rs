@@ -48,6 +48,8 @@ pub mod function_attribute {
     pub const LOCAL_BYTES: c_int = 3;
     /// Registers of a thread.
     pub const REGISTERS: c_int = 4;
+    /// Most dynamic shared memory that a launch may ask for, in bytes; can be set.
+    pub const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 }
 
 /// A stream that does not wait for the default stream, nor that one for it.
@@ -126,6 +128,7 @@ functions! {
     module_unload, "cuModuleUnload": fn(module: Handle);
     module_get_function, "cuModuleGetFunction": fn(function: *mut Handle, module: Handle, name: *const c_char);
     func_get_attribute, "cuFuncGetAttribute": fn(value: *mut c_int, attribute: c_int, function: Handle);
+    func_set_attribute, "cuFuncSetAttribute": fn(function: Handle, attribute: c_int, value: c_int);
     launch_kernel, "cuLaunchKernel":
         fn(
             function: Handle,

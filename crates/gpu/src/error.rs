@@ -142,10 +142,13 @@ pub enum GpuError {
     /// Recorded launches of one device were given to another.
     #[error("the launches were recorded by another device")]
     ForeignGraph,
+    /// A mailbox of another device, or of one that has none.
+    #[error("the mailbox belongs to another device")]
+    ForeignMailbox,
     /// A copy past the end of a buffer, or into read-only memory.
     #[error("could not {what} {len_bytes} bytes: the view has {available_bytes}")]
     Range {
-        /// `read` or `write`.
+        /// `read`, `write` or `post`.
         what: &'static str,
         /// What was asked for.
         len_bytes: usize,

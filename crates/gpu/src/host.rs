@@ -310,6 +310,7 @@ mod tests {
                 arg("factor", ArgumentKind::F32),
             ],
             block_size: 1,
+            lds_bytes: 0,
         }
     }
 

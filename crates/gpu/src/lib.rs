@@ -10,6 +10,7 @@
 //! within the lengths its contract states is the template's part, tested against the references.
 
 pub mod code_object;
+mod cubin;
 pub mod cuda;
 pub mod hip;
 pub mod host;
@@ -18,11 +19,13 @@ pub mod sim;
 
 mod error;
 mod launch;
+mod mailbox;
 mod memory;
 mod runtime;
 
 pub use error::GpuError;
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
+pub use mailbox::Mailbox;
 pub use memory::{Buffer, BufferView};
 
 use std::time::{Duration, Instant};
@@ -117,6 +120,32 @@ pub trait Driver: Send + Sync {
         Err(GpuError::ForeignGraph)
     }
 
+    /// Makes all launches of a graph, and how long the device took for them.
+    ///
+    /// # Errors
+    /// As [`Self::replay`].
+    fn replay_timed(&self, _graph: &Graph) -> Result<Duration, GpuError> {
+        Err(GpuError::ForeignGraph)
+    }
+
+    /// Room for `len_bytes` bytes that the device puts into this process on its own. `None` from a device whose launches are
+    /// done when they return: nothing is gained by looking later.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], or the device's words.
+    fn mailbox(&self, _len_bytes: usize) -> Result<Option<Mailbox>, GpuError> {
+        Ok(None)
+    }
+
+    /// Has the device copy the first `len_bytes` bytes of `view` to the mailbox, after everything launched so far and before
+    /// what is launched next. What the mailbox held is lost.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when view or mailbox is shorter, [`GpuError::ForeignMailbox`], or the device's words.
+    fn post(&self, _mailbox: &mut Mailbox, _view: &BufferView, _len_bytes: usize) -> Result<(), GpuError> {
+        Err(GpuError::ForeignMailbox)
+    }
+
     /// Copies `bytes` to the start of `view`.
     ///
     /// # Errors
@@ -128,6 +157,14 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// [`GpuError::Range`] when the view is shorter.
     fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError>;
+
+    /// Waits until everything launched so far is done.
+    ///
+    /// # Errors
+    /// The device's words, also about what was launched.
+    fn wait(&self) -> Result<(), GpuError> {
+        Ok(())
+    }
 
     /// Runs `work`, which makes launches, in the place from which launches are cheapest.
     fn enter(&self, work: &mut (dyn FnMut() + Send));

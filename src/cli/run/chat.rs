@@ -46,10 +46,9 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
             break;
         }
     }
-    super::show_profile(&chat.engine, output);
     let (from_cache, compiled) = kernel_counts(&chat.engine);
     output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
-    Ok(())
+    super::show_profile(&mut chat.engine, output)
 }
 
 fn not_utf8() -> UsageError {

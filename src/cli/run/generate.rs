@@ -73,7 +73,8 @@ impl Generation<'_> {
         }
         self.show(b"\n")?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        self.summarise(engine, &Generated { n_prompt: prompt.len(), ids, text, begin, first_token, reason })
+        self.summarise(engine, &Generated { n_prompt: prompt.len(), ids, text, begin, first_token, reason })?;
+        super::show_profile(engine, self.output)
     }
 
     /// The bytes of tokens as they are, as in the seeds: they need not be whole characters, nor characters at all.
@@ -86,7 +87,6 @@ impl Generation<'_> {
 
     fn summarise(&self, engine: &Engine, generated: &Generated) -> anyhow::Result<()> {
         let seconds = generated.begin.elapsed().as_secs_f64();
-        super::show_profile(engine, self.output);
         let tok_per_s = generated.tok_per_s(seconds);
         let (from_cache, compiled) = kernel_counts(engine);
         let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());

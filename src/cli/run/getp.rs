@@ -41,9 +41,9 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let start = Instant::now();
     let generated = generate(&mut engine, requests, output)?;
     let seconds = start.elapsed().as_secs_f64() + encode_s;
-    super::show_profile(&engine, output);
     write_ids(file, &generated, output)?;
     summarise(&engine, &generated, seconds, output)?;
+    super::show_profile(&mut engine, output)?;
     match &args.verify {
         Some(expected) => verify::compare(expected, &generated, output),
         None => Ok(()),

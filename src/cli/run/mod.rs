@@ -13,13 +13,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::bench::limits;
+use super::kernel_table::KernelTable;
 use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes, TokenizerArgs};
 use super::output::Output;
 use super::report::UsageError;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::engine::Engine;
-use crate::graph::profile::ProfileEntry;
+use crate::graph::profile::Profiled;
 use crate::scheduler::Sampling;
 use crate::tokenizer::Tokenizer;
 
@@ -118,24 +120,17 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-/// Where the time of the steps went, on stderr, if it was taken.
-fn show_profile(engine: &Engine, output: &Output) {
-    let Some(profile) = engine.executor().profile() else { return };
-    let total = profile.total().as_secs_f64();
-    let row = |(node, template, entry): (&str, &str, ProfileEntry)| {
-        let seconds = entry.time.as_secs_f64();
-        vec![
-            node.to_string(),
-            template.to_string(),
-            entry.calls.to_string(),
-            format!("{:.1}", 1e6 * seconds / entry.calls as f64),
-            format!("{:.2}", 1e3 * seconds),
-            format!("{:.1}", 100.0 * seconds / total),
-        ]
-    };
-    let rows: Vec<Vec<String>> = profile.rows().into_iter().map(row).collect();
-    let header = ["node", "template", "calls", "us/call", "ms", "% of time"];
-    output.note_table(&header, &rows, &header[2..]);
+/// Where the time of the steps went, on stderr, if it was taken: beside the machine's limits, which are measured for it.
+fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
+    let Some(profile) = engine.take_profile() else { return Ok(()) };
+    let limits = limits::measure(engine.executor().pipeline(), limits::Care::Little)?;
+    let table = KernelTable { profile: &profile, limits: &limits, n_steps: 1 };
+    let header = table.header();
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    limits.lines().iter().for_each(|line| output.note(line));
+    output.note_table(&header, &table.rows(), &header[2..]);
+    output.note(&format!("{} steps; {}", profile.steps, table.summary()));
+    Ok(())
 }
 
 /// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.
@@ -149,7 +144,7 @@ impl Args {
     fn load(&self, checkpoint: &Checkpoint, sizes: Sizes, output: &Output) -> anyhow::Result<Engine> {
         let mut engine = self.device.load(checkpoint, &self.cache, sizes, output)?;
         if self.profile != 0 {
-            engine.start_profile();
+            engine.start_profile(Profiled::Some);
         }
         Ok(engine)
     }

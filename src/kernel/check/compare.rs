@@ -61,7 +61,14 @@ pub(super) fn outputs(
     Ok(worst)
 }
 
-fn output(arg: &ArgSpec, shape: &[u64], got: &[f64], want: &Output, tolerance: Tolerance) -> Result<f64, Difference> {
+/// Compares one tensor of this shape.
+pub(in crate::kernel) fn output(
+    arg: &ArgSpec,
+    shape: &[u64],
+    got: &[f64],
+    want: &Output,
+    tolerance: Tolerance,
+) -> Result<f64, Difference> {
     let (mut worst, mut at, mut n_wrong) = (0.0, 0, 0);
     for (i, got) in got.iter().enumerate() {
         let fraction = fraction(*got, want.values[i], allowed(arg.dtype, want, i, tolerance));

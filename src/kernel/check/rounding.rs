@@ -38,7 +38,7 @@ impl Rounding {
 }
 
 /// The inputs with the activations, the first tensor of f32 among `names`, rounded to bf16; `None` if there is none.
-pub(super) fn rounded<'a>(inputs: &Tensors, mut names: impl Iterator<Item = &'a str>) -> Option<Tensors> {
+pub(in crate::kernel) fn rounded<'a>(inputs: &Tensors, mut names: impl Iterator<Item = &'a str>) -> Option<Tensors> {
     let name = names.find(|name| inputs.get(*name).is_some_and(|tensor| tensor.dtype() == Dtype::F32))?;
     let values = Tensor::rounded(Dtype::Bf16, inputs[name].values().to_vec()).values().to_vec();
     let mut inputs = inputs.clone();
@@ -48,7 +48,7 @@ pub(super) fn rounded<'a>(inputs: &Tensors, mut names: impl Iterator<Item = &'a 
 
 /// Holds what a kernel gave against what it should give, and against what it would give of rounded activations. Outputs
 /// that are stored as they come, in a type narrower than f32, are the tolerance's to judge.
-pub(super) fn examine(got: &Tensors, want: &Outputs, of_rounded: &Outputs) -> Result<Rounding, Wrong> {
+pub(in crate::kernel) fn examine(got: &Tensors, want: &Outputs, of_rounded: &Outputs) -> Result<Rounding, Wrong> {
     let mut worst = Rounding::default();
     for (name, got) in got.iter().filter(|(_, got)| got.dtype() == Dtype::F32) {
         let (Some(want), Some(of_rounded)) = (want.get(name), of_rounded.get(name)) else { continue };

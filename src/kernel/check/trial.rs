@@ -48,7 +48,7 @@ pub(super) fn list<T: fmt::Display>(values: &BTreeMap<String, T>) -> String {
 }
 
 /// The scalars that shapes may use.
-pub(super) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
+pub(in crate::kernel) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
     scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect()
 }
 
@@ -64,6 +64,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
             flags: test.flags.clone(),
             dtypes,
             precision,
+            keeps: template.keeps.clone(),
         };
         let all = all_dtypes(template).into_iter().map(with);
         let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
@@ -181,6 +182,7 @@ mod tests {
             flags: BTreeMap::new(),
             dtypes: BTreeMap::from([("weight".into(), weight), ("bias".into(), bias)]),
             precision: Precision::Bf16,
+            keeps: BTreeSet::new(),
         };
         let weights = [Dtype::F32, Dtype::Bf16, Dtype::Mxfp4];
         let all = weights.into_iter().flat_map(|w| [Dtype::F32, Dtype::Bf16].map(|b| problem(w, b))).collect();

@@ -17,7 +17,7 @@ const TILE: &[u8] = include_bytes!("../../fixtures/objects/linear_tile.gfx90a.co
 fn spec(entry: &str, kinds: &[ArgumentKind]) -> KernelSpec {
     let arg = |(i, &kind)| ArgumentSpec { name: format!("a{i}"), kind };
     let args = kinds.iter().enumerate().map(arg).collect();
-    KernelSpec { entry: entry.into(), abi: String::new(), args, block_size: 64 }
+    KernelSpec { entry: entry.into(), abi: String::new(), args, block_size: 64, lds_bytes: 0 }
 }
 
 fn gemv() -> KernelSpec {
@@ -153,6 +153,35 @@ fn small_writes_wait_for_nobody_and_arrive_in_order() {
     assert!(back.chunks(1000).enumerate().all(|(i, chunk)| chunk == [128 + i as u8; 1000]));
     assert!(matches!(driver.write(&view, &vec![0; (1 << 20) + 1]), Err(GpuError::Range { what: "write", .. })));
     assert!(matches!(driver.read(&view, &mut vec![0; (1 << 20) + 1]), Err(GpuError::Range { what: "read", .. })));
+}
+
+#[test]
+fn a_mailbox_keeps_what_was_there_when_it_was_posted() {
+    let room = Room::new("arch = gfx1100, gfx1100");
+    {
+        let driver = room.driver();
+        let view = driver.allocate(100).unwrap().view();
+        let mut mailboxes = [(); 2].map(|()| driver.mailbox(64).unwrap().expect("a GPU runs later"));
+        assert_eq!(mailboxes[0].wait().unwrap(), [0_u8; 0]);
+        for (i, mailbox) in mailboxes.iter_mut().enumerate() {
+            driver.write(&view, &[i as u8 + 1; 64]).unwrap();
+            driver.post(mailbox, &view, 64 - i).unwrap();
+        }
+        driver.write(&view, &[3; 64]).unwrap();
+        assert_eq!(room.count("hipEventSynchronize"), 0);
+        assert_eq!(mailboxes[0].wait().unwrap(), [1; 64]);
+        assert_eq!(mailboxes[1].wait().unwrap(), [2; 63]);
+        assert_eq!((room.count("hipEventSynchronize"), room.count("hipStreamSynchronize")), (2, 0));
+
+        let too_long = driver.post(&mut mailboxes[0], &view, 65).unwrap_err();
+        assert!(matches!(too_long, GpuError::Range { what: "post", len_bytes: 65, available_bytes: 64 }));
+        let too_long = driver.post(&mut mailboxes[0], &view, 101).unwrap_err();
+        assert!(matches!(too_long, GpuError::Range { what: "read", len_bytes: 101, available_bytes: 100 }));
+        let other = HipDriver::new(&room.runtime(), 1).unwrap();
+        let elsewhere = other.allocate(100).unwrap().view();
+        assert!(matches!(other.post(&mut mailboxes[0], &elsewhere, 1), Err(GpuError::ForeignMailbox)));
+    }
+    room.assert_all_given_back();
 }
 
 #[test]

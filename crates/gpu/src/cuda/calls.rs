@@ -134,8 +134,10 @@ impl Calls for CudaCalls {
     unsafe fn launch(&self, function: Handle, shape: &Shape, stream: Handle, arguments: &mut [*mut c_void]) -> Called {
         let ([x, y, z], block) = (shape.grid, shape.block);
         let (arguments, extra) = (arguments.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: as above; no dynamic shared memory.
-        let code = unsafe { (self.cuda().launch_kernel)(function, x, y, z, block, 1, 1, 0, stream, arguments, extra) };
+        // SAFETY: as above; when it was loaded, the kernel was allowed the dynamic shared memory.
+        let code = unsafe {
+            (self.cuda().launch_kernel)(function, x, y, z, block, 1, 1, shape.lds_bytes, stream, arguments, extra)
+        };
         self.cuda().check("cuLaunchKernel", code)
     }
 

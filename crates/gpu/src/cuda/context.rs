@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
-use cuda_driver_sys::sys::{DeviceId, Handle};
+use cuda_driver_sys::sys::{DeviceId, Handle, function_attribute};
 use cuda_driver_sys::{CallError, Cuda};
 
 /// A hold on the context, which all libraries of a process share.
@@ -54,6 +54,19 @@ impl Context {
         // SAFETY: `value` is valid for writes; the rest is the caller's.
         let code = unsafe { (self.cuda.func_get_attribute)(&mut value, attribute, function) };
         self.cuda.check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Allows launches of a function of this device as much dynamic shared memory.
+    ///
+    /// # Safety
+    /// As [`Self::function_attribute`].
+    pub unsafe fn allow_shared_bytes(&self, function: Handle, len_bytes: u32) -> Result<(), CallError> {
+        let len_bytes = c_int::try_from(len_bytes).unwrap_or(c_int::MAX);
+        // SAFETY: the caller's.
+        let code = unsafe {
+            (self.cuda.func_set_attribute)(function, function_attribute::MAX_DYNAMIC_SHARED_BYTES, len_bytes)
+        };
+        self.cuda.check("cuFuncSetAttribute", code)
     }
 
     /// Lengths in bytes of a function's first `n` arguments, fewer where it has fewer; none from a driver that does not

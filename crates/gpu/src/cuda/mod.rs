@@ -82,6 +82,11 @@ impl Chip for CudaChip {
             LoadError::Other(error) => error,
         })?;
         self.uses(device, &function, spec)?.check(spec, self.facts.lds_bytes)?;
+        if spec.lds_bytes > 0 {
+            // SAFETY: the function was just loaded on this device.
+            unsafe { self.context.allow_shared_bytes(function.handle(), spec.lds_bytes) }
+                .map_err(|source| device.error("ask for a block's shared memory", source))?;
+        }
         Ok(function)
     }
 }
@@ -170,7 +175,7 @@ mod tests {
     fn a_kernel_must_be_what_its_contract_says() {
         let kinds = [ArgumentKind::Read, ArgumentKind::Write, ArgumentKind::U32];
         let args = kinds.map(|kind| ArgumentSpec { name: "a".into(), kind }).to_vec();
-        let spec = KernelSpec { entry: "k".into(), abi: String::new(), args, block_size: 256 };
+        let spec = KernelSpec { entry: "k".into(), abi: String::new(), args, block_size: 256, lds_bytes: 0 };
         uses().check(&spec, 1024).unwrap();
         Uses { argument_bytes: None, ..uses() }.check(&spec, 1024).unwrap();
         for (wrong, said) in [

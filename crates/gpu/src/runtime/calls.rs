@@ -29,6 +29,8 @@ pub(crate) struct Shape {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: u32,
+    /// NVIDIA: shared memory of a block beside what the kernel declares, in bytes.
+    pub lds_bytes: u32,
 }
 
 /// The calls for one device. All but [`Self::enter`] are for the device that the calling thread entered.

@@ -8,6 +8,7 @@ mod calls;
 mod device;
 mod event;
 mod graph;
+mod mailbox;
 mod memory;
 mod module;
 mod staging;
@@ -18,12 +19,14 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::launch::{Graph, Kernel, KernelSpec, Launch};
+use crate::mailbox::Mailbox;
 use crate::memory::{Buffer, BufferView, OwnerId};
 use crate::{DeviceMemory, Driver, GpuError};
 pub(crate) use calls::{Called, Calls, Handle, Shape, status};
 pub(crate) use device::Device;
 use event::Event;
 use graph::{Executable, Recorded};
+use mailbox::Inbox;
 use memory::Allocation;
 pub(crate) use module::{Function, LoadError};
 use staging::Staging;
@@ -73,6 +76,12 @@ impl<C: Chip> Gpu<C> {
         let function: &Function = kernel.function()?;
         let foreign = || GpuError::ForeignKernel { entry: kernel.entry().to_owned() };
         function.is_of(&self.device).then_some(function).ok_or_else(foreign)
+    }
+
+    /// What this device captured as the graph: another device's holds addresses that mean nothing here.
+    fn executable<'g>(&self, graph: &'g Graph) -> Result<&'g Executable, GpuError> {
+        let executable: &Executable = graph.recorded()?;
+        executable.is_of(&self.device).then_some(executable).ok_or(GpuError::ForeignGraph)
     }
 
     /// Makes launches, and keeps what they use. Called with the stream in hand.
@@ -165,12 +174,35 @@ impl<C: Chip> Driver for Gpu<C> {
     }
 
     fn replay(&self, graph: &Graph) -> Result<(), GpuError> {
-        let executable: &Executable = graph.recorded()?;
-        if !executable.is_of(&self.device) {
-            return Err(GpuError::ForeignGraph);
-        }
+        let executable = self.executable(graph)?;
         let _stream = self.stream();
         executable.launch()
+    }
+
+    fn replay_timed(&self, graph: &Graph) -> Result<Duration, GpuError> {
+        let executable = self.executable(graph)?;
+        let mut stream = self.stream();
+        let [before, after] = stream.events(&self.device)?;
+        before.record()?;
+        executable.launch()?;
+        after.record()?;
+        after.wait()?;
+        after.since(before)
+    }
+
+    fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, GpuError> {
+        Ok(Some(Mailbox::new(Inbox::new(&self.device, len_bytes)?)))
+    }
+
+    fn post(&self, mailbox: &mut Mailbox, view: &BufferView, len_bytes: usize) -> Result<(), GpuError> {
+        view.check_read(len_bytes)?;
+        let address = view.device_address(self.owner)?;
+        let inbox: &mut Inbox = mailbox.letters()?;
+        if !inbox.is_of(&self.device) {
+            return Err(GpuError::ForeignMailbox);
+        }
+        let _stream = self.stream();
+        inbox.post(address, len_bytes)
     }
 
     fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
@@ -183,6 +215,11 @@ impl<C: Chip> Driver for Gpu<C> {
         view.check_read(bytes.len())?;
         let address = view.device_address(self.owner)?;
         self.stream().staging(&self.device)?.read(address, bytes)
+    }
+
+    fn wait(&self) -> Result<(), GpuError> {
+        let _stream = self.stream();
+        self.device.synchronize()
     }
 
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {

@@ -1,0 +1,147 @@
+//! What is timed: problems as they occur in a model's forward pass, and the rows that they are given.
+
+use std::collections::BTreeMap;
+
+use super::Args;
+use crate::cli::report::UsageError;
+use crate::cli::shapes;
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+use crate::graph::forward::{ForwardOptions, forward};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, ring_blocks};
+use crate::kernel::pipeline::Pipeline;
+use crate::kernel::{Precision, Problem};
+use crate::target::Backend;
+use crate::tuning::table::StepKind;
+
+/// Rows of a step, for ops that look at positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Rows {
+    /// Every row is alone in its slot.
+    Decode,
+    /// All rows are of one slot.
+    Prompt,
+}
+
+impl Rows {
+    /// What steps of such rows are.
+    pub(super) fn step(self) -> StepKind {
+        match self {
+            Self::Decode => StepKind::Decode,
+            Self::Prompt => StepKind::Mixed,
+        }
+    }
+}
+
+/// The scalars of a launch, and the kind of its inputs.
+pub(super) struct Workload {
+    pub scalars: BTreeMap<String, u64>,
+    pub inputs: Option<String>,
+    /// For ops to which it matters.
+    pub step: Option<StepKind>,
+}
+
+/// The problems of the op that are asked for.
+pub(super) fn of(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
+    pipeline.library().contract(op)?; // an op that is none is an error that lists those that are
+    let mut all: Vec<Problem> = Vec::new();
+    for mut problem in in_model(op, args, pipeline)? {
+        for (name, dtype) in &args.dtype {
+            let known = problem.dtypes.keys().cloned().collect::<Vec<_>>().join(", ");
+            let unknown = || UsageError(format!("--dtype {name}: expected one of: {known}"));
+            *problem.dtypes.get_mut(name).ok_or_else(unknown)? = *dtype;
+        }
+        if !all.contains(&problem) {
+            all.push(problem);
+        }
+    }
+    let Some(first) = all.first() else {
+        let what = format!("{} has no `{}` in its forward pass", args.model.name(), op);
+        return Err(UsageError(what).into());
+    };
+    let named = with_names(first, args)?;
+    let has = |problem: &&Problem| {
+        args.dims.iter().all(|(name, value)| problem.dims.get(name) == Some(value))
+            && args.flag.iter().all(|(name, value)| problem.flags.get(name) == Some(value))
+    };
+    let matching: Vec<Problem> = all.iter().filter(has).cloned().collect();
+    Ok(if matching.is_empty() { vec![named] } else { matching })
+}
+
+/// A problem with the dims and flags that were given.
+fn with_names(problem: &Problem, args: &Args) -> Result<Problem, UsageError> {
+    let mut problem = problem.clone();
+    for (name, value) in &args.dims {
+        let known = problem.dims.keys().cloned().collect::<Vec<_>>().join(", ");
+        let unknown = || UsageError(format!("--dims {name}: expected one of: {known}"));
+        *problem.dims.get_mut(name).ok_or_else(unknown)? = *value;
+    }
+    for (name, value) in &args.flag {
+        let known = problem.flags.keys().cloned().collect::<Vec<_>>().join(", ");
+        let unknown = || UsageError(format!("--flag {name}: expected one of: {known}"));
+        *problem.flags.get_mut(name).ok_or_else(unknown)? = *value;
+    }
+    Ok(problem)
+}
+
+/// The op's problems in the forward pass, two layers of it: one with a window, one without.
+fn in_model(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
+    let config = shapes::config(args.model, Some(2));
+    let dtype = match args.precision {
+        Precision::F32 => Dtype::F32,
+        Precision::Bf16 => Dtype::Bf16,
+    };
+    let kv = KvLayout::new(&config, &request(&config, dtype, pipeline))?;
+    let options = ForwardOptions {
+        precision: args.precision,
+        weight_dtype: dtype,
+        expert_dtype: if dtype == Dtype::Bf16 { Dtype::Mxfp4 } else { dtype }, // as the models are released
+        max_rows: 512,
+        max_logit_rows: 512,
+        takes_tokens: pipeline.target().backend != Backend::Host,
+    };
+    let nodes = forward(&config, &kv, &options).nodes.into_iter();
+    Ok(nodes.map(|node| node.problem).filter(|problem| problem.ops == [op]).collect())
+}
+
+fn request(config: &ModelConfig, dtype: Dtype, pipeline: &Pipeline) -> KvRequest {
+    KvRequest {
+        n_slots: 1,
+        capacity_tokens: config.max_seq_len,
+        max_rows: 512,
+        dtype,
+        matrix_layout: pipeline.target().backend != Backend::Host,
+        odd_window: None,
+        budget_bytes: usize::MAX,
+    }
+}
+
+/// The scalars and inputs of a problem with so many rows.
+pub(super) fn workload(args: &Args, problem: &Problem, n_tokens: u32) -> anyhow::Result<Workload> {
+    let (n, context) = (n_tokens as usize, args.context as usize);
+    let window = problem.dims.get("window").map_or(0, |&window| window as usize);
+    let (n_slots, run) = match args.rows {
+        Rows::Decode => (n, 1),
+        Rows::Prompt => (1, n),
+    };
+    let op = problem.ops[0].as_str();
+    let table_blocks = match window {
+        _ if op == "rope_kv" => run.div_ceil(BLOCK_TOKENS),
+        0 => context.max(run).div_ceil(BLOCK_TOKENS),
+        window => ring_blocks(window, run),
+    };
+    let mut scalars = BTreeMap::from([("n_tokens".to_owned(), n as u64)]);
+    if problem.dims.contains_key("block_tokens") {
+        let sizes = [("n_slots", n_slots), ("table_blocks", table_blocks), ("n_blocks", n_slots * table_blocks)];
+        scalars.extend(sizes.map(|(name, size)| (name.to_owned(), size as u64)));
+    }
+    let inputs = match (op, args.rows) {
+        ("attention" | "rope_kv", Rows::Decode) => Some("decode"),
+        ("attention", Rows::Prompt) => Some("end"),
+        ("rope_kv", Rows::Prompt) => Some("chunk"),
+        ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("spread"),
+        _ => None,
+    };
+    let step = (op == "attention").then(|| args.rows.step());
+    Ok(Workload { scalars, inputs: inputs.map(str::to_owned), step })
+}
