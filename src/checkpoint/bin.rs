@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::layout::{Decided, Finding, Layout};
 use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Contents, Tensor, repair};
+use super::{Checkpoint, CheckpointError, Contents, Elements, Tensor, repair};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::dtype::Dtype;
 
