@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::layout::{Decided, Finding, Layout};
 use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, parameters};
-use super::{Checkpoint, CheckpointError, Content, Contents, Tensor, repair};
+use super::{Checkpoint, CheckpointError, Contents, Elements, Tensor, repair};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::dtype::Dtype;
 
@@ -63,7 +63,7 @@ fn slice_tensors(
                 name: unswapped(group.name_in(l), decided.swapped),
                 dtype,
                 shape: group.shape.clone(),
-                content: Content::Bytes(bytes.slice(offset..offset + len_bytes)),
+                elements: Elements::Bytes(bytes.slice(offset..offset + len_bytes)),
                 file_offset: Some(offset as u64),
             };
             let is_transposed = decided.transposed && matches!(group.name, GATE_WEIGHT | MLP2_WEIGHT);

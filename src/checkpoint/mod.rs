@@ -48,14 +48,14 @@ pub struct Tensor {
     /// Outermost dimension first.
     pub shape: Vec<usize>,
     /// The elements.
-    pub content: Content,
+    pub elements: Elements,
     /// Where the bytes begin in their file; `None` for weights that are not as a file has them.
     pub file_offset: Option<u64>,
 }
 
 /// The elements of a tensor.
 #[derive(Clone, Debug)]
-pub enum Content {
+pub enum Elements {
     /// Row-major, little-endian. A slice of a mapped file is aligned to 4 bytes (f32) or 2 (bf16) at
     /// best, and not at all if the file was embedded in a program: read with unaligned loads, or copy.
     Bytes(Bytes),
@@ -226,9 +226,9 @@ impl Tensor {
 
     /// The elements, if they are not yet to be made.
     pub fn bytes(&self) -> Option<&Bytes> {
-        match &self.content {
-            Content::Bytes(bytes) => Some(bytes),
-            Content::Random(_) => None,
+        match &self.elements {
+            Elements::Bytes(bytes) => Some(bytes),
+            Elements::Random(_) => None,
         }
     }
 
@@ -240,11 +240,11 @@ impl Tensor {
 
 /// Elements made in memory, as the bytes of a tensor. They stay aligned to the element type.
 fn bytes_of<T: NoUninit + Send + 'static>(elements: Vec<T>) -> Bytes {
-    struct Elements<T>(Vec<T>);
-    impl<T: NoUninit> AsRef<[u8]> for Elements<T> {
+    struct Owned<T>(Vec<T>);
+    impl<T: NoUninit> AsRef<[u8]> for Owned<T> {
         fn as_ref(&self) -> &[u8] {
             bytemuck::cast_slice(&self.0)
         }
     }
-    Bytes::from_owner(Elements(elements))
+    Bytes::from_owner(Owned(elements))
 }

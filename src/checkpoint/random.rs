@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::encoding::{Encoding, Part};
 use super::tensors::{GATE_BIAS, Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Content, Tensor};
+use super::{Checkpoint, CheckpointError, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -59,7 +59,7 @@ impl Checkpoint {
                         name: Group { name: part.name, ..group.clone() }.name_in(l),
                         dtype: part.dtype,
                         shape: part.shape.clone(),
-                        content: Content::Random(numbers),
+                        elements: Elements::Random(numbers),
                         file_offset: None,
                     };
                     tensors.insert(tensor.name.clone(), tensor);
@@ -118,9 +118,9 @@ mod tests {
     use super::*;
 
     fn numbers_of(checkpoint: &Checkpoint, name: &str) -> RandomNumbers {
-        match checkpoint.tensor(name).content {
-            Content::Random(numbers) => numbers,
-            Content::Bytes(_) => panic!("`{name}` has bytes"),
+        match checkpoint.tensor(name).elements {
+            Elements::Random(numbers) => numbers,
+            Elements::Bytes(_) => panic!("`{name}` has bytes"),
         }
     }
 

@@ -4,7 +4,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use bytes::Bytes;
 use rayon::prelude::*;
 
-use super::{CheckpointError, Content, Tensor, bytes_of};
+use super::{CheckpointError, Elements, Tensor, bytes_of};
 
 /// Side of the squares in which a matrix is turned: both sides of one fit in the first cache.
 const TILE: usize = 32;
@@ -17,13 +17,13 @@ const TILE: usize = 32;
 /// [`CheckpointError::OutOfMemory`].
 pub(super) fn untranspose(tensor: &mut Tensor) -> Result<(), CheckpointError> {
     let &[.., rows, columns] = tensor.shape.as_slice() else { panic!("`{}` is no matrix", tensor.name) };
-    let Content::Bytes(stored) = &tensor.content else { panic!("`{}` was stored by nobody", tensor.name) };
+    let Elements::Bytes(stored) = &tensor.elements else { panic!("`{}` was stored by nobody", tensor.name) };
     let turned = match tensor.dtype.size_bits() {
         16 => turn::<u16>(stored, rows, columns),
         _ => turn::<u32>(stored, rows, columns),
     };
     let out_of_memory = || CheckpointError::OutOfMemory { name: tensor.name.clone(), len_bytes: stored.len() as u64 };
-    tensor.content = Content::Bytes(turned.ok_or_else(out_of_memory)?);
+    tensor.elements = Elements::Bytes(turned.ok_or_else(out_of_memory)?);
     tensor.file_offset = None;
     Ok(())
 }
@@ -81,7 +81,7 @@ mod tests {
                 name: "w".into(),
                 dtype: Dtype::F32,
                 shape: vec![experts, rows, columns],
-                content: Content::Bytes(Bytes::from(stored).slice(1..)),
+                elements: Elements::Bytes(Bytes::from(stored).slice(1..)),
                 file_offset: Some(1),
             };
             untranspose(&mut tensor).unwrap();

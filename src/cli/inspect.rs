@@ -175,7 +175,7 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::Content;
+    use crate::checkpoint::Elements;
 
     #[test]
     fn layers_fold_into_one_row() {
@@ -183,7 +183,7 @@ mod tests {
             name: name.into(),
             dtype: Dtype::Bf16,
             shape: vec![3],
-            content: Content::Bytes(bytes::Bytes::from_static(&[0; 6])),
+            elements: Elements::Bytes(bytes::Bytes::from_static(&[0; 6])),
             file_offset: Some(offset),
         };
         let tensors = [tensor("block.10.attn.sinks", 72), tensor("norm.scale", 60), tensor("block.2.attn.sinks", 66)];

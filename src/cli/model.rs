@@ -225,12 +225,13 @@ impl CacheArgs {
         }
     }
 
-    /// What keys and values may take: as asked, or half of what the weights leave free.
+    /// What keys and values may take: as asked, or half of what the weights leave free. Where the weights leave nothing, it is
+    /// they that do not fit, which the memory plan will say.
     fn budget_bytes(&self, checkpoint: &Checkpoint, driver: &dyn Driver) -> anyhow::Result<usize> {
         let Some(mib) = self.kv_memory else {
             let weights = weight_bytes(checkpoint, driver);
-            let budget = |memory: DeviceMemory| memory.free_bytes.saturating_sub(weights) / 2;
-            return Ok(driver.memory()?.map_or(usize::MAX, budget));
+            let left = |memory: DeviceMemory| memory.free_bytes.checked_sub(weights).filter(|left| *left > 0);
+            return Ok(driver.memory()?.and_then(left).map_or(usize::MAX, |left| left / 2));
         };
         Ok(mib.saturating_mul(1 << 20))
     }

@@ -40,7 +40,7 @@ impl crate::error::Hint for DoesNotFit {
         let MemoryPlan { weights, weights_in_place, memory, .. } = &self.plan;
         let free = memory.map_or(usize::MAX, |memory| memory.free_bytes);
         Some(if weights - weights_in_place > free {
-            "the weights alone are too large: run fewer layers (`--layers`), or weights of fewer bits".into()
+            "the weights alone are too large: use weights of fewer bits, or fewer `--layers` of a `--shape`".into()
         } else {
             "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()
         })

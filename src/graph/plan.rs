@@ -166,11 +166,13 @@ impl Executor {
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
         let candidates = cover::segments(&graph, &pipeline.fusions());
+        let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
+        let planned = |workspace| memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace);
+        planned(WorkspaceBytes::default())?.check()?; // before anything is compiled
         let segments = buckets::load_all(&graph, &candidates, &pipeline, &options, progress)?;
         let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
-        let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
         let workspace_bytes = workspace_bytes(&segments)?;
-        let memory_plan = memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace_bytes)?;
+        let memory_plan = planned(workspace_bytes)?;
         progress.planned(&memory_plan);
         memory_plan.check()?;
 

@@ -8,7 +8,7 @@ use gpu::{Argument, BufferView, Driver, GpuError, Launch};
 use super::plan::PlanError;
 use super::{Graph, Storage};
 use crate::checkpoint::random::RandomNumbers;
-use crate::checkpoint::{Checkpoint, Content, Tensor};
+use crate::checkpoint::{Checkpoint, Elements, Tensor};
 use crate::dtype::Dtype;
 use crate::kernel::launch::ArgSpec;
 use crate::kernel::pipeline::{LoadedKernel, Pipeline, Wanted};
@@ -33,7 +33,7 @@ impl Weights {
         for tensor in graph.tensors.iter() {
             let Storage::Weight(name) = &tensor.storage else { continue };
             let tensor = tensor_of(checkpoint, name)?;
-            if matches!(tensor.content, Content::Random(_)) && !dtypes.contains(&tensor.dtype) {
+            if matches!(tensor.elements, Elements::Random(_)) && !dtypes.contains(&tensor.dtype) {
                 dtypes.push(tensor.dtype);
             }
         }
@@ -47,9 +47,9 @@ impl Weights {
     pub fn place(&self, checkpoint: &Checkpoint, name: &str, driver: &dyn Driver) -> Result<BufferView, PlanError> {
         let tensor = tensor_of(checkpoint, name)?;
         let failed = |source| PlanError::Device { label: name.to_owned(), source };
-        match &tensor.content {
-            Content::Bytes(bytes) => driver.upload(bytes.clone()).map(|buffer| buffer.view()).map_err(failed),
-            Content::Random(numbers) => {
+        match &tensor.elements {
+            Elements::Bytes(bytes) => driver.upload(bytes.clone()).map(|buffer| buffer.view()).map_err(failed),
+            Elements::Random(numbers) => {
                 let view = driver.allocate(tensor.len_bytes()).map_err(failed)?.view();
                 self.make(tensor, numbers, &view, driver)?.map_err(failed)?;
                 Ok(view.read_only())
