@@ -136,7 +136,8 @@ impl Report<'_> {
         !self.limits.is_gpu() && measured.others.is_some_and(|others| others > MOST_OTHERS)
     }
 
-    fn json(&self) -> Value {
+    /// The object that `--json` prints.
+    pub fn json(&self) -> Value {
         json!({
             "schema": 2, "model": self.model, "layers": self.n_layers, "weights": self.weights, "kv": self.kv,
             "device": self.device, "target": self.target, "limits": self.limits.json(),

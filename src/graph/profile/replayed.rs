@@ -4,7 +4,7 @@
 //! and of the weights nothing in a cache but what the step itself leaves there. Activations that in a step were just
 //! written come from memory instead, unless they are few; short kernels look up to a microsecond slower for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gpu::{Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
@@ -14,9 +14,13 @@ use super::{Profile, ProfileEntry, without_layer};
 use crate::graph::plan::{PlanError, Steps};
 use crate::graph::segment::{PlannedLaunch, PreparedLaunch};
 use crate::graph::{StepShape, Storage};
+use crate::kernel::contract::Access;
 
 /// A graph of fewer launches makes them again and again: what a replay itself takes would else be seen.
 const FEWEST_LAUNCHES: usize = 8;
+
+/// Timing a step may take so long, in seconds, where that allows more than one round.
+const BUDGET_S: f64 = 1.0;
 
 /// Where activations begin, in bytes.
 const ALIGNMENT_BYTES: usize = 256;
@@ -38,7 +42,7 @@ struct Group {
 }
 
 /// Times a step whose inputs are in the external tensors; none where the device replays nothing. The caches and what the step
-/// gives must be made anew by running it.
+/// gives must be made anew by running it; what it takes from the step before is left as it was.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
     let launches = isolated(steps, shape)?;
     let driver = steps.pipeline.driver();
@@ -52,6 +56,7 @@ pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Res
         let (n_captured, times) = (captured.len(), Vec::new());
         groups.insert(key, Group { launches: indices, graph, n_captured, times });
     }
+    let carried = carried(driver, &launches).map_err(failed)?;
     let whole_times = time(driver, &whole, &mut groups, rounds.max(1)).map_err(failed)?;
     let mut profile = Profile { steps: 1, step_time: median(whole_times), ..Profile::default() };
     for ((node, template), group) in groups {
@@ -61,7 +66,29 @@ pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Res
             profile.add(&node, &template, ProfileEntry { time: each, ..counted });
         }
     }
+    carried.iter().try_for_each(|(view, bytes)| driver.write(view, bytes)).map_err(failed)?;
     Ok(Some(profile))
+}
+
+/// What the step takes from the one before it, tokens that were sampled: memory that it reads first and writes later.
+fn carried(driver: &dyn Driver, launches: &[Isolated<'_>]) -> Result<Vec<(BufferView, Vec<u8>)>, GpuError> {
+    let (mut written, mut read) = (BTreeSet::new(), BTreeMap::new());
+    let mut carried = Vec::new();
+    for Isolated { planned, prepared, .. } in launches {
+        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
+            let (Argument::Memory { view, .. }, Some(id)) = (arg, planned.args.get(&spec.name)) else { continue };
+            if spec.access == Access::Read && !written.contains(id) {
+                read.insert(*id, view);
+            } else if spec.access == Access::Write && written.insert(*id) {
+                carried.extend(read.get(id));
+            }
+        }
+    }
+    let save = |view: &&BufferView| {
+        let mut bytes = vec![0; view.len_bytes()];
+        driver.read(view, &mut bytes).map(|()| ((*view).clone(), bytes))
+    };
+    carried.iter().map(save).collect()
 }
 
 /// Times of the whole step; those of its nodes go to their groups.
@@ -76,7 +103,8 @@ fn time(
         driver.replay(&group.graph)?;
     }
     let mut whole_times = Vec::new();
-    for _ in 0..rounds {
+    let round_s = (1 + groups.len()) as f64 * driver.replay_timed(whole)?.as_secs_f64();
+    for _ in 0..rounds.min((BUDGET_S / round_s.max(1e-9)) as usize).max(1) {
         for group in groups.values_mut() {
             driver.replay(whole)?;
             group.times.push(driver.replay_timed(&group.graph)?);
