@@ -5,6 +5,7 @@
 
 mod problems;
 mod report;
+mod write;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,9 +44,9 @@ const CACHE_BYTES: usize = 256 << 20;
 /// Time the kernels of an op on a device, and say which template and parameters are best for how many rows
 #[derive(clap::Args)]
 pub struct Args {
-    /// The op: `linear`, `moe_mlp1`, …
-    #[arg(long)]
-    op: String,
+    /// The ops: `linear`, `moe_mlp1`, …
+    #[arg(long, value_delimiter = ',', value_name = "OP,…", required = true)]
+    op: Vec<String>,
 
     /// Only the variants of this name
     #[arg(long)]
@@ -95,6 +96,15 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_name = "N")]
     show: usize,
 
+    /// Write the best into the target's table in `--tuning`, else in the user's config folder: rows that are there keep the
+    /// numbers of rows that these do not cover
+    #[arg(long)]
+    write: bool,
+
+    /// Dims, flags and dtypes that the written rows want [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", requires = "write")]
+    r#where: Vec<String>,
+
     /// The device: `cuda`, `hip:1`, `cpu` [default: the first that there is]
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<Device>,
@@ -137,21 +147,17 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
     let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
     let pipeline = Pipeline::new(library, tables, target, Store::from_env()?, driver);
-    let problems = problems::of(args, &pipeline)?;
+    let mut problems = Vec::new();
+    for op in &args.op {
+        problems.extend(problems::of(op, args, &pipeline)?);
+    }
     let tuner = Tuner { args, pipeline: &pipeline, cache_bytes, output };
     let mut all = Vec::new();
     for problem in &problems {
-        let mut weights = Weights::default();
-        for &n_tokens in &args.tokens {
-            let workload = problems::workload(args, problem, n_tokens)?;
-            let tuned = tuner.tune(problem, n_tokens, &workload, &mut weights)?;
-            if !output.is_json() {
-                report::print(&tuned, args.show, output)?;
-            }
-            all.push(tuned);
-        }
+        tuner.tune_problem(problem, &mut all)?;
     }
-    report::finish(&all, &pipeline, output)
+    report::finish(&all, &pipeline, output)?;
+    if args.write { write::write(&all, args, &pipeline, output) } else { Ok(()) }
 }
 
 impl Args {
@@ -176,12 +182,33 @@ struct Tuner<'a> {
 type Entries = BTreeMap<(String, Params), Entry>;
 
 impl Tuner<'_> {
+    /// Tunes a problem at all numbers of rows, the fewest first.
+    fn tune_problem(&self, problem: &Problem, all: &mut Vec<Tuned>) -> anyhow::Result<()> {
+        let mut weights = Weights::default();
+        let mut tokens = self.args.tokens.clone();
+        tokens.sort_unstable();
+        tokens.dedup();
+        let mut before = None;
+        for n_tokens in tokens {
+            let workload = problems::workload(self.args, problem, n_tokens)?;
+            let tuned = self.tune(problem, n_tokens, &workload, &mut weights, before.as_ref())?;
+            if !self.output.is_json() {
+                report::print(&tuned, self.args.show, self.output)?;
+            }
+            before = tuned.ranked().first().map(|(entry, _)| entry.candidate.clone());
+            all.push(tuned);
+        }
+        Ok(())
+    }
+
+    /// Tunes a problem at one number of rows; `before` is the best of the number before.
     fn tune(
         &self,
         problem: &Problem,
         n_tokens: u32,
         workload: &Workload,
         weights: &mut Weights,
+        before: Option<&Candidate>,
     ) -> anyhow::Result<Tuned> {
         let ranking = self.pipeline.ranking(problem, n_tokens as usize, self.args.rows.step())?;
         for warning in &ranking.warnings {
@@ -204,10 +231,13 @@ impl Tuner<'_> {
         if n_tried == 0 {
             return Err(UsageError("no template has legal parameters as `--variant` and `--params` say".into()).into());
         }
-        self.finals(&bench, &ranking.choices[0], &mut entries);
+        let first = &ranking.choices[0];
+        let known = [Some(candidate(&first.template, &first.params)), before.cloned()];
+        self.finals(&bench, known.into_iter().flatten(), &mut entries);
         Ok(Tuned {
             problem: problem.clone(),
             n_tokens,
+            step: workload.step,
             work: bench.work().clone(),
             compared: bench.compared().to_owned(),
             n_copies: bench.n_copies(),
@@ -233,14 +263,16 @@ impl Tuner<'_> {
         tried.len()
     }
 
-    /// Holds the best, and the present choice, against each other.
-    fn finals(&self, bench: &Bench<'_>, present: &Choice, entries: &mut Entries) {
+    /// Holds the best, and some that are known, against each other.
+    fn finals(&self, bench: &Bench<'_>, known: impl Iterator<Item = Candidate>, entries: &mut Entries) {
         let mut best: Vec<&Entry> = entries.values().filter(|entry| entry.time_us().is_some()).collect();
         best.sort_by(|a, b| a.time_us().partial_cmp(&b.time_us()).expect("times are numbers"));
         let mut candidates: Vec<Candidate> = best.into_iter().take(FINALISTS).map(|e| e.candidate.clone()).collect();
-        let is_present = |c: &Candidate| c.template.label() == present.template.label() && c.params == present.params;
-        if !candidates.iter().any(is_present) {
-            candidates.push(candidate(&present.template, &present.params));
+        for known in known {
+            let is_known = |c: &Candidate| c.template.label() == known.template.label() && c.params == known.params;
+            if !candidates.iter().any(is_known) {
+                candidates.push(known);
+            }
         }
         self.time(bench, candidates, FINAL_ROUNDS, entries);
     }

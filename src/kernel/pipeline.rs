@@ -289,7 +289,7 @@ impl Pipeline {
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
-        if self.target.backend == Backend::Hiprtc {
+        if matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc) {
             let examined = examine(object, &spec, &rendered.resources, &self.target);
             examined.map_err(|source| PipelineError::Object { label: label.clone(), source })?;
         }

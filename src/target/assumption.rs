@@ -58,11 +58,16 @@ pub(super) fn capability(arch: &str) -> Option<u32> {
 }
 
 /// NVIDIA keeps features from one generation to the next; a feature is named after the first that has it (`mma_sm80`).
+/// One whose name ends in `a` is that generation's alone (`wgmma_sm90a`).
 fn nvidia(arch: &str, number: u32, known: &[(&str, &TargetFacts)]) -> Option<Assumption> {
     let known = known.iter().filter_map(|(name, facts)| Some((capability(name)?.abs_diff(number), *name, *facts)));
     let (_, like, facts) = known.min_by_key(|(distance, name, _)| (*distance, *name))?;
     let is_there = |feature: &&String| {
-        feature.rsplit_once("sm").and_then(|(_, since)| since.parse().ok()).is_none_or(|since: u32| since <= number)
+        let Some((_, since)) = feature.rsplit_once("sm") else { return true };
+        match since.strip_suffix('a') {
+            Some(only) => only.parse() == Ok(number),
+            None => since.parse().ok().is_none_or(|since: u32| since <= number),
+        }
     };
     let features = facts.features.iter().filter(is_there).cloned().collect();
     let facts = TargetFacts { features, compute_unit: None, product: None, ..facts.clone() };
@@ -148,6 +153,7 @@ mod tests {
         let (target, text) = Target::gpu_or_similar("sm_120").expect("assumed");
         assert_eq!((target.like.as_deref(), target.wave_size), (Some("sm_90"), 32));
         assert!(target.features.contains("mma_sm80") && text.is_some_and(|text| text.contains("sm_120")));
+        assert!(!target.features.contains("wgmma_sm90a"), "Hopper's alone");
         assert!(Target::gpu_or_similar("sm_75").expect("assumed").0.features.is_empty());
     }
 

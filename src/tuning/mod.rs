@@ -1,8 +1,9 @@
 //! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` is the format.
 //!
 //! This knows ops and templates by their names only: [`crate::kernel::choice`] joins them with the library.
-//! [`table`] reads one file; here files are put in order and looked up.
+//! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
 
+pub mod edit;
 pub mod table;
 
 use std::collections::BTreeSet;
@@ -40,6 +41,15 @@ pub enum TuningError {
     #[error("could not read `{}`", path.display())]
     Read {
         /// The folder or file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// A file could not be written.
+    #[error("could not write `{}`", path.display())]
+    Write {
+        /// The file.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -86,7 +96,7 @@ pub enum TuningError {
 impl Hint for TuningError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Read { .. } => None,
+            Self::Read { .. } | Self::Write { .. } => None,
             Self::Overlap { .. } => Some("narrow `tokens` or `where` of one of the rows".into()),
             Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` is the format".into()),
         }
@@ -168,7 +178,7 @@ impl TuningTables {
         self.layers.iter().flatten().flat_map(Table::gaps).collect()
     }
 
-    /// The rows of an op that apply at some number of tokens, the first to be taken first.
+    /// The rows of an op that apply at some number of tokens, the first to be taken first: of a file those that want more.
     fn rows<'a, 'q>(
         &'a self,
         query: &'q Query,
@@ -182,8 +192,7 @@ impl TuningTables {
                 let named = |name: &String| layer.iter().find(|table| table.name == *name);
                 families.iter().filter_map(named).collect::<Vec<_>>()
             })
-            .flat_map(|table| &table.rows)
-            .filter(move |row| row.applies(query, step))
+            .flat_map(move |table| table.applying(query, step))
     }
 }
 
@@ -311,10 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn a_row_for_a_kind_of_step_meets_one_for_all() {
+    fn a_row_for_a_kind_of_step_goes_before_one_for_all() {
         let rows = row("1+", "", 1) + &row("9+", "", 2) + "step = \"mixed\"\n";
-        let error = tables(&[("gfx11", rows)]).expect_err("both apply").to_string();
-        assert_eq!(error, "gfx11.toml:12: this row for `linear` and the one in line 5 both apply at 9 tokens");
+        let both = tables(&[("gfx11", rows)]).expect("one wants more than the other");
+        let target = Target::gpu("gfx1100").expect("known");
+        let tile = |n, step| both.lookup(&query(64), n, step, &target).map(|row| row.params["tile"]);
+        assert_eq!([8, 9].map(|n| tile(n, StepKind::Mixed)), [Some(1), Some(2)]);
+        assert_eq!([8, 9].map(|n| tile(n, StepKind::Decode)), [Some(1), Some(1)]);
         let alone = row("2+", "", 1) + "step = \"mixed\"\n";
         assert_eq!(
             tables(&[("gfx11", alone)]).expect("right").lint(),

@@ -97,6 +97,8 @@ pub struct Row {
     pub time_us: Option<f64>,
     /// Bandwidth that it came to, in 10^9 bytes per second.
     pub gbps: Option<f64>,
+    /// The number of tokens at which both were measured.
+    pub timed_at: Option<u32>,
     /// SHA-256 of the rendered source that was measured, in hex.
     pub source: Option<String>,
     /// `file:line` of the row.
@@ -149,6 +151,17 @@ impl Tokens {
         self.first <= n_tokens && self.last.is_none_or(|last| n_tokens <= last)
     }
 
+    /// What of the range is not in another: nothing, or up to two ranges.
+    pub fn without(self, other: Self) -> Vec<Self> {
+        if self.meet(other).is_none() {
+            return vec![self];
+        }
+        let below = (self.first < other.first).then(|| Self { first: self.first, last: Some(other.first - 1) });
+        let after = other.last.and_then(|last| last.checked_add(1));
+        let above = after.filter(|&first| self.last.is_none_or(|last| first <= last));
+        below.into_iter().chain(above.map(|first| Self { first, last: self.last })).collect()
+    }
+
     /// The least number in both ranges.
     fn meet(self, other: Self) -> Option<u32> {
         let first = self.first.max(other.first);
@@ -168,18 +181,25 @@ impl fmt::Display for Tokens {
 
 impl<'de> Deserialize<'de> for Tokens {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+impl std::str::FromStr for Tokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
         let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&n| n > 0);
         let tokens = match (text.strip_suffix('+'), text.split_once('-')) {
             (Some(first), _) => number(first).map(|first| Self { first, last: None }),
             (None, Some((first, last))) => {
                 number(first).zip(number(last)).map(|(first, last)| Self { first, last: Some(last) })
             }
-            (None, None) => number(&text).map(|n| Self { first: n, last: Some(n) }),
+            (None, None) => number(text).map(|n| Self { first: n, last: Some(n) }),
         };
-        tokens.filter(|tokens| tokens.last.is_none_or(|last| tokens.first <= last)).ok_or_else(|| {
-            de::Error::custom(format!("`{text}`: expected a number of tokens from 1, like \"1-8\", \"9+\" or \"4\""))
-        })
+        tokens
+            .filter(|tokens| tokens.last.is_none_or(|last| tokens.first <= last))
+            .ok_or_else(|| format!("`{text}`: expected a number of tokens from 1, like \"1-8\", \"9+\" or \"4\""))
     }
 }
 
@@ -210,6 +230,7 @@ struct RowFile {
     time_us: Option<f64>,
     #[serde(default, deserialize_with = "positive")]
     gbps: Option<f64>,
+    timed_at: Option<u32>,
     #[serde(default, deserialize_with = "sha256")]
     source: Option<String>,
 }
@@ -244,6 +265,13 @@ impl Table {
         };
         table.check()?;
         Ok(table)
+    }
+
+    /// The rows that apply at some number of tokens, those that want more of the problem first.
+    pub fn applying(&self, query: &Query, step: StepKind) -> Vec<&Row> {
+        let mut rows: Vec<&Row> = self.rows.iter().filter(|row| row.applies(query, step)).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.n_wants()));
+        rows
     }
 
     /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out any:
@@ -308,6 +336,7 @@ impl Row {
             provenance: row.provenance,
             time_us: row.time_us,
             gbps: row.gbps,
+            timed_at: row.timed_at,
             source: row.source,
             place: format!("{file}:{line}"),
             line,
@@ -325,14 +354,26 @@ impl Row {
         self.step.is_none_or(|own| own == step)
     }
 
-    /// The fewest tokens at which both rows can apply.
+    /// The fewest tokens at which both rows can apply, and neither goes before the other.
     fn overlap(&self, other: &Self) -> Option<u32> {
         let agree = |(name, fact): (&String, &Fact)| other.facts.get(name).is_none_or(|found| found == fact);
         let may_meet = StepKind::ALL.into_iter().any(|step| self.is_for(step) && other.is_for(step));
-        if self.op != other.op || !may_meet || !self.facts.iter().all(agree) {
+        let is_ordered = self.wants_more(other) || other.wants_more(self);
+        if self.op != other.op || !may_meet || is_ordered || !self.facts.iter().all(agree) {
             return None;
         }
         self.tokens.meet(other.tokens)
+    }
+
+    /// Whether it wants all that another row wants, and something besides.
+    fn wants_more(&self, other: &Self) -> bool {
+        let has = |(name, fact): (&String, &Fact)| self.facts.get(name) == Some(fact);
+        let has_step = other.step.is_none() || other.step == self.step;
+        self.n_wants() > other.n_wants() && has_step && other.facts.iter().all(has)
+    }
+
+    fn n_wants(&self) -> usize {
+        self.facts.len() + usize::from(self.step.is_some())
     }
 }
 

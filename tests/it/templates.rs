@@ -110,7 +110,16 @@ fn a_hip_kernel_renders_whole() {
     let kernel = rendered(&library(), "rmsnorm/wave", &rmsnorm(), &Params::new(), &gpu("gfx1100")).expect("renders");
     insta::assert_snapshot!(kernel.source);
     assert_eq!((kernel.launch.block_size(), kernel.launch.grid(&scalars(7))), (32, Ok([7, 1, 1])));
-    assert_eq!(kernel.resources.max_spills, Some(0));
+    assert_eq!((kernel.resources.max_spills, kernel.launch.lds_bytes()), (Some(0), 0));
+}
+
+#[test]
+fn lds_that_a_launch_asks_for_is_in_the_spec() {
+    let text = fs::read_to_string(fixtures().join("rmsnorm/wave.hip.j2")).expect("a fixture");
+    let asks = text.replacen("[launch]", "[launch]\nlds_bytes = \"2 * 32768 + wave_size\"", 1);
+    let (_folder, library) = library_under(&[("rmsnorm/wave.hip.j2", &asks)]);
+    let kernel = rendered(&library, "rmsnorm/wave", &rmsnorm(), &Params::new(), &gpu("gfx1100")).expect("renders");
+    assert_eq!((kernel.launch.lds_bytes(), kernel.spec().lds_bytes), (65_568, 65_568));
 }
 
 /// The error of the broken file of that name.
@@ -154,6 +163,11 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
         ("tile_n <= out_features", "tile_n <= n_tokens", "linear/dot.c.j2:11: `n_tokens` is not declared"),
         ("tile_n <= out_features", "tile_n <=", "linear/dot.c.j2:11: could not evaluate `tile_n <=`"),
         ("scratch_bytes = ", "block_size = ", "linear/dot.c.j2:13: [launch]: expected no `block_size` on the host"),
+        (
+            "scratch_bytes = ",
+            "lds_bytes = ",
+            "linear/dot.c.j2:15: launch.lds_bytes: expected none on the host, found one",
+        ),
         (
             "[launch]",
             "[requires]\ndtypes = { weight = [\"u32\"] }\n[launch]",

@@ -1,4 +1,5 @@
-//! What a compiled AMD code object says of its kernels: arguments, registers, LDS, wave size, block size.
+//! What a compiled object says of its kernels: arguments, registers, LDS, wave size, block size. Here is how AMD's say it;
+//! `cubin` reads NVIDIA's.
 //!
 //! A code object is an ELF file with a note `AMDGPU`, whose contents are MessagePack (LLVM's AMDGPUUsage, "Code Object
 //! V3 and Above Metadata"). Nothing of it is trusted: damaged bytes are an error. Memory grows with the bytes that
@@ -9,6 +10,7 @@ use object::elf::{EM_AMDGPU, FileHeader64};
 use object::read::elf::{FileHeader as _, SectionHeader as _};
 use rmpv::ValueRef;
 
+use crate::cubin::{self, EM_CUDA};
 use crate::{ArgumentKind, ArgumentSpec, GpuError, KernelSpec};
 
 /// `NT_AMDGPU_METADATA`, of notes whose owner is `AMDGPU`.
@@ -38,13 +40,15 @@ pub struct KernelFacts {
     pub args: Vec<KernelArg>,
     /// Size of the memory that arguments are passed in, in bytes.
     pub kernarg_bytes: u32,
-    /// Vector registers of each lane; where accumulation registers are in the same file, with those.
+    /// Vector registers of each lane; where accumulation registers are in the same file, with those. On NVIDIA all registers
+    /// of a thread.
     pub vgprs: u32,
     /// Accumulation registers of each lane; 0 on chips that have none.
     pub agprs: u32,
     /// Scalar registers of each wave.
     pub sgprs: u32,
-    /// Vector registers that did not fit and are kept in memory.
+    /// Vector registers that did not fit and are kept in memory. On NVIDIA the words of private memory: a cubin does not tell
+    /// spilled registers from arrays that are indexed at run time, which are as slow.
     pub vgpr_spills: u32,
     /// Scalar registers that did not fit and are kept elsewhere.
     pub sgpr_spills: u32,
@@ -85,7 +89,9 @@ pub enum CodeObjectError {
     #[error("could not read the ELF file: {0}")]
     Elf(object::Error),
     /// They are an ELF file for something else.
-    #[error("expected an ELF file for AMD GPUs (machine {EM_AMDGPU}), found machine {machine}")]
+    #[error(
+        "expected an ELF file for AMD GPUs (machine {EM_AMDGPU}) or NVIDIA GPUs (machine {EM_CUDA}), found machine {machine}"
+    )]
     Machine {
         /// The file's.
         machine: u16,
@@ -126,6 +132,10 @@ impl CodeObject {
     /// # Errors
     /// [`CodeObjectError`], whatever the bytes are.
     pub fn parse(bytes: &[u8]) -> Result<Self, CodeObjectError> {
+        let header = FileHeader64::<LittleEndian>::parse(bytes)?;
+        if header.e_machine(header.endian()?).0 == EM_CUDA {
+            return cubin::parse(bytes);
+        }
         let note = metadata(bytes)?;
         let root = rmpv::decode::read_value_ref_with_max_depth(&mut &note[..], MAX_DEPTH)
             .map_err(|error| CodeObjectError::MessagePack(error.to_string()))?;
@@ -457,7 +467,10 @@ mod tests {
         let mut host = TILE.to_vec();
         host[18] = 62; // e_machine: x86-64
         let error = CodeObject::parse(&host).expect_err("not for a GPU").to_string();
-        assert_eq!(error, "expected an ELF file for AMD GPUs (machine 224), found machine 62");
+        assert_eq!(
+            error,
+            "expected an ELF file for AMD GPUs (machine 224) or NVIDIA GPUs (machine 190), found machine 62"
+        );
         assert!(CodeObject::parse(b"").expect_err("nothing").to_string().starts_with("could not read the ELF file"));
     }
 

@@ -10,6 +10,7 @@
 //! within the lengths its contract states is the template's part, tested against the references.
 
 pub mod code_object;
+mod cubin;
 pub mod cuda;
 pub mod hip;
 pub mod host;

@@ -216,7 +216,7 @@ impl UsesRow {
 
 fn print(rows: &[Row], broken: &[&Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
-    let of_gpu = target.backend == Backend::Hiprtc;
+    let of_gpu = matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
     const TIMES: &str = "x rounding";
     let mut header = vec!["op", "variant", "precision", "cases", WORST, TIMES];
     if of_gpu {

@@ -37,13 +37,15 @@ impl Rows {
 pub(super) struct Workload {
     pub scalars: BTreeMap<String, u64>,
     pub inputs: Option<String>,
+    /// For ops to which it matters.
+    pub step: Option<StepKind>,
 }
 
 /// The problems of the op that are asked for.
-pub(super) fn of(args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
-    pipeline.library().contract(&args.op)?; // an op that is none is an error that lists those that are
+pub(super) fn of(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
+    pipeline.library().contract(op)?; // an op that is none is an error that lists those that are
     let mut all: Vec<Problem> = Vec::new();
-    for mut problem in in_model(args, pipeline)? {
+    for mut problem in in_model(op, args, pipeline)? {
         for (name, dtype) in &args.dtype {
             let known = problem.dtypes.keys().cloned().collect::<Vec<_>>().join(", ");
             let unknown = || UsageError(format!("--dtype {name}: expected one of: {known}"));
@@ -54,7 +56,7 @@ pub(super) fn of(args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem
         }
     }
     let Some(first) = all.first() else {
-        let what = format!("{} has no `{}` in its forward pass", args.model.name(), args.op);
+        let what = format!("{} has no `{}` in its forward pass", args.model.name(), op);
         return Err(UsageError(what).into());
     };
     let named = with_names(first, args)?;
@@ -83,7 +85,7 @@ fn with_names(problem: &Problem, args: &Args) -> Result<Problem, UsageError> {
 }
 
 /// The op's problems in the forward pass, two layers of it: one with a window, one without.
-fn in_model(args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
+fn in_model(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
     let config = shapes::config(args.model, Some(2));
     let dtype = match args.precision {
         Precision::F32 => Dtype::F32,
@@ -93,23 +95,13 @@ fn in_model(args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
     let options = ForwardOptions {
         precision: args.precision,
         weight_dtype: dtype,
-        expert_dtype: dtype,
+        expert_dtype: if dtype == Dtype::Bf16 { Dtype::Mxfp4 } else { dtype }, // as the models are released
         max_rows: 512,
         max_logit_rows: 512,
         takes_tokens: pipeline.target().backend != Backend::Host,
     };
     let nodes = forward(&config, &kv, &options).nodes.into_iter();
-    let problems = nodes.map(|node| node.problem).filter(|problem| problem.ops == [args.op.as_str()]);
-    Ok(problems.map(|problem| as_released(problem, args.precision)).collect())
-}
-
-/// The experts' weights as the models are released.
-fn as_released(mut problem: Problem, precision: Precision) -> Problem {
-    let is_expert = problem.ops[0].starts_with("moe_mlp");
-    if let Some(weight) = problem.dtypes.get_mut("weight").filter(|_| is_expert && precision == Precision::Bf16) {
-        *weight = Dtype::Mxfp4;
-    }
-    problem
+    Ok(nodes.map(|node| node.problem).filter(|problem| problem.ops == [op]).collect())
 }
 
 fn request(config: &ModelConfig, dtype: Dtype, pipeline: &Pipeline) -> KvRequest {
@@ -132,8 +124,9 @@ pub(super) fn workload(args: &Args, problem: &Problem, n_tokens: u32) -> anyhow:
         Rows::Decode => (n, 1),
         Rows::Prompt => (1, n),
     };
+    let op = problem.ops[0].as_str();
     let table_blocks = match window {
-        _ if args.op == "rope_kv" => run.div_ceil(BLOCK_TOKENS),
+        _ if op == "rope_kv" => run.div_ceil(BLOCK_TOKENS),
         0 => context.max(run).div_ceil(BLOCK_TOKENS),
         window => ring_blocks(window, run),
     };
@@ -142,12 +135,13 @@ pub(super) fn workload(args: &Args, problem: &Problem, n_tokens: u32) -> anyhow:
         let sizes = [("n_slots", n_slots), ("table_blocks", table_blocks), ("n_blocks", n_slots * table_blocks)];
         scalars.extend(sizes.map(|(name, size)| (name.to_owned(), size as u64)));
     }
-    let inputs = match (args.op.as_str(), args.rows) {
+    let inputs = match (op, args.rows) {
         ("attention" | "rope_kv", Rows::Decode) => Some("decode"),
         ("attention", Rows::Prompt) => Some("end"),
         ("rope_kv", Rows::Prompt) => Some("chunk"),
         ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("spread"),
         _ => None,
     };
-    Ok(Workload { scalars, inputs: inputs.map(str::to_owned) })
+    let step = (op == "attention").then(|| args.rows.step());
+    Ok(Workload { scalars, inputs: inputs.map(str::to_owned), step })
 }

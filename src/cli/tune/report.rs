@@ -8,6 +8,7 @@ use crate::kernel::pipeline::Pipeline;
 use crate::kernel::timing::{Candidate, CandidateError, Timed};
 use crate::kernel::work::Work;
 use crate::kernel::{Params, Problem};
+use crate::tuning::table::StepKind;
 
 /// One candidate.
 pub(super) struct Entry {
@@ -19,6 +20,8 @@ pub(super) struct Entry {
 pub(super) struct Tuned {
     pub problem: Problem,
     pub n_tokens: u32,
+    /// For ops to which it matters.
+    pub step: Option<StepKind>,
     pub work: Work,
     /// How much of the outputs is held against the reference.
     pub compared: String,
@@ -52,7 +55,8 @@ impl Tuned {
         ranked
     }
 
-    fn is_present(&self, entry: &Entry) -> bool {
+    /// Whether it is what the tables say now.
+    pub fn is_present(&self, entry: &Entry) -> bool {
         entry.candidate.template.label() == self.present.0 && entry.candidate.params == self.present.1
     }
 
@@ -60,7 +64,8 @@ impl Tuned {
         self.ranked().iter().find(|(entry, _)| self.is_present(entry)).map(|(_, timed)| timed.median_us())
     }
 
-    fn gbps(&self, time_us: f64) -> f64 {
+    /// Bandwidth that a time comes to, in 10^9 bytes per second.
+    pub fn gbps(&self, time_us: f64) -> f64 {
         self.work.total_bytes() / time_us / 1e3
     }
 
@@ -190,6 +195,7 @@ pub(super) fn finish(all: &[Tuned], pipeline: &Pipeline, output: &Output) -> any
     Ok(())
 }
 
+/// A line of the table at the end.
 fn summary(tuned: &Tuned) -> Vec<String> {
     let ranked = tuned.ranked();
     let (entry, timed) = ranked[0];

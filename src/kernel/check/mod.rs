@@ -328,7 +328,7 @@ impl Checker<'_> {
     /// Holds a GPU's object against its contract and its template's limits; gives what it uses, and the waves that a SIMD
     /// has room for. Spilled registers are always an error here. Other objects say nothing of themselves.
     fn examine(&self, kernel: &Rendered, object: &[u8]) -> Result<Option<(KernelFacts, Option<u32>)>, Wrong> {
-        if self.target.backend != Backend::Hiprtc {
+        if !matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc) {
             return Ok(None);
         }
         let spec = kernel.spec();

@@ -1,0 +1,142 @@
+//! What a compiled NVIDIA object (a cubin) says of its kernels, in the words of [`crate::code_object`].
+//!
+//! A cubin is an ELF file. Its section `.nv.info` has attributes of all kernels, `.nv.info.<kernel>` those of one: a byte of
+//! format, a byte of name, and a value, or its length and then the value. NVIDIA documents none of it; the names are those
+//! that `cuobjdump -elf` prints, and what comes out is what `cuobjdump --dump-resource-usage` says. Nothing is trusted.
+
+use object::LittleEndian;
+use object::elf::{FileHeader64, SHT_NOBITS};
+use object::read::elf::{FileHeader as _, SectionHeader as _, Sym as _};
+
+use crate::code_object::{CodeObject, CodeObjectError, KernelArg, KernelFacts};
+
+/// The ELF machine of NVIDIA GPUs.
+pub(crate) const EM_CUDA: u16 = 190;
+
+/// Lanes of a warp of every NVIDIA GPU.
+const WARP_SIZE: u32 = 32;
+
+/// Threads of a block, where the source sets no limit.
+const MAX_BLOCK_SIZE: u32 = 1024;
+
+/// Names of attributes.
+mod attribute {
+    pub const MAX_THREADS: u8 = 0x05;
+    pub const FRAME_SIZE: u8 = 0x11;
+    pub const KPARAM_INFO: u8 = 0x17;
+    pub const CBANK_PARAM_SIZE: u8 = 0x19;
+    pub const REGCOUNT: u8 = 0x2f;
+}
+
+/// The format of an attribute whose value has a length of its own; all others have two bytes.
+const SIZED: u8 = 0x04;
+
+/// Reads what a cubin says of its kernels.
+///
+/// # Errors
+/// [`CodeObjectError`], whatever the bytes are.
+pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, CodeObjectError> {
+    let header = FileHeader64::<LittleEndian>::parse(bytes)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, bytes)?;
+    let symbols = sections.symbols(endian, bytes, object::elf::SHT_SYMTAB)?;
+    let (mut all, mut kernels) = (&[][..], Vec::new());
+    for section in sections.iter() {
+        // A section without bytes in the file has none to read.
+        let is_empty = section.sh_type(endian) == SHT_NOBITS;
+        let data = if is_empty { &[] } else { section.data(endian, bytes)? };
+        match sections.section_name(endian, section)? {
+            b".nv.info" => all = data,
+            name => kernels.extend(name.strip_prefix(b".nv.info.").map(|name| (text(name), data))),
+        }
+    }
+    let all = attributes(all)?;
+    let mut facts = Vec::new();
+    for (name, own) in kernels {
+        let index =
+            symbols.iter().position(|symbol| symbol.name(endian, symbols.strings()).ok() == Some(name.as_bytes()));
+        let shared = format!(".nv.shared.{name}");
+        let shared = sections.section_by_name(endian, shared.as_bytes()).map_or(0, |(_, s)| s.sh_size(endian));
+        facts.push(kernel(name, &all, index, &attributes(own)?, u32::try_from(shared).unwrap_or(u32::MAX))?);
+    }
+    let target = format!("sm_{}", header.e_flags(endian).0 >> 8 & 0xff);
+    Ok(CodeObject { target, kernels: facts })
+}
+
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+/// A name and its value.
+type Attribute<'a> = (u8, &'a [u8]);
+
+fn attributes(mut bytes: &[u8]) -> Result<Vec<Attribute<'_>>, CodeObjectError> {
+    let mut attributes = Vec::new();
+    while let [format, name, low, high, rest @ ..] = bytes {
+        let len = if *format == SIZED { usize::from(u16::from_le_bytes([*low, *high])) } else { 0 };
+        let value = if *format == SIZED { rest.get(..len) } else { bytes.get(2..4) };
+        attributes.push((*name, value.ok_or_else(|| damaged("its attributes", "end"))?));
+        bytes = &rest[len..];
+    }
+    if bytes.is_empty() { Ok(attributes) } else { Err(damaged("an attribute", "part of one")) }
+}
+
+fn kernel(
+    name: String,
+    all: &[Attribute<'_>],
+    index: Option<usize>,
+    own: &[Attribute<'_>],
+    lds_bytes: u32,
+) -> Result<KernelFacts, CodeObjectError> {
+    // Of all kernels' attributes those whose first word is this one's symbol.
+    let of_all = |wanted: u8| {
+        let own = all.iter().filter(|(name, _)| *name == wanted);
+        own.filter(|(_, value)| index.is_some_and(|index| word(value, 0) == Some(index as u32)))
+            .find_map(|(_, value)| word(value, 1))
+    };
+    let find = |wanted: u8| own.iter().find(|(name, _)| *name == wanted).map(|(_, value)| *value);
+    let registers = of_all(attribute::REGCOUNT).ok_or_else(|| damaged("EIATTR_REGCOUNT", "nothing"))?;
+    let frame_bytes = of_all(attribute::FRAME_SIZE).unwrap_or(0);
+    let threads =
+        find(attribute::MAX_THREADS).map(|value| (0..3).filter_map(|i| word(value, i)).fold(1u32, u32::saturating_mul));
+    let params = own.iter().filter(|(name, _)| *name == attribute::KPARAM_INFO);
+    let mut args = params.map(|(_, value)| argument(value)).collect::<Result<Vec<_>, _>>()?;
+    args.sort_by_key(|arg| arg.offset);
+    let kernarg_bytes = find(attribute::CBANK_PARAM_SIZE).map_or(0, |value| half(value, 0).map_or(0, u32::from));
+    Ok(KernelFacts {
+        name,
+        args,
+        kernarg_bytes,
+        vgprs: registers,
+        agprs: 0,
+        sgprs: 0,
+        vgpr_spills: frame_bytes.div_ceil(4),
+        sgpr_spills: 0,
+        lds_bytes,
+        private_bytes: frame_bytes,
+        wave_size: WARP_SIZE,
+        max_block_size: threads.unwrap_or(MAX_BLOCK_SIZE),
+    })
+}
+
+/// A word of nothing we need, ordinal and offset, and flags with the size in the upper bits. A cubin does not say what
+/// is a pointer: what has the size of one counts as one.
+fn argument(value: &[u8]) -> Result<KernelArg, CodeObjectError> {
+    let fields = half(value, 3).zip(word(value, 2));
+    let (offset, flags) = fields.ok_or_else(|| damaged("EIATTR_KPARAM_INFO", "part of one"))?;
+    let size = flags >> 18;
+    let value_kind = if size == 8 { "global_buffer" } else { "by_value" };
+    Ok(KernelArg { offset: offset.into(), size, value_kind: value_kind.to_owned() })
+}
+
+fn word(value: &[u8], i: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(value.get(4 * i..4 * i + 4)?.try_into().ok()?))
+}
+
+fn half(value: &[u8], i: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(value.get(2 * i..2 * i + 2)?.try_into().ok()?))
+}
+
+fn damaged(key: &str, found: &str) -> CodeObjectError {
+    CodeObjectError::Value { key: key.to_owned(), expected: "a whole attribute of a cubin", found: found.to_owned() }
+}
