@@ -46,23 +46,40 @@ struct Group {
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
     let launches = isolated(steps, shape)?;
     let driver = steps.pipeline.driver();
-    let failed = |source| PlanError::Device { label: "the profile of a step".into(), source };
+    let carried = carried(driver, &launches).map_err(failed)?;
+    let profile = timed(steps, &launches, &carried, rounds.max(1))?;
+    restore(driver, &carried).map_err(failed)?;
+    Ok(profile)
+}
+
+fn failed(source: GpuError) -> PlanError {
+    PlanError::Device { label: "the profile of a step".into(), source }
+}
+
+fn timed(
+    steps: &Steps<'_>,
+    launches: &[Isolated<'_>],
+    carried: &[Carried],
+    rounds: usize,
+) -> Result<Option<Profile>, PlanError> {
+    let driver = steps.pipeline.driver();
     // One by one first, so that what goes wrong is told by its node.
-    for Isolated { planned, prepared, .. } in &launches {
+    for Isolated { planned, prepared, .. } in launches {
         let launched = driver.launch_timed(planned.kernel(), &prepared.launch());
         launched.map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
     }
     let all: Vec<usize> = (0..launches.len()).collect();
-    let Some(whole) = capture(driver, &launches, &all).map_err(failed)? else { return Ok(None) };
+    let Some(whole) = capture(driver, launches, &all).map_err(failed)? else { return Ok(None) };
     let mut groups = BTreeMap::new();
-    for (key, indices) in nodes(&launches) {
+    for (key, indices) in nodes(launches) {
         let captured = indices.repeat(FEWEST_LAUNCHES.div_ceil(indices.len()));
-        let Some(graph) = capture(driver, &launches, &captured).map_err(failed)? else { return Ok(None) };
+        let Some(graph) = capture(driver, launches, &captured).map_err(failed)? else { return Ok(None) };
         let (n_captured, times) = (captured.len(), Vec::new());
         groups.insert(key, Group { launches: indices, graph, n_captured, times });
     }
-    let carried = carried(driver, &launches).map_err(failed)?;
-    let whole_times = time(driver, &whole, &mut groups, rounds.max(1)).map_err(failed)?;
+    let whole_times = time(driver, &whole, &mut groups, rounds).map_err(failed)?;
+    // What the launches have to do is counted on the step's own data.
+    restore(driver, carried).and_then(|()| driver.replay(&whole)).map_err(failed)?;
     let mut profile = Profile { steps: 1, step_time: median(whole_times), ..Profile::default() };
     for ((node, template), group) in groups {
         let each = median(group.times) / group.n_captured as u32;
@@ -71,12 +88,18 @@ pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Res
             profile.add(&node, &template, ProfileEntry { time: each, ..counted });
         }
     }
-    carried.iter().try_for_each(|(view, bytes)| driver.write(view, bytes)).map_err(failed)?;
     Ok(Some(profile))
 }
 
+/// Memory, and what it held.
+type Carried = (BufferView, Vec<u8>);
+
+fn restore(driver: &dyn Driver, carried: &[Carried]) -> Result<(), GpuError> {
+    carried.iter().try_for_each(|(view, bytes)| driver.write(view, bytes))
+}
+
 /// What the step takes from the one before it, tokens that were sampled: memory that it reads first and writes later.
-fn carried(driver: &dyn Driver, launches: &[Isolated<'_>]) -> Result<Vec<(BufferView, Vec<u8>)>, GpuError> {
+fn carried(driver: &dyn Driver, launches: &[Isolated<'_>]) -> Result<Vec<Carried>, GpuError> {
     let (mut written, mut read) = (BTreeSet::new(), BTreeMap::new());
     let mut carried = Vec::new();
     for Isolated { planned, prepared, .. } in launches {
@@ -136,8 +159,8 @@ fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>
         }
     }
     let total = lengths.values().map(|length| length.next_multiple_of(ALIGNMENT_BYTES)).sum();
-    let failed = |source| PlanError::Device { label: "activations of a profile".into(), source };
-    let own = steps.pipeline.driver().allocate(total).map_err(failed)?.view();
+    let no_room = |source| PlanError::Device { label: "activations of a profile".into(), source };
+    let own = steps.pipeline.driver().allocate(total).map_err(no_room)?.view();
     let mut memory = steps.memory.to_vec();
     let mut offset = 0;
     for (id, length) in lengths {
