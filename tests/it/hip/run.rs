@@ -8,7 +8,7 @@ use super::Room;
 use super::commands::text;
 use crate::hiprtc;
 
-const PROMPT: [&str; 6] = ["run", "-i", "Once upon a time", "-n", "14", "--device"];
+const PROMPT: [&str; 3] = ["run", "-i", "Once upon a time"];
 
 /// The cache of the test run, so that kernels are compiled once for all tests.
 fn cache() -> PathBuf {
@@ -20,7 +20,8 @@ impl Room {
     /// `run` on a device, with the shared cache and real hipRTC.
     fn command(&self, device: &str, more: &[&str]) -> Command {
         let mut command = self.program(&PROMPT);
-        command.arg(device).args(more).env("GPTOSS_JIT_CACHE", cache());
+        let steps: &[&str] = if more.contains(&"--max-new-tokens") { &[] } else { &["-n", "14"] };
+        command.args(steps).args(["--device", device]).args(more).env("GPTOSS_JIT_CACHE", cache());
         let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/hiprtc");
         if env::var_os("GPTOSS_JIT_HIPRTC").is_none() && fetched.join(".complete").exists() {
             command.env("GPTOSS_JIT_HIPRTC", fetched);
@@ -78,7 +79,7 @@ fn the_profile_takes_times_on_the_device() {
         "the fake has no such kernels"
     );
     // Every kernel on its own, then graphs of one node's: both between events.
-    assert!(room.count("hipEventElapsedTime") > 100 && room.count("hipGraphLaunch") > 20, "{}", text(&output.stderr));
+    assert!(room.count("hipEventElapsedTime") > 50 && room.count("hipGraphLaunch") > 20, "{}", text(&output.stderr));
 }
 
 #[test]
