@@ -143,9 +143,7 @@ struct Effort {
 impl Effort {
     fn of(target: &Target, care: Care) -> Self {
         match target.backend {
-            Backend::Sim => {
-                Self { memory_bytes: 1 << 21, block_elements: &LARGE, target: Duration::ZERO, repeats: 1 }
-            }
+            Backend::Sim => Self { memory_bytes: 1 << 21, block_elements: &LARGE, target: Duration::ZERO, repeats: 1 },
             Backend::Host if care == Care::Little => {
                 let target = Duration::from_millis(20);
                 Self { memory_bytes: 1 << 28, block_elements: &LARGE, target, repeats: 3 }
