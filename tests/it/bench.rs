@@ -44,7 +44,7 @@ fn works_kernels_and_limits_agree_with_each_other_and_with_the_model() {
         work_agrees(work, limits);
         profile_agrees(&work["profile"], work["work"] == "getp");
     }
-    in_words(&ran.text(), &fs::read_to_string(&svg).expect("drawn"), measured);
+    in_words(ran.text(), &fs::read_to_string(&svg).expect("drawn"), measured);
 }
 
 fn work_agrees(work: &Value, limits: &Value) {
