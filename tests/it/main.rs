@@ -2,6 +2,7 @@
 
 mod architecture;
 mod bad_input;
+mod bench;
 mod cache;
 mod chat;
 mod checkpoint;

@@ -132,6 +132,8 @@ impl Limits {
 struct Effort {
     /// Bytes that are read; half as many are copied. Far more than any cache holds.
     memory_bytes: usize,
+    /// What one block reads or copies, in elements: each is tried, and the fastest counts.
+    block_elements: &'static [usize],
     /// A kernel that only computes runs so long.
     target: Duration,
     /// The best of so many runs each is taken, since other work can only slow them down.
@@ -141,19 +143,29 @@ struct Effort {
 impl Effort {
     fn of(target: &Target, care: Care) -> Self {
         match target.backend {
-            Backend::Sim => Self { memory_bytes: 1 << 21, target: Duration::ZERO, repeats: 1 },
-            // In a few milliseconds, the system may not have spread the threads over the cores yet.
+            Backend::Sim => Self { memory_bytes: 1 << 21, block_elements: &LARGE, target: Duration::ZERO, repeats: 1 },
             Backend::Host if care == Care::Little => {
-                Self { memory_bytes: 1 << 28, target: Duration::from_millis(20), repeats: 3 }
+                let target = Duration::from_millis(20);
+                Self { memory_bytes: 1 << 28, block_elements: &LARGE, target, repeats: 3 }
             }
-            Backend::Host => Self { memory_bytes: 1 << 30, target: Duration::from_millis(30), repeats: 10 },
-            _ => Self { memory_bytes: 4 << 30, target: Duration::from_millis(10), repeats: 10 },
+            Backend::Host => {
+                // In a few milliseconds, the system may not have spread the threads over the cores yet.
+                let target = Duration::from_millis(30);
+                Self { memory_bytes: 1 << 30, block_elements: &LARGE, target, repeats: 10 }
+            }
+            _ => {
+                let target = Duration::from_millis(20);
+                Self { memory_bytes: 4 << 30, block_elements: &ALL_SIZES, target, repeats: 10 }
+            }
         }
     }
 }
 
-/// What one block reads: 512 KiB, like a few dozen rows of weights.
-const BLOCK_ELEMENTS: usize = 128 * 1024;
+/// 512 KiB, like a few dozen rows of weights.
+const LARGE: [usize; 1] = [128 * 1024];
+
+/// On a GPU also what one block moves at once: its blocks then go through memory side by side.
+const ALL_SIZES: [usize; 3] = [4 * 1024, 16 * 1024, 128 * 1024];
 
 /// Independent multiply-adds of a block.
 const CHAINS: usize = 256;
@@ -190,16 +202,19 @@ impl Bench<'_> {
     /// Bytes per second of a read, and of a copy.
     fn bandwidths(&self) -> anyhow::Result<(f64, f64)> {
         let (memory, n_bytes) = self.memory()?;
-        let n_blocks = n_bytes / (4 * BLOCK_ELEMENTS);
-        let sum = self.allocate(4 * n_blocks)?;
-        let read = self.load(&problem("peak_read", &[("block_elements", BLOCK_ELEMENTS)]))?;
-        let args = [all_of(&memory), all_of(&sum), Argument::U32(n_blocks as u32)];
-        let read_s = self.best_time(&read, n_blocks, &args)?;
-
         let half = |i: usize| memory.slice(i * n_bytes / 2, n_bytes / 2).expect("inside");
-        let copy = self.load(&problem("peak_copy", &[("block_elements", BLOCK_ELEMENTS)]))?;
-        let args = [all_of(&half(0)), all_of(&half(1)), Argument::U32(n_blocks as u32 / 2)];
-        let copy_s = self.best_time(&copy, n_blocks / 2, &args)?;
+        let (mut read_s, mut copy_s) = (f64::INFINITY, f64::INFINITY);
+        for &block_elements in self.effort.block_elements {
+            let n_blocks = n_bytes / (4 * block_elements);
+            let sum = self.allocate(4 * n_blocks)?;
+            let read = self.load(&problem("peak_read", &[("block_elements", block_elements)]))?;
+            let args = [all_of(&memory), all_of(&sum), Argument::U32(n_blocks as u32)];
+            read_s = read_s.min(self.best_time(&read, n_blocks, &args)?);
+
+            let copy = self.load(&problem("peak_copy", &[("block_elements", block_elements)]))?;
+            let args = [all_of(&half(0)), all_of(&half(1)), Argument::U32(n_blocks as u32 / 2)];
+            copy_s = copy_s.min(self.best_time(&copy, n_blocks / 2, &args)?);
+        }
         Ok((n_bytes as f64 / read_s, n_bytes as f64 / copy_s))
     }
 
@@ -267,7 +282,7 @@ impl Bench<'_> {
 
     /// Blocks of a kernel that only computes: some for each compute unit.
     fn n_blocks(&self) -> usize {
-        self.pipeline.driver().parallelism() * if self.effort.target.is_zero() { 1 } else { 4 }
+        self.pipeline.driver().parallelism() * if self.effort.target.is_zero() { 1 } else { 8 }
     }
 
     /// Seconds for one of many rounds: as many as take the time that is to be spent.

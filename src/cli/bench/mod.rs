@@ -12,6 +12,7 @@ mod report;
 mod roofline;
 mod suite;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -79,6 +80,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
+    /// Write what --json prints into a file, beside the text
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -90,7 +95,8 @@ const GPU_PREFILL_CHUNK: usize = 4096;
 
 /// Runs the command.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let file = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
+    let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
+    let save = args.save.as_deref().map(|path| OutputFile::create(path, "figures")).transpose()?;
     let checkpoint = args.model.open(output)?;
     let pipeline = args.device.pipeline()?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?;
@@ -119,10 +125,10 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         kernels: session.kernels,
     };
     report.print(output)?;
-    match file {
-        Some(file) => file.fill(|file| plot::write(file, &report)),
-        None => Ok(()),
+    if let Some(save) = save {
+        save.fill(|file| writeln!(file, "{}", report.json()))?;
     }
+    plot.map_or(Ok(()), |plot| plot.fill(|file| plot::write(file, &report)))
 }
 
 /// Works that are done by an engine of their own.

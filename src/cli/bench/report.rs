@@ -84,8 +84,11 @@ impl Report<'_> {
             &flop,
             "others %",
         ];
-        let rows: Vec<Vec<String>> = self.measured.iter().map(|m| self.row(m)).collect();
-        Ok(output.table(&header, &rows, &header[1..])?)
+        // On a GPU the cores have little to do.
+        let header = &header[..header.len() - usize::from(self.limits.is_gpu())];
+        let shown = |measured| self.row(measured).into_iter().take(header.len()).collect();
+        let rows: Vec<Vec<String>> = self.measured.iter().map(shown).collect();
+        Ok(output.table(header, &rows, &header[1..])?)
     }
 
     fn row(&self, measured: &Measured) -> Vec<String> {
@@ -131,12 +134,13 @@ impl Report<'_> {
         Some(KernelTable { profile, limits: self.limits, n_steps: measured.profiled_steps })
     }
 
-    /// On a GPU the cores have little to do.
+    /// Whether others took more of the cores than a CPU's figures bear.
     fn is_disturbed(&self, measured: &Measured) -> bool {
         !self.limits.is_gpu() && measured.others.is_some_and(|others| others > MOST_OTHERS)
     }
 
-    fn json(&self) -> Value {
+    /// The object that `--json` prints.
+    pub fn json(&self) -> Value {
         json!({
             "schema": 2, "model": self.model, "layers": self.n_layers, "weights": self.weights, "kv": self.kv,
             "device": self.device, "target": self.target, "limits": self.limits.json(),
