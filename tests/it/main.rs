@@ -27,3 +27,4 @@ mod startup;
 mod templates;
 mod tiny;
 mod tokenizer;
+mod tune;

@@ -9,6 +9,7 @@ use super::Args;
 use super::report::{Entry, Tuned};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
+use crate::kernel::Problem;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::timing::Timed;
 use crate::tuning::edit::{self, NewRow};
@@ -78,7 +79,7 @@ fn provenance(pipeline: &Pipeline) -> anyhow::Result<Provenance> {
 fn rows(all: &[Tuned], args: &Args) -> anyhow::Result<Vec<NewRow>> {
     let mut rows: Vec<NewRow> = Vec::new();
     for of_problem in all.chunk_by(|a, b| a.problem == b.problem) {
-        let facts = facts(&of_problem[0], args)?;
+        let facts = facts(&of_problem[0].problem, args)?;
         let first_of_problem = rows.len();
         if rows.iter().any(|row| row.facts == facts && row.op == of_problem[0].problem.ops.join("+")) {
             let what = "two problems would have the same rows: `--where` names too few of their facts";
@@ -102,8 +103,8 @@ fn rows(all: &[Tuned], args: &Args) -> anyhow::Result<Vec<NewRow>> {
 }
 
 /// The facts that rows are to want: all, or those of `--where`.
-fn facts(tuned: &Tuned, args: &Args) -> anyhow::Result<Facts> {
-    let mut facts = tuned.problem.query().facts;
+pub(super) fn facts(problem: &Problem, args: &Args) -> anyhow::Result<Facts> {
+    let mut facts = problem.query().facts;
     if let Some(unknown) = args.r#where.iter().find(|name| !facts.contains_key(*name)) {
         let known = facts.keys().cloned().collect::<Vec<_>>().join(", ");
         return Err(UsageError(format!("--where {unknown}: expected some of: {known}")).into());
