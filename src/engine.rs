@@ -87,6 +87,9 @@ pub enum EngineError {
     /// A kernel could not be had, or a launch failed.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Something that a step launched went wrong, which is known when its tokens are waited for.
+    #[error("could not finish a step")]
+    Step(#[source] gpu::GpuError),
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
@@ -117,6 +120,9 @@ impl Hint for EngineError {
         match self {
             Self::Kv(error) => error.hint(),
             Self::Plan(error) => error.hint(),
+            Self::Step(_) => {
+                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
+            }
             Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
             Self::TooLong { .. } => Some("allow more positions with `-n`, or ask for fewer new tokens".into()),
             Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
@@ -340,11 +346,6 @@ impl Engine {
         ])?;
         Ok(())
     }
-}
-
-/// What went wrong while tokens were waited for.
-fn waiting(source: gpu::GpuError) -> EngineError {
-    EngineError::Plan(PlanError::Device { label: "a step".into(), source })
 }
 
 /// Names and lengths in bytes of tensors.

@@ -56,9 +56,9 @@ impl KernelTable<'_> {
             format!("{:.1}", 100.0 * rates.share),
             format!("{:.2}", entry.bytes / n / 1e6),
             format!("{:.1}", rates.bytes_per_s / 1e9),
-            format!("{:.1}", 100.0 * rates.bytes_per_s / self.limits.memory_bytes_per_s()),
+            percent(rates.bytes_per_s, self.limits.memory_bytes_per_s()),
             format!("{:.2}", rates.flop_per_s / self.limits.flop_unit().0),
-            format!("{:.1}", 100.0 * rates.flop_per_s / self.limits.flop_per_s()),
+            percent(rates.flop_per_s, self.limits.flop_per_s()),
         ]
     }
 
@@ -118,4 +118,8 @@ struct Rates {
     share: f64,
     bytes_per_s: f64,
     flop_per_s: f64,
+}
+/// The percentage, where the limit is known.
+fn percent(part: f64, limit: f64) -> String {
+    if limit.is_nan() { "-".into() } else { format!("{:.1}", 100.0 * part / limit) }
 }

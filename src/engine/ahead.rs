@@ -35,7 +35,7 @@ impl Ahead {
         }
         self.turn = next;
         let Some(step) = std::mem::replace(&mut self.in_flight, launched) else { return Ok(None) };
-        let bytes = self.mailboxes[before].wait().map_err(super::waiting)?;
+        let bytes = self.mailboxes[before].wait().map_err(EngineError::Step)?;
         let tokens = bytes.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect();
         Ok(Some((step, tokens)))
     }

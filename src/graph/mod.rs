@@ -3,6 +3,7 @@
 //! - [`forward`]: the gpt-oss forward pass; start here
 //! - [`kv_cache`]: where keys and values of a position live
 //! - [`arena`]: one block of memory for all activations
+//! - `lifetimes`: which activations there are, and for how long
 //! - `cover`: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - `inputs`: what every step is told, in one copy
 //! - `buckets`: the kernels of all of them, drafted and loaded
@@ -22,6 +23,7 @@ mod cover;
 pub mod forward;
 mod inputs;
 pub mod kv_cache;
+mod lifetimes;
 pub mod memory;
 pub mod plan;
 pub mod profile;

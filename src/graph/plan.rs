@@ -4,19 +4,19 @@
 //! bucket of row counts and kind of step: the tuning tables may prefer other templates, and other fusions, for one row than for
 //! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
-use super::arena::{self, Lifetime};
 use super::buckets;
-use super::cover::{self, Candidates};
+use super::cover;
 use super::inputs::Inputs;
+use super::lifetimes::{ArenaLayout, lifetimes};
 use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
 use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
-use super::segment::{PlannedLaunch, PreparedLaunch, Segment, scalars};
+use super::segment::{PlannedLaunch, PreparedLaunch, Segment};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, StepShape, Storage};
@@ -24,7 +24,6 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Hint;
 use crate::kernel::contract::Access;
 use crate::kernel::expression::ExpressionError;
-use crate::kernel::launch::ArgSpec;
 use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::kernel::render::RenderError;
@@ -406,22 +405,6 @@ fn allocate_externals(
     externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
 }
 
-/// Where in the arena every activation is.
-struct ArenaLayout {
-    /// First byte and length, by tensor index.
-    ranges: BTreeMap<usize, (usize, usize)>,
-    len_bytes: usize,
-}
-
-impl ArenaLayout {
-    /// Places for tensors, by their index.
-    fn new(lifetimes: &BTreeMap<usize, Lifetime>) -> Self {
-        let (offsets, len_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
-        let ranges = lifetimes.iter().zip(offsets).map(|((&i, life), offset)| (i, (offset, life.len_bytes)));
-        Self { ranges: ranges.collect(), len_bytes }
-    }
-}
-
 /// What everything takes.
 fn memory_plan(
     graph: &Graph,
@@ -469,41 +452,6 @@ fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
     let Some(view) = memory.iter().find(|view| view.len_bytes() > 0) else { return Ok(()) };
     let waited = pipeline.driver().read(view, &mut [0]);
     waited.map_err(|source| PlanError::Device { label: "the weights".into(), source })
-}
-
-/// Size and life of every activation, by tensor index. Where one kernel may do several nodes, its blocks read and write what
-/// they please at any time: whatever one of these nodes needs lives for all of them.
-fn lifetimes(
-    graph: &Graph,
-    candidates: &[Candidates],
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
-) -> Result<BTreeMap<usize, Lifetime>, PlanError> {
-    let mut lifetimes: BTreeMap<usize, Lifetime> = BTreeMap::new();
-    for (at, node) in graph.nodes.iter().enumerate() {
-        let contract = pipeline.library().contract(&node.problem.ops[0])?;
-        let scalars = scalars(options.largest(StepKind::Mixed).count(node.rows), &node.scalars);
-        for arg in &contract.args {
-            let Some(id) = node.args.get(&arg.name) else { continue };
-            if graph.tensor_of(*id).storage != Storage::Arena {
-                continue;
-            }
-            let spec = ArgSpec::of(arg, &node.problem);
-            let len_bytes = spec.len_bytes(&scalars)?;
-            let life = lifetimes.entry(id.0).or_insert(Lifetime { len_bytes, first_node: at, last_node: at });
-            life.last_node = at;
-            life.len_bytes = life.len_bytes.max(len_bytes);
-        }
-    }
-    for range in candidates.iter().flat_map(Candidates::run_ranges) {
-        for id in graph.nodes[range.clone()].iter().flat_map(|node| node.args.values()) {
-            if let Some(life) = lifetimes.get_mut(&id.0) {
-                life.first_node = life.first_node.min(range.start);
-                life.last_node = life.last_node.max(range.end - 1);
-            }
-        }
-    }
-    Ok(lifetimes)
 }
 
 /// Bytes that the hungriest launch needs besides the graph's tensors.

@@ -1,49 +1,25 @@
-//! References of `rope_angles`, `rope_kv` and `attention`.
+//! Reference of `attention`, and where positions are in the cache.
 
 use super::random::Random;
 use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
 use crate::dtype::Dtype;
 
-pub(super) fn rope_angles_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let half = case.dim("half_head_dim")?;
-    // gpt-oss: theta 150000, and the longest context it states.
-    let inv_freq = (0..half).map(|i| 150_000f64.powf(-(i as f64) / half as f64)).collect();
-    Ok(named([
-        ("inv_freq", Tensor::rounded(Dtype::F32, inv_freq)),
-        ("position", random.indices(case.n_tokens()?, 131_072)),
-    ]))
-}
-
-/// cos_sin[t, i] = cos(position[t] * inv_freq[i]) * concentration, cos_sin[t, half + i] the same with sin. The angle is
-/// rounded to f32 first, as the contract states.
-pub(super) fn rope_angles(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let (inv_freq, position) = (tensor(inputs, "inv_freq")?, tensor(inputs, "position")?);
-    let concentration = case.constant("concentration")?;
-    let mut cos_sin = Vec::new();
-    for &position in position.values() {
-        let angles = inv_freq.values().iter().map(|inv_freq| f64::from(position as f32 * *inv_freq as f32));
-        cos_sin.extend(angles.clone().map(|angle| angle.cos() * concentration));
-        cos_sin.extend(angles.map(|angle| angle.sin() * concentration));
-    }
-    Ok(only("cos_sin", Output::plain(cos_sin)))
-}
-
 /// Where heads are in a row of qkv and positions are in the cache.
-struct Layout {
-    n_heads: usize,
-    n_kv_heads: usize,
-    half: usize,
-    head_dim: usize,
+pub(super) struct Layout {
+    pub n_heads: usize,
+    pub n_kv_heads: usize,
+    pub half: usize,
+    pub head_dim: usize,
     block_tokens: usize,
     table_blocks: usize,
-    n_slots: usize,
+    pub n_slots: usize,
     n_blocks: usize,
     /// Rows of keys run along d and rows of values along positions, not the other way round.
     matrix_layout: bool,
 }
 
 impl Layout {
-    fn of(case: &Case) -> Result<Self, ReferenceError> {
+    pub fn of(case: &Case) -> Result<Self, ReferenceError> {
         let half = case.dim("half_head_dim")?;
         let layout = Self {
             n_heads: case.dim("num_attention_heads")?,
@@ -64,110 +40,55 @@ impl Layout {
     }
 
     /// Elements of a row of qkv.
-    fn qkv_size(&self) -> usize {
+    pub fn qkv_size(&self) -> usize {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
     /// Positions of a slot that the cache holds at once.
-    fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.block_tokens * self.table_blocks
     }
 
     /// Elements of k_cache, and of v_cache.
-    fn cache_size(&self) -> usize {
+    pub fn cache_size(&self) -> usize {
         self.n_blocks * self.n_kv_heads * self.head_dim * self.block_tokens
     }
 
     /// Where positions that attention is tested at end: without a window where the slot's blocks do.
-    fn end(&self, window: usize) -> usize {
+    pub fn end(&self, window: usize) -> usize {
         if window == 0 { self.capacity() } else { 3 * self.capacity() }
     }
 
-    fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
+    pub fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
         table.index(slot * self.table_blocks + p / self.block_tokens % self.table_blocks)
     }
 
     /// k_cache: (n_blocks, n_kv_heads, head_dim, block_tokens), for matrix units (…, block_tokens, head_dim)
-    fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
+    pub fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
         self.place(block, g, d, p, self.matrix_layout)
     }
 
     /// v_cache: (n_blocks, n_kv_heads, block_tokens, head_dim), for matrix units (…, head_dim, block_tokens)
-    fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
+    pub fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
         self.place(block, g, d, p, !self.matrix_layout)
     }
 
-    fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
+    pub fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
         let (p, head) = (p % self.block_tokens, (block * self.n_kv_heads + g) * self.block_tokens * self.head_dim);
         head + if d_is_innermost { p * self.head_dim + d } else { d * self.block_tokens + p }
     }
 
     /// Every slot's blocks: no block is in two places.
-    fn block_table(&self, random: &mut Random) -> Tensor {
+    pub fn block_table(&self, random: &mut Random) -> Tensor {
         let mut blocks: Vec<usize> = (0..self.n_blocks).collect();
         random.shuffle(&mut blocks);
         Tensor::whole(blocks.into_iter().take(self.n_slots * self.table_blocks))
     }
 }
 
-pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (layout, n_tokens, kv) = (Layout::of(case)?, case.n_tokens()?, case.dtype("kv")?);
-    let rows = rope_kv_rows(case, &layout, random)?;
-    let mut cos_sin = Vec::new();
-    for _ in 0..n_tokens {
-        let angles: Vec<f64> = (0..layout.half).map(|_| std::f64::consts::TAU * random.uniform()).collect();
-        cos_sin.extend(angles.iter().map(|angle| 1.3 * angle.cos()));
-        cos_sin.extend(angles.iter().map(|angle| 1.3 * angle.sin()));
-    }
-    Ok(named([
-        ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 1.0)),
-        ("cos_sin", Tensor::rounded(Dtype::F32, cos_sin)),
-        ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
-        ("position", Tensor::whole(rows.iter().map(|row| row.1))),
-        ("block_table", layout.block_table(random)),
-        ("k_cache", random.normals(kv, layout.cache_size(), 1.0)),
-        ("v_cache", random.normals(kv, layout.cache_size(), 1.0)),
-    ]))
-}
-
-/// Slot and position of every row, no two of them in the same place of the cache.
-fn rope_kv_rows(case: &Case, layout: &Layout, random: &mut Random) -> Result<Vec<(usize, usize)>, ReferenceError> {
-    let (n_tokens, capacity, is_chunk) = (case.n_tokens()?, layout.capacity(), case.wants("chunk"));
-    let longest = if is_chunk { n_tokens } else { n_tokens.div_ceil(layout.n_slots) };
-    if longest > capacity {
-        let why = format!("a run of {longest} tokens in a slot of {capacity} positions");
-        return Err(ReferenceError::Contradiction { why });
-    }
-    if case.wants("decode") {
-        return last_positions(layout, n_tokens, capacity);
-    }
-    if is_chunk {
-        return Ok(chunk(layout, n_tokens, |len, _| capacity - len.div_ceil(2), random));
-    }
-    Ok(runs(layout, n_tokens, random))
-}
-
-/// Each slot stores a run of positions; one starts at position 0, one crosses the end of the ring, the others start anywhere.
-fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, usize)> {
-    let (len, capacity) = (n_tokens.div_ceil(layout.n_slots), layout.capacity());
-    let first_slot = random.below(layout.n_slots);
-    let mut rows = Vec::new();
-    for i in 0..layout.n_slots {
-        let start = match i {
-            0 => capacity - len.div_ceil(2),
-            1 => 0,
-            _ => random.below(3 * capacity),
-        };
-        rows.extend((start..start + len).map(|p| ((first_slot + i) % layout.n_slots, p)));
-    }
-    rows.truncate(n_tokens);
-    random.shuffle(&mut rows);
-    rows
-}
-
 /// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says, given
 /// their count, and single rows of the other slots before and behind them.
-fn chunk(
+pub(super) fn chunk(
     layout: &Layout,
     n_tokens: usize,
     start: impl Fn(usize, &mut Random) -> usize,
@@ -183,50 +104,6 @@ fn chunk(
     rows.extend((start..start + len).map(|p| (slots[0], p)));
     rows.extend(behind);
     rows
-}
-
-/// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to the
-/// cache. What is left of k in qkv is open.
-pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let layout = Layout::of(case)?;
-    let (slot, position, table) =
-        (tensor(inputs, "slot")?, tensor(inputs, "position")?, tensor(inputs, "block_table")?);
-    let mut qkv = Output::plain(tensor(inputs, "qkv")?.values().to_vec());
-    let mut k_cache = Output::plain(tensor(inputs, "k_cache")?.values().to_vec());
-    let mut v_cache = Output::plain(tensor(inputs, "v_cache")?.values().to_vec());
-    let cos_sin = tensor(inputs, "cos_sin")?.values().chunks(layout.head_dim);
-    for (t, cos_sin) in cos_sin.enumerate() {
-        let row = t * layout.qkv_size()..(t + 1) * layout.qkv_size();
-        let (values, scale) = (&mut qkv.values[row.clone()], &mut qkv.scale[row]);
-        for h in 0..layout.n_heads + layout.n_kv_heads {
-            let head = h * layout.head_dim..(h + 1) * layout.head_dim;
-            rotate(&mut values[head.clone()], &mut scale[head], cos_sin);
-        }
-        let (p, k) = (position.index(t), layout.n_heads * layout.head_dim);
-        let (block, v) = (layout.block(table, slot.index(t), p), k + layout.n_kv_heads * layout.head_dim);
-        for i in 0..layout.n_kv_heads * layout.head_dim {
-            let (g, d) = (i / layout.head_dim, i % layout.head_dim);
-            store(&mut k_cache, layout.k(block, g, d, p), values[k + i], scale[k + i]);
-            store(&mut v_cache, layout.v(block, g, d, p), values[v + i], scale[v + i]);
-        }
-        scale[k..v].fill(f64::INFINITY);
-    }
-    Ok(Outputs::from([("qkv".into(), qkv), ("k_cache".into(), k_cache), ("v_cache".into(), v_cache)]))
-}
-
-fn store(output: &mut Output, i: usize, value: f64, scale: f64) {
-    output.values[i] = value;
-    output.scale[i] = scale;
-}
-
-/// Rotates a head; the scale becomes the sum of the sizes of the two terms.
-fn rotate(x: &mut [f64], scale: &mut [f64], cos_sin: &[f64]) {
-    let half = x.len() / 2;
-    for i in 0..half {
-        let (a, b, cos, sin) = (x[i], x[half + i], cos_sin[i], cos_sin[half + i]);
-        (x[i], x[half + i]) = (a * cos - b * sin, b * cos + a * sin);
-        (scale[i], scale[half + i]) = ((a * cos).abs() + (b * sin).abs(), (b * cos).abs() + (a * sin).abs());
-    }
 }
 
 pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -272,7 +149,11 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
 }
 
 /// Every row alone in its slot, at the last position before `end`.
-fn last_positions(layout: &Layout, n_tokens: usize, end: usize) -> Result<Vec<(usize, usize)>, ReferenceError> {
+pub(super) fn last_positions(
+    layout: &Layout,
+    n_tokens: usize,
+    end: usize,
+) -> Result<Vec<(usize, usize)>, ReferenceError> {
     if n_tokens > layout.n_slots {
         let why = format!("{n_tokens} rows alone in {} slots", layout.n_slots);
         return Err(ReferenceError::Contradiction { why });

@@ -10,6 +10,7 @@ mod drawn;
 mod moe;
 mod peak;
 mod random;
+mod rope;
 mod sample;
 mod tensor;
 mod weights;
@@ -121,20 +122,8 @@ const OPS: [Op; 17] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
-    Op {
-        name: "rope_angles",
-        first: "inv_freq",
-        kinds: &[],
-        inputs: attention::rope_angles_inputs,
-        run: attention::rope_angles,
-    },
-    Op {
-        name: "rope_kv",
-        first: "qkv",
-        kinds: &["chunk", "decode"],
-        inputs: attention::rope_kv_inputs,
-        run: attention::rope_kv,
-    },
+    Op { name: "rope_angles", first: "inv_freq", kinds: &[], inputs: rope::rope_angles_inputs, run: rope::rope_angles },
+    Op { name: "rope_kv", first: "qkv", kinds: &["chunk", "decode"], inputs: rope::rope_kv_inputs, run: rope::rope_kv },
     Op {
         name: "attention",
         first: "qkv",

@@ -320,10 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn a_row_for_a_kind_of_step_meets_one_for_all() {
+    fn a_row_for_a_kind_of_step_goes_before_one_for_all() {
         let rows = row("1+", "", 1) + &row("9+", "", 2) + "step = \"mixed\"\n";
-        let error = tables(&[("gfx11", rows)]).expect_err("both apply").to_string();
-        assert_eq!(error, "gfx11.toml:12: this row for `linear` and the one in line 5 both apply at 9 tokens");
+        let both = tables(&[("gfx11", rows)]).expect("one wants more than the other");
+        let target = Target::gpu("gfx1100").expect("known");
+        let tile = |n, step| both.lookup(&query(64), n, step, &target).map(|row| row.params["tile"]);
+        assert_eq!([8, 9].map(|n| tile(n, StepKind::Mixed)), [Some(1), Some(2)]);
+        assert_eq!([8, 9].map(|n| tile(n, StepKind::Decode)), [Some(1), Some(1)]);
         let alone = row("2+", "", 1) + "step = \"mixed\"\n";
         assert_eq!(
             tables(&[("gfx11", alone)]).expect("right").lint(),

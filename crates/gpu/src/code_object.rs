@@ -47,8 +47,8 @@ pub struct KernelFacts {
     pub agprs: u32,
     /// Scalar registers of each wave.
     pub sgprs: u32,
-    /// Vector registers that did not fit and are kept in memory. On NVIDIA the words of private memory: a cubin does not tell
-    /// spilled registers from arrays that are indexed at run time, which are as slow.
+    /// Vector registers that did not fit and are kept in memory. On NVIDIA 0: a cubin does not tell them from arrays that are
+    /// indexed at run time (the reduction of large angles has one), both are private memory.
     pub vgpr_spills: u32,
     /// Scalar registers that did not fit and are kept elsewhere.
     pub sgpr_spills: u32,
@@ -467,7 +467,10 @@ mod tests {
         let mut host = TILE.to_vec();
         host[18] = 62; // e_machine: x86-64
         let error = CodeObject::parse(&host).expect_err("not for a GPU").to_string();
-        assert_eq!(error, "expected an ELF file for AMD GPUs (machine 224), found machine 62");
+        assert_eq!(
+            error,
+            "expected an ELF file for AMD GPUs (machine 224) or NVIDIA GPUs (machine 190), found machine 62"
+        );
         assert!(CodeObject::parse(b"").expect_err("nothing").to_string().starts_with("could not read the ELF file"));
     }
 

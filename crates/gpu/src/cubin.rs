@@ -110,7 +110,7 @@ fn kernel(
         vgprs: registers,
         agprs: 0,
         sgprs: 0,
-        vgpr_spills: frame_bytes.div_ceil(4),
+        vgpr_spills: 0, // not told from arrays that are indexed at run time
         sgpr_spills: 0,
         lds_bytes,
         private_bytes: frame_bytes,

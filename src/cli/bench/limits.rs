@@ -52,6 +52,18 @@ pub(in crate::cli) struct MatrixRate {
 }
 
 impl Limits {
+    /// Of a device that was not measured: nothing can be held against them.
+    pub fn unknown() -> Self {
+        let [read_bytes_per_s, copy_bytes_per_s, multiply_add_flop_per_s] = [f64::NAN; 3];
+        let (matrix, launch, is_gpu) = (Vec::new(), None, false);
+        Self { read_bytes_per_s, copy_bytes_per_s, multiply_add_flop_per_s, matrix, launch, is_gpu }
+    }
+
+    /// Whether they were measured.
+    pub fn are_known(&self) -> bool {
+        !self.read_bytes_per_s.is_nan()
+    }
+
     /// Whether they are a GPU's.
     pub fn is_gpu(&self) -> bool {
         self.is_gpu

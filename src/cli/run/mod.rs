@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::bench::limits;
+use super::bench::limits::{self, Limits};
 use super::kernel_table::KernelTable;
 use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes, TokenizerArgs};
 use super::output::Output;
@@ -22,7 +22,9 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::engine::Engine;
 use crate::graph::profile::Profiled;
+use crate::kernel::pipeline::Pipeline;
 use crate::scheduler::Sampling;
+use crate::target::Backend;
 use crate::tokenizer::Tokenizer;
 
 /// What `run` does with its input.
@@ -123,14 +125,27 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 /// Where the time of the steps went, on stderr, if it was taken: beside the machine's limits, which are measured for it.
 fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
     let Some(profile) = engine.take_profile() else { return Ok(()) };
-    let limits = limits::measure(engine.executor().pipeline(), limits::Care::Little)?;
+    let limits = limits_of(engine.executor().pipeline(), output);
     let table = KernelTable { profile: &profile, limits: &limits, n_steps: 1 };
     let header = table.header();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
-    limits.lines().iter().for_each(|line| output.note(line));
+    if limits.are_known() {
+        limits.lines().iter().for_each(|line| output.note(line));
+    }
     output.note_table(&header, &table.rows(), &header[2..]);
     output.note(&format!("{} steps; {}", profile.steps, table.summary()));
     Ok(())
+}
+
+/// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without them.
+fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
+    if pipeline.target().backend == Backend::Sim {
+        return Limits::unknown();
+    }
+    limits::measure(pipeline, limits::Care::Little).unwrap_or_else(|error| {
+        output.warning(&format!("the device's limits could not be measured: {error:#}"));
+        Limits::unknown()
+    })
 }
 
 /// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.

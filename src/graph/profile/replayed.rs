@@ -43,6 +43,11 @@ pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Res
     let launches = isolated(steps, shape)?;
     let driver = steps.pipeline.driver();
     let failed = |source| PlanError::Device { label: "the profile of a step".into(), source };
+    // One by one first, so that what goes wrong is told by its node.
+    for Isolated { planned, prepared, .. } in &launches {
+        let launched = driver.launch_timed(planned.kernel(), &prepared.launch());
+        launched.map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+    }
     let all: Vec<usize> = (0..launches.len()).collect();
     let Some(whole) = capture(driver, &launches, &all).map_err(failed)? else { return Ok(None) };
     let mut groups = BTreeMap::new();
