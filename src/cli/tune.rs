@@ -20,7 +20,7 @@ use super::output::Output;
 use super::report::UsageError;
 use super::shapes::NamedShape;
 use crate::dtype::Dtype;
-use crate::kernel::choice::Choice;
+use crate::kernel::choice::{Choice, Why};
 use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::Store;
@@ -227,7 +227,8 @@ impl Tuner<'_> {
         let bench = Bench::new(self.pipeline, problem, &setup, weights)?;
         let prepared = begun.elapsed();
         let present = (ranking.choices[0].template.label(), ranking.choices[0].params.clone());
-        let wanted = |choice: &&Choice| self.args.variant.is_empty() || self.args.variant.contains(&choice.template.variant);
+        let wanted =
+            |choice: &&Choice| self.args.variant.is_empty() || self.args.variant.contains(&choice.template.variant);
         let mut entries = Entries::new();
         let mut n_tried = 0;
         for choice in ranking.choices.iter().filter(wanted) {
@@ -254,6 +255,10 @@ impl Tuner<'_> {
             n_copies: bench.n_copies(),
             n_tried,
             present,
+            present_row: match &first.why {
+                Why::Row(row) => Some(row.tokens),
+                Why::Priority(_) => None,
+            },
             entries: entries.into_values().collect(),
         })
     }

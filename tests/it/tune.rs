@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::program::{Ran, run};
 
 /// One small problem on the cpu device.
-const SMALL: [&str; 9] = ["tune", "--op", "linear", "--device", "cpu", "--dims", "in_features=64,out_features=32", "--tokens", "1,3"];
+const SMALL: [&str; 9] =
+    ["tune", "--op", "linear", "--device", "cpu", "--dims", "in_features=64,out_features=32", "--tokens", "1,3"];
 
 fn tune(more: &[&str]) -> Ran {
     run(&[&SMALL[..], more].concat())
@@ -41,11 +42,14 @@ fn the_fastest_of_a_grid_is_told_beside_the_present_choice() {
 fn what_is_written_is_what_the_next_run_finds() {
     let folder = tempfile::tempdir().expect("a folder");
     let tuning = folder.path().to_str().expect("a name");
-    let written = tune(&["--most", "4", "--tuning", tuning, "--write", "--where", "in_features,out_features", "--json"]);
+    let written =
+        tune(&["--most", "4", "--tuning", tuning, "--write", "--where", "in_features,out_features", "--json"]);
     let best = results(&written);
     let file = fs::read_dir(folder.path()).expect("listed").next().expect("a file").expect("a file").path();
     let text = fs::read_to_string(&file).expect("a table");
-    for line in ["kind     = \"measured\"", "device   = \"cpu (", "where      = { in_features = 64, out_features = 32 }"] {
+    for line in
+        ["kind     = \"measured\"", "device   = \"cpu (", "where      = { in_features = 64, out_features = 32 }"]
+    {
         assert!(text.contains(line), "{line}: {text}");
     }
     assert!(!text.contains(tuning), "folders are of one machine: {text}");

@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(args, [(0, 8), (8, 8), (16, 8), (24, 4)]);
         let gemv = CodeObject::parse(GEMV).expect("a real object");
         let kernel = gemv.kernel("linear_gemv").expect("its kernel");
-        assert_eq!((kernel.vgprs, kernel.private_bytes, kernel.spills(), kernel.lds_bytes), (18, 16, 4, 0));
+        assert_eq!((kernel.vgprs, kernel.private_bytes, kernel.spills(), kernel.lds_bytes), (18, 16, 0, 0));
     }
 
     #[test]
@@ -178,8 +178,7 @@ mod tests {
         object.agrees(&spec(), limits).expect("it is the same");
         let larger = KernelSpec { block_size: 512, ..spec() };
         let fewer = KernelSpec { args: spec().args[..3].to_vec(), ..spec() };
-        for (spec, limits) in
-            [(larger, limits), (fewer, limits), (spec(), DeviceLimits { lds_bytes: 1055, ..limits })]
+        for (spec, limits) in [(larger, limits), (fewer, limits), (spec(), DeviceLimits { lds_bytes: 1055, ..limits })]
         {
             object.agrees(&spec, limits).expect_err("it differs");
         }

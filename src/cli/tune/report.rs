@@ -9,7 +9,7 @@ use crate::kernel::pipeline::Pipeline;
 use crate::kernel::timing::{Candidate, CandidateError, Timed};
 use crate::kernel::work::Work;
 use crate::kernel::{Params, Problem};
-use crate::tuning::table::StepKind;
+use crate::tuning::table::{StepKind, Tokens};
 
 /// One candidate.
 pub(super) struct Entry {
@@ -30,6 +30,8 @@ pub(super) struct Tuned {
     pub n_tried: usize,
     /// What the tables say now.
     pub present: (String, Params),
+    /// For how many tokens the row holds that says it; `None` where none does.
+    pub present_row: Option<Tokens>,
     pub entries: Vec<Entry>,
 }
 
