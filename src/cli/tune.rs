@@ -10,6 +10,7 @@ mod write;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu::Driver;
 
@@ -19,12 +20,12 @@ use super::output::Output;
 use super::report::UsageError;
 use super::shapes::NamedShape;
 use crate::dtype::Dtype;
-use crate::kernel::choice::Choice;
+use crate::kernel::choice::{Choice, Why};
 use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::Store;
 use crate::kernel::template::Template;
-use crate::kernel::timing::search::search;
+use crate::kernel::timing::search::{Limits, search};
 use crate::kernel::timing::{Bench, Candidate, CandidateError, ROUNDS, Setup, Timed, Weights};
 use crate::kernel::{Params, Precision, Problem};
 use crate::target::{Backend, Target};
@@ -38,6 +39,9 @@ const FINAL_ROUNDS: usize = 15;
 /// How many of the best that is done with.
 const FINALISTS: usize = 4;
 
+/// A template is left alone when a look around finds nothing that is at most so many times slower than another's best.
+const HOPELESS: f64 = 2.0;
+
 /// What a last cache holds where no table says it, in bytes: as much as any has.
 const CACHE_BYTES: usize = 256 << 20;
 
@@ -48,9 +52,9 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "OP,…", required = true)]
     op: Vec<String>,
 
-    /// Only the variants of this name
-    #[arg(long)]
-    variant: Option<String>,
+    /// Only the variants of these names
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    variant: Vec<String>,
 
     /// The model whose forward pass says which problems there are
     #[arg(long, value_enum, default_value = "gpt-oss-20b")]
@@ -151,6 +155,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     for op in &args.op {
         problems.extend(problems::of(op, args, &pipeline)?);
     }
+    problems.iter().try_for_each(|problem| write::facts(problem, args).map(drop))?; // a typing error costs no minutes
     let tuner = Tuner { args, pipeline: &pipeline, cache_bytes, output };
     let mut all = Vec::new();
     for problem in &problems {
@@ -192,9 +197,7 @@ impl Tuner<'_> {
         for n_tokens in tokens {
             let workload = problems::workload(self.args, problem, n_tokens)?;
             let tuned = self.tune(problem, n_tokens, &workload, &mut weights, before.as_ref())?;
-            if !self.output.is_json() {
-                report::print(&tuned, self.args.show, self.output)?;
-            }
+            report::print(&tuned, self.args.show, self.output)?;
             before = tuned.ranked().first().map(|(entry, _)| entry.candidate.clone());
             all.push(tuned);
         }
@@ -220,9 +223,12 @@ impl Tuner<'_> {
             cache_bytes: self.cache_bytes,
             seed: u64::from(n_tokens),
         };
+        let begun = Instant::now();
         let bench = Bench::new(self.pipeline, problem, &setup, weights)?;
+        let prepared = begun.elapsed();
         let present = (ranking.choices[0].template.label(), ranking.choices[0].params.clone());
-        let wanted = |choice: &&Choice| self.args.variant.as_ref().is_none_or(|v| *v == choice.template.variant);
+        let wanted =
+            |choice: &&Choice| self.args.variant.is_empty() || self.args.variant.contains(&choice.template.variant);
         let mut entries = Entries::new();
         let mut n_tried = 0;
         for choice in ranking.choices.iter().filter(wanted) {
@@ -234,6 +240,12 @@ impl Tuner<'_> {
         let first = &ranking.choices[0];
         let known = [Some(candidate(&first.template, &first.params)), before.cloned()];
         self.finals(&bench, known.into_iter().flatten(), &mut entries);
+        let kernels = begun.elapsed() - prepared;
+        self.output.detail(&format!(
+            "{:.1} s for inputs and reference, {:.1} s for {n_tried} kernels",
+            prepared.as_secs_f64(),
+            kernels.as_secs_f64()
+        ));
         Ok(Tuned {
             problem: problem.clone(),
             n_tokens,
@@ -243,6 +255,10 @@ impl Tuner<'_> {
             n_copies: bench.n_copies(),
             n_tried,
             present,
+            present_row: match &first.why {
+                Why::Row(row) => Some(row.tokens),
+                Why::Priority(_) => None,
+            },
             entries: entries.into_values().collect(),
         })
     }
@@ -256,7 +272,9 @@ impl Tuner<'_> {
         let legal: Vec<Params> = all.filter(keeps).collect();
         let Some(first) = legal.first() else { return 0 };
         let start = if keeps(&choice.params) { &choice.params } else { first };
-        let tried = search(&legal, start, self.args.most.max(1), &mut |params| {
+        let best_of_others = entries.values().filter_map(Entry::time_us).fold(f64::INFINITY, f64::min);
+        let limits = Limits { most: self.args.most.max(1), hopeless_us: HOPELESS * best_of_others };
+        let tried = search(&legal, start, limits, &mut |params| {
             let candidates = params.iter().map(|params| candidate(template, params)).collect();
             self.time(bench, candidates, ROUNDS, entries)
         });

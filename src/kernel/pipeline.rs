@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
 
 use super::choice::{self, Choice, Ranking, choose};
@@ -38,6 +39,8 @@ pub struct LoadedKernel {
     pub rendered: Rendered,
     /// Where the object came from.
     pub origin: Origin,
+    /// What a GPU's object uses.
+    pub uses: Option<KernelFacts>,
 }
 
 /// Why a kernel could not be had.
@@ -289,12 +292,11 @@ impl Pipeline {
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
-        if matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc) {
-            let examined = examine(object, &spec, &rendered.resources, &self.target);
-            examined.map_err(|source| PipelineError::Object { label: label.clone(), source })?;
-        }
+        let is_of_gpu = matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc);
+        let examined = is_of_gpu.then(|| examine(object, &spec, &rendered.resources, &self.target));
+        let uses = examined.transpose().map_err(|source| PipelineError::Object { label: label.clone(), source })?;
         let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;
-        Ok(LoadedKernel { kernel, rendered, origin })
+        Ok(LoadedKernel { kernel, rendered, origin, uses })
     }
 }
 

@@ -105,9 +105,10 @@ pub fn examine(
         return Err(ObjectError::Target { expected: target.arch.clone(), found: object.target });
     }
     let limits = DeviceLimits { wave_size: target.wave_size, lds_bytes: target.lds_bytes };
-    let kernel = object.agrees(spec, limits)?;
-    resources.check(kernel)?;
-    Ok(kernel.clone())
+    let mut kernel = object.agrees(spec, limits)?.clone();
+    kernel.lds_bytes += spec.lds_bytes; // an object knows what its kernel declares, not what its launches ask for
+    resources.check(&kernel)?;
+    Ok(kernel)
 }
 
 /// `gfx90a` of `gfx90a:sramecc+:xnack-`: an object that leaves a feature open runs with it and without.

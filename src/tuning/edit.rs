@@ -182,6 +182,11 @@ fn provenance_text(label: &str, provenance: &Provenance) -> String {
 }
 
 impl NewRow {
+    /// Whether another row uses the same template with the same parameters.
+    pub fn is_same_choice(&self, other: &Self) -> bool {
+        self.template == other.template && self.params == other.params
+    }
+
     /// Whether an old row is for the same, but for the number of tokens.
     fn is_like(&self, row: &Row) -> bool {
         self.op == row.op && self.facts == row.facts && self.step == row.step

@@ -275,12 +275,12 @@ impl Table {
     }
 
     /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out any:
-    /// there the ops are not fused.
+    /// there the ops are not fused; so may rows behind which others stand.
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         let mut seen: Vec<&Row> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.op.contains('+')) {
-            if seen.iter().any(|other| other.op == row.op && other.facts == row.facts) {
+            if seen.iter().any(|other| other.op == row.op && other.facts == row.facts) || self.falls_back(row) {
                 continue;
             }
             seen.push(row);
@@ -299,6 +299,11 @@ impl Table {
             }
         }
         gaps
+    }
+
+    /// Whether other rows of the file stand behind it, which want less.
+    fn falls_back(&self, row: &Row) -> bool {
+        self.rows.iter().any(|other| other.op == row.op && row.wants_more(other))
     }
 
     fn check(&self) -> Result<(), TuningError> {

@@ -29,3 +29,4 @@ mod templates;
 mod tiny;
 mod tokenizer;
 mod weights;
+mod tune;

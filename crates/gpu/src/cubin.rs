@@ -140,3 +140,60 @@ fn half(value: &[u8], i: usize) -> Option<u16> {
 fn damaged(key: &str, found: &str) -> CodeObjectError {
     CodeObjectError::Value { key: key.to_owned(), expected: "a whole attribute of a cubin", found: found.to_owned() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::code_object::DeviceLimits;
+    use crate::{ArgumentKind, ArgumentSpec, KernelSpec};
+
+    /// `rmsnorm/row` for sm_90; `tests/fixtures/README.md` has what `cuobjdump` says of both.
+    const ROW: &[u8] = include_bytes!("../../../tests/fixtures/objects/rmsnorm_row.sm_90.cubin");
+    /// `linear/gemv` in f32 precision for sm_90: an array that is indexed at run time.
+    const GEMV: &[u8] = include_bytes!("../../../tests/fixtures/objects/linear_gemv.sm_90.cubin");
+
+    fn spec() -> KernelSpec {
+        let kinds = [ArgumentKind::Read, ArgumentKind::Read, ArgumentKind::Write, ArgumentKind::U32];
+        let args = kinds.map(|kind| ArgumentSpec { name: "a".into(), kind }).to_vec();
+        KernelSpec { entry: "rmsnorm_row".into(), abi: String::new(), args, block_size: 256, lds_bytes: 0 }
+    }
+
+    #[test]
+    fn a_cubin_tells_what_cuobjdump_tells_of_it() {
+        let row = CodeObject::parse(ROW).expect("a real object");
+        let kernel = row.kernel("rmsnorm_row").expect("its kernel");
+        assert_eq!((row.target.as_str(), kernel.vgprs, kernel.private_bytes, kernel.lds_bytes), ("sm_90", 20, 0, 1056));
+        assert_eq!((kernel.max_block_size, kernel.kernarg_bytes, kernel.spills()), (256, 28, 0));
+        let args: Vec<(u32, u32)> = kernel.args.iter().map(|arg| (arg.offset, arg.size)).collect();
+        assert_eq!(args, [(0, 8), (8, 8), (16, 8), (24, 4)]);
+        let gemv = CodeObject::parse(GEMV).expect("a real object");
+        let kernel = gemv.kernel("linear_gemv").expect("its kernel");
+        assert_eq!((kernel.vgprs, kernel.private_bytes, kernel.spills(), kernel.lds_bytes), (18, 16, 0, 0));
+    }
+
+    #[test]
+    fn a_cubin_agrees_with_its_contract_alone() {
+        let limits = DeviceLimits { wave_size: 32, lds_bytes: 1056 };
+        let object = CodeObject::parse(ROW).expect("a real object");
+        object.agrees(&spec(), limits).expect("it is the same");
+        let larger = KernelSpec { block_size: 512, ..spec() };
+        let fewer = KernelSpec { args: spec().args[..3].to_vec(), ..spec() };
+        for (spec, limits) in [(larger, limits), (fewer, limits), (spec(), DeviceLimits { lds_bytes: 1055, ..limits })]
+        {
+            object.agrees(&spec, limits).expect_err("it differs");
+        }
+    }
+
+    #[test]
+    fn half_a_cubin_is_an_error_wherever_it_ends() {
+        for len in (0..GEMV.len()).step_by(61) {
+            let _ = CodeObject::parse(&GEMV[..len]); // whatever it is, no panic
+        }
+        CodeObject::parse(&GEMV[..GEMV.len() / 2]).expect_err("it is cut");
+        let mut damaged = GEMV.to_vec();
+        for i in 0x500..0x600 {
+            damaged[i] = 0xff;
+            let _ = CodeObject::parse(&damaged);
+        }
+    }
+}

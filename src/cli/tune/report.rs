@@ -1,5 +1,6 @@
 //! What came of it: a table for each number of rows, and one of the best at the end.
 
+use gpu::code_object::KernelFacts;
 use serde_json::{Value, json};
 
 use crate::cli::output::Output;
@@ -8,7 +9,7 @@ use crate::kernel::pipeline::Pipeline;
 use crate::kernel::timing::{Candidate, CandidateError, Timed};
 use crate::kernel::work::Work;
 use crate::kernel::{Params, Problem};
-use crate::tuning::table::StepKind;
+use crate::tuning::table::{StepKind, Tokens};
 
 /// One candidate.
 pub(super) struct Entry {
@@ -29,6 +30,8 @@ pub(super) struct Tuned {
     pub n_tried: usize,
     /// What the tables say now.
     pub present: (String, Params),
+    /// For how many tokens the row holds that says it; `None` where none does.
+    pub present_row: Option<Tokens>,
     pub entries: Vec<Entry>,
 }
 
@@ -84,7 +87,7 @@ impl Tuned {
     fn row(&self, i: usize, entry: &Entry, timed: &Timed) -> Vec<String> {
         let time_us = timed.median_us();
         let marks = [(i == 0).then_some("best"), self.is_present(entry).then_some("present")];
-        vec![
+        let mut cells = vec![
             entry.candidate.template.label(),
             list(&entry.candidate.params),
             format!("{time_us:.2}"),
@@ -92,8 +95,11 @@ impl Tuned {
             format!("{:.0}", self.gbps(time_us)),
             self.tflops(time_us).map_or("-".into(), |tflops| format!("{tflops:.1}")),
             format!("{:.0}", 100.0 * timed.worst),
-            marks.into_iter().flatten().collect::<Vec<_>>().join(", "),
-        ]
+        ];
+        let uses = timed.uses.as_ref().map(|uses| [uses.vgprs, uses.spills(), uses.lds_bytes]);
+        cells.extend(uses.map_or(["-"; 3].map(str::to_owned), |uses| uses.map(|n| n.to_string())));
+        cells.push(marks.into_iter().flatten().collect::<Vec<_>>().join(", "));
+        cells
     }
 
     fn json(&self) -> Value {
@@ -103,6 +109,9 @@ impl Tuned {
                 "time_us": timed.median_us(), "spread": timed.spread(), "rounds": timed.times_us.len(),
                 "gbps": self.gbps(timed.median_us()), "tflops": self.tflops(timed.median_us()),
                 "worst_error": timed.worst, "source": timed.source, "present": self.is_present(entry),
+                "vgprs": timed.uses.as_ref().map(|uses| uses.vgprs),
+                "spills": timed.uses.as_ref().map(KernelFacts::spills),
+                "lds_bytes": timed.uses.as_ref().map(|uses| uses.lds_bytes),
             })
         });
         let failures = self.failures().map(|(entry, error)| {
@@ -136,7 +145,18 @@ fn list(params: &Params) -> String {
 }
 
 /// Prints the best of one number of rows, and the present choice.
+///
+/// # Errors
+/// If nothing could be timed.
 pub(super) fn print(tuned: &Tuned, show: usize, output: &Output) -> anyhow::Result<()> {
+    tell_failures(tuned, output);
+    if tuned.ranked().is_empty() {
+        let first = tuned.failures().next().map_or("nothing was tried".into(), |(_, error)| error.to_string());
+        return Err(NothingTimed { op: tuned.problem.ops.join("+"), n_tokens: tuned.n_tokens, first }.into());
+    }
+    if output.is_json() {
+        return Ok(());
+    }
     let Work { flop, .. } = &tuned.work;
     let flop = flop.map_or(String::new(), |flop| format!(", {:.3} GFLOP", flop / 1e9));
     output.line(&format!(
@@ -151,22 +171,21 @@ pub(super) fn print(tuned: &Tuned, show: usize, output: &Output) -> anyhow::Resu
     let is_shown = |(i, (entry, _)): &(usize, &(&Entry, &Timed))| *i < show.max(1) || tuned.is_present(entry);
     let shown = ranked.iter().enumerate().filter(is_shown);
     let rows: Vec<Vec<String>> = shown.map(|(i, (entry, timed))| tuned.row(i, entry, timed)).collect();
-    let right = ["µs", "spread %", "GB/s", "TFLOP/s", "error %"];
-    let header = ["template", "params", right[0], right[1], right[2], right[3], right[4], ""];
+    let right = ["µs", "spread %", "GB/s", "TFLOP/s", "error %", "VGPRs", "spills", "LDS bytes"];
+    let header: Vec<&str> = ["template", "params"].into_iter().chain(right).chain([""]).collect();
     output.table(&header, &rows, &right)?;
-    tell_failures(tuned, output);
     Ok(())
 }
 
 /// Kernels that give something wrong are always told; those that do not compile or fit, with `--verbose`.
 fn tell_failures(tuned: &Tuned, output: &Output) {
-    let tell = |entry: &Entry, error: &CandidateError| {
-        format!("{} {}: {error}", entry.candidate.template.label(), list(&entry.candidate.params))
-    };
     for (entry, error) in tuned.failures() {
+        let params = list(&entry.candidate.params);
+        let params = if params.is_empty() { params } else { format!(" {params}") };
+        let text = format!("{}{params}: {error}", entry.candidate.template.label());
         match error {
-            CandidateError::Wrong(Wrong::Different(_) | Wrong::Rounding { .. }) => output.warning(&tell(entry, error)),
-            _ => output.detail(&tell(entry, error)),
+            CandidateError::Wrong(Wrong::Different(_) | Wrong::Rounding { .. }) => output.warning(&text),
+            _ => output.detail(&text),
         }
     }
     let n_failed = tuned.failures().count();
@@ -177,10 +196,6 @@ fn tell_failures(tuned: &Tuned, output: &Output) {
 
 /// Prints the best of all numbers of rows, or everything as JSON.
 pub(super) fn finish(all: &[Tuned], pipeline: &Pipeline, output: &Output) -> anyhow::Result<()> {
-    if let Some(nothing) = all.iter().find(|tuned| tuned.ranked().is_empty()) {
-        let first = nothing.failures().next().map_or("nothing was tried".into(), |(_, error)| error.to_string());
-        return Err(NothingTimed { op: nothing.problem.ops.join("+"), n_tokens: nothing.n_tokens, first }.into());
-    }
     let device = pipeline.driver().describe();
     if output.is_json() {
         let results: Vec<Value> = all.iter().map(Tuned::json).collect();

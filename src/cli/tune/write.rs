@@ -9,6 +9,7 @@ use super::Args;
 use super::report::{Entry, Tuned};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
+use crate::kernel::Problem;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::timing::Timed;
 use crate::tuning::edit::{self, NewRow};
@@ -30,6 +31,10 @@ pub(super) fn write(all: &[Tuned], args: &Args, pipeline: &Pipeline, output: &Ou
     let rows = rows(all, args)?;
     for of_op in rows.chunk_by(|a, b| a.op == b.op) {
         text = edit::merged(&name, &text, of_op, &provenance)?;
+    }
+    if rows.is_empty() {
+        output.note("nothing is better than what the tables say");
+        return Ok(());
     }
     edit::write(&path, &text)?;
     output.note(&format!("{} rows are in `{}`", rows.len(), path.display()));
@@ -73,37 +78,54 @@ fn provenance(pipeline: &Pipeline) -> anyhow::Result<Provenance> {
     })
 }
 
-/// The rows of everything that was measured. A choice holds for as many rows as it was measured at and for fewer, down to
-/// the next smaller number that was measured; the last one also for more. Neighbours that choose alike are one row.
+/// The rows of everything for which something else is better than what the tables say now, or for which they say nothing. A
+/// choice holds for as many rows as it was measured at and for fewer, down to the next smaller number that was measured, but
+/// not beyond the range of the row that it takes the place of; the last one holds to the end of that. Neighbours that
+/// choose alike are one row.
 fn rows(all: &[Tuned], args: &Args) -> anyhow::Result<Vec<NewRow>> {
     let mut rows: Vec<NewRow> = Vec::new();
     for of_problem in all.chunk_by(|a, b| a.problem == b.problem) {
-        let facts = facts(&of_problem[0], args)?;
-        let first_of_problem = rows.len();
+        let facts = facts(&of_problem[0].problem, args)?;
         if rows.iter().any(|row| row.facts == facts && row.op == of_problem[0].problem.ops.join("+")) {
             let what = "two problems would have the same rows: `--where` names too few of their facts";
             return Err(UsageError(what.into()).into());
         }
-        for tuned in of_problem {
-            let last = rows[first_of_problem..].last();
-            let (entry, timed) = chosen(tuned, last);
-            let first = last.map_or(1, |last| last.tokens.last.expect("only the last is open") + 1);
-            let row = row(tuned, entry, timed, facts.clone(), Tokens { first, last: Some(tuned.n_tokens) });
-            match rows[first_of_problem..].last_mut() {
-                Some(last) if last.template == row.template && last.params == row.params => {
-                    *last = NewRow { tokens: Tokens { first: last.tokens.first, ..row.tokens }, ..row };
-                }
-                _ => rows.push(row),
-            }
-        }
-        rows.last_mut().expect("something was measured").tokens.last = None;
+        rows.extend(rows_of(of_problem, &facts));
     }
     Ok(rows)
 }
 
+/// The rows of one problem at rising numbers of tokens.
+fn rows_of(of_problem: &[Tuned], facts: &Facts) -> Vec<NewRow> {
+    let mut rows: Vec<NewRow> = Vec::new();
+    let mut measured = 0;
+    for (i, tuned) in of_problem.iter().enumerate() {
+        let before = rows.last().filter(|row| row.tokens.last == Some(measured));
+        let (entry, timed) = chosen(tuned, before);
+        let old = tuned.present_row.unwrap_or(Tokens { first: 1, last: None });
+        let last = if i + 1 == of_problem.len() { old.last } else { Some(tuned.n_tokens) };
+        let tokens = Tokens { first: old.first.max(measured + 1), last };
+        measured = tuned.n_tokens;
+        if tuned.present_row.is_some() && tuned.is_present(entry) {
+            continue;
+        }
+        let row = row(tuned, entry, timed, facts.clone(), tokens);
+        match rows.last_mut() {
+            Some(last)
+                if last.tokens.last.and_then(|n| n.checked_add(1)) == Some(tokens.first)
+                    && last.is_same_choice(&row) =>
+            {
+                *last = NewRow { tokens: Tokens { first: last.tokens.first, ..tokens }, ..row };
+            }
+            _ => rows.push(row),
+        }
+    }
+    rows
+}
+
 /// The facts that rows are to want: all, or those of `--where`.
-fn facts(tuned: &Tuned, args: &Args) -> anyhow::Result<Facts> {
-    let mut facts = tuned.problem.query().facts;
+pub(super) fn facts(problem: &Problem, args: &Args) -> anyhow::Result<Facts> {
+    let mut facts = problem.query().facts;
     if let Some(unknown) = args.r#where.iter().find(|name| !facts.contains_key(*name)) {
         let known = facts.keys().cloned().collect::<Vec<_>>().join(", ");
         return Err(UsageError(format!("--where {unknown}: expected some of: {known}")).into());

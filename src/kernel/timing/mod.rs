@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Graph, Kernel, Launch};
 use sha2::{Digest, Sha256};
 
@@ -79,6 +80,8 @@ pub struct Timed {
     pub times_us: Vec<f64>,
     /// The largest error of the gate, as a fraction of the tolerance.
     pub worst: f64,
+    /// What a GPU's object uses.
+    pub uses: Option<KernelFacts>,
     /// SHA-256 of the rendered source, in hex.
     pub source: String,
 }
@@ -282,7 +285,7 @@ impl Ready {
         times_us.sort_by(f64::total_cmp);
         let source = Sha256::digest(self.kernel.rendered.source.as_bytes());
         let source = source.iter().map(|byte| format!("{byte:02x}")).collect();
-        Timed { candidate: self.candidate, times_us, worst: self.worst, source }
+        Timed { candidate: self.candidate, times_us, worst: self.worst, uses: self.kernel.uses, source }
     }
 }
 
