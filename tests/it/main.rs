@@ -28,5 +28,5 @@ mod startup;
 mod templates;
 mod tiny;
 mod tokenizer;
-mod weights;
 mod tune;
+mod weights;

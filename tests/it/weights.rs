@@ -1,6 +1,6 @@
 //! Random weights and experts in MXFP4: the same numbers and the same tokens everywhere, and what they take.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -64,6 +64,7 @@ fn problem(dtype: Dtype) -> Problem {
         flags: BTreeMap::new(),
         dtypes: BTreeMap::from([("value".into(), dtype)]),
         precision: Precision::F32,
+        keeps: BTreeSet::new(),
     }
 }
 
