@@ -227,7 +227,7 @@ mod tests {
     fn pipeline(arch: &str, tables: TuningTables) -> Pipeline {
         let target = tables.gpu(arch).or_else(|_| Target::gpu(arch)).expect("known");
         let driver = SimDriver::new(arch, target.wave_size, 1).expect("a thread");
-        let cache = Cache::open(Path::new("nothing is compiled"), Limits::default());
+        let cache = Cache::open(&std::env::temp_dir().join("nothing is compiled"), Limits::default());
         let store = Store::new(cache, CompilerOptions::new(PathBuf::new()));
         Pipeline::new(Library::from_layers(vec![Layer::built_in()]), tables, target, store, Arc::new(driver))
     }
