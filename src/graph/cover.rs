@@ -168,7 +168,7 @@ fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<Strin
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     use gpu::sim::SimDriver;
 
