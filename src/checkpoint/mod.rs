@@ -4,10 +4,12 @@
 //! first, and bytes that are slices of the mapped file wherever nothing had to be repaired. [`tensors`] is the list
 //! of names and shapes; [`bin`] reads gpt-oss-amd's `.bin` files; [`layout`] says what is known to be wrong in some
 //! of them, and [`repair`] mends it; [`encoding`] says which tensors hold a matrix; [`random`] describes weights that are made
-//! where they are used.
+//! where they are used; [`export`] writes a checkpoint as a `.bin` file, [`conversion`] its numbers.
 
 pub mod bin;
+pub mod conversion;
 pub mod encoding;
+pub mod export;
 pub mod layout;
 pub mod random;
 pub mod repair;
