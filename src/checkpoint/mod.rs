@@ -13,6 +13,7 @@ pub mod export;
 pub mod layout;
 pub mod random;
 pub mod repair;
+pub mod size;
 pub mod tensors;
 
 use std::collections::BTreeMap;

@@ -37,6 +37,10 @@ struct Report<'a> {
     path: String,
     file_bytes: u64,
     parameters: u64,
+    /// Of all tensors, as they are in memory.
+    tensor_bytes: u64,
+    /// Bytes of weights that a step for one token reads.
+    bytes_per_token: u64,
     dtypes: Vec<Dtype>,
     config: &'a ModelConfig,
     findings: Vec<FindingReport<'a>>,
@@ -79,7 +83,9 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         schema: 1,
         path,
         file_bytes,
-        parameters: checkpoint.tensors.values().map(|tensor| tensor.len() as u64).sum(),
+        parameters: checkpoint.parameters(),
+        tensor_bytes: checkpoint.tensor_bytes(),
+        bytes_per_token: checkpoint.bytes_per_token(),
         dtypes,
         config: &checkpoint.config,
         findings: checkpoint.findings.iter().map(FindingReport::new).collect(),
@@ -110,6 +116,9 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let rows: Vec<Vec<String>> = report.tensors.iter().map(Row::cells).collect();
     let header = ["tensor", "count", "dtype", "shape", "offset B", "size"];
     output.table(&header, &rows, &["count", "offset B", "size"])?;
+    let count: usize = report.tensors.iter().map(|row| row.count).sum();
+    let (total, per_token) = (human_bytes(report.tensor_bytes), human_bytes(report.bytes_per_token));
+    output.line(&format!("\n{count} tensors, {total}; a step for one token reads {per_token} of them"))?;
     for finding in &report.findings {
         output.line(&format!("\nfound: {}", finding.message))?;
     }
