@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::encoding::{Encoding, Part};
 use super::tensors::{GATE_BIAS, Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Tensor};
+use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -66,7 +66,7 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { config, tensors, findings: Vec::new() })
+        Ok(Self { config, tensors, findings: Vec::new(), origin: Origin::default() })
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
     fn numbers_of(checkpoint: &Checkpoint, name: &str) -> RandomNumbers {
         match checkpoint.tensor(name).elements {
             Elements::Random(numbers) => numbers,
-            Elements::Bytes(_) => panic!("`{name}` has bytes"),
+            _ => panic!("`{name}` has bytes"),
         }
     }
 

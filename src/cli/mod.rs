@@ -22,6 +22,7 @@ mod report;
 mod run;
 mod shapes;
 mod tokenize;
+mod tokenizer;
 mod tune;
 
 use std::path::PathBuf;
