@@ -7,10 +7,14 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use gptoss_jit::checkpoint::export::BinFile;
+use gptoss_jit::checkpoint::gguf::Gguf;
+use gptoss_jit::checkpoint::gguf::model::GgufTokenizer;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::checkpoint::{Checkpoint, CheckpointError};
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
+use gptoss_jit::tokenizer::bpe::{self, SpelledBpe};
+use gptoss_jit::tokenizer::split::Split;
 use gptoss_jit::tokenizer::{Tokenizer, TokenizerError};
 
 /// A `.bin` file, and in its last byte which layout it is said to have.
@@ -45,7 +49,27 @@ pub fn gguf(data: &[u8]) {
     let path = folder.path().join("model.gguf");
     fs::write(&path, data).expect("memory has room");
     use_checkpoint(Checkpoint::open(&path, Layout::Auto));
-    use_tokenizer(Tokenizer::from_file(&path, None, None));
+    if let Ok(Some(file)) = Gguf::open(&path) {
+        match GgufTokenizer::of(&file) {
+            Ok(tokenizer) => use_tokenizer(of_gguf(&tokenizer)),
+            Err(error) => drop((messages(&error), error.hint())),
+        }
+    }
+}
+
+/// As the command line does it.
+fn of_gguf(gguf: &GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
+    let lists = gguf.lists();
+    let owned = |list: Vec<(&str, u32)>| list.into_iter().map(|(text, id)| (text.to_owned(), id)).collect();
+    let merges = lists.merges.into_iter().enumerate().map(|(index, text)| bpe::pair(index, text));
+    let spelled = SpelledBpe {
+        tokens: owned(lists.ordinary),
+        added: owned(lists.names),
+        unused: owned(lists.unused),
+        merges: merges.collect::<Result<_, _>>()?,
+        ignore_merges: false,
+    };
+    Tokenizer::from_spelled(spelled, None, Split::O200k)
 }
 
 /// A `tokenizer.bin`, and in its last byte how many tokens the model has.

@@ -133,18 +133,35 @@ def tokenizer_bin() -> bytes:
     return struct.pack("<i", 7) + b"".join(struct.pack("<fi", score, len(text)) + text for score, text in tokens) + b"\x07"
 
 
-def tokenizer_json() -> bytes:
+def tokenizer_fixture() -> dict:
+    """That of `tests/fixtures`, with all bytes and the first merges."""
     whole = json.loads((FIXTURES / "checkpoints" / "tokenizer" / "tokenizer.json").read_text())
-    vocabulary = whole["model"]["vocab"]
-    whole["model"]["merges"] = [pair for pair in whole["model"]["merges"] if max(map(len, pair)) == 1][:4]
-    kept = list("abcdeghiontup0123,.") + ["Ġ", "Ċ"] + ["".join(pair) for pair in whole["model"]["merges"]]
-    pieces = dict.fromkeys(kept + [part for pair in whole["model"]["merges"] for part in pair])
-    assert all(piece in vocabulary for piece in pieces)
-    whole["model"]["vocab"] = {piece: index for index, piece in enumerate(pieces)}
+    merges = whole["model"]["merges"][:4]
+    pieces = [piece for piece in whole["model"]["vocab"] if len(piece) == 1] + ["".join(pair) for pair in merges]
+    whole["model"] |= {"merges": merges, "vocab": {piece: index for index, piece in enumerate(pieces)}}
     whole["added_tokens"] = whole["added_tokens"][:2]
     for index, token in enumerate(whole["added_tokens"]):
         token["id"] = len(pieces) + index
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode() + b"\0"
+    return whole
+
+
+def tokenizer_json() -> bytes:
+    return json.dumps(tokenizer_fixture(), ensure_ascii=False, separators=(",", ":")).encode() + b"\0"
+
+
+def gguf_tokens(path: Path) -> None:
+    """Tokens and no tensors."""
+    whole = tokenizer_fixture()
+    added = [token["content"] for token in whole["added_tokens"]]
+    writer = gguf.GGUFWriter(path, "gpt-oss")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-4o")
+    writer.add_token_list([*whole["model"]["vocab"], *added])
+    writer.add_token_types([1] * len(whole["model"]["vocab"]) + [3] * len(added))
+    writer.add_token_merges([" ".join(pair) for pair in whole["model"]["merges"]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
 
 
 def write(name: str, contents: bytes) -> None:
@@ -173,6 +190,7 @@ def main() -> None:
     (SEEDS / "gguf").mkdir(exist_ok=True)
     for kind in ("BF16", "F16", "Q8_0"):
         gguf_file(SEEDS / "gguf" / kind.lower(), gguf.GGMLQuantizationType[kind])
+    gguf_tokens(SEEDS / "gguf" / "tokens")
 
 
 if __name__ == "__main__":

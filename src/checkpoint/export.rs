@@ -176,9 +176,9 @@ impl Source {
 
 impl Stored {
     fn of(tensor: &Tensor) -> Result<Self, CheckpointError> {
-        let elements = match &tensor.elements {
-            Elements::Bytes(bytes) => StoredElements::Bytes(bytes.clone()),
-            Elements::Random(numbers) => StoredElements::Random(*numbers),
+        let elements = match (&tensor.elements, tensor.read()?) {
+            (Elements::Random(numbers), _) => StoredElements::Random(*numbers),
+            (_, bytes) => StoredElements::Bytes(bytes.expect("random elements alone are not read")),
         };
         let row_len = *tensor.shape.last().expect("every tensor has a dimension");
         Ok(Self { dtype: tensor.dtype, row_len, elements })

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::encoding::{Encoding, Part};
 use super::tensors::{GATE_BIAS, Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Tensor};
+use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -136,7 +136,7 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { config, tensors, findings: Vec::new() })
+        Ok(Self { config, tensors, findings: Vec::new(), origin: Origin::default() })
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
     fn numbers_of(checkpoint: &Checkpoint, name: &str) -> RandomNumbers {
         match checkpoint.tensor(name).elements {
             Elements::Random(numbers) => numbers,
-            Elements::Bytes(_) => panic!("`{name}` has bytes"),
+            _ => panic!("`{name}` has bytes"),
         }
     }
 

@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(value_name = "OUT.bin")]
     out: PathBuf,
 
-    /// The type of its numbers [default: f32 for f32 checkpoints, else bf16]
+    /// The type of its numbers [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
     dtype: Option<BinDtype>,
 
@@ -93,7 +93,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let dtype = match args.dtype {
         Some(BinDtype::Bf16) => Dtype::Bf16,
         Some(BinDtype::F32) => Dtype::F32,
-        None if checkpoint.dense_dtype() == Dtype::F32 => Dtype::F32,
+        None if checkpoint.rounded().dense_dtype() == Dtype::F32 => Dtype::F32,
         None => Dtype::Bf16,
     };
     let bin = BinFile::new(&checkpoint, dtype, args.max_seq_len.map(|n| n as usize)).with_context(could_not)?;

@@ -73,16 +73,15 @@ struct Row {
 /// # Errors
 /// The file cannot be read, or is no checkpoint.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let checkpoint = Checkpoint::describe(&args.model, args.layout)?;
+    let checkpoint = Checkpoint::open(&args.model, args.layout)?;
     let path = args.model.display().to_string();
-    let file_bytes = std::fs::metadata(&args.model).with_context(|| format!("could not read `{path}`"))?.len();
     let mut dtypes: Vec<Dtype> = checkpoint.tensors.values().map(|tensor| tensor.dtype).collect();
     dtypes.sort_unstable();
     dtypes.dedup();
     let report = Report {
         schema: 1,
         path,
-        file_bytes,
+        file_bytes: checkpoint.origin.total_bytes,
         parameters: checkpoint.parameters(),
         tensor_bytes: checkpoint.tensor_bytes(),
         bytes_per_token: checkpoint.bytes_per_token(),

@@ -24,6 +24,7 @@ mod report;
 mod run;
 mod shapes;
 mod tokenize;
+mod tokenizer;
 mod tune;
 
 use std::path::PathBuf;

@@ -288,7 +288,7 @@ mod tests {
         for arch in ["gfx1100", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90"] {
             let target = Target::gpu(arch).expect(arch);
             let template = |step| tables.lookup(&problem, 200, step, &target).map(|row| row.template.clone());
-            assert_eq!(template(StepKind::Decode).as_deref(), Some("attention/decode"), "{arch}");
+            assert_eq!(template(StepKind::Decode).as_deref(), Some("attention/decode_matrix"), "{arch}");
             assert_eq!(template(StepKind::Mixed).as_deref(), Some("attention/flash"), "{arch}");
         }
     }

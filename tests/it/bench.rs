@@ -80,7 +80,7 @@ fn profile_agrees(profile: &Value, is_a_run: bool) {
     let n_rows = if is_a_run { None } else { Some(if steps == 1.0 { 20.0 } else { 3.0 }) };
     if let ([out], Some(n_rows)) = (&out[..], n_rows) {
         assert_eq!(number(&out["calls"]), 4.0 * steps, "four layers");
-        assert_eq!(number(&out["flop"]), steps * 4.0 * n_rows * 2.0 * 96.0 * 96.0, "{out}");
+        assert_eq!(number(&out["flop"]), steps * 4.0 * n_rows * 2.0 * 128.0 * 128.0, "{out}");
     }
 }
 

@@ -135,10 +135,7 @@ fn memory_that_does_not_suffice_says_how_much_was_wanted_and_is_there() {
     let room = Room::new("memory = 100000");
     let output = room.on("hip", &[]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("could not fit the KV cache"), "{}", text(&output.stderr));
-    let output = room.on("hip", &["--kv-memory", "1"]);
     let err = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1));
     assert!(
         err.contains("could not fit the model into the memory of hip:0") && err.contains("of 0.000 GB free"),
         "{err}"
