@@ -1,14 +1,13 @@
 //! `gptoss-jit inspect`: what a checkpoint holds.
 
-use std::path::PathBuf;
-
 use anyhow::Context;
 use serde::Serialize;
 
+use super::model::ModelArgs;
 use super::output::{Output, human_bytes};
+use crate::checkpoint::Tensor;
 use crate::checkpoint::bin::HEADER;
-use crate::checkpoint::layout::{Finding, Layout};
-use crate::checkpoint::{Checkpoint, Tensor};
+use crate::checkpoint::layout::Finding;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -18,12 +17,8 @@ use crate::dtype::Dtype;
 /// seen in a file. If the model's output is noise, try `--layout swapped`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The checkpoint
-    model: PathBuf,
-
-    /// How the file's tensors are laid out
-    #[arg(long, value_enum, default_value_t)]
-    layout: Layout,
+    #[command(flatten)]
+    model: ModelArgs,
 
     /// List the tensors of every layer, not one line for all layers
     #[arg(long)]
@@ -73,14 +68,13 @@ struct Row {
 /// # Errors
 /// The file cannot be read, or is no checkpoint.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let checkpoint = Checkpoint::open(&args.model, args.layout)?;
-    let path = args.model.display().to_string();
+    let checkpoint = args.model.checkpoint()?;
     let mut dtypes: Vec<Dtype> = checkpoint.tensors.values().map(|tensor| tensor.dtype).collect();
     dtypes.sort_unstable();
     dtypes.dedup();
     let report = Report {
         schema: 1,
-        path,
+        path: args.model.name(),
         file_bytes: checkpoint.origin.total_bytes,
         parameters: checkpoint.parameters(),
         tensor_bytes: checkpoint.tensor_bytes(),
@@ -101,7 +95,11 @@ impl<'a> FindingReport<'a> {
 
 fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let dtypes: Vec<&str> = report.dtypes.iter().map(|dtype| dtype.name()).collect();
-    let (path, size, parameters) = (&report.path, human_bytes(report.file_bytes), grouped(report.parameters));
+    let size = match report.file_bytes {
+        0 => "no file".to_owned(),
+        file_bytes => human_bytes(file_bytes),
+    };
+    let (path, parameters) = (&report.path, grouped(report.parameters));
     output.line(&format!("{path}: {parameters} parameters, {}, {size}\n", dtypes.join(" and ")))?;
 
     let config = serde_json::to_value(report.config).context("could not list the dimensions")?;

@@ -114,18 +114,32 @@ impl Sizes {
 impl ModelArgs {
     /// Opens the checkpoint, and says what was found in it.
     pub fn open(&self, output: &Output) -> anyhow::Result<Checkpoint> {
-        let checkpoint = match (&self.model, self.shape.checkpoint()) {
-            (Some(path), _) => Checkpoint::open(path, self.layout)?,
-            (None, Some(random)) => random?,
-            (None, None) => {
-                output.detail("model: the built-in tiny one (examples/tiny)");
-                Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model")?
-            }
-        };
+        if self.is_built_in() {
+            output.detail("model: the built-in tiny one (examples/tiny)");
+        }
+        let checkpoint = self.checkpoint()?;
         for finding in &checkpoint.findings {
             output.note(&format!("note: {finding}"));
         }
         Ok(checkpoint)
+    }
+
+    /// The checkpoint, without a word.
+    pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
+        match (&self.model, self.shape.checkpoint()) {
+            (Some(path), _) => Ok(Checkpoint::open(path, self.layout)?),
+            (None, Some(random)) => Ok(random?),
+            (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
+        }
+    }
+
+    /// What to call it.
+    pub fn name(&self) -> String {
+        match (&self.model, self.shape.shape) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(shape)) => shape.name().to_owned(),
+            (None, None) => "the built-in tiny model".to_owned(),
+        }
     }
 
     /// Whether this is the tiny model that comes with the program.

@@ -13,6 +13,8 @@ use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
 use proptest::prelude::*;
 
+use crate::program::run;
+
 /// A header written by hand: 11 tokens, width 6, 3 experts of width 5, 2 of them chosen, 2 layers, heads of width 4,
 /// 4 query heads, 2 kv heads, 64 tokens, context 4096, theta 150000.0, factor 32.0, window 128, limit 7.0.
 const HEADER: [u8; 60] = [
@@ -372,4 +374,22 @@ fn inspect_refuses_a_damaged_file_with_a_hint() {
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains("the file has 2000 bytes, 1060 too few for bf16"), "{stderr}");
     assert!(stderr.contains("hint: the file is cut short"), "{stderr}");
+}
+
+#[test]
+fn inspect_says_what_gpt_oss_20b_is_and_what_it_reads_for_a_token() {
+    let ran = run(&["inspect", "--shape", "gpt-oss-20b"]).ok();
+    let first = "gpt-oss-20b: 20,914,757,184 parameters, bf16 and u8 and mxfp4, no file\n";
+    assert!(ran.text().starts_with(first), "{}", ran.text());
+    for row in [
+        "block.*.mlp.mlp1_weight     24  mxfp4  (32, 5760, 2880)         -    6.4 GB",
+        "363 tensors, 13.8 GB; a step for one token reads 3.7 GB of them",
+    ] {
+        assert!(ran.text().contains(row), "{row}\n{}", ran.text());
+    }
+    let report = run(&["inspect", "--shape", "gpt-oss-20b", "--json"]).ok().json();
+    assert_eq!(
+        (&report["tensor_bytes"], &report["bytes_per_token"]),
+        (&13_761_264_768u64.into(), &3_708_089_088u64.into())
+    );
 }

@@ -4,9 +4,16 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::program::{argument, command, keys, run, shared_cache};
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+use gpu::host::HostDriver;
+use serde_json::Value;
+
+use crate::forward::{ONE_BY_ONE, drain, greedy, load_checkpoint};
+use crate::program::{argument, command, keys, parse_ids, run, shared_cache};
 
 fn fixtures() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"))
@@ -34,6 +41,60 @@ fn bin_files_that_others_wrote_come_out_byte_for_byte() {
         sums.stdin.take().expect("piped").write_all(&ran.stdout).expect("written");
         assert!(sums.wait().expect("reaped").success(), "{name}: {}", ran.text());
     }
+}
+
+#[test]
+fn every_kind_comes_out_as_the_bytes_that_the_seeds_exporter_writes() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = argument(&folder.path().join("out.bin"));
+    let fixture = fs::read(fixtures().join("checkpoints/fixture.json")).expect("a fixture");
+    let digests = &serde_json::from_slice::<Value>(&fixture).expect("JSON")["bin_sha256"];
+    let kinds = [
+        ("hf-bf16", "bf16"),
+        ("hf-bf16-sharded", "bf16"),
+        ("hf-mxfp4", "mxfp4"),
+        ("openai", "mxfp4"),
+        ("gguf/mxfp4-bf16.gguf", "mxfp4"),
+    ];
+    for (name, expected) in kinds {
+        let model = argument(&fixtures().join("checkpoints").join(name));
+        for flags in [&[][..], &["--dtype", "f32"]] {
+            let report = run(&[&["export", &model, &out, "--force", "--json"], flags].concat()).ok().json();
+            let dtype = report["dtype"].as_str().expect("a type");
+            assert_eq!(report["sha256"], digests[expected][dtype], "{name} as {dtype}");
+            assert_eq!(report["rounded"], 0, "{name} as {dtype}");
+        }
+        // What was exported is read and exported the same.
+        let again = argument(&folder.path().join("again.bin"));
+        run(&["export", &out, &again, "--force"]).ok();
+        assert!(fs::read(&out).expect("there") == fs::read(&again).expect("there"), "{name}");
+    }
+}
+
+#[test]
+fn exports_give_the_logits_and_the_tokens_of_transformers() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| argument(&fixtures().join("checkpoints").join(name));
+    let ids = path("ids.txt");
+    // Others with the same expectation are the same bytes: the test above. What Q8_0 and F16 stand for, f32 alone holds.
+    for (name, expected) in [("hf-bf16", "bf16"), ("openai", "mxfp4"), ("gguf/mxfp4-q8_0.gguf", "q8_0")] {
+        let out = argument(&folder.path().join(expected));
+        run(&["export", &path(name), &out, "--dtype", "f32"]).ok();
+        let logits = path(&format!("expected/{expected}/logits.npy"));
+        run(&["logits", &out, "--ids", &ids, "--expect", &logits, "--rtol", "0", "--atol", "2e-4", "--device", "cpu"])
+            .ok();
+
+        let lines = |name: &str| parse_ids(&fs::read_to_string(path(name)).expect("a fixture"));
+        let checkpoint = Checkpoint::open(Path::new(&out), Layout::Auto).expect("a checkpoint");
+        let driver = Arc::new(HostDriver::new(2).expect("threads"));
+        let mut engine = load_checkpoint(driver, &checkpoint, 64, ONE_BY_ONE).expect("loads");
+        for (prompt, answer) in lines("ids.txt").iter().zip(&lines(&format!("expected/{expected}/greedy.txt"))) {
+            let request = engine.submit(greedy(prompt, answer.len(), &[])).expect("fits");
+            assert_eq!(&drain(&mut engine)[&request].0, answer, "{name}");
+        }
+    }
+    let ran = run(&["export", &path("gguf/mxfp4-q8_0.gguf"), &argument(&folder.path().join("rounded"))]).ok();
+    assert!(ran.stderr.contains(" numbers were rounded to bf16\n"), "{}", ran.stderr);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod contracts;
 mod doctor;
 mod export;
 mod forward;
+mod fuzzed;
 mod generate;
 mod getp;
 mod gpu_kernels;
