@@ -1,5 +1,6 @@
 //! One small model in every kind of checkpoint (`tests/fixtures/checkpoints`): the same numbers, logits, tokens and text.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +9,8 @@ use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::checkpoint::{Checkpoint, Tensor};
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::tokenizer::Tokenizer;
+use gptoss_jit::tokenizer::bpe::SpelledBpe;
+use gptoss_jit::tokenizer::split::Split;
 use gpu::host::HostDriver;
 use serde_json::Value;
 
@@ -197,4 +200,43 @@ fn every_command_takes_the_tokenizer_of_a_checkpoint() {
     }
     let ran = run(&["run", &path_argument("openai"), "-z", &path_argument("hf-bf16"), "-i", "Once", "-n", "6"]).ok();
     assert!(ran.stdout.starts_with(b"Once"));
+}
+
+/// A byte as GPT-2 writes it.
+fn spelled(byte: u8) -> char {
+    let is_printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    match is_printable(&byte) {
+        true => char::from(byte),
+        false => {
+            let before = (0..byte).filter(|other| !is_printable(other)).count();
+            char::from_u32(256 + before as u32).unwrap()
+        }
+    }
+}
+
+/// o200k as transformers' converter spells it: every pair of tokens that together are one merges, by that one's id.
+#[test]
+fn the_real_vocabulary_gives_the_same_ids_when_it_is_spelled_as_files_do() {
+    let built_in = Tokenizer::o200k_harmony();
+    let text_of = |bytes: &[u8]| bytes.iter().map(|byte| spelled(*byte)).collect::<String>();
+    let tokens: Vec<&[u8]> = (0..199_998).map(|id| built_in.decode(id).unwrap()).collect();
+    let ids: HashMap<&[u8], usize> = tokens.iter().enumerate().map(|(id, bytes)| (*bytes, id)).collect();
+    let mut merges = Vec::new();
+    for token in &tokens {
+        let pair = |at: usize| Some((*ids.get(&token[..at])?, *ids.get(&token[at..])?));
+        let mut pairs: Vec<(usize, usize)> = (1..token.len()).filter_map(pair).collect();
+        pairs.sort_unstable();
+        merges.extend(pairs.into_iter().map(|(left, right)| (text_of(tokens[left]), text_of(tokens[right]))));
+    }
+    assert!(merges.len() > 400_000);
+    let tokens = tokens.iter().enumerate().map(|(id, bytes)| (text_of(bytes), id as u32)).collect();
+    let added = [("<|startoftext|>", 199_998), ("<|endoftext|>", 199_999)].map(|(name, id)| (name.to_owned(), id));
+    let spelled = SpelledBpe { tokens, added: added.to_vec(), merges, ..SpelledBpe::default() };
+    let from_file = Tokenizer::from_spelled(spelled, Some(201_088), Split::O200k).unwrap();
+    let source = include_str!("kinds.rs");
+    for text in
+        cases().iter().map(|(text, _)| text.as_str()).chain([source, "<|endoftext|>", "Żółć, naïve 日本語 🦀🦀"])
+    {
+        assert_eq!(from_file.encode(text.as_bytes()).unwrap(), built_in.encode(text.as_bytes()).unwrap(), "{text:?}");
+    }
 }
