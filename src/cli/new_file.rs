@@ -129,10 +129,11 @@ mod tests {
 
     use super::*;
 
-    /// In both kinds of places.
-    fn both(path: &Path) -> [NewFile; 2] {
-        let beside = NewFile { path: path.to_owned(), place: Place::Beside(beside(path).expect("made")) };
-        [NewFile::create(path).expect("made"), beside]
+    /// In both kinds of places, one after the other: the second is made when the first is gone.
+    fn both(path: &Path) -> impl Iterator<Item = NewFile> {
+        let beside = |path: &Path| NewFile { path: path.to_owned(), place: Place::Beside(beside(path).expect("made")) };
+        let makers: [fn(&Path) -> NewFile; 2] = [|path| NewFile::create(path).expect("made"), beside];
+        makers.into_iter().map(move |make| make(path))
     }
 
     fn names(folder: &Path) -> Vec<String> {

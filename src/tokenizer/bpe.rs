@@ -301,9 +301,9 @@ mod tests {
             assert!(error.to_string().starts_with(message), "{error}");
             assert!(error.hint().is_some());
         };
-        refused(|s| s.tokens[3].1 = 70_000, "the token `#` has the id 70000, expected one below 261");
+        refused(|s| s.tokens[3].1 = 70_000, "the token `$` has the id 70000, expected one below 261");
         refused(|s| s.tokens[3].1 = 256, "two tokens have the id 256, the second is `th`");
-        refused(|s| s.added.push(("he".into(), 257)), "two tokens have the id 257");
+        refused(|s| s.added.push(("<|x|>".into(), 257)), "two tokens have the id 257, the second is `he`");
         refused(|s| s.tokens[256].0 = "日".into(), "the token 256, `日`, has the character '日'");
         refused(|s| drop(s.tokens.remove(0)), "no token stands for the byte 0x21 alone");
         refused(|s| s.merges.push(("x".into(), "y".into())), "merge 3, `x` and `y`, is not of two tokens");
