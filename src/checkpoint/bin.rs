@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::layout::{Decided, Finding, Layout};
+use super::rearranged::{Order, Piece, Rearranged, Step};
+use super::stored::Number;
 use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, parameters};
-use super::{Checkpoint, CheckpointError, Contents, Elements, Tensor, repair};
+use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::dtype::Dtype;
 
@@ -37,45 +39,41 @@ pub const HEADER: [(&str, &str); 15] = [
 ];
 
 /// Reads a whole file.
-pub(super) fn read(bytes: Bytes, layout: Layout, contents: Contents) -> Result<Checkpoint, CheckpointError> {
+pub(super) fn read(bytes: Bytes, layout: Layout) -> Result<Checkpoint, CheckpointError> {
     let mut findings = Vec::new();
     let config = read_header(&bytes, &mut findings)?;
     let dtype = dtype_by_size(bytes.len() as u64, &config)?;
     let decided = layout.decide(config.max_seq_len, &mut findings);
-    let tensors = slice_tensors(&bytes, &config, dtype, decided, contents)?;
-    Ok(Checkpoint { config, tensors, findings })
+    let tensors = slice_tensors(&bytes, &config, dtype, decided);
+    Ok(Checkpoint { config, tensors, findings, origin: Origin::default() })
 }
 
 /// Takes every tensor's slice of the file.
-fn slice_tensors(
-    bytes: &Bytes,
-    config: &ModelConfig,
-    dtype: Dtype,
-    decided: Decided,
-    contents: Contents,
-) -> Result<BTreeMap<String, Tensor>, CheckpointError> {
+fn slice_tensors(bytes: &Bytes, config: &ModelConfig, dtype: Dtype, decided: Decided) -> BTreeMap<String, Tensor> {
     let mut tensors = BTreeMap::new();
     let mut offset = HEADER_BYTES; // stays within the file: the sum of all sizes was compared with its length
     for group in groups(config) {
         for l in 0..group.count(config) {
             let len_bytes = dtype.len_bytes(group.shape.iter().product());
-            let mut tensor = Tensor {
-                name: unswapped(group.name_in(l), decided.swapped),
-                dtype,
-                shape: group.shape.clone(),
-                elements: Elements::Bytes(bytes.slice(offset..offset + len_bytes)),
-                file_offset: Some(offset as u64),
-            };
+            let (name, shape) = (unswapped(group.name_in(l), decided.swapped), group.shape.clone());
+            let slice = bytes.slice(offset..offset + len_bytes);
             let is_transposed = decided.transposed && matches!(group.name, GATE_WEIGHT | MLP2_WEIGHT);
-            if is_transposed && contents == Contents::Mended {
-                repair::untranspose(&mut tensor)?;
-            }
-            tensors.insert(tensor.name.clone(), tensor);
+            let elements = if is_transposed { transposed(slice, dtype, &shape) } else { Elements::Bytes(slice) };
+            let file_offset = Some(offset as u64);
+            tensors.insert(name.clone(), Tensor { name, dtype, shape, elements, file_offset });
             offset += len_bytes;
         }
     }
     assert_eq!(offset, bytes.len(), "the tensors fill the file");
-    Ok(tensors)
+    tensors
+}
+
+/// Matrices `(…, rows, columns)` that are stored `(…, columns, rows)`.
+fn transposed(bytes: Bytes, dtype: Dtype, shape: &[usize]) -> Elements {
+    let &[.., n_rows, row_len] = shape else { panic!("{shape:?} is no matrix") };
+    let from = if dtype == Dtype::F32 { Number::F32 } else { Number::Bf16 };
+    let piece = Piece { bytes, step: Step::Convert { from, to: dtype } };
+    Elements::Rearranged(Rearranged::new(vec![piece], Order::Transposed { n_rows }, row_len))
 }
 
 /// The name of what lies where `name` is expected.

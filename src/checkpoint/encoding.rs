@@ -28,6 +28,11 @@ pub struct Part {
     pub shape: Vec<usize>,
 }
 
+/// The name of the scales of a matrix in MXFP4: `block.0.mlp.mlp1_scale` of `block.0.mlp.mlp1_weight`.
+pub fn scale_of(weight: &str) -> String {
+    weight.replace("_weight", "_scale")
+}
+
 impl Encoding {
     /// The type of everything but the experts' matrices.
     pub fn dense(self) -> Dtype {
@@ -83,5 +88,6 @@ mod tests {
         assert_eq!(of("mlp.mlp2_scale").shape, [3, 70, 1]);
         assert!(parts.iter().all(|part| matches!(part.dtype, Dtype::Bf16) || part.name.starts_with("mlp.mlp")));
         assert_eq!(of("mlp.mlp1_bias").dtype, Dtype::Bf16);
+        assert_eq!((scale_of(MLP1_WEIGHT), scale_of(MLP2_WEIGHT)), ("mlp.mlp1_scale".into(), "mlp.mlp2_scale".into()));
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::CheckpointError;
+
 /// How the tensors of a `.bin` file are laid out.
 ///
 /// Two defects cannot be seen in the file, since shapes and sizes agree:
@@ -40,6 +42,14 @@ pub(super) struct Decided {
 }
 
 impl Layout {
+    /// Refuses a layout that was chosen for a kind of file that has none.
+    pub(super) fn expect_none(self, found: &'static str) -> Result<(), CheckpointError> {
+        match self {
+            Self::Auto | Self::Plain => Ok(()),
+            Self::Swapped | Self::Fork | Self::SwappedFork => Err(CheckpointError::Layout { found }),
+        }
+    }
+
     /// Decides for a file whose header says `max_seq_len`, and reports what was done other than plainly reading.
     pub(super) fn decide(self, max_seq_len: usize, findings: &mut Vec<Finding>) -> Decided {
         let looks_like_fork = max_seq_len == FORK_SEQ_LEN;

@@ -1,31 +1,51 @@
 //! Checkpoints: files in, named tensors out.
 //!
 //! Whatever the format, a [`Checkpoint`] holds OpenAI's canonical names, one tensor per layer, shapes outermost
-//! first, and bytes that are slices of the mapped file wherever nothing had to be repaired. [`tensors`] is the list
-//! of names and shapes; [`bin`] reads gpt-oss-amd's `.bin` files; [`layout`] says what is known to be wrong in some
-//! of them, and [`repair`] mends it; [`encoding`] says which tensors hold a matrix; [`random`] describes weights that are made
-//! where they are used.
+//! first, and bytes that are slices of the mapped file wherever they are as the kernels want them; the rest is [`rearranged`]
+//! where it is used. [`tensors`] is the list of names and shapes, [`encoding`] says which tensors hold a matrix.
+//!
+//! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them. [`safetensors`],
+//! in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors, of which [`assembly`] makes
+//! those of the model. [`random`] describes weights that are made where they are used; [`export`] writes any checkpoint as a
+//! `.bin` file, and [`size`] says what one takes.
 
+pub mod assembly;
 pub mod bin;
+pub mod config_json;
+pub mod conversion;
 pub mod encoding;
+pub mod export;
+pub mod folder;
+pub mod gguf;
+pub mod inventory;
 pub mod layout;
 pub mod random;
-pub mod repair;
+pub mod rearranged;
+pub mod safetensors;
+pub mod size;
+pub mod stored;
 pub mod tensors;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use bytemuck::NoUninit;
 use bytes::Bytes;
 
 use crate::config::{ConfigError, ModelConfig};
 use crate::dtype::Dtype;
 use crate::error::Hint;
 
+use config_json::ConfigFileError;
+use folder::FolderError;
+use gguf::GgufError;
+use gguf::model::GgufTokenizer;
+use inventory::Mismatches;
 use layout::{Finding, Layout};
 use random::RandomNumbers;
+use rearranged::{Order, Piece, Rearranged, Step};
+use safetensors::SafetensorsError;
+use stored::Number;
 
 /// A model: its dimensions and every weight by its canonical name.
 #[derive(Clone, Debug)]
@@ -36,6 +56,28 @@ pub struct Checkpoint {
     pub tensors: BTreeMap<String, Tensor>,
     /// What was wrong or unusual, and what was done about it.
     pub findings: Vec<Finding>,
+    /// The files that it comes from.
+    pub origin: Origin,
+}
+
+/// Where a checkpoint comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// The files that hold its tensors; none if it was made or read from memory.
+    pub files: Vec<PathBuf>,
+    /// Bytes of all of them.
+    pub total_bytes: u64,
+    /// The tokenizer that comes with it.
+    pub tokenizer: Option<TokenizerSource>,
+}
+
+/// A tokenizer that comes with a checkpoint.
+#[derive(Clone, Debug)]
+pub enum TokenizerSource {
+    /// A `tokenizer.json` beside the weights.
+    Json(PathBuf),
+    /// Keys of a GGUF file.
+    Gguf(GgufTokenizer),
 }
 
 /// One weight.
@@ -49,7 +91,7 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// The elements.
     pub elements: Elements,
-    /// Where the bytes begin in their file; `None` for weights that are not as a file has them.
+    /// Where the first of the bytes that it is made of lies in its file; `None` for weights that no file has.
     pub file_offset: Option<u64>,
 }
 
@@ -59,7 +101,9 @@ pub enum Elements {
     /// Row-major, little-endian. A slice of a mapped file is aligned to 4 bytes (f32) or 2 (bf16) at
     /// best, and not at all if the file was embedded in a program: read with unaligned loads, or copy.
     Bytes(Bytes),
-    /// Made where they are used.
+    /// In a file, but not as they are wanted: made where they are used.
+    Rearranged(Rearranged),
+    /// In no file: made where they are used.
     Random(RandomNumbers),
 }
 
@@ -69,6 +113,15 @@ pub enum CheckpointError {
     /// What is wrong with a file, with its name.
     #[error("could not read checkpoint `{}`", path.display())]
     File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Box<CheckpointError>,
+    },
+    /// What is wrong with one of several files.
+    #[error("could not read its file `{}`", path.display())]
+    Part {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
@@ -116,6 +169,27 @@ pub enum CheckpointError {
         /// Size of this file.
         found: u64,
     },
+    /// A layout that only `.bin` files can have.
+    #[error("`--layout` says what an exporter of `.bin` files got wrong; this is {found}")]
+    Layout {
+        /// The kind of file that it is.
+        found: &'static str,
+    },
+    /// A safetensors file.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// A GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A `config.json`.
+    #[error(transparent)]
+    ConfigFile(#[from] ConfigFileError),
+    /// A folder.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The files' tensors are not those of the model.
+    #[error(transparent)]
+    Tensors(#[from] Mismatches),
     /// The weights do not fit into memory.
     #[error("could not allocate {len_bytes} bytes for `{name}`")]
     OutOfMemory {
@@ -129,7 +203,13 @@ pub enum CheckpointError {
 impl Hint for CheckpointError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::File { source, .. } => source.hint(),
+            Self::File { source, .. } | Self::Part { source, .. } => source.hint(),
+            Self::Safetensors(error) => error.hint(),
+            Self::Gguf(error) => error.hint(),
+            Self::ConfigFile(error) => error.hint(),
+            Self::Folder(error) => error.hint(),
+            Self::Tensors(error) => error.hint(),
+            Self::Layout { .. } => Some("leave `--layout` out".into()),
             Self::Header { source, .. } | Self::Config(source) => source.hint(),
             Self::Size { found, bf16_bytes, .. } if found < bf16_bytes => {
                 Some("the file is cut short: copy or export it again and compare its size".into())
@@ -137,9 +217,11 @@ impl Hint for CheckpointError {
             Self::Size { .. } | Self::NoHeader { .. } | Self::TooLarge => {
                 Some("is this a `.bin` checkpoint? It has no other mark than its size".into())
             }
-            Self::OutOfMemory { .. } => Some("a checkpoint that needs no mending is used where it is mapped".into()),
-            Self::Map(source) if source.kind() == io::ErrorKind::IsADirectory => {
-                Some("name the `.bin` file in the folder".into())
+            Self::OutOfMemory { .. } => {
+                Some("only what a file does not have as it is needed takes memory: export it once to `.bin`".into())
+            }
+            Self::Map(source) if source.kind() == io::ErrorKind::NotFound => {
+                Some("a model is a `.bin`, `.gguf` or `.safetensors` file, or a folder with a `config.json`".into())
             }
             Self::Map(_) => None,
         }
@@ -157,44 +239,51 @@ fn misfit(found: u64, f32_bytes: u64, bf16_bytes: u64) -> String {
     }
 }
 
-/// Whether tensors that are stored wrongly are mended while reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Contents {
-    Mended,
-    AsStored,
-}
-
 impl Checkpoint {
-    /// Reads a checkpoint. Weights stay in the mapped file, except those that `layout` mends: they are copied.
+    /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file with a
+    /// `config.json` beside it, a GGUF file, or a `.bin` file, to which alone `layout` applies. Which of them it is is told by what
+    /// it holds. Weights stay where they are mapped; what is not there as it is needed is made where it is used.
     ///
     /// # Errors
     /// [`CheckpointError::File`] around what is wrong with it.
     pub fn open(path: &Path, layout: Layout) -> Result<Self, CheckpointError> {
-        Self::read_file(path, layout, Contents::Mended)
+        Self::read_path(path, layout)
+            .map_err(|source| CheckpointError::File { path: path.to_owned(), source: Box::new(source) })
     }
 
-    /// Reads what a checkpoint consists of, for looking at it: as [`Self::open`], but tensors that would be mended
-    /// keep the bytes of the file. This is quick however large the file is.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn describe(path: &Path, layout: Layout) -> Result<Self, CheckpointError> {
-        Self::read_file(path, layout, Contents::AsStored)
-    }
-
-    /// Reads a checkpoint that is in memory already.
+    /// Reads a `.bin` checkpoint that is in memory already.
     ///
     /// # Errors
     /// What is wrong with it.
     pub fn from_bytes(bytes: Bytes, layout: Layout) -> Result<Self, CheckpointError> {
-        bin::read(bytes, layout, Contents::Mended)
+        bin::read(bytes, layout)
     }
 
-    fn read_file(path: &Path, layout: Layout, contents: Contents) -> Result<Self, CheckpointError> {
-        mapped_file::map(path)
-            .map_err(CheckpointError::Map)
-            .and_then(|bytes| bin::read(bytes, layout, contents))
-            .map_err(|source| CheckpointError::File { path: path.to_owned(), source: Box::new(source) })
+    fn read_path(path: &Path, layout: Layout) -> Result<Self, CheckpointError> {
+        if path.is_dir() {
+            layout.expect_none("a folder")?;
+            return folder::read(path);
+        }
+        let bytes = mapped_file::map(path).map_err(CheckpointError::Map)?;
+        let is_named = |extension: &str| path.extension().is_some_and(|found| found == extension);
+        if folder::is_index(path) {
+            layout.expect_none("an index of safetensors files")?;
+            return folder::read(path.parent().unwrap_or(Path::new("")));
+        }
+        // The name counts where a file is too damaged to tell by what it holds.
+        if safetensors::is_safetensors(&bytes) || is_named("safetensors") {
+            layout.expect_none("a safetensors file")?;
+            return folder::read_file(path, &bytes);
+        }
+        let mut checkpoint = if gguf::is_gguf(&bytes) || is_named("gguf") {
+            layout.expect_none("a GGUF file")?;
+            gguf::model::read(&bytes)?
+        } else {
+            bin::read(bytes.clone(), layout)?
+        };
+        checkpoint.origin.files.push(path.to_owned());
+        checkpoint.origin.total_bytes = bytes.len() as u64;
+        Ok(checkpoint)
     }
 
     /// The type of everything but the experts' matrices.
@@ -211,6 +300,20 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.tensors.get(name).unwrap_or_else(|| panic!("no reader leaves out `{name}`"))
     }
+
+    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16 or Q8_0, or among such,
+    /// become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and MXFP4 stays MXFP4.
+    pub fn rounded(&self) -> Self {
+        let of = |is_expert: bool| self.tensors.values().filter(move |tensor| tensor.is_expert() == is_expert);
+        let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));
+        let mut checkpoint = self.clone();
+        for tensor in checkpoint.tensors.values_mut() {
+            if tensor.dtype == Dtype::F32 && rounds[usize::from(tensor.is_expert())] {
+                *tensor = tensor.with_dtype(Dtype::Bf16);
+            }
+        }
+        checkpoint
+    }
 }
 
 impl Tensor {
@@ -224,27 +327,69 @@ impl Tensor {
         self.dtype.len_bytes(self.len())
     }
 
-    /// The elements, if they are not yet to be made.
+    /// The elements, if they lie in a file or in memory as they are used.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.elements {
             Elements::Bytes(bytes) => Some(bytes),
-            Elements::Random(_) => None,
+            Elements::Rearranged(_) | Elements::Random(_) => None,
         }
+    }
+
+    /// The elements: where they lie, or made in memory of their own. `None` for random ones, which only devices make.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OutOfMemory`].
+    pub fn read(&self) -> Result<Option<Bytes>, CheckpointError> {
+        match &self.elements {
+            Elements::Bytes(bytes) => Ok(Some(bytes.clone())),
+            Elements::Rearranged(rearranged) => self.make(rearranged).map(Some),
+            Elements::Random(_) => Ok(None),
+        }
+    }
+
+    /// Makes what is to be made of a file.
+    fn make(&self, rearranged: &Rearranged) -> Result<Bytes, CheckpointError> {
+        let len_bytes = rearranged.len_bytes();
+        mapped_file::filled(len_bytes, |bytes| rearranged.write_to(bytes))
+            .map_err(|_| CheckpointError::OutOfMemory { name: self.name.clone(), len_bytes: len_bytes as u64 })
+    }
+
+    /// The same tensor as f32 or bf16, rounded to the nearest. What does not consist of such numbers stays what it is.
+    pub fn with_dtype(&self, dtype: Dtype) -> Self {
+        let number = match self.dtype {
+            Dtype::F32 => Number::F32,
+            Dtype::Bf16 => Number::Bf16,
+            _ => return self.clone(),
+        };
+        let elements = match &self.elements {
+            _ if dtype == self.dtype => return self.clone(),
+            Elements::Bytes(bytes) => {
+                let piece = Piece { bytes: bytes.clone(), step: Step::Convert { from: number, to: dtype } };
+                Elements::Rearranged(Rearranged::new(vec![piece], Order::Concatenated, 1))
+            }
+            Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
+            Elements::Random(numbers) => Elements::Random(*numbers),
+        };
+        Self { dtype, elements, ..self.clone() }
     }
 
     /// Whether it has no elements. Those of a checkpoint always have some.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-}
 
-/// Elements made in memory, as the bytes of a tensor. They stay aligned to the element type.
-fn bytes_of<T: NoUninit + Send + 'static>(elements: Vec<T>) -> Bytes {
-    struct Owned<T>(Vec<T>);
-    impl<T: NoUninit> AsRef<[u8]> for Owned<T> {
-        fn as_ref(&self) -> &[u8] {
-            bytemuck::cast_slice(&self.0)
+    /// Whether it is one of the experts' matrices, or of their scales.
+    fn is_expert(&self) -> bool {
+        self.name.contains(".mlp.mlp") && !self.name.ends_with("_bias")
+    }
+
+    /// Whether it is f32 and the file has less.
+    fn is_widened(&self) -> bool {
+        match &self.elements {
+            Elements::Rearranged(rearranged) => {
+                self.dtype == Dtype::F32 && rearranged.stored().any(|number| number != Number::F32)
+            }
+            Elements::Bytes(_) | Elements::Random(_) => false,
         }
     }
-    Bytes::from_owner(Owned(elements))
 }

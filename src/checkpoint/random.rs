@@ -1,13 +1,16 @@
 //! Random weights, described by a few numbers and made where they are used, so that a shape can be measured without a
 //! checkpoint of it: neither a file, nor memory of this process, nor a copy to the device.
 //!
-//! `templates/random_weights` makes the elements, and states the formula. What is here is which numbers a tensor gets.
+//! `templates/random_weights` makes the elements, and states the formula. What is here is which numbers a tensor gets, and the same
+//! formula for this machine, for whoever needs the bytes.
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
+
 use super::encoding::{Encoding, Part};
 use super::tensors::{GATE_BIAS, Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Tensor};
+use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -23,6 +26,73 @@ pub struct RandomNumbers {
     pub centre: f32,
     /// Half the range, divided by 32768.
     pub step: f32,
+}
+
+/// Elements of a chunk, whose numbers are counted from its own start.
+const CHUNK: usize = 1 << 16;
+
+impl RandomNumbers {
+    /// The elements from number `first` on, as many as `out` holds, on this machine: the same bytes as every device makes.
+    /// `first` is even where two elements share a byte.
+    pub fn write(&self, dtype: Dtype, first: usize, out: &mut [u8]) {
+        let piece = dtype.len_bytes(CHUNK);
+        out.par_chunks_mut(piece).enumerate().for_each(|(i, out)| self.write_piece(dtype, first + i * CHUNK, out));
+    }
+
+    fn write_piece(&self, dtype: Dtype, first: usize, out: &mut [u8]) {
+        let scaled = |r: u64| self.centre + self.step * f32::from(r as i16);
+        let mut codes = Bits::from(self.stream, first, 4).map(|code| code as u8);
+        let mut code = || codes.next().expect("bits have no end");
+        let numbers = Bits::from(self.stream, first, 16);
+        match dtype {
+            Dtype::Mxfp4 => out.fill_with(|| code() | code() << 4),
+            Dtype::U8 => out.iter_mut().zip(numbers).for_each(|(out, r)| *out = scaled(r).floor() as u8),
+            Dtype::Bf16 => out.chunks_exact_mut(2).zip(numbers).for_each(|(out, r)| {
+                out.copy_from_slice(&scaled(r).to_le_bytes()[2..]);
+            }),
+            Dtype::F32 => out.chunks_exact_mut(4).zip(numbers).for_each(|(out, r)| {
+                out.copy_from_slice(&scaled(r).to_le_bytes());
+            }),
+            _ => panic!("no weights are {dtype}"),
+        }
+    }
+}
+
+/// The random bits of one element after another.
+struct Bits {
+    stream: u64,
+    /// The next element.
+    i: usize,
+    /// What is left of the current number; its lowest bits are the next element's.
+    number: u64,
+    width: usize,
+}
+
+impl Bits {
+    /// From element `i` on, `width` bits each.
+    fn from(stream: u64, i: usize, width: usize) -> Self {
+        let mut bits = Self { stream, i, number: 0, width };
+        bits.number = bits.number_of(i) >> (i % (64 / width) * width);
+        bits
+    }
+
+    fn number_of(&self, i: usize) -> u64 {
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        let counter = mix(self.stream.wrapping_add((i / CHUNK) as u64));
+        mix(counter.wrapping_add(GOLDEN.wrapping_mul((i % CHUNK / (64 / self.width) + 1) as u64)))
+    }
+}
+
+impl Iterator for Bits {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        let element = self.number & ((1 << self.width) - 1);
+        self.i += 1;
+        let is_used_up = self.i.is_multiple_of(64 / self.width);
+        self.number = if is_used_up { self.number_of(self.i) } else { self.number >> self.width };
+        Some(element)
+    }
 }
 
 /// The root mean square of MXFP4's codes, all equally likely: their squares are 0, 0.25, 1, 2.25, 4, 9, 16 and 36.
@@ -66,7 +136,7 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { config, tensors, findings: Vec::new() })
+        Ok(Self { config, tensors, findings: Vec::new(), origin: Origin::default() })
     }
 }
 
@@ -120,7 +190,7 @@ mod tests {
     fn numbers_of(checkpoint: &Checkpoint, name: &str) -> RandomNumbers {
         match checkpoint.tensor(name).elements {
             Elements::Random(numbers) => numbers,
-            Elements::Bytes(_) => panic!("`{name}` has bytes"),
+            _ => panic!("`{name}` has bytes"),
         }
     }
 

@@ -8,8 +8,8 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::output::Output;
+use super::tokenizer::TokenizerArgs;
 use crate::error::Hint;
-use crate::tokenizer::split::Split;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// Prints the text of token ids: one text per line of ids.
@@ -22,9 +22,8 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
 
-    /// A `tokenizer.bin`; without it, the built-in o200k_harmony
-    #[arg(short = 'z', long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
 
     /// Only this line, counted from 1
     #[arg(long, value_name = "N")]
@@ -79,10 +78,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
             input
         }
     };
-    let tokenizer = match &args.tokenizer {
-        Some(path) => Tokenizer::from_file(path, None, Split::Seeds)?,
-        None => Tokenizer::o200k_harmony(),
-    };
+    let tokenizer = args.tokenizer.alone(None)?;
     let input = String::from_utf8_lossy(&input); // a word that is not UTF-8 is no id either
     let asked = args.line.map(NonZeroUsize::get);
     for (i, line) in input.lines().enumerate().filter(|(i, _)| asked.is_none_or(|asked| asked == i + 1)) {

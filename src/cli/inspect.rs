@@ -1,14 +1,13 @@
 //! `gptoss-jit inspect`: what a checkpoint holds.
 
-use std::path::PathBuf;
-
 use anyhow::Context;
 use serde::Serialize;
 
+use super::model::ModelArgs;
 use super::output::{Output, human_bytes};
+use crate::checkpoint::Tensor;
 use crate::checkpoint::bin::HEADER;
-use crate::checkpoint::layout::{Finding, Layout};
-use crate::checkpoint::{Checkpoint, Tensor};
+use crate::checkpoint::layout::Finding;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 
@@ -18,12 +17,8 @@ use crate::dtype::Dtype;
 /// seen in a file. If the model's output is noise, try `--layout swapped`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The checkpoint
-    model: PathBuf,
-
-    /// How the file's tensors are laid out
-    #[arg(long, value_enum, default_value_t)]
-    layout: Layout,
+    #[command(flatten)]
+    model: ModelArgs,
 
     /// List the tensors of every layer, not one line for all layers
     #[arg(long)]
@@ -37,6 +32,10 @@ struct Report<'a> {
     path: String,
     file_bytes: u64,
     parameters: u64,
+    /// Of all tensors, as they are in memory.
+    tensor_bytes: u64,
+    /// Bytes of weights that a step for one token reads.
+    bytes_per_token: u64,
     dtypes: Vec<Dtype>,
     config: &'a ModelConfig,
     findings: Vec<FindingReport<'a>>,
@@ -69,17 +68,17 @@ struct Row {
 /// # Errors
 /// The file cannot be read, or is no checkpoint.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let checkpoint = Checkpoint::describe(&args.model, args.layout)?;
-    let path = args.model.display().to_string();
-    let file_bytes = std::fs::metadata(&args.model).with_context(|| format!("could not read `{path}`"))?.len();
+    let checkpoint = args.model.checkpoint()?;
     let mut dtypes: Vec<Dtype> = checkpoint.tensors.values().map(|tensor| tensor.dtype).collect();
     dtypes.sort_unstable();
     dtypes.dedup();
     let report = Report {
         schema: 1,
-        path,
-        file_bytes,
-        parameters: checkpoint.tensors.values().map(|tensor| tensor.len() as u64).sum(),
+        path: args.model.name(),
+        file_bytes: checkpoint.origin.total_bytes,
+        parameters: checkpoint.parameters(),
+        tensor_bytes: checkpoint.tensor_bytes(),
+        bytes_per_token: checkpoint.bytes_per_token(),
         dtypes,
         config: &checkpoint.config,
         findings: checkpoint.findings.iter().map(FindingReport::new).collect(),
@@ -96,7 +95,11 @@ impl<'a> FindingReport<'a> {
 
 fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let dtypes: Vec<&str> = report.dtypes.iter().map(|dtype| dtype.name()).collect();
-    let (path, size, parameters) = (&report.path, human_bytes(report.file_bytes), grouped(report.parameters));
+    let size = match report.file_bytes {
+        0 => "no file".to_owned(),
+        file_bytes => human_bytes(file_bytes),
+    };
+    let (path, parameters) = (&report.path, grouped(report.parameters));
     output.line(&format!("{path}: {parameters} parameters, {}, {size}\n", dtypes.join(" and ")))?;
 
     let config = serde_json::to_value(report.config).context("could not list the dimensions")?;
@@ -110,6 +113,9 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let rows: Vec<Vec<String>> = report.tensors.iter().map(Row::cells).collect();
     let header = ["tensor", "count", "dtype", "shape", "offset B", "size"];
     output.table(&header, &rows, &["count", "offset B", "size"])?;
+    let count: usize = report.tensors.iter().map(|row| row.count).sum();
+    let (total, per_token) = (human_bytes(report.tensor_bytes), human_bytes(report.bytes_per_token));
+    output.line(&format!("\n{count} tensors, {total}; a step for one token reads {per_token} of them"))?;
     for finding in &report.findings {
         output.line(&format!("\nfound: {}", finding.message))?;
     }

@@ -10,18 +10,21 @@ mod decode;
 mod device;
 mod devices;
 mod doctor;
+mod export;
 mod hip;
 mod inspect;
 mod kernel_table;
 mod kernels;
 mod logits;
 mod model;
+mod new_file;
 pub mod output;
 mod output_file;
 mod report;
 mod run;
 mod shapes;
 mod tokenize;
+mod tokenizer;
 mod tune;
 
 use std::path::PathBuf;
@@ -61,6 +64,7 @@ enum Command {
     Bench(bench::Args),
     Logits(logits::Args),
     Inspect(inspect::Args),
+    Export(export::Args),
     Tokenize(tokenize::Args),
     Decode(decode::Args),
     /// Look at, check and shrink the cache of compiled kernels
@@ -104,6 +108,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Bench(args) => bench::run(args, output),
         Command::Logits(args) => logits::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
+        Command::Export(args) => export::run(args, output),
         Command::Tokenize(args) => tokenize::run(args, output),
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),

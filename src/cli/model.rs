@@ -11,9 +11,9 @@ use gpu::{DeviceMemory, Driver};
 use super::device::Device;
 use super::output::Output;
 use super::shapes::ShapeArgs;
+use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
-use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::engine::{Engine, EngineOptions};
 use crate::graph::kv_cache::BLOCK_TOKENS;
@@ -23,7 +23,6 @@ use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::{Loaded, Progress, Store, StoreError};
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::split::Split;
 use crate::tuning::TuningTables;
 
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.
@@ -33,27 +32,16 @@ const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin"
 /// Which model, and which tokenizer.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
-    /// A `.bin` checkpoint; without it the tiny model that comes with the program
+    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; without it the tiny
+    /// model that comes with the program
     pub model: Option<PathBuf>,
 
-    /// How the checkpoint's tensors are stored: what its exporter got wrong
+    /// How the tensors of a `.bin` file are stored: what its exporter got wrong
     #[arg(long, value_enum, default_value_t = Layout::Auto)]
     pub layout: Layout,
 
     #[command(flatten)]
     pub shape: ShapeArgs,
-}
-
-/// What text and ids are converted with.
-#[derive(Args, Debug)]
-pub struct TokenizerArgs {
-    /// A `tokenizer.bin`; without it o200k_harmony, which is built in
-    #[arg(short = 'z', long, value_name = "FILE")]
-    pub tokenizer: Option<PathBuf>,
-
-    /// How text is cut into words before merging: as the seeds' program does, or as OpenAI's tokenizer does
-    #[arg(long, value_enum)]
-    pub split: Option<Split>,
 }
 
 /// On what, how exactly, and from which kernels.
@@ -68,7 +56,7 @@ pub struct DeviceArgs {
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub threads: u32,
 
-    /// How exactly sums are done [default: f32 for f32 checkpoints, bf16 for bf16 ones]
+    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
 
@@ -126,18 +114,32 @@ impl Sizes {
 impl ModelArgs {
     /// Opens the checkpoint, and says what was found in it.
     pub fn open(&self, output: &Output) -> anyhow::Result<Checkpoint> {
-        let checkpoint = match (&self.model, self.shape.checkpoint()) {
-            (Some(path), _) => Checkpoint::open(path, self.layout)?,
-            (None, Some(random)) => random?,
-            (None, None) => {
-                output.detail("model: the built-in tiny one (examples/tiny)");
-                Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model")?
-            }
-        };
+        if self.is_built_in() {
+            output.detail("model: the built-in tiny one (examples/tiny)");
+        }
+        let checkpoint = self.checkpoint()?;
         for finding in &checkpoint.findings {
             output.note(&format!("note: {finding}"));
         }
         Ok(checkpoint)
+    }
+
+    /// The checkpoint, without a word.
+    pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
+        match (&self.model, self.shape.checkpoint()) {
+            (Some(path), _) => Ok(Checkpoint::open(path, self.layout)?),
+            (None, Some(random)) => Ok(random?),
+            (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
+        }
+    }
+
+    /// What to call it.
+    pub fn name(&self) -> String {
+        match (&self.model, self.shape.shape) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(shape)) => shape.name().to_owned(),
+            (None, None) => "the built-in tiny model".to_owned(),
+        }
     }
 
     /// Whether this is the tiny model that comes with the program.
@@ -146,26 +148,24 @@ impl ModelArgs {
     }
 
     /// The tokenizer for this model.
-    pub fn tokenizer(&self, args: &TokenizerArgs, config: &ModelConfig) -> anyhow::Result<Tokenizer> {
-        let tokenizer = match &args.tokenizer {
-            Some(path) => Tokenizer::from_file(path, Some(config.vocab_size), args.split.unwrap_or(Split::Seeds))?,
-            None if self.is_built_in() => {
-                let split = args.split.unwrap_or(Split::Seeds);
-                Tokenizer::from_bytes(TINY_TOKENIZER.into(), Some(config.vocab_size), split)?
-            }
-            None => {
-                let tokenizer = Tokenizer::o200k_harmony();
-                args.split.map_or(tokenizer.clone(), |split| tokenizer.with_split(split))
-            }
-        };
-        Ok(tokenizer)
+    pub fn tokenizer(&self, args: &TokenizerArgs, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+        if self.is_built_in() && args.tokenizer.is_none() {
+            return Ok(Tokenizer::from_bin(TINY_TOKENIZER.into(), Some(checkpoint.config.vocab_size), args.split)?);
+        }
+        args.for_checkpoint(checkpoint)
     }
 }
 
 impl DeviceArgs {
-    /// The precision for a checkpoint of this dtype.
-    pub fn precision(&self, weight_dtype: Dtype) -> Precision {
-        self.precision.unwrap_or(if weight_dtype == Dtype::F32 { Precision::F32 } else { Precision::Bf16 })
+    /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider than it
+    /// only because of how they are stored are rounded.
+    pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
+        let rounded = checkpoint.rounded();
+        let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
+        match self.precision.unwrap_or(natural) {
+            Precision::Bf16 => (Precision::Bf16, rounded),
+            Precision::F32 => (Precision::F32, checkpoint.clone()),
+        }
     }
 
     /// Templates, tables, cache, compiler and device.
@@ -184,9 +184,9 @@ impl DeviceArgs {
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
-        let precision = self.precision(checkpoint.dense_dtype());
+        let (precision, checkpoint) = self.precision(checkpoint);
         let pipeline = self.pipeline()?;
-        let kv_budget_bytes = cache.budget_bytes(checkpoint, pipeline.driver())?;
+        let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
         let options = EngineOptions {
             pipeline,
             precision,
@@ -199,7 +199,7 @@ impl DeviceArgs {
             kv_budget_bytes,
         };
         let start = Instant::now();
-        let engine = Engine::load(checkpoint, options, &CompileProgress::new(output))?;
+        let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \

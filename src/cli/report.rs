@@ -8,6 +8,7 @@ use gpu::GpuError;
 use super::decode::DecodeError;
 use super::device::NoDeviceOfArch;
 use super::doctor::NotReady;
+use super::export::ExportError;
 use super::output::Output;
 use super::run::getp::NoCount;
 use crate::checkpoint::CheckpointError;
@@ -59,6 +60,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<CompileError>,
         of::<DecodeError>,
         of::<EngineError>,
+        of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,
         of::<IsaError>,

@@ -2,14 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read};
-use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::Serialize;
 
 use super::output::Output;
-use crate::tokenizer::Tokenizer;
-use crate::tokenizer::split::Split;
+use super::tokenizer::TokenizerArgs;
 
 /// Prints the token ids of a text on one line.
 ///
@@ -20,17 +18,12 @@ pub struct Args {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     input: Option<OsString>,
 
-    /// A `tokenizer.bin`; without it, the built-in o200k_harmony
-    #[arg(short = 'z', long, value_name = "FILE")]
-    tokenizer: Option<PathBuf>,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
 
-    /// Tokens of the model: records read from the file [default: all]
+    /// Tokens of the model: records read of a `tokenizer.bin` [default: all]
     #[arg(long, value_name = "N", requires = "tokenizer")]
     vocab_size: Option<usize>,
-
-    /// How text is cut into pieces before merging [default: seeds with -z, else o200k]
-    #[arg(long, value_enum)]
-    split: Option<Split>,
 
     /// Take the names of special tokens in the text as those tokens
     #[arg(long)]
@@ -48,10 +41,7 @@ struct Report {
 /// # Errors
 /// The tokenizer or stdin cannot be read, or the text not be encoded.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let tokenizer = match &args.tokenizer {
-        Some(path) => Tokenizer::from_file(path, args.vocab_size, args.split.unwrap_or(Split::Seeds))?,
-        None => Tokenizer::o200k_harmony().with_split(args.split.unwrap_or(Split::O200k)),
-    };
+    let tokenizer = args.tokenizer.alone(args.vocab_size)?;
     let text = match args.input {
         Some(text) => text.into_encoded_bytes(),
         None => {

@@ -20,7 +20,7 @@ use super::segment::{PlannedLaunch, PreparedLaunch, Segment};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, StepShape, Storage};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::error::Hint;
 use crate::kernel::contract::Access;
 use crate::kernel::expression::ExpressionError;
@@ -64,6 +64,9 @@ pub enum PlanError {
         /// The scalar argument.
         name: String,
     },
+    /// A tensor could not be made of what the checkpoint's files hold.
+    #[error(transparent)]
+    Weights(#[from] CheckpointError),
     /// The checkpoint lacks a tensor.
     #[error("the checkpoint has no tensor `{name}`")]
     NoTensor {
@@ -80,6 +83,7 @@ impl Hint for PlanError {
             Self::Render(error) => error.hint(),
             Self::Expression(error) => error.hint(),
             Self::Memory(error) => error.hint(),
+            Self::Weights(error) => error.hint(),
             Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } => None,
         }
     }

@@ -47,14 +47,14 @@ impl Weights {
     pub fn place(&self, checkpoint: &Checkpoint, name: &str, driver: &dyn Driver) -> Result<BufferView, PlanError> {
         let tensor = tensor_of(checkpoint, name)?;
         let failed = |source| PlanError::Device { label: name.to_owned(), source };
-        match &tensor.elements {
-            Elements::Bytes(bytes) => driver.upload(bytes.clone()).map(|buffer| buffer.view()).map_err(failed),
-            Elements::Random(numbers) => {
-                let view = driver.allocate(tensor.len_bytes()).map_err(failed)?.view();
-                self.make(tensor, numbers, &view, driver)?.map_err(failed)?;
-                Ok(view.read_only())
-            }
+        if let Elements::Random(numbers) = &tensor.elements {
+            let view = driver.allocate(tensor.len_bytes()).map_err(failed)?.view();
+            self.make(tensor, numbers, &view, driver)?.map_err(failed)?;
+            return Ok(view.read_only());
         }
+        // What has to be made of a file is made here: a device that copies lets go of it at once, another one keeps it.
+        let bytes = tensor.read()?.expect("only random weights have no bytes");
+        driver.upload(bytes).map(|buffer| buffer.view()).map_err(failed)
     }
 
     /// Launches the kernel that fills a tensor.

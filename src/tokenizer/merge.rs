@@ -1,5 +1,5 @@
-//! Byte-pair encoding of one piece: the pair that makes the lowest id is merged, the leftmost of equals, until none is
-//! left. A heap of candidate pairs makes that O(n log n) in the length of the piece.
+//! Byte-pair encoding of one piece: the pair of the lowest rank is merged, the leftmost of equals, until none is left. The
+//! rank is the id of what the pair makes, or its place in a list of merges. A heap of candidate pairs makes that O(n log n) in the length of the piece.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,11 +14,11 @@ pub(super) fn encode_piece(vocabulary: &Vocabulary, piece: &[u8], ids: &mut Vec<
     merge(vocabulary, piece, |part| ids.push(vocabulary.id(part).unwrap_or(UNKNOWN)));
 }
 
-/// Encodes a word as OpenAI does: a word that is a token is that token. A byte without a token of its own is given
+/// Encodes a word as OpenAI does: a word that is a token is that token (unless a list of merges says that it is not so). A byte without a token of its own is given
 /// the token `<0xHH>`: in a `tokenizer.bin` the NUL byte is stored so.
 pub(super) fn encode_word(vocabulary: &Vocabulary, word: &str, ids: &mut Vec<u32>) {
     let word = word.as_bytes();
-    if let Some(id) = vocabulary.merged(word) {
+    if let Some(id) = vocabulary.word(word) {
         ids.push(id);
         return;
     }
@@ -34,8 +34,8 @@ fn merge<'a>(vocabulary: &Vocabulary, piece: &'a [u8], mut part: impl FnMut(&'a 
     let mut candidates = BinaryHeap::new();
     let offer = |candidates: &mut BinaryHeap<Reverse<Candidate>>, parts: &Parts, left: usize| {
         let Some(end) = parts.end_of_pair(left) else { return };
-        if let Some(id) = vocabulary.merged(&piece[left..end]) {
-            candidates.push(Reverse(Candidate { id, left, end }));
+        if let Some(rank) = vocabulary.merge_rank(&piece[left..end], parts.end[left] - left) {
+            candidates.push(Reverse(Candidate { rank, left, end }));
         }
     };
     for left in 0..piece.len() {
@@ -63,7 +63,7 @@ fn merge<'a>(vocabulary: &Vocabulary, piece: &'a [u8], mut part: impl FnMut(&'a 
 /// Two neighbours that make a token. Ordered by what is merged first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    id: u32,
+    rank: u32,
     left: usize,
     end: usize,
 }
@@ -109,7 +109,7 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
 
-    use super::super::vocabulary::{ByteNames, Token};
+    use super::super::vocabulary::{ByteNames, Token, TokenKind};
     use super::*;
 
     /// The procedure word for word: look at all pairs, merge the best, begin again.
@@ -148,7 +148,7 @@ mod tests {
         ) {
             let list = tokens.iter().map(|(bytes, is_special)| Token {
                 bytes: Bytes::from(bytes.clone()),
-                is_special: *is_special,
+                kind: if *is_special { TokenKind::Special } else { TokenKind::Ordinary },
             });
             let vocabulary = Vocabulary::new(list.collect(), max_length, ByteNames::Decoded);
             let mut ids = Vec::new();

@@ -1,9 +1,11 @@
 //! Text to token ids and back.
 //!
 //! A [`Tokenizer`] is a `vocabulary` and a way of splitting text into pieces ([`split`]), each of which is merged
-//! on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's `tokenizer.bin` (`seeds`) or
-//! OpenAI's `o200k_harmony`, which is built in (`o200k`). [`stream`] turns tokens that arrive one by one into text.
+//! on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's `tokenizer.bin` (`seeds`), a checkpoint's
+//! own ([`bpe`], which `json` reads from a `tokenizer.json`), or OpenAI's `o200k_harmony`, which is built in (`o200k`). [`stream`] turns tokens that arrive one by one into text.
 
+pub mod bpe;
+mod json;
 mod merge;
 mod o200k;
 mod seeds;
@@ -19,6 +21,7 @@ use bytes::Bytes;
 
 use crate::error::Hint;
 
+use bpe::BpeError;
 use split::Split;
 use vocabulary::Vocabulary;
 
@@ -100,6 +103,9 @@ pub enum TokenizerError {
         /// The score that it states.
         found: f32,
     },
+    /// What is wrong with a byte-level BPE tokenizer: a `tokenizer.json`, or a GGUF file's.
+    #[error(transparent)]
+    Bpe(#[from] BpeError),
     /// The tokenizer can give ids that the model does not have.
     #[error("the tokenizer has {tokenizer} tokens, the model only {model}")]
     LargerThanModel {
@@ -128,12 +134,13 @@ impl Hint for TokenizerError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::File { source, .. } => source.hint(),
+            Self::Bpe(error) => error.hint(),
             Self::Read { .. } => None,
             Self::Truncated { .. } | Self::TooFewRecords { .. } => {
                 Some("the file is cut short, or belongs to a model with another vocabulary".into())
             }
             Self::BadMaxLength { .. } | Self::BadLength { .. } | Self::BadScore { .. } => {
-                Some("is this a `tokenizer.bin` written by gpt-oss-amd's exporter?".into())
+                Some("is this a `tokenizer.bin` written by gpt-oss-amd's exporter, or a `tokenizer.json`?".into())
             }
             Self::LargerThanModel { .. } => Some("give the model's own tokenizer with `-z`".into()),
             Self::UnknownId { .. } => Some("were these ids made with another tokenizer? `-z` chooses one".into()),
@@ -151,23 +158,37 @@ impl Tokenizer {
         Self { vocabulary: o200k::vocabulary(), split: Split::O200k }
     }
 
-    /// Reads a `tokenizer.bin`: its first `vocab_size` records, or all of them if that is `None`. The file stays mapped
-    /// and must not be rewritten in place meanwhile.
+    /// Reads a `tokenizer.json` or a `tokenizer.bin`, whichever it is. The file stays mapped and must not be rewritten in place
+    /// meanwhile. `vocab_size` is the number of the model's tokens: so many records are read of a `tokenizer.bin` (all of them if
+    /// that is `None`), and a `tokenizer.json` may have fewer. Text is split as `split` says, else as the file does.
     ///
     /// # Errors
     /// The file cannot be read, or is not what it should be: [`TokenizerError::File`] says why.
-    pub fn from_file(path: &Path, vocab_size: Option<usize>, split: Split) -> Result<Self, TokenizerError> {
+    pub fn from_file(path: &Path, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
         let bytes = mapped_file::map(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
-        Self::from_bytes(bytes, vocab_size, split)
+        // A `tokenizer.bin` begins with a length below 2^24, so that its fourth byte is zero; no JSON has such bytes.
+        let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+        let is_json = first == Some(&b'{') && bytes.get(3) != Some(&0);
+        let read = if is_json { Self::from_json } else { Self::from_bin };
+        read(bytes, vocab_size, split)
             .map_err(|source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) })
     }
 
-    /// As [`Self::from_file`], with the file's bytes.
+    /// Reads a `tokenizer.json`, as [`Self::from_file`] does.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Bpe`].
+    pub fn from_json(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
+        let (spelled, split) = json::read(&bytes, split)?;
+        Self::from_spelled(spelled, vocab_size, split)
+    }
+
+    /// Reads a `tokenizer.bin`, as [`Self::from_file`] does.
     ///
     /// # Errors
     /// The bytes are not a `tokenizer.bin` with so many records.
-    pub fn from_bytes(bytes: Bytes, vocab_size: Option<usize>, split: Split) -> Result<Self, TokenizerError> {
-        Ok(Self { vocabulary: Arc::new(seeds::read(bytes, vocab_size)?), split })
+    pub fn from_bin(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
+        Ok(Self { vocabulary: Arc::new(seeds::read(bytes, vocab_size)?), split: split.unwrap_or(Split::Seeds) })
     }
 
     /// The same vocabulary with another way of splitting.

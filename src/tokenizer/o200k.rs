@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use super::vocabulary::{ByteNames, Token, Vocabulary};
+use super::vocabulary::{ByteNames, Token, TokenKind, Vocabulary};
 
 /// Ordinary tokens, then special and reserved ones.
 const VOCAB_SIZE: u32 = 201_088;
@@ -35,7 +35,7 @@ fn unpack() -> Vocabulary {
     for end in ends {
         let token = bytes.slice(start..end);
         let is_special = str::from_utf8(&token).is_ok_and(|name| specials.contains(name));
-        tokens.push(Token { bytes: token, is_special });
+        tokens.push(Token { bytes: token, kind: if is_special { TokenKind::Special } else { TokenKind::Ordinary } });
         longest = longest.max(end - start);
         start = end;
     }

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use super::TokenizerError;
-use super::vocabulary::{ByteNames, Token, Vocabulary};
+use super::vocabulary::{ByteNames, Token, TokenKind, Vocabulary};
 
 /// Scores down from here mark special tokens.
 const SPECIAL_SCORE: f32 = -1e29;
@@ -44,7 +44,8 @@ fn record(reader: &mut Reader, index: usize, max: usize) -> Result<Token, Tokeni
     }
     let length = usize::try_from(found).ok().filter(|length| (1..=max).contains(length));
     let length = length.ok_or(TokenizerError::BadLength { index, offset, found, max })?;
-    Ok(Token { bytes: reader.take(length, part)?, is_special: score <= SPECIAL_SCORE })
+    let kind = if score <= SPECIAL_SCORE { TokenKind::Special } else { TokenKind::Ordinary };
+    Ok(Token { bytes: reader.take(length, part)?, kind })
 }
 
 struct Reader {

@@ -46,6 +46,12 @@ pub(super) fn o200k(text: &str, mut piece: impl FnMut(&str)) {
     }
 }
 
+/// Whether this is the regular expression that files give for o200k's pieces. Some have line ends in it and not escapes.
+pub(super) fn is_o200k(pattern: &str) -> bool {
+    let escaped = pattern.replace('\r', r"\r").replace('\n', r"\n");
+    escaped.strip_suffix(r"\s+(?!\S)|\s+").is_some_and(|rest| O200K_PATTERN.strip_suffix(r"\s+") == Some(rest))
+}
+
 /// The pattern of o200k, with its last two alternatives made one.
 const O200K_PATTERN: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",

@@ -19,12 +19,34 @@ pub(super) struct Vocabulary {
     byte_tokens: [Option<u32>; 256],
     /// No merge gives more bytes than this.
     max_token_length: usize,
+    /// Which pairs merge, where that is listed; else those do whose bytes together are a token, the lowest id first.
+    merges: Option<Merges>,
+}
+
+/// A list of the pairs of tokens that merge.
+pub(super) struct Merges {
+    /// The place in the list, by the ids of both: lower ones merge first.
+    pub ranks: HashMap<(u32, u32), u32>,
+    /// Whether a word that is a token is that token, whatever the list says.
+    pub ignored_for_words: bool,
 }
 
 /// One token, as its source describes it.
+#[derive(Clone)]
 pub(super) struct Token {
     pub bytes: Bytes,
-    pub is_special: bool,
+    pub kind: TokenKind,
+}
+
+/// What gives a token.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenKind {
+    /// Text that merges to it.
+    Ordinary,
+    /// Its name, where names of tokens are taken as such.
+    Special,
+    /// Nothing.
+    Unused,
 }
 
 /// Whether tokens named `<0xHH>` stand for a byte.
@@ -44,13 +66,16 @@ impl Vocabulary {
             special_lengths: Vec::new(),
             byte_tokens: [None; 256],
             max_token_length,
+            merges: None,
         };
-        for (id, Token { bytes, is_special }) in tokens.into_iter().enumerate() {
+        for (id, Token { bytes, kind }) in tokens.into_iter().enumerate() {
             let id = u32::try_from(id).expect("vocabularies have fewer than 2^32 tokens");
-            if is_special {
+            if kind == TokenKind::Special {
                 vocabulary.add_special(bytes.clone(), id);
             }
-            vocabulary.ids.entry(bytes.clone()).or_insert(id);
+            if kind != TokenKind::Unused {
+                vocabulary.ids.entry(bytes.clone()).or_insert(id);
+            }
             let byte = (byte_names == ByteNames::Decoded).then(|| byte_named(&bytes)).flatten();
             vocabulary.pieces.push(match byte {
                 Some(byte) => {
@@ -61,6 +86,11 @@ impl Vocabulary {
             });
         }
         vocabulary
+    }
+
+    /// Merges by a list from here on.
+    pub fn set_merges(&mut self, merges: Merges) {
+        self.merges = Some(merges);
     }
 
     /// Gives a special token a name, which may be one of several.
@@ -85,8 +115,23 @@ impl Vocabulary {
         self.ids.get(bytes).copied()
     }
 
-    /// The token to which two neighbours with these bytes together merge.
-    pub fn merged(&self, bytes: &[u8]) -> Option<u32> {
+    /// The token that a word with these bytes is, without any merging.
+    pub fn word(&self, bytes: &[u8]) -> Option<u32> {
+        match &self.merges {
+            Some(Merges { ignored_for_words: false, .. }) => None,
+            _ => self.ordinary(bytes),
+        }
+    }
+
+    /// When two neighbours, which meet at byte `middle` of these, merge: lower ones merge first. `None` if they do not.
+    pub fn merge_rank(&self, bytes: &[u8], middle: usize) -> Option<u32> {
+        let Some(merges) = &self.merges else { return self.ordinary(bytes) };
+        let (left, right) = bytes.split_at(middle);
+        merges.ranks.get(&(self.id(left)?, self.id(right)?)).copied()
+    }
+
+    /// The token with exactly these bytes, if it is no special one.
+    fn ordinary(&self, bytes: &[u8]) -> Option<u32> {
         if bytes.len() > self.max_token_length {
             return None;
         }
@@ -148,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_longest_special_wins_where_two_begin() {
-        let token = |text: &'static str| Token { bytes: Bytes::from_static(text.as_bytes()), is_special: true };
+        let token = |text: &'static str| Token { bytes: Bytes::from_static(text.as_bytes()), kind: TokenKind::Special };
         let vocabulary = Vocabulary::new(vec![token("<a"), token("<a>"), token("b")], 3, ByteNames::Literal);
         let found: Vec<_> = vocabulary.specials_in(b"x<a><ab<").collect();
         assert_eq!(found, [(1, 3, 1), (4, 2, 0), (6, 1, 2)]);

@@ -13,6 +13,8 @@ use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
 use proptest::prelude::*;
 
+use crate::program::run;
+
 /// A header written by hand: 11 tokens, width 6, 3 experts of width 5, 2 of them chosen, 2 layers, heads of width 4,
 /// 4 query heads, 2 kv heads, 64 tokens, context 4096, theta 150000.0, factor 32.0, window 128, limit 7.0.
 const HEADER: [u8; 60] = [
@@ -50,7 +52,8 @@ fn read(file: Vec<u8>, layout: Layout) -> Result<Checkpoint, CheckpointError> {
 fn f32s(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     checkpoint
         .tensor(name)
-        .bytes()
+        .read()
+        .unwrap()
         .unwrap()
         .chunks(4)
         .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
@@ -281,7 +284,8 @@ fn the_forks_transposes_are_turned_back() {
     let bf16 = read(bf16_file(fork), Layout::Auto).unwrap();
     let gate: Vec<u16> = bf16
         .tensor("block.0.mlp.gate.weight")
-        .bytes()
+        .read()
+        .unwrap()
         .unwrap()
         .chunks(2)
         .map(|b| u16::from_le_bytes([b[0], b[1]]))
@@ -354,7 +358,7 @@ fn inspect_shows_the_file_and_what_was_found() {
     assert_eq!(report["config"]["rope_theta"], 150_000.0);
     assert_eq!(report["findings"][0]["kind"], "integer_in_float");
     assert_eq!(report["tensors"].as_array().unwrap().len(), 29);
-    // Looking at a file mends nothing, so that the offset stays the file's.
+    // What is mended where it is used has the offset of what it is made of.
     assert_eq!(report["tensors"][17]["name"], "block.0.mlp.gate.weight".to_owned());
     assert_eq!(report["tensors"][17]["offset"], 60 + 2 * 822);
 }
@@ -370,4 +374,22 @@ fn inspect_refuses_a_damaged_file_with_a_hint() {
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains("the file has 2000 bytes, 1060 too few for bf16"), "{stderr}");
     assert!(stderr.contains("hint: the file is cut short"), "{stderr}");
+}
+
+#[test]
+fn inspect_says_what_gpt_oss_20b_is_and_what_it_reads_for_a_token() {
+    let ran = run(&["inspect", "--shape", "gpt-oss-20b"]).ok();
+    let first = "gpt-oss-20b: 20,914,757,184 parameters, bf16 and u8 and mxfp4, no file\n";
+    assert!(ran.text().starts_with(first), "{}", ran.text());
+    for row in [
+        "block.*.mlp.mlp1_weight     24  mxfp4  (32, 5760, 2880)         -    6.4 GB",
+        "363 tensors, 13.8 GB; a step for one token reads 3.7 GB of them",
+    ] {
+        assert!(ran.text().contains(row), "{row}\n{}", ran.text());
+    }
+    let report = run(&["inspect", "--shape", "gpt-oss-20b", "--json"]).ok().json();
+    assert_eq!(
+        (&report["tensor_bytes"], &report["bytes_per_token"]),
+        (&13_761_264_768u64.into(), &3_708_089_088u64.into())
+    );
 }

@@ -28,14 +28,14 @@ use crate::program::{run, shared_cache};
 
 /// How a fixture is run in this process.
 #[derive(Clone, Copy)]
-struct How {
+pub struct How {
     n_slots: usize,
     max_rows: usize,
     threads: usize,
     kv_budget_bytes: usize,
 }
 
-const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30 };
+pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30 };
 
 /// Three at a time in pieces of five, so that windows go round.
 const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30 };
@@ -49,32 +49,42 @@ fn load(fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
 }
 
 fn load_on(driver: Arc<dyn Driver>, fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
+    let checkpoint = Checkpoint::open(Path::new(&fixture.path("model.bin")), Layout::Auto).expect("a model");
+    let longest = fixture.prompts.iter().map(Vec::len).max().expect("prompts");
+    load_checkpoint(driver, &checkpoint, longest + fixture.n_greedy(), how)
+}
+
+/// An engine in f32 for sequences of so many tokens.
+pub fn load_checkpoint(
+    driver: Arc<dyn Driver>,
+    checkpoint: &Checkpoint,
+    capacity_tokens: usize,
+    how: How,
+) -> Result<Engine, Box<EngineError>> {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let checkpoint = Checkpoint::open(Path::new(&fixture.path("model.bin")), Layout::Auto).expect("a model");
-    let longest = fixture.prompts.iter().map(Vec::len).max().expect("prompts");
     let options = EngineOptions {
         pipeline: Pipeline::new(library, tables, Target::host(), store, driver),
         precision: Precision::F32,
         kv_dtype: Dtype::F32,
         n_slots: how.n_slots,
-        capacity_tokens: longest + fixture.n_greedy(),
+        capacity_tokens,
         max_rows: how.max_rows,
         max_logit_rows: how.n_slots,
         odd_window: None,
         kv_budget_bytes: how.kv_budget_bytes,
     };
-    Engine::load(&checkpoint, options, &()).map_err(Box::new)
+    Engine::load(checkpoint, options, &()).map_err(Box::new)
 }
 
-fn greedy(prompt: &[u32], max_new_tokens: usize, stop: &[u32]) -> Request {
+pub fn greedy(prompt: &[u32], max_new_tokens: usize, stop: &[u32]) -> Request {
     Request { prompt: prompt.to_vec(), max_new_tokens, stop: stop.to_vec(), sampling: Sampling::GREEDY }
 }
 
 /// Runs until nothing is left. Gives the tokens of each request and why it ended.
-fn drain(engine: &mut Engine) -> HashMap<RequestId, (Vec<u32>, Option<FinishReason>)> {
+pub fn drain(engine: &mut Engine) -> HashMap<RequestId, (Vec<u32>, Option<FinishReason>)> {
     let mut answers: HashMap<RequestId, (Vec<u32>, Option<FinishReason>)> = HashMap::new();
     while !engine.is_idle() {
         for event in engine.step().expect("runs") {

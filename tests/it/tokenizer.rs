@@ -23,7 +23,7 @@ fn file(tokens: &[(f32, &[u8])]) -> Vec<u8> {
 }
 
 fn read(file: Vec<u8>, vocab_size: Option<usize>) -> Result<Tokenizer, TokenizerError> {
-    Tokenizer::from_bytes(Bytes::from(file), vocab_size, Split::Seeds)
+    Tokenizer::from_bin(Bytes::from(file), vocab_size, Some(Split::Seeds))
 }
 
 fn message(file: Vec<u8>, vocab_size: Option<usize>) -> String {

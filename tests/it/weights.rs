@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::encoding::Encoding;
+use gptoss_jit::checkpoint::random::RandomNumbers;
 use gptoss_jit::config::ModelConfig;
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
@@ -90,6 +91,15 @@ fn the_cpu_and_gpus_make_the_same_bytes() {
         let reference = reference::run(&["random_weights".into()], &case, &Tensors::new()).expect("a reference");
         let reference = Tensor::rounded(dtype, reference["y"].values.clone()).to_bytes();
         assert!(reference == on_cpu, "{dtype}: the reference");
+
+        // What `export` writes, in one go and from the middle on: the file's bytes are made without a device.
+        let stream = 3_000_000_000 << 32 | 77;
+        let numbers = RandomNumbers { stream, centre: centre as f32, step };
+        let (mut all, half) = (vec![0; on_cpu.len()], 3 * 11_001 - 1); // a byte holds two codes
+        numbers.write(dtype, 0, &mut all);
+        assert!(all == on_cpu, "{dtype}: on the host");
+        numbers.write(dtype, half, &mut all[dtype.len_bytes(half)..]);
+        assert!(all == on_cpu, "{dtype}: its second half");
     }
 }
 

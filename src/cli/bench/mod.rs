@@ -97,7 +97,7 @@ const GPU_PREFILL_CHUNK: usize = 4096;
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let save = args.save.as_deref().map(|path| OutputFile::create(path, "figures")).transpose()?;
-    let checkpoint = args.model.open(output)?;
+    let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
     let pipeline = args.device.pipeline()?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?;
     let suite = Suite::of(&args.wishes(), pipeline.target());
@@ -111,8 +111,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     for (works, sizes) in sessions {
         measured.extend(session.run(&works, sizes, limits.is_gpu())?);
     }
-    let weight_dtype = checkpoint.dense_dtype();
-    let model = Model::of(&checkpoint, args.cache.dtype(args.device.precision(weight_dtype)));
+    let model = Model::of(&checkpoint, args.cache.dtype(precision));
     let report = Report {
         model: args.model.shape.shape.map_or("checkpoint", NamedShape::name).to_string(),
         n_layers: model.config.num_hidden_layers,

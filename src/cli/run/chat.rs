@@ -21,7 +21,7 @@ use crate::scheduler::{Event, Request};
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let first = args.input.as_ref().map(|text| text.to_str().ok_or_else(not_utf8)).transpose()?;
     let checkpoint = args.model.open(output)?;
-    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
+    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let harmony = Harmony::new(tokenizer.clone())?;
     let capacity_tokens = args.steps(&checkpoint.config);
     let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };

@@ -19,7 +19,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError("generate needs a prompt: `-i TEXT`".into()).into());
     };
     let checkpoint = args.model.open(output)?;
-    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
+    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let mut prompt = tokenizer.encode(prompt.as_encoded_bytes())?;
 
     // The seeds run positions 0 to steps - 1 and print one token more than that.

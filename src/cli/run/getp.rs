@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     };
     let prompts = read_prompts(Path::new(input), args.lines, output)?;
     let checkpoint = args.model.open(output)?;
-    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint.config)?;
+    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let longest = args.reach(&checkpoint.config);
     let encode_start = Instant::now();
     let requests = requests(args, &prompts, &tokenizer, longest, output)?;

@@ -15,9 +15,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bench::limits::{self, Limits};
 use super::kernel_table::KernelTable;
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes, TokenizerArgs};
+use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
 use super::output::Output;
 use super::report::UsageError;
+use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::engine::Engine;
@@ -194,10 +195,10 @@ impl Args {
         }
     }
 
-    /// Ids that end a sequence. The seeds know two ids and no names; the built-in model has its own vocabulary.
+    /// Ids that end a sequence. The seeds know two ids and no names; a checkpoint's own vocabulary has others for them.
     fn stop_ids(&self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
         let mut ids = SEEDS_STOP_IDS.to_vec();
-        if self.model.is_built_in() {
+        if self.tokenizer.tokenizer.is_none() {
             ids.extend(["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)));
         }
         for stop in &self.stop {

@@ -1,0 +1,386 @@
+//! A model's dimensions out of a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`) and 5
+//! (`rope_parameters`), or OpenAI's own, which has our names.
+//!
+//! What the program computes with constants must be what the file says, where it says anything: a model that would be computed
+//! otherwise is refused and not run wrongly.
+
+use serde_json::{Map, Value};
+
+use crate::config::{ConfigError, ModelConfig, dimension};
+use crate::error::Hint;
+
+/// The longest file that is read; a real one has 2 kB.
+const MAX_BYTES: usize = 1 << 20;
+
+/// The clamp of SwiGLU, where config.json does not say: transformers 4 computes with this constant (`GptOssExperts.limit`).
+const SWIGLU_LIMIT: f64 = 7.0;
+
+/// What is wrong with a `config.json`.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigFileError {
+    /// It is longer than any.
+    #[error("the file has {found} bytes, expected {MAX_BYTES} at most")]
+    TooLong {
+        /// Its size.
+        found: usize,
+    },
+    /// It is not JSON.
+    #[error("the file is not JSON")]
+    Json(#[source] serde_json::Error),
+    /// A key that a model needs is not there, under none of its names.
+    #[error("`{}` is missing", keys.join("` or `"))]
+    Missing {
+        /// What it may be called.
+        keys: Vec<String>,
+    },
+    /// A value of another type, or one that the program does not compute.
+    #[error("`{key}` is {found}, expected {expected}")]
+    Value {
+        /// Where it stands.
+        key: String,
+        /// What is taken.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// Dimensions that make no model.
+    #[error(transparent)]
+    Dimensions(#[from] ConfigError),
+}
+
+impl Hint for ConfigFileError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Dimensions(error) => error.hint(),
+            Self::Missing { keys } if keys.iter().any(|key| key.ends_with("truncate")) => Some(
+                "transformers rounds YaRN's range where `truncate` is not false; gpt-oss was trained without".into(),
+            ),
+            Self::TooLong { .. } | Self::Json(_) => Some("is this the config.json of a gpt-oss model?".into()),
+            Self::Missing { .. } | Self::Value { .. } => {
+                Some("only models of the gpt-oss architecture are run: is this the config.json of one?".into())
+            }
+        }
+    }
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
+    if bytes.len() > MAX_BYTES {
+        return Err(ConfigFileError::TooLong { found: bytes.len() });
+    }
+    let json: Map<String, Value> = serde_json::from_slice(bytes).map_err(ConfigFileError::Json)?;
+    let file = Object { json: &json, path: "" };
+    let (scaling, scaling_path) = match ["rope_parameters", "rope_scaling"].map(|key| (file.object(key), key)) {
+        [(Ok(Some(new)), path), _] => (Some(new), path),
+        [(Err(error), _), _] | [_, (Err(error), _)] => return Err(error),
+        [_, (Ok(old), path)] => (old, path),
+    };
+    check_constants(&file)?;
+    let max_seq_len = file.any(&["max_position_embeddings"])?;
+    let rope = match scaling {
+        Some(json) => Rope::of_transformers(&Object { json, path: scaling_path }, &file)?,
+        None => Rope::of_openai(&file)?,
+    };
+    let max_seq_len = match max_seq_len {
+        Some(_) => file.dimension("max_seq_len", &["max_position_embeddings"])?,
+        // OpenAI's has none: what YaRN stretches the context to.
+        None => (rope.initial_context_length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize,
+    };
+    let config = ModelConfig {
+        vocab_size: file.dimension("vocab_size", &["vocab_size"])?,
+        hidden_size: file.dimension("hidden_size", &["hidden_size"])?,
+        num_experts: file.dimension("num_experts", &["num_local_experts", "num_experts"])?,
+        experts_per_token: file.dimension("experts_per_token", &["num_experts_per_tok", "experts_per_token"])?,
+        intermediate_size: file.dimension("intermediate_size", &["intermediate_size"])?,
+        num_hidden_layers: file.dimension("num_hidden_layers", &["num_hidden_layers"])?,
+        head_dim: file.dimension("head_dim", &["head_dim"])?,
+        num_attention_heads: file.dimension("num_attention_heads", &["num_attention_heads"])?,
+        num_key_value_heads: file.dimension("num_key_value_heads", &["num_key_value_heads"])?,
+        max_seq_len,
+        initial_context_length: rope.initial_context_length,
+        rope_theta: rope.theta as f32,
+        rope_scaling_factor: rope.factor as f32,
+        sliding_window: file.sliding_window()?,
+        swiglu_limit: file.number("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT) as f32,
+    };
+    config.check()?;
+    file.check_layers(&config)?;
+    Ok(config)
+}
+
+/// What the program has constants for must not be something else in the file.
+fn check_constants(file: &Object) -> Result<(), ConfigFileError> {
+    for (key, expected) in [
+        ("model_type", Value::from("gpt_oss")),
+        ("hidden_act", "silu".into()),
+        ("attention_bias", true.into()),
+        ("tie_word_embeddings", false.into()),
+    ] {
+        file.expect(key, &expected)?;
+    }
+    for (key, expected) in
+        [("rms_norm_eps", 1e-5), ("swiglu_alpha", 1.702), ("rope_ntk_alpha", 1.0), ("rope_ntk_beta", 32.0)]
+    {
+        file.expect_number(key, expected)?;
+    }
+    match file.object("quantization_config")? {
+        Some(json) => Object { json, path: "quantization_config" }.expect("quant_method", &"mxfp4".into()),
+        None => Ok(()),
+    }
+}
+
+/// Our and OpenAI's name for the context length before YaRN.
+const CONTEXT: &str = "initial_context_length";
+
+/// How positions are turned into angles.
+struct Rope {
+    theta: f64,
+    factor: f64,
+    initial_context_length: usize,
+}
+
+impl Rope {
+    fn of_openai(file: &Object) -> Result<Self, ConfigFileError> {
+        Ok(Self {
+            theta: file.required_number("rope_theta")?,
+            factor: file.required_number("rope_scaling_factor")?,
+            initial_context_length: file.dimension(CONTEXT, &[CONTEXT])?,
+        })
+    }
+
+    fn of_transformers(scaling: &Object, file: &Object) -> Result<Self, ConfigFileError> {
+        let theta = match scaling.number("rope_theta")? {
+            Some(theta) => theta,
+            None => file.required_number("rope_theta")?,
+        };
+        let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
+        if kind == "default" {
+            let key = if file.any(&[CONTEXT])?.is_some() { CONTEXT } else { "max_position_embeddings" };
+            return Ok(Self { theta, factor: 1.0, initial_context_length: file.dimension(CONTEXT, &[key])? });
+        }
+        if kind != "yarn" {
+            return Err(scaling.refused("rope_type", "\"yarn\" or \"default\"", kind));
+        }
+        if scaling.any(&["truncate"])?.is_none() {
+            return Err(scaling.missing(&["truncate"]));
+        }
+        scaling.expect("truncate", &false.into())?;
+        for (key, expected) in [("beta_fast", 32.0), ("beta_slow", 1.0)] {
+            scaling.expect_number(key, expected)?;
+        }
+        let factor = scaling.required_number("factor")?;
+        scaling.expect_number("attention_factor", 0.1 * factor.max(1.0).ln() + 1.0)?;
+        for key in ["mscale", "mscale_all_dim"] {
+            if let Some(found) = scaling.any(&[key])? {
+                return Err(scaling.refused(key, "no such key", found));
+            }
+        }
+        let initial_context_length = scaling.dimension(CONTEXT, &["original_max_position_embeddings"])?;
+        Ok(Self { theta, factor, initial_context_length })
+    }
+}
+
+/// An object of the file, and where it stands.
+struct Object<'a> {
+    json: &'a Map<String, Value>,
+    path: &'a str,
+}
+
+impl<'a> Object<'a> {
+    fn full(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    fn missing(&self, keys: &[&str]) -> ConfigFileError {
+        ConfigFileError::Missing { keys: keys.iter().map(|key| self.full(key)).collect() }
+    }
+
+    fn refused(&self, key: &str, expected: &str, found: &Value) -> ConfigFileError {
+        let shown: String = found.to_string().chars().take(80).collect();
+        ConfigFileError::Value { key: self.full(key), expected: expected.to_owned(), found: shown }
+    }
+
+    /// The value under any of these keys; where it stands under several, it must be the same. `null` is as good as nothing.
+    fn any(&self, keys: &[&str]) -> Result<Option<&'a Value>, ConfigFileError> {
+        let mut found: Option<(&str, &Value)> = None;
+        for key in keys {
+            match (self.json.get(*key).filter(|value| !value.is_null()), found) {
+                (Some(value), Some((first, other))) if value != other => {
+                    return Err(self.refused(key, &format!("{other}, as in `{first}`"), value));
+                }
+                (Some(value), None) => found = Some((key, value)),
+                _ => {}
+            }
+        }
+        Ok(found.map(|(_, value)| value))
+    }
+
+    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ConfigFileError> {
+        match self.any(&[key])? {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(object)),
+            Some(other) => Err(self.refused(key, "an object", other)),
+        }
+    }
+
+    /// A dimension of the model, which must be there.
+    fn dimension(&self, field: &'static str, keys: &[&str]) -> Result<usize, ConfigFileError> {
+        let value = self.any(keys)?.ok_or_else(|| self.missing(keys))?;
+        let number = value.as_i64().ok_or_else(|| self.refused(keys[0], "a whole number", value))?;
+        Ok(dimension(field, number)?)
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ConfigFileError> {
+        let number = |value: &Value| value.as_f64().ok_or_else(|| self.refused(key, "a number", value));
+        self.any(&[key])?.map(number).transpose()
+    }
+
+    fn required_number(&self, key: &str) -> Result<f64, ConfigFileError> {
+        self.number(key)?.ok_or_else(|| self.missing(&[key]))
+    }
+
+    /// If the key is there, it must be this.
+    fn expect(&self, key: &str, expected: &Value) -> Result<(), ConfigFileError> {
+        match self.any(&[key])? {
+            Some(found) if found != expected => Err(self.refused(key, &expected.to_string(), found)),
+            _ => Ok(()),
+        }
+    }
+
+    fn expect_number(&self, key: &str, expected: f64) -> Result<(), ConfigFileError> {
+        match self.number(key)? {
+            Some(found) if (found - expected).abs() > 1e-6 * expected => {
+                Err(self.refused(key, &expected.to_string(), &found.into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `null` is no window.
+    fn sliding_window(&self) -> Result<usize, ConfigFileError> {
+        match self.json.get("sliding_window") {
+            Some(Value::Null) => Ok(0),
+            _ => self.dimension("sliding_window", &["sliding_window"]),
+        }
+    }
+
+    /// Layers slide by turns, the first one does.
+    fn check_layers(&self, config: &ModelConfig) -> Result<(), ConfigFileError> {
+        let Some(found) = self.any(&["layer_types"])? else { return Ok(()) };
+        let of = |l: usize| if l.is_multiple_of(2) { "sliding_attention" } else { "full_attention" };
+        let expected: Vec<&str> = (0..config.num_hidden_layers).map(of).collect();
+        if *found == Value::from(expected) {
+            return Ok(());
+        }
+        let expected = format!("sliding_attention and full_attention by turns, {} layers", config.num_hidden_layers);
+        Err(self.refused("layer_types", &expected, found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What openai/gpt-oss-20b has, as transformers 4 wrote it, without what no reader looks at.
+    fn transformers_4() -> Value {
+        json!({
+            "architectures": ["GptOssForCausalLM"], "attention_bias": true, "experts_per_token": 4, "head_dim": 64,
+            "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+            "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+            "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+            "quantization_config": { "modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4" },
+            "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0,
+            "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+                "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false },
+            "tie_word_embeddings": false, "vocab_size": 201088,
+        })
+    }
+
+    fn transformers_5() -> Value {
+        let mut config = transformers_4();
+        let object = config.as_object_mut().unwrap();
+        for key in ["experts_per_token", "initial_context_length", "rope_theta", "swiglu_limit"] {
+            object.remove(key);
+        }
+        let mut rope = object.remove("rope_scaling").unwrap();
+        rope["rope_theta"] = 150_000.0.into();
+        object.insert("rope_parameters".into(), rope);
+        config
+    }
+
+    fn openai() -> Value {
+        json!({
+            "num_hidden_layers": 24, "num_experts": 32, "experts_per_token": 4, "vocab_size": 201088,
+            "hidden_size": 2880, "intermediate_size": 2880, "swiglu_limit": 7.0, "head_dim": 64,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "initial_context_length": 4096,
+            "rope_theta": 150000, "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1, "rope_ntk_beta": 32,
+        })
+    }
+
+    fn read_json(config: &Value) -> Result<ModelConfig, ConfigFileError> {
+        read(config.to_string().as_bytes())
+    }
+
+    #[test]
+    fn all_three_spellings_are_the_same_model() {
+        let want = ModelConfig { max_seq_len: 131_072, ..crate::checkpoint::tensors::tests::gpt_oss_20b() };
+        for config in [transformers_4(), transformers_5(), openai()] {
+            assert_eq!(read_json(&config).unwrap(), want);
+        }
+    }
+
+    #[test]
+    fn what_would_be_computed_otherwise_is_refused_with_the_key() {
+        for (pointer, value, message) in [
+            ("/model_type", json!("llama"), "`model_type` is \"llama\", expected \"gpt_oss\""),
+            ("/rms_norm_eps", json!(1e-6), "`rms_norm_eps` is 1e-6, expected 0.00001"),
+            ("/num_experts_per_tok", json!(5), "`experts_per_token` is 4, expected 5, as in `num_experts_per_tok`"),
+            ("/rope_scaling/truncate", json!(true), "`rope_scaling.truncate` is true, expected false"),
+            ("/rope_scaling/truncate", json!(null), "`rope_scaling.truncate` is missing"),
+            ("/rope_scaling/beta_fast", json!(16), "`rope_scaling.beta_fast` is 16.0, expected 32"),
+            (
+                "/rope_scaling/rope_type",
+                json!("linear"),
+                "`rope_scaling.rope_type` is \"linear\", expected \"yarn\" or",
+            ),
+            ("/rope_scaling/factor", json!("32"), "`rope_scaling.factor` is \"32\", expected a number"),
+            ("/head_dim", json!(null), "`head_dim` is missing"),
+            ("/head_dim", json!(64.5), "`head_dim` is 64.5, expected a whole number"),
+            ("/hidden_size", json!(-1), "`hidden_size` is -1, expected 1 to"),
+            ("/hidden_size", json!(u64::MAX), "`hidden_size` is 18446744073709551615, expected a whole number"),
+            ("/quantization_config/quant_method", json!("awq"), "`quantization_config.quant_method` is \"awq\""),
+            ("/rope_theta", json!(0.5), "`rope_theta` is 0.5"),
+        ] {
+            let mut config = transformers_4();
+            *config.pointer_mut(pointer).unwrap() = value;
+            let error = read_json(&config).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{error}");
+            assert!(error.hint().is_some(), "{error}");
+        }
+        let mut config = transformers_4();
+        config["layer_types"] = json!(vec!["full_attention"; 24]);
+        assert!(read_json(&config).unwrap_err().to_string().starts_with("`layer_types` is [\"full_attention\""));
+        config["layer_types"] = json!(["sliding_attention", "full_attention"].repeat(12));
+        read_json(&config).unwrap();
+    }
+
+    #[test]
+    fn files_that_are_no_config_are_refused() {
+        for (bytes, message) in [
+            (&b"{"[..], "the file is not JSON"),
+            (b"[1]", "the file is not JSON"),
+            (b"{\"a\": \"\xff\"}", "the file is not JSON"),
+            (&b"{\"a\":".repeat(100_000), "the file is not JSON"),
+            (&b" ".repeat(2 << 20), "the file has 2097152 bytes"),
+            (b"{}", "`rope_theta` is missing"),
+        ] {
+            let error = read(bytes).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{error}");
+        }
+    }
+}

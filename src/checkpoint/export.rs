@@ -1,0 +1,257 @@
+//! A checkpoint as the bytes of a `.bin` file, whatever it was read from: the header, then all tensors in the order of
+//! [`groups`], made a few rows at a time.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use bytes::Bytes;
+use rayon::prelude::*;
+
+use super::bin::{HEADER, HEADER_BYTES};
+use super::conversion::{Row, convert};
+use super::encoding::scale_of;
+use super::layout::FORK_SEQ_LEN;
+use super::random::RandomNumbers;
+use super::tensors::{groups, parameters};
+use super::{Checkpoint, CheckpointError, Elements, Tensor};
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+
+/// Numbers that are made at a time, about: some MB, enough for all cores.
+const CHUNK: usize = 1 << 21;
+
+/// A `.bin` file that is still to be written.
+pub struct BinFile<'a> {
+    checkpoint: &'a Checkpoint,
+    dtype: Dtype,
+    config: ModelConfig,
+    parameters: u64,
+}
+
+impl<'a> BinFile<'a> {
+    /// A file whose numbers are all of `dtype`, which is f32 or bf16.
+    ///
+    /// The header's `max_seq_len` is the checkpoint's, or as asked for. No file gets the value that marks those of the gfx11 fork,
+    /// whose router and `mlp2` readers transpose: it becomes one less.
+    ///
+    /// # Errors
+    /// [`CheckpointError::TooLarge`], or a dimension that a header cannot hold.
+    pub fn new(checkpoint: &'a Checkpoint, dtype: Dtype, max_seq_len: Option<usize>) -> Result<Self, CheckpointError> {
+        assert!(matches!(dtype, Dtype::F32 | Dtype::Bf16), "a `.bin` file is f32 or bf16");
+        let mut config = checkpoint.config.clone();
+        config.max_seq_len = match max_seq_len.unwrap_or(config.max_seq_len) {
+            FORK_SEQ_LEN => FORK_SEQ_LEN - 1,
+            other => other,
+        };
+        config.check()?;
+        let parameters = parameters(&config).ok_or(CheckpointError::TooLarge)?;
+        let bytes = parameters.checked_mul(dtype.len_bytes(1) as u64);
+        bytes.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64)).ok_or(CheckpointError::TooLarge)?;
+        Ok(Self { checkpoint, dtype, config, parameters })
+    }
+
+    /// Number of weights.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// Size of the file.
+    pub fn len_bytes(&self) -> u64 {
+        HEADER_BYTES as u64 + self.parameters * self.dtype.len_bytes(1) as u64
+    }
+
+    /// What the header says `max_seq_len` is.
+    pub fn max_seq_len(&self) -> usize {
+        self.config.max_seq_len
+    }
+
+    /// Gives the file's bytes to `sink`, in order, and then how many numbers had to be rounded.
+    ///
+    /// # Errors
+    /// What `sink` gives, or a tensor that does not fit into memory.
+    pub fn write<E: From<CheckpointError>>(&self, sink: &mut dyn FnMut(&[u8]) -> Result<(), E>) -> Result<u64, E> {
+        sink(&self.header())?;
+        let mut rounded = 0;
+        for group in groups(&self.config) {
+            for l in 0..group.count(&self.config) {
+                let row_len = *group.shape.last().expect("every tensor has a dimension");
+                let source = Source::of(self.checkpoint, &group.name_in(l))?;
+                let n_rows = group.shape.iter().product::<usize>() / row_len;
+                let rows_at_once = (CHUNK / row_len).max(1);
+                for first in (0..n_rows).step_by(rows_at_once) {
+                    let rows = first..n_rows.min(first + rows_at_once);
+                    rounded += source.write_rows(rows, row_len, self.dtype, sink)?;
+                }
+            }
+        }
+        Ok(rounded)
+    }
+
+    fn header(&self) -> [u8; HEADER_BYTES] {
+        let integer = |value: usize| (value as i32).to_le_bytes(); // in range: the dimensions were checked
+        let config = &self.config;
+        let words = HEADER.map(|(name, _)| match name {
+            "vocab_size" => integer(config.vocab_size),
+            "hidden_size" => integer(config.hidden_size),
+            "num_experts" => integer(config.num_experts),
+            "experts_per_token" => integer(config.experts_per_token),
+            "intermediate_size" => integer(config.intermediate_size),
+            "num_hidden_layers" => integer(config.num_hidden_layers),
+            "head_dim" => integer(config.head_dim),
+            "num_attention_heads" => integer(config.num_attention_heads),
+            "num_key_value_heads" => integer(config.num_key_value_heads),
+            "max_seq_len" => integer(config.max_seq_len),
+            "initial_context_length" => integer(config.initial_context_length),
+            "rope_theta" => config.rope_theta.to_le_bytes(),
+            "rope_scaling_factor" => config.rope_scaling_factor.to_le_bytes(),
+            "sliding_window" => integer(config.sliding_window),
+            "swiglu_limit" => config.swiglu_limit.to_le_bytes(),
+            _ => unreachable!("`{name}` is no field of the header"),
+        });
+        let mut header = [0; HEADER_BYTES];
+        header.copy_from_slice(words.as_flattened());
+        header
+    }
+}
+
+/// Where a tensor's rows come from.
+struct Source {
+    numbers: Stored,
+    /// Of a tensor in MXFP4.
+    scales: Option<Stored>,
+}
+
+/// One stored tensor: its type, what a row of it takes, and its elements.
+struct Stored {
+    dtype: Dtype,
+    row_len: usize,
+    elements: StoredElements,
+}
+
+enum StoredElements {
+    Bytes(Bytes),
+    Random(RandomNumbers),
+}
+
+impl Source {
+    fn of(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
+        let numbers = Stored::of(checkpoint.tensor(name))?;
+        let scales = match numbers.dtype {
+            Dtype::Mxfp4 => Some(Stored::of(checkpoint.tensor(&scale_of(name)))?),
+            _ => None,
+        };
+        Ok(Self { numbers, scales })
+    }
+
+    /// Gives these rows to `sink`, `row_len` numbers of type `to` in each. Gives how many were rounded.
+    fn write_rows<E>(
+        &self,
+        rows: Range<usize>,
+        row_len: usize,
+        to: Dtype,
+        sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let stored = self.numbers.rows(rows.clone());
+        if self.numbers.dtype == to {
+            return sink(&stored).map(|()| 0);
+        }
+        let mut out = vec![0; rows.len() * to.len_bytes(row_len)];
+        let from = stored.par_chunks_exact(self.numbers.row_bytes());
+        let out_rows = out.par_chunks_exact_mut(to.len_bytes(row_len));
+        let rounded = match &self.scales {
+            None => {
+                let row = |from| Row::Plain(self.numbers.dtype, from);
+                from.zip(out_rows).map(|(from, out)| convert(row(from), to, out)).sum()
+            }
+            Some(scales) => {
+                let all = scales.rows(rows);
+                let of_rows = all.par_chunks_exact(scales.row_bytes());
+                let rows = from.zip(of_rows).zip(out_rows);
+                rows.map(|((codes, scales), out)| convert(Row::Mxfp4(codes, scales), to, out)).sum()
+            }
+        };
+        sink(&out).map(|()| rounded)
+    }
+}
+
+impl Stored {
+    fn of(tensor: &Tensor) -> Result<Self, CheckpointError> {
+        let elements = match (&tensor.elements, tensor.read()?) {
+            (Elements::Random(numbers), _) => StoredElements::Random(*numbers),
+            (_, bytes) => StoredElements::Bytes(bytes.expect("random elements alone are not read")),
+        };
+        let row_len = *tensor.shape.last().expect("every tensor has a dimension");
+        Ok(Self { dtype: tensor.dtype, row_len, elements })
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.dtype.len_bytes(self.row_len)
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Cow<'_, [u8]> {
+        let size = self.row_bytes();
+        match &self.elements {
+            StoredElements::Bytes(bytes) => Cow::Borrowed(&bytes[rows.start * size..rows.end * size]),
+            StoredElements::Random(numbers) => {
+                let mut out = vec![0; rows.len() * size];
+                numbers.write(self.dtype, rows.start * self.row_len, &mut out);
+                Cow::Owned(out)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::encoding::Encoding;
+    use super::super::layout::Layout;
+    use super::super::tensors::tests::small;
+    use super::*;
+
+    fn written(checkpoint: &Checkpoint, dtype: Dtype) -> (Vec<u8>, u64) {
+        let file = BinFile::new(checkpoint, dtype, None).unwrap();
+        let mut bytes = Vec::new();
+        let mut sink = |chunk: &[u8]| {
+            bytes.extend_from_slice(chunk);
+            Ok::<_, CheckpointError>(())
+        };
+        let rounded = file.write(&mut sink).unwrap();
+        assert_eq!(bytes.len() as u64, file.len_bytes());
+        (bytes, rounded)
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_and_written_the_same() {
+        for (encoding, dtype) in
+            [(Encoding::F32, Dtype::F32), (Encoding::Bf16, Dtype::Bf16), (Encoding::Mxfp4, Dtype::Bf16)]
+        {
+            let checkpoint = Checkpoint::random(small(), encoding, 5).unwrap();
+            let (bytes, rounded) = written(&checkpoint, dtype);
+            assert_eq!(rounded, 0, "{encoding:?} fits {dtype}");
+            let read = Checkpoint::from_bytes(bytes.clone().into(), Layout::Auto).unwrap();
+            assert_eq!(read.config, checkpoint.config);
+            assert_eq!(written(&read, dtype).0, bytes);
+            let (as_f32, _) = written(&read, Dtype::F32);
+            let back = Checkpoint::from_bytes(as_f32.into(), Layout::Auto).unwrap();
+            assert_eq!(written(&back, dtype), (bytes, 0));
+        }
+    }
+
+    #[test]
+    fn what_bf16_does_not_hold_is_counted() {
+        let checkpoint = Checkpoint::random(small(), Encoding::F32, 5).unwrap();
+        let (_, rounded) = written(&checkpoint, Dtype::Bf16);
+        assert!(rounded > BinFile::new(&checkpoint, Dtype::Bf16, None).unwrap().parameters() / 2);
+    }
+
+    #[test]
+    fn no_file_is_taken_for_one_of_the_fork() {
+        let config = ModelConfig { max_seq_len: FORK_SEQ_LEN, ..small() };
+        let checkpoint = Checkpoint::random(config, Encoding::Bf16, 5).unwrap();
+        let read = Checkpoint::from_bytes(written(&checkpoint, Dtype::Bf16).0.into(), Layout::Auto).unwrap();
+        assert_eq!(read.config.max_seq_len, FORK_SEQ_LEN - 1);
+        assert_eq!(read.findings, []);
+        assert_eq!(BinFile::new(&checkpoint, Dtype::Bf16, Some(2048)).unwrap().max_seq_len(), 2048);
+        assert!(BinFile::new(&checkpoint, Dtype::Bf16, Some(0)).is_err());
+    }
+}

@@ -1,0 +1,274 @@
+//! Checkpoints of several files: a folder with a `config.json` and safetensors files, of which an index says what lies where.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+
+use super::assembly::{self, assemble};
+use super::inventory::Inventory;
+use super::{Checkpoint, CheckpointError, Origin, TokenizerSource, config_json, safetensors};
+use crate::error::Hint;
+
+const CONFIG: &str = "config.json";
+const WHOLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const TOKENIZER: &str = "tokenizer.json";
+
+/// The longest index that is read; gpt-oss-120b's has 60 kB.
+const MAX_INDEX_BYTES: usize = 16 << 20;
+
+/// What is wrong with the files of a folder.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// There is nothing that a model could be in.
+    #[error("the folder has none of `{WHOLE}`, `{INDEX}` or another file `*.safetensors`")]
+    NoWeights,
+    /// There are several, and no index.
+    #[error("the folder has {} files `*.safetensors` and no `{INDEX}`", files.len())]
+    NoIndex {
+        /// Their names.
+        files: Vec<String>,
+    },
+    /// The index is longer than any.
+    #[error("the index has {found} bytes, expected {MAX_INDEX_BYTES} at most")]
+    IndexTooLong {
+        /// Its size.
+        found: usize,
+    },
+    /// The index is not what it should be.
+    #[error("could not read the index")]
+    Index(#[source] serde_json::Error),
+    /// A tensor is in the index twice.
+    #[error("the index has two entries `{tensor}`")]
+    DuplicateEntry {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A file that is not in the folder.
+    #[error("the index says that `{tensor}` lies in `{file}`, expected the name of a file beside it")]
+    Outside {
+        /// The tensor.
+        tensor: String,
+        /// What the index says.
+        file: String,
+    },
+    /// Index and files do not agree.
+    #[error("the index and the files do not agree on {} tensors:{}", .0.len(), .0.concat())]
+    Disagreement(Vec<String>),
+}
+
+impl Hint for FolderError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::NoWeights => "name the `.gguf` or `.bin` file itself, or a folder as Hugging Face has them".into(),
+            Self::NoIndex { .. } => format!("download `{INDEX}` too: it says which tensor lies in which file"),
+            Self::Outside { .. } => "do not trust this checkpoint: a right index names files of its own folder".into(),
+            _ => "download the checkpoint's files again, all of the same revision".into(),
+        })
+    }
+}
+
+/// Whether a file is an index: its folder is then the checkpoint.
+pub(super) fn is_index(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == INDEX)
+}
+
+/// Reads a folder.
+///
+/// # Errors
+/// What is wrong with any of its files.
+pub(super) fn read(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+    let config = map(&folder.join(CONFIG))?;
+    let config = in_file(&folder.join(CONFIG), config_json::read(&config))?;
+    let mut files = Files::default();
+    if folder.join(INDEX).exists() {
+        files.read_shards(folder)?;
+    } else {
+        files.read(&folder.join(only_file(folder)?))?;
+    }
+    files.into_checkpoint(folder, config)
+}
+
+/// Reads a file that is the whole model, with its `config.json` beside it.
+///
+/// # Errors
+/// What is wrong with either.
+pub(super) fn read_file(path: &Path, bytes: &Bytes) -> Result<Checkpoint, CheckpointError> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut files = Files { total_bytes: bytes.len() as u64, ..Files::default() };
+    files.paths.push(path.to_owned());
+    safetensors::read(bytes, &mut files.inventory)?;
+    let config = map(&folder.join(CONFIG))?;
+    let config = in_file(&folder.join(CONFIG), config_json::read(&config))?;
+    files.into_checkpoint(folder, config)
+}
+
+/// The files of a model as they are read.
+#[derive(Default)]
+struct Files {
+    inventory: Inventory,
+    paths: Vec<PathBuf>,
+    total_bytes: u64,
+}
+
+impl Files {
+    /// Adds a file's tensors; gives their names.
+    fn read(&mut self, path: &Path) -> Result<Vec<String>, CheckpointError> {
+        let bytes = map(path)?;
+        self.total_bytes += bytes.len() as u64;
+        self.paths.push(path.to_owned());
+        in_file(path, safetensors::read(&bytes, &mut self.inventory))
+    }
+
+    /// Adds the tensors of all files that the index names.
+    fn read_shards(&mut self, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join(INDEX);
+        let index = map(&path)?;
+        let mut index = in_file(&path, read_index(&index))?;
+        let shards: BTreeSet<String> = index.values().cloned().collect();
+        let mut wrong = Vec::new();
+        for shard in shards {
+            for name in self.read(&folder.join(&shard))? {
+                match index.remove(&name) {
+                    Some(said) if said == shard => {}
+                    Some(said) => wrong.push(format!("\n    `{name}` lies in `{shard}`, the index says `{said}`")),
+                    None => wrong.push(format!("\n    `{name}` lies in `{shard}`, the index does not have it")),
+                }
+            }
+        }
+        let absent = |(name, shard)| format!("\n    `{name}` is not in `{shard}`, where the index says it is");
+        wrong.extend(index.into_iter().map(absent));
+        let result = if wrong.is_empty() { Ok(()) } else { Err(FolderError::Disagreement(wrong)) };
+        in_file(&path, result)
+    }
+
+    fn into_checkpoint(self, folder: &Path, config: crate::config::ModelConfig) -> Result<Checkpoint, CheckpointError> {
+        let is_openai = self.inventory.get("embedding.weight").is_some();
+        let format = if is_openai { &assembly::OPENAI } else { &assembly::HUGGING_FACE };
+        let tensors = assemble(self.inventory, format, &config)?;
+        let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists()).map(TokenizerSource::Json);
+        let origin = Origin { files: self.paths, total_bytes: self.total_bytes, tokenizer };
+        Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
+    }
+}
+
+/// The name of a folder's only safetensors file.
+fn only_file(folder: &Path) -> Result<String, CheckpointError> {
+    if folder.join(WHOLE).exists() {
+        return Ok(WHOLE.into());
+    }
+    let entries = fs::read_dir(folder).map_err(CheckpointError::Map)?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut files: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
+    files.sort_unstable();
+    match (files.pop(), files.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (Some(last), false) => {
+            files.push(last);
+            Err(FolderError::NoIndex { files }.into())
+        }
+        (None, _) => Err(FolderError::NoWeights.into()),
+    }
+}
+
+/// Which file every tensor lies in.
+fn read_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, FolderError> {
+    if bytes.len() > MAX_INDEX_BYTES {
+        return Err(FolderError::IndexTooLong { found: bytes.len() });
+    }
+    let Index { weight_map: WeightMap(entries) } = serde_json::from_slice(bytes).map_err(FolderError::Index)?;
+    let mut index = BTreeMap::new();
+    for (tensor, file) in entries {
+        if !is_name(&file) {
+            return Err(FolderError::Outside { tensor, file });
+        }
+        if index.contains_key(&tensor) {
+            return Err(FolderError::DuplicateEntry { tensor });
+        }
+        index.insert(tensor, file);
+    }
+    Ok(index)
+}
+
+/// Whether a path is a file's name alone, on any system.
+fn is_name(path: &str) -> bool {
+    let mut components = Path::new(path).components();
+    let is_normal = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+    is_normal && !path.contains(['/', '\\', ':', '\0'])
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: WeightMap,
+}
+
+/// The entries in the order of the file, those of the same name included.
+struct WeightMap(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of names of tensors and of files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(WeightMap(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+fn map(path: &Path) -> Result<Bytes, CheckpointError> {
+    in_file(path, mapped_file::map(path).map_err(CheckpointError::Map))
+}
+
+/// Says which of several files an error is about.
+fn in_file<T, E: Into<CheckpointError>>(path: &Path, result: Result<T, E>) -> Result<T, CheckpointError> {
+    result.map_err(|error| CheckpointError::Part { path: path.to_owned(), source: Box::new(error.into()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_files_beside_the_index_are_taken() {
+        assert!(is_name("model-00001-of-00003.safetensors") && is_name("..a"));
+        for path in ["", ".", "..", "../model", "/model", "a/b", "./a", "a/", "..\\a", "C:a", "a\0b"] {
+            assert!(!is_name(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn an_index_is_read_whole_or_not_at_all() {
+        let read = |text: &str| read_index(text.as_bytes());
+        let index = read(r#"{"metadata": {"total_size": 3}, "weight_map": {"b": "2", "a": "1"}}"#).unwrap();
+        assert_eq!(index.into_iter().collect::<Vec<_>>(), [("a".into(), "1".into()), ("b".into(), "2".into())]);
+        for (text, message) in [
+            (r#"{"weight_map": {"a": "1", "a": "1"}}"#, "the index has two entries `a`"),
+            (r#"{"weight_map": {"a": "../1"}}"#, "the index says that `a` lies in `../1`"),
+            (r#"{"weight_map": {"a": 1}}"#, "could not read the index"),
+            (r#"{"weight_map": ["a"]}"#, "could not read the index"),
+            (r"{}", "could not read the index"),
+            (&"{\"weight_map\":".repeat(1000), "could not read the index"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{error}");
+            assert!(error.hint().is_some());
+        }
+    }
+}

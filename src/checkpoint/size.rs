@@ -1,0 +1,60 @@
+//! What a checkpoint takes: numbers, bytes, and bytes that are read for a token.
+
+use super::tensors::{EMBEDDING, parameters};
+use super::{Checkpoint, Tensor};
+
+impl Checkpoint {
+    /// Number of weights: scales are none, nor is what fills the last block of a row.
+    pub fn parameters(&self) -> u64 {
+        parameters(&self.config).expect("readers refuse models of more than 2^64 bytes")
+    }
+
+    /// Bytes of all tensors in memory.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.tensors.values().map(|tensor| tensor.len_bytes() as u64).sum()
+    }
+
+    /// Bytes of weights that a step for one token reads: everything once, but of the embedding one row, and of the experts those
+    /// that the token is sent to.
+    pub fn bytes_per_token(&self) -> u64 {
+        self.tensors.values().map(|tensor| self.bytes_for_a_token(tensor)).sum()
+    }
+
+    fn bytes_for_a_token(&self, tensor: &Tensor) -> u64 {
+        let len_bytes = tensor.len_bytes() as u64;
+        if tensor.name == EMBEDDING {
+            len_bytes / self.config.vocab_size as u64
+        } else if tensor.name.contains(".mlp.mlp1_") || tensor.name.contains(".mlp.mlp2_") {
+            len_bytes / self.config.num_experts as u64 * self.config.experts_per_token as u64
+        } else {
+            len_bytes
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::encoding::Encoding;
+    use super::super::tensors::tests::gpt_oss_20b;
+    use super::*;
+
+    #[test]
+    fn gpt_oss_20b_has_its_parameters_and_reads_few_of_them_for_a_token() {
+        let sizes = |encoding| {
+            let checkpoint = Checkpoint::random(gpt_oss_20b(), encoding, 1).expect("a model");
+            assert_eq!(checkpoint.parameters(), 20_914_757_184);
+            (checkpoint.tensor_bytes(), checkpoint.bytes_per_token())
+        };
+        // By hand. Bytes of a layer's experts: 32 * 3 * 2880 * 2880 numbers of 4.25 bits and 32 * 3 * 2880 biases of 2 bytes,
+        // an eighth of them for a token. Everything else is 2 bytes a number.
+        let n_biases = 24 * 32 * 3 * 2880;
+        let n_in_experts = n_biases * 2880;
+        let n_in_tables = 2 * 201_088 * 2880;
+        let n_others = 20_914_757_184 - n_in_experts - n_biases - n_in_tables;
+        let n_for_a_token = n_others + n_in_tables / 2 + 2880;
+        let mxfp4 = n_in_experts * 17 / 32 + 2 * n_biases;
+        assert_eq!(sizes(Encoding::Mxfp4), (mxfp4 + 2 * (n_others + n_in_tables), mxfp4 / 8 + 2 * n_for_a_token));
+        assert_eq!(sizes(Encoding::F32).0, 83_659_028_796 - 60);
+        assert_eq!(sizes(Encoding::Bf16), (41_829_514_368, (n_in_experts + n_biases) / 4 + 2 * n_for_a_token));
+    }
+}

@@ -1,0 +1,91 @@
+//! Which tokenizer: the one that was named, that of the checkpoint, or the one that is built in.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::checkpoint::gguf::Gguf;
+use crate::checkpoint::gguf::model::{GgufTokenizer, TokenLists};
+use crate::checkpoint::{Checkpoint, CheckpointError, TokenizerSource};
+use crate::tokenizer::bpe::{self, BpeError, SpelledBpe};
+use crate::tokenizer::split::Split;
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// What text and ids are converted with.
+#[derive(Args, Debug)]
+pub struct TokenizerArgs {
+    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own, or o200k_harmony,
+    /// which is built in
+    #[arg(short = 'z', long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// How text is cut into words before merging: as the seeds' program does, or as OpenAI's tokenizer does [default: as the
+    /// tokenizer's file says]
+    #[arg(long, value_enum)]
+    pub split: Option<Split>,
+}
+
+impl TokenizerArgs {
+    /// The tokenizer for a checkpoint.
+    pub fn for_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+        let vocab_size = Some(checkpoint.config.vocab_size);
+        match (&self.tokenizer, &checkpoint.origin.tokenizer) {
+            (Some(path), _) => open(path, vocab_size, self.split),
+            (None, Some(TokenizerSource::Json(path))) => Ok(Tokenizer::from_file(path, vocab_size, self.split)?),
+            (None, Some(TokenizerSource::Gguf(gguf))) => Ok(of_gguf(gguf, vocab_size, self.split)?),
+            (None, None) => Ok(self.built_in()),
+        }
+    }
+
+    /// The named one, or the built-in one.
+    pub fn alone(&self, vocab_size: Option<usize>) -> anyhow::Result<Tokenizer> {
+        self.tokenizer.as_ref().map_or_else(|| Ok(self.built_in()), |path| open(path, vocab_size, self.split))
+    }
+
+    fn built_in(&self) -> Tokenizer {
+        let tokenizer = Tokenizer::o200k_harmony();
+        self.split.map_or(tokenizer.clone(), |split| tokenizer.with_split(split))
+    }
+}
+
+/// Reads whichever kind of file it is.
+fn open(path: &Path, vocab_size: Option<usize>, split: Option<Split>) -> anyhow::Result<Tokenizer> {
+    if path.is_dir() {
+        return Ok(Tokenizer::from_file(&path.join("tokenizer.json"), vocab_size, split)?);
+    }
+    let in_file = |source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) };
+    let tokenizer = |gguf: Gguf| Ok(GgufTokenizer::of(&gguf)?);
+    match Gguf::open(path).and_then(|gguf| gguf.map(tokenizer).transpose()) {
+        Ok(Some(gguf)) => Ok(of_gguf(&gguf, vocab_size, split).map_err(in_file)?),
+        Ok(None) => Ok(Tokenizer::from_file(path, vocab_size, split)?),
+        Err(CheckpointError::Map(source)) => Err(TokenizerError::Read { path: path.to_owned(), source }.into()),
+        Err(source) => Err(CheckpointError::File { path: path.to_owned(), source: source.into() }.into()),
+    }
+}
+
+/// The tokenizer that a GGUF file's keys spell.
+fn of_gguf(gguf: &GgufTokenizer, vocab_size: Option<usize>, split: Option<Split>) -> Result<Tokenizer, TokenizerError> {
+    let unsupported = |key, expected, found: &str| BpeError::Unsupported { key, expected, found: format!("`{found}`") };
+    if gguf.model != "gpt2" {
+        return Err(unsupported("tokenizer.ggml.model", "`gpt2`, which is byte-level BPE", &gguf.model).into());
+    }
+    let split = match (split, gguf.pre.as_deref()) {
+        (Some(split), _) => split,
+        (None, Some("gpt-4o")) => Split::O200k,
+        (None, pre) => {
+            let found = pre.unwrap_or("nothing");
+            return Err(unsupported("tokenizer.ggml.pre", "`gpt-4o`, which is o200k's way", found).into());
+        }
+    };
+    let TokenLists { ordinary, names, unused, merges } = gguf.lists();
+    let merges = merges.into_iter().enumerate().map(|(index, text)| bpe::pair(index, text));
+    let owned = |list: Vec<(&str, u32)>| list.into_iter().map(|(text, id)| (text.to_owned(), id)).collect();
+    let spelled = SpelledBpe {
+        tokens: owned(ordinary),
+        added: owned(names),
+        unused: owned(unused),
+        merges: merges.collect::<Result<_, _>>()?,
+        ignore_merges: false,
+    };
+    Tokenizer::from_spelled(spelled, vocab_size, split)
+}
