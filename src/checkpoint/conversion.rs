@@ -1,6 +1,6 @@
-//! Numbers of one element type as numbers of another, row by row: what a file stores to what a `.bin` file stores.
+//! Numbers of one element type as numbers of another, row by row: those of tensors as those of a `.bin` file.
 
-use half::{bf16, f16};
+use half::bf16;
 
 use super::encoding::MXFP4_BLOCK;
 use crate::dtype::Dtype;
@@ -19,10 +19,10 @@ pub fn mxfp4_numbers(scale: u8) -> [f32; 16] {
     E2M1.map(|number| number * f32::from_bits(factor))
 }
 
-/// A row as it is stored.
+/// A row of a tensor.
 #[derive(Clone, Copy)]
 pub(super) enum Row<'a> {
-    /// Little-endian numbers of this type: f32, bf16 or f16.
+    /// Little-endian numbers of this type: f32 or bf16.
     Plain(Dtype, &'a [u8]),
     /// Codes of MXFP4, two to a byte, in whole blocks, and each block's scale.
     Mxfp4(&'a [u8], &'a [u8]),
@@ -35,9 +35,6 @@ pub(super) fn convert(row: Row, to: Dtype, out: &mut [u8]) -> u64 {
         Row::Plain(Dtype::F32, bytes) => numbers(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))), to, out),
         Row::Plain(Dtype::Bf16, bytes) => {
             numbers(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()), to, out)
-        }
-        Row::Plain(Dtype::F16, bytes) => {
-            numbers(bytes.chunks_exact(2).map(|b| f16::from_le_bytes(whole(b)).to_f32()), to, out)
         }
         Row::Plain(dtype, _) => panic!("no reader gives weights in {dtype}"),
         Row::Mxfp4(codes, scales) => {
@@ -87,16 +84,6 @@ mod tests {
         assert_eq!(convert(Row::Plain(Dtype::F32, &row), Dtype::Bf16, &mut out), 4);
         let got: Vec<u16> = out.chunks_exact(2).map(|b| u16::from_le_bytes(whole(b))).collect();
         assert_eq!(got, [0x3f80, 0x3f80, 0x3f82, 0x8000, 0x7f80, 0x7fc0]);
-    }
-
-    #[test]
-    fn f16_is_exact_in_f32() {
-        let halves = [0x0001u16, 0x3c01, 0xfbff, 0x7c00]; // the least, 1 + 2^-10, -65504, infinity
-        let row: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
-        let mut out = [0; 16];
-        assert_eq!(convert(Row::Plain(Dtype::F16, &row), Dtype::F32, &mut out), 0);
-        let got: Vec<f32> = out.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))).collect();
-        assert_eq!(got, [2f32.powi(-24), 1.0 + 2f32.powi(-10), -65504.0, f32::INFINITY]);
     }
 
     #[test]

@@ -129,11 +129,13 @@ mod tests {
 
     use super::*;
 
-    /// In both kinds of places, one after the other: the second is made when the first is gone.
+    /// The kinds of places, each made when its turn comes.
     fn both(path: &Path) -> impl Iterator<Item = NewFile> {
-        let beside = |path: &Path| NewFile { path: path.to_owned(), place: Place::Beside(beside(path).expect("made")) };
-        let makers: [fn(&Path) -> NewFile; 2] = [|path| NewFile::create(path).expect("made"), beside];
-        makers.into_iter().map(move |make| make(path))
+        let place = |kind: usize| match kind {
+            0 => NewFile::create(path).expect("made"),
+            _ => NewFile { path: path.to_owned(), place: Place::Beside(beside(path).expect("made")) },
+        };
+        (0..2).map(place)
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -145,15 +147,20 @@ mod tests {
     fn a_new_file_appears_when_it_is_published_and_replaces_another() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("out");
-        for (old, mut new) in [None, Some("first")].into_iter().zip(both(&path)) {
+        for mut new in both(&path) {
             new.file().write_all(b"first").expect("written");
-            assert_eq!(fs::read_to_string(&path).ok().as_deref(), old);
+            assert!(!path.exists());
             new.publish().expect("published");
             assert_eq!(fs::read_to_string(&path).expect("there"), "first");
+            fs::remove_file(&path).expect("removed");
         }
+        fs::write(&path, "old").expect("written");
         for mut new in both(&path) {
             new.file().write_all(b"again").expect("written");
+            assert_ne!(fs::read_to_string(&path).expect("there"), "again");
             new.publish().expect("published");
+            assert_eq!(fs::read_to_string(&path).expect("there"), "again");
+            fs::write(&path, "old").expect("written");
             assert_eq!(names(folder.path()), ["out"]);
         }
         let mode = |name: &str| fs::metadata(folder.path().join(name)).expect("there").permissions().mode();

@@ -165,8 +165,18 @@ fn an_export_that_is_interrupted_or_killed_leaves_nothing() {
         }
         assert!(!status.success());
         assert!(message.is_none_or(|message| stderr.contains(message)), "{signal}: {stderr}");
+        if signal == "KILL" && !has_nameless_files(folder.path()) {
+            let _ = writeln!(std::io::stderr(), "skipped: no nameless files here: what is killed leaves one");
+            return;
+        }
         assert_eq!(n_files(folder.path()), 0, "{signal}");
     }
+}
+
+fn has_nameless_files(folder: &Path) -> bool {
+    use rustix::fs::{Mode, OFlags};
+
+    rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR).is_ok()
 }
 
 /// What a process has written so far, by the kernel's account.
