@@ -187,6 +187,13 @@ impl Memory {
             driver.write(&buffer, &vec![fill; buffer.len_bytes()])?;
             workspace.insert(&arg.name, buffer);
         }
+        // What a template of a run writes between its ops for others, here for nobody.
+        let is_kept = |arg: &&ArgSpec| !arg.is_scalar() && !self.places.contains_key(&arg.name);
+        for arg in kernel.all_args().filter(is_kept) {
+            if !workspace.contains_key(&arg.name) {
+                workspace.insert(&arg.name, driver.allocate(arg.len_bytes(scalars)?)?.view());
+            }
+        }
         let argument = |arg: &ArgSpec, copy: usize| {
             let value = scalars.get(&arg.name).copied().unwrap_or_default();
             Ok(match arg.argument().kind {
