@@ -100,8 +100,10 @@ impl Piece {
 /// Bytes that one task makes at least: less would not be worth its beginning.
 const TASK_BYTES: usize = 1 << 16;
 
-/// Side of the squares in which a matrix is turned: both sides of one fit in the first cache.
-const TILE: usize = 32;
+/// A matrix is turned in tiles of so many of its own rows and columns, which are columns and rows of the stored one: a tile fits in the
+/// first cache on both sides, and what is read of a stored row fills whole cache lines, few of them for each page that is touched.
+const TILE_ROWS: usize = 128;
+const TILE_COLUMNS: usize = 32;
 
 impl Rearranged {
     /// A tensor of rows of `row_len` elements, of which the pieces hold whole ones.
@@ -223,8 +225,8 @@ impl Turn {
         let (stored, to) = (stored.as_chunks::<FROM>().0, to.as_chunks_mut::<TO>().0);
         let matrix = self.n_rows * self.row_len;
         to.par_chunks_mut(matrix).zip(stored.par_chunks(matrix)).for_each(|(to, from)| {
-            to.par_chunks_mut(TILE * self.row_len).enumerate().for_each(|(band, to)| {
-                self.band(to, from, band * TILE, &convert);
+            to.par_chunks_mut(TILE_ROWS * self.row_len).enumerate().for_each(|(band, to)| {
+                self.band(to, from, band * TILE_ROWS, &convert);
             });
         });
     }
@@ -237,8 +239,8 @@ impl Turn {
         first_row: usize,
         convert: impl Fn([u8; FROM]) -> [u8; TO],
     ) {
-        for first_column in (0..self.row_len).step_by(TILE) {
-            let tile_columns = first_column..self.row_len.min(first_column + TILE);
+        for first_column in (0..self.row_len).step_by(TILE_COLUMNS) {
+            let tile_columns = first_column..self.row_len.min(first_column + TILE_COLUMNS);
             for (r, row) in to.chunks_mut(self.row_len).enumerate() {
                 for c in tile_columns.clone() {
                     row[c] = convert(from[c * self.n_rows + first_row + r]);
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn every_element_finds_its_place_in_shapes_around_the_tile() {
-        for (experts, rows, columns) in [(1, 1, 1), (3, 5, 7), (2, 32, 33), (1, 70, 31), (2, 64, 96)] {
+        for (experts, rows, columns) in [(1, 1, 1), (3, 5, 7), (2, 128, 33), (1, 130, 31), (2, 64, 96)] {
             let value = |e: usize, r: usize, c: usize| ((e * rows + r) * columns + c) as f32;
             let mut stored = vec![0u8]; // one byte in front: the source need not be aligned
             for e in 0..experts {
