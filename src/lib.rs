@@ -4,6 +4,7 @@
 //! `tokenizer`, `harmony`, `tuning`, `target` and `compute_unit` know none of those. Start reading in
 //! [`graph::forward`], the forward pass of the model.
 
+pub mod chat_template;
 pub mod checkpoint;
 pub mod cli;
 pub mod compute_unit;

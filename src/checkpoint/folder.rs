@@ -18,6 +18,12 @@ const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER: &str = "tokenizer.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Where older snapshots have the template.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// The longest chat template, and file with one, that is read; gpt-oss' has 17 kB.
+const MAX_TEMPLATE_BYTES: usize = 4 << 20;
 
 /// The longest index that is read; gpt-oss-120b's has 60 kB.
 const MAX_INDEX_BYTES: usize = 16 << 20;
@@ -34,6 +40,18 @@ pub enum FolderError {
         /// Their names.
         files: Vec<String>,
     },
+    /// A file with a chat template is longer than any.
+    #[error("the file has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
+    TemplateTooLong {
+        /// Its size.
+        found: usize,
+    },
+    /// A chat template is no text.
+    #[error("the chat template is not UTF-8")]
+    TemplateNotText,
+    /// The file that may have a chat template is not what it should be.
+    #[error("could not read the chat template")]
+    TokenizerConfig(#[source] serde_json::Error),
     /// The index is longer than any.
     #[error("the index has {found} bytes, expected {MAX_INDEX_BYTES} at most")]
     IndexTooLong {
@@ -152,7 +170,8 @@ impl Files {
         let format = if is_openai { &assembly::OPENAI } else { &assembly::HUGGING_FACE };
         let tensors = assemble(self.inventory, format, &config)?;
         let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists()).map(TokenizerSource::Json);
-        let origin = Origin { files: self.paths, total_bytes: self.total_bytes, tokenizer };
+        let chat_template = chat_template(folder)?;
+        let origin = Origin { files: self.paths, total_bytes: self.total_bytes, tokenizer, chat_template };
         Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
     }
 }
@@ -232,6 +251,55 @@ impl<'de> Deserialize<'de> for WeightMap {
     }
 }
 
+/// The folder's chat template, if it has one.
+fn chat_template(folder: &Path) -> Result<Option<String>, CheckpointError> {
+    let read = |name| {
+        let path = folder.join(name);
+        let there = path.exists().then(|| map(&path)).transpose()?;
+        let too_long = |bytes: &Bytes| bytes.len() > MAX_TEMPLATE_BYTES;
+        match there {
+            Some(bytes) if too_long(&bytes) => in_file(&path, Err(FolderError::TemplateTooLong { found: bytes.len() })),
+            there => Ok(there.map(|bytes| (path, bytes))),
+        }
+    };
+    if let Some((path, bytes)) = read(CHAT_TEMPLATE)? {
+        let text = String::from_utf8(bytes.to_vec()).map_err(|_| FolderError::TemplateNotText);
+        return in_file(&path, text).map(Some);
+    }
+    let Some((path, bytes)) = read(TOKENIZER_CONFIG)? else { return Ok(None) };
+    let config: TokenizerConfig = in_file(&path, serde_json::from_slice(&bytes).map_err(FolderError::TokenizerConfig))?;
+    Ok(config.chat_template.and_then(ChatTemplates::into_default))
+}
+
+/// What is looked for in a `tokenizer_config.json`.
+#[derive(Deserialize)]
+struct TokenizerConfig {
+    chat_template: Option<ChatTemplates>,
+}
+
+/// One template, or several by their names.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ChatTemplates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl ChatTemplates {
+    fn into_default(self) -> Option<String> {
+        match self {
+            Self::One(template) => Some(template),
+            Self::Named(all) => all.into_iter().find(|one| one.name == "default").map(|one| one.template),
+        }
+    }
+}
+
 fn map(path: &Path) -> Result<Bytes, CheckpointError> {
     in_file(path, mapped_file::map(path).map_err(CheckpointError::Map))
 }
@@ -270,5 +338,28 @@ mod tests {
             assert!(error.to_string().starts_with(message), "{error}");
             assert!(error.hint().is_some());
         }
+    }
+
+    #[test]
+    fn a_chat_template_is_a_file_or_in_the_tokenizers_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &[u8]| fs::write(folder.path().join(name), text).unwrap();
+        let found = || chat_template(folder.path());
+        assert_eq!(found().unwrap(), None);
+        write(TOKENIZER_CONFIG, br#"{ "eos_token": "x" }"#);
+        assert_eq!(found().unwrap(), None);
+        write(
+            TOKENIZER_CONFIG,
+            br#"{ "chat_template": [{ "name": "tools", "template": "a" }, { "name": "default", "template": "b" }] }"#,
+        );
+        assert_eq!(found().unwrap().as_deref(), Some("b"));
+        write(TOKENIZER_CONFIG, br#"{ "chat_template": "c" }"#);
+        assert_eq!(found().unwrap().as_deref(), Some("c"));
+        write(CHAT_TEMPLATE, b"d");
+        assert_eq!(found().unwrap().as_deref(), Some("d"));
+        write(CHAT_TEMPLATE, b"\xff");
+        assert!(found().unwrap_err().to_string().contains(CHAT_TEMPLATE));
+        write(CHAT_TEMPLATE, &vec![b' '; MAX_TEMPLATE_BYTES + 1]);
+        assert!(found().is_err());
     }
 }

@@ -69,6 +69,8 @@ pub struct Origin {
     pub total_bytes: u64,
     /// The tokenizer that comes with it.
     pub tokenizer: Option<TokenizerSource>,
+    /// The source of the chat template that comes with it.
+    pub chat_template: Option<String>,
 }
 
 /// A tokenizer that comes with a checkpoint.

@@ -11,6 +11,7 @@ use super::doctor::NotReady;
 use super::export::ExportError;
 use super::output::Output;
 use super::run::getp::NoCount;
+use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
 use crate::engine::EngineError;
 use crate::error::Hint;
@@ -63,6 +64,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,
+        of::<ChatTemplateError>,
         of::<IsaError>,
         of::<LibraryError>,
         of::<LlvmError>,

@@ -151,6 +151,15 @@ impl Hint for TokenizerError {
     }
 }
 
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// It.
+    pub text: &'a str,
+    /// Whether names of special tokens in it are those tokens.
+    pub is_trusted: bool,
+}
+
 impl Tokenizer {
     /// OpenAI's vocabulary for gpt-oss, split as OpenAI does. It is unpacked on first use in a process, which takes a
     /// noticeable fraction of a second.
@@ -231,9 +240,35 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode`]; the offset is that in the whole text.
     pub fn encode_with_specials(&self, text: &[u8]) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_around(text, self.vocabulary.specials_in(text))
+    }
+
+    /// As [`Self::encode_with_specials`] of all parts put together, but names of special tokens become those tokens only in the
+    /// trusted parts, whole; between them, words go across the parts.
+    ///
+    /// # Errors
+    /// As [`Self::encode`]; the offset is that in the whole text.
+    pub fn encode_parts(&self, parts: &[Part]) -> Result<Vec<u32>, TokenizerError> {
+        let (mut text, mut specials) = (Vec::new(), Vec::new());
+        for part in parts {
+            if part.is_trusted {
+                let own = self.vocabulary.specials_in(part.text.as_bytes());
+                specials.extend(own.map(|(at, len, id)| (text.len() + at, len, id)));
+            }
+            text.extend_from_slice(part.text.as_bytes());
+        }
+        self.encode_around(&text, specials)
+    }
+
+    /// Encodes what is between special tokens, of which the places, lengths and ids are given.
+    fn encode_around(
+        &self,
+        text: &[u8],
+        specials: impl IntoIterator<Item = (usize, usize, u32)>,
+    ) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
         let mut from = 0;
-        for (at, len, id) in self.vocabulary.specials_in(text) {
+        for (at, len, id) in specials {
             self.encode_into(&text[from..at], from, &mut ids)?;
             ids.push(id);
             from = at + len;

@@ -41,8 +41,14 @@ pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, Checkpoin
     let file = Gguf::read(bytes)?;
     let config = config(&file)?;
     let tokenizer = tokenizer(&file)?.map(TokenizerSource::Gguf);
+    let chat_template = file.text("tokenizer.chat_template")?.map(str::to_owned);
     let tensors = assemble(file.tensors, &assembly::GGUF, &config)?;
-    Ok(Checkpoint { config, tensors, findings: Vec::new(), origin: Origin { tokenizer, ..Origin::default() } })
+    Ok(Checkpoint {
+        config,
+        tensors,
+        findings: Vec::new(),
+        origin: Origin { tokenizer, chat_template, ..Origin::default() },
+    })
 }
 
 fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {

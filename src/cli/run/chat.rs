@@ -8,7 +8,8 @@ use std::io::{BufRead, IsTerminal, stdin};
 use anyhow::Context;
 use serde_json::json;
 
-use super::Args;
+use super::{Args, ChatFormat};
+use crate::chat_template::ChatTemplate;
 use crate::cli::model::{Sizes, kernel_counts};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
@@ -16,6 +17,7 @@ use crate::engine::Engine;
 use crate::harmony::parser::Event as Parsed;
 use crate::harmony::{Channel, Harmony, Message, Reasoning, Role, SystemMessage, developer_text, today};
 use crate::scheduler::{Event, Request};
+use crate::tokenizer::Tokenizer;
 
 /// Talks until stdin ends or the context is full.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
@@ -23,13 +25,18 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let harmony = Harmony::new(tokenizer.clone())?;
+    let template = match args.chat_format {
+        ChatFormat::Checkpoint => checkpoint.origin.chat_template.as_deref().map(ChatTemplate::new).transpose()?,
+        ChatFormat::Harmony => None,
+    };
     let capacity_tokens = args.steps(&checkpoint.config);
     let sizes = Sizes { n_slots: 1, capacity_tokens, max_logit_rows: 1 };
     let engine = args.load(&checkpoint, sizes, output)?;
     let mut stop = args.stop_ids(&tokenizer)?;
     stop.extend(harmony.stop_ids());
 
-    let mut chat = Chat { args, output, harmony, engine, stop, conversation: opening(args), n_turns: 0 };
+    let conversation = opening(args, template.is_some());
+    let mut chat = Chat { args, output, tokenizer, harmony, template, engine, stop, conversation, n_turns: 0 };
     if let Some(text) = first
         && !chat.turn(text)?
     {
@@ -56,10 +63,11 @@ fn not_utf8() -> UsageError {
 }
 
 /// What stands before the first message. The models of OpenAI expect their own system message, and instructions in a
-/// developer message; the built-in tiny one was trained on a plain system text, or none.
-fn opening(args: &Args) -> Vec<Message> {
+/// developer message; the built-in tiny one was trained on a plain system text, or none. A chat template writes what
+/// its model expects.
+fn opening(args: &Args, has_template: bool) -> Vec<Message> {
     let given = args.system.as_deref().filter(|text| !text.is_empty());
-    if args.model.is_built_in() {
+    if args.model.is_built_in() || has_template {
         return given.map(|text| Message::new(Role::System, text)).into_iter().collect();
     }
     let instructions = given.map(|text| Message::new(Role::Developer, developer_text(text)));
@@ -70,7 +78,10 @@ fn opening(args: &Args) -> Vec<Message> {
 struct Chat<'a> {
     args: &'a Args,
     output: &'a Output,
+    tokenizer: Tokenizer,
     harmony: Harmony,
+    /// The checkpoint's, if it has one; else prompts are written in harmony.
+    template: Option<ChatTemplate>,
     engine: Engine,
     stop: Vec<u32>,
     conversation: Vec<Message>,
@@ -81,7 +92,10 @@ impl Chat<'_> {
     /// One message and the answer to it. False when the context has no room for it.
     fn turn(&mut self, text: &str) -> anyhow::Result<bool> {
         self.conversation.push(Message::new(Role::User, text));
-        let prompt = self.harmony.prompt(&self.conversation)?;
+        let prompt = match &self.template {
+            Some(template) => template.prompt(&self.conversation, &self.tokenizer)?,
+            None => self.harmony.prompt(&self.conversation)?,
+        };
         let capacity_tokens = self.engine.kv_layout().capacity_tokens;
         let room = (capacity_tokens + 1).saturating_sub(prompt.len());
         if room == 0 {

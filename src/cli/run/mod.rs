@@ -33,10 +33,19 @@ use crate::tokenizer::Tokenizer;
 pub enum Mode {
     /// Continue a text
     Generate,
-    /// Talk, in the harmony format
+    /// Talk, in the format of the checkpoint's chat template, or in harmony
     Chat,
     /// Continue every line of a file, many at a time
     Getp,
+}
+
+/// Who writes the prompts of a chat; answers are read as harmony in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ChatFormat {
+    /// The checkpoint's chat template; harmony, if it has none
+    Checkpoint,
+    /// OpenAI's harmony, built in
+    Harmony,
 }
 
 /// Run a model: continue a text, chat, or work through a file of prompts
@@ -85,6 +94,10 @@ pub struct Args {
     /// Start of the random numbers; 0 takes the time
     #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: i64,
+
+    /// Who writes the prompts of a chat
+    #[arg(long, value_enum, default_value_t = ChatFormat::Checkpoint, value_name = "FORMAT")]
+    chat_format: ChatFormat,
 
     /// The system message (chat)
     #[arg(short = 'y', long, value_name = "TEXT")]
