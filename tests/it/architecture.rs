@@ -18,13 +18,14 @@ const LAYERS: [(&str, &[&str]); 5] = [
 ];
 
 /// Modules beside the layers, each with what it may use. Every layer may use all of them.
-const BESIDE: [(&str, &[&str]); 11] = [
+const BESIDE: [(&str, &[&str]); 12] = [
     ("error", &[]),
     ("dtype", &[]),
     ("config", &["error"]),
     ("checkpoint", &["config", "dtype", "error"]),
     ("tokenizer", &["error"]),
     ("harmony", &["tokenizer", "error"]),
+    ("chat_template", &["harmony", "tokenizer", "error"]),
     ("compute_unit", &[]),
     ("target", &["compute_unit", "tuning", "error"]),
     ("tuning", &["target", "error"]),
