@@ -81,7 +81,7 @@ pub fn parameters(config: &ModelConfig) -> Option<u64> {
 }
 
 #[cfg(test)]
-pub(in crate::checkpoint) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Small, and with no two dimensions alike.

@@ -173,7 +173,7 @@ mod tests {
     use gpu::sim::SimDriver;
 
     use super::*;
-    use crate::config::ModelConfig;
+    use crate::checkpoint::tensors::tests::gpt_oss_20b;
     use crate::dtype::Dtype;
     use crate::graph::forward::{ForwardOptions, forward};
     use crate::graph::kv_cache::{KvLayout, KvRequest};
@@ -187,23 +187,7 @@ mod tests {
 
     /// The forward pass of gpt-oss-20b.
     fn graph(precision: Precision) -> Graph {
-        let config = ModelConfig {
-            vocab_size: 201_088,
-            hidden_size: 2880,
-            num_experts: 32,
-            experts_per_token: 4,
-            intermediate_size: 2880,
-            num_hidden_layers: 24,
-            head_dim: 64,
-            num_attention_heads: 64,
-            num_key_value_heads: 8,
-            max_seq_len: 131_072,
-            initial_context_length: 4096,
-            rope_theta: 150_000.0,
-            rope_scaling_factor: 32.0,
-            sliding_window: 128,
-            swiglu_limit: 7.0,
-        };
+        let config = gpt_oss_20b();
         let request = KvRequest {
             n_slots: 300,
             capacity_tokens: 1024,

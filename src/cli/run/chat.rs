@@ -1,4 +1,4 @@
-//! `run -m chat`: a conversation in OpenAI's harmony format.
+//! `run -m chat`: a conversation, in the format of the checkpoint's chat template or OpenAI's harmony; answers are harmony.
 //!
 //! The first message is `-i` or the first line of stdin, every further line is another; the end of stdin ends the
 //! conversation. Only the assistant's final words are printed; its analysis is shown with `--verbose`.
