@@ -14,6 +14,7 @@ pub mod engine;
 pub mod error;
 pub mod graph;
 pub mod harmony;
+pub mod json_entries;
 pub mod kernel;
 pub mod reference;
 pub mod scheduler;

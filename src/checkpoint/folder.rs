@@ -1,18 +1,17 @@
 //! Checkpoints of several files: a folder with a `config.json` and safetensors files, of which an index says what lies where.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::assembly::{self, assemble};
 use super::inventory::Inventory;
 use super::{Checkpoint, CheckpointError, Origin, TokenizerSource, config_json, safetensors};
 use crate::error::Hint;
+use crate::json_entries::JsonEntries;
 
 const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
@@ -200,7 +199,7 @@ fn read_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, FolderError> {
     if bytes.len() > MAX_INDEX_BYTES {
         return Err(FolderError::IndexTooLong { found: bytes.len() });
     }
-    let Index { weight_map: WeightMap(entries) } = serde_json::from_slice(bytes).map_err(FolderError::Index)?;
+    let Index { weight_map: JsonEntries(entries) } = serde_json::from_slice(bytes).map_err(FolderError::Index)?;
     let mut index = BTreeMap::new();
     for (tensor, file) in entries {
         if !is_name(&file) {
@@ -223,32 +222,7 @@ fn is_name(path: &str) -> bool {
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: WeightMap,
-}
-
-/// The entries in the order of the file, those of the same name included.
-struct WeightMap(Vec<(String, String)>);
-
-impl<'de> Deserialize<'de> for WeightMap {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = WeightMap;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of names of tensors and of files")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(WeightMap(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries)
-    }
+    weight_map: JsonEntries<String>,
 }
 
 /// The folder's chat template, if it has one.

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
+
+use crate::json_entries::JsonEntries;
 
 use super::bpe::{BpeError, SpelledBpe, pair};
 use super::split::{Split, is_o200k};
@@ -103,7 +105,7 @@ struct Added {
 struct Model {
     #[serde(rename = "type", default)]
     kind: Option<String>,
-    vocab: Vocab,
+    vocab: JsonEntries<u32>,
     #[serde(default)]
     merges: Vec<Merge>,
     #[serde(default)]
@@ -137,31 +139,6 @@ impl Model {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// Tokens and ids in the order of the file, those of the same text included.
-struct Vocab(Vec<(String, u32)>);
-
-impl<'de> Deserialize<'de> for Vocab {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Vocab;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tokens and their ids")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocab, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Vocab(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries)
     }
 }
 

@@ -18,12 +18,13 @@ const LAYERS: [(&str, &[&str]); 5] = [
 ];
 
 /// Modules beside the layers, each with what it may use. Every layer may use all of them.
-const BESIDE: [(&str, &[&str]); 12] = [
+const BESIDE: [(&str, &[&str]); 13] = [
     ("error", &[]),
+    ("json_entries", &[]),
     ("dtype", &[]),
     ("config", &["error"]),
-    ("checkpoint", &["config", "dtype", "error"]),
-    ("tokenizer", &["error"]),
+    ("checkpoint", &["config", "dtype", "error", "json_entries"]),
+    ("tokenizer", &["error", "json_entries"]),
     ("harmony", &["tokenizer", "error"]),
     ("chat_template", &["harmony", "tokenizer", "error"]),
     ("compute_unit", &[]),
