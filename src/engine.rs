@@ -31,14 +31,14 @@ use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::error::Hint;
 use crate::graph::forward::{ForwardOptions, forward};
-use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, KvTooLarge};
 use crate::graph::memory::LoadProgress;
 use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
 use crate::graph::profile::{Profile, Profiled};
-use crate::kernel::Precision;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use crate::target::Backend;
+use crate::template::Precision;
 use ahead::Ahead;
 use times::HostTimes;
 
@@ -62,6 +62,24 @@ pub struct EngineOptions {
     pub odd_window: Option<usize>,
     /// Memory for keys and values, in bytes.
     pub kv_budget_bytes: usize,
+}
+
+/// Sequences that an engine is sized for.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Most rows of one step that give logits.
+    pub max_logit_rows: usize,
+}
+
+impl Sizes {
+    /// Room for sequences of so many tokens; the cache comes in whole blocks.
+    pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
+        Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
+    }
 }
 
 /// A loaded model.

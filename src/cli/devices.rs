@@ -13,7 +13,7 @@ use gpu::hip::HipRuntime;
 use serde::Serialize;
 
 use super::output::{Output, human_bytes};
-use super::{cuda, hip};
+use crate::device::{chain, cuda, hip};
 use crate::target::Target;
 
 /// List the devices that `--device` can name here
@@ -194,9 +194,4 @@ impl Cuda {
         let library = library.map(|(library, version)| format!("CUDA driver for {version}: {library}"));
         library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
     }
-}
-
-/// An error and its causes.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -15,12 +15,12 @@ use serde::Serialize;
 use super::output::Output;
 use super::report::UsageError;
 use crate::dtype::Dtype;
-use crate::kernel::contract::TestShape;
-use crate::kernel::library::Library;
-use crate::kernel::render::{Rendered, render};
-use crate::kernel::template::Template;
-use crate::kernel::{Params, Precision, Problem};
+use crate::object::options::options;
 use crate::target::{Backend, Target};
+use crate::template::contract::TestShape;
+use crate::template::library::Library;
+use crate::template::render::{Rendered, render};
+use crate::template::{Params, Precision, Problem, Template};
 use crate::tuning::TuningTables;
 
 /// Lists kernel templates and shows their rendered source
@@ -270,7 +270,7 @@ struct Shown<'a> {
     entry: &'a str,
     abi: String,
     params: &'a Params,
-    options: &'a [String],
+    options: Vec<String>,
     block_size: u32,
     source: &'a str,
 }
@@ -284,7 +284,7 @@ fn shown<'a>(template: &Template, kernel: &'a Rendered, target: &Target) -> Show
         entry: &kernel.entry,
         abi: kernel.abi(),
         params: &kernel.params,
-        options: &kernel.options,
+        options: options(kernel, target),
         block_size: kernel.launch.block_size(),
         source: &kernel.source,
     }

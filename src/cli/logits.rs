@@ -8,10 +8,11 @@ use anyhow::Context;
 use npyz::WriterBuilder;
 use serde_json::json;
 
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
+use super::model::{CacheArgs, DeviceArgs, ModelArgs};
 use super::output::Output;
 use super::output_file::OutputFile;
 use super::report::UsageError;
+use crate::engine::Sizes;
 use crate::graph::plan::Written;
 
 /// Teacher-forced logits of lines of token ids, as a `.npy` file or compared with one

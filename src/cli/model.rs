@@ -8,20 +8,19 @@ use clap::Args;
 
 use gpu::{DeviceMemory, Driver};
 
-use super::device::Device;
 use super::output::Output;
 use super::shapes::ShapeArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
+use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::engine::{Engine, EngineOptions};
-use crate::graph::kv_cache::BLOCK_TOKENS;
+use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
-use crate::kernel::Precision;
-use crate::kernel::library::Library;
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::store::{Loaded, Progress, Store, StoreError};
+use crate::object::store::{Loaded, Progress, Store, StoreError};
+use crate::pipeline::Pipeline;
+use crate::template::Precision;
+use crate::template::library::Library;
 use crate::tokenizer::Tokenizer;
 use crate::tuning::TuningTables;
 
@@ -91,24 +90,6 @@ pub struct CacheArgs {
     /// Most rows of one step: how long a chunk of a prompt is
     #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub chunk: u32,
-}
-
-/// Sequences that an engine is sized for.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Sequences at a time.
-    pub n_slots: usize,
-    /// Longest sequence, in tokens.
-    pub capacity_tokens: usize,
-    /// Most rows of one step that give logits.
-    pub max_logit_rows: usize,
-}
-
-impl Sizes {
-    /// Room for sequences of so many tokens; the cache comes in whole blocks.
-    pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
-        Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
-    }
 }
 
 impl ModelArgs {

@@ -7,9 +7,9 @@ use super::cover::{Candidates, Cover};
 use super::plan::{ExecutorOptions, PlanError};
 use super::segment::{Bucket, PlannedLaunch, Segment};
 use super::{Graph, Rows, StepShape};
-use crate::kernel::Problem;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, Unserved, Wanted, with_causes};
-use crate::kernel::store::Progress;
+use crate::object::store::Progress;
+use crate::pipeline::{LoadedKernel, Pipeline, Unserved, Wanted, with_causes};
+use crate::template::Problem;
 use crate::tuning::table::StepKind;
 
 /// A segment before its kernels are chosen.

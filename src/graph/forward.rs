@@ -8,7 +8,7 @@ use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::graph::kv_cache::KvLayout;
 use crate::graph::{Graph, TensorId};
-use crate::kernel::Precision;
+use crate::template::Precision;
 
 /// Added to the mean square in every norm: OpenAI's `RMSNorm(eps=1e-05)`.
 pub const NORM_EPS: f32 = 1e-5;

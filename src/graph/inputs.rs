@@ -3,7 +3,7 @@
 use gpu::BufferView;
 
 use super::plan::PlanError;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
 
 /// Every tensor begins at a multiple of it, in bytes, as memory of its own would.
 const ALIGNMENT_BYTES: usize = 256;

@@ -7,8 +7,8 @@ use super::cover::Candidates;
 use super::plan::{ExecutorOptions, PlanError};
 use super::segment::scalars;
 use super::{Graph, Storage};
-use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
+use crate::template::launch::ArgSpec;
 use crate::tuning::table::StepKind;
 
 /// Where in the arena every activation is.

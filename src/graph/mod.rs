@@ -35,7 +35,7 @@ mod workspace;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::Dtype;
-use crate::kernel::{Precision, Problem};
+use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
 
 /// A tensor of a [`Graph`].

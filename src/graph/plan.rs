@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
-use super::buckets;
-use super::cover;
 use super::inputs::Inputs;
 use super::lifetimes::{ArenaLayout, lifetimes};
 use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
@@ -19,14 +17,14 @@ use super::replay::Replays;
 use super::segment::{PlannedLaunch, PreparedLaunch, Segment};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, StepShape, Storage};
+use super::{Graph, StepShape, Storage, buckets, cover};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::error::Hint;
-use crate::kernel::contract::Access;
-use crate::kernel::expression::ExpressionError;
-use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
-use crate::kernel::render::RenderError;
+use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
+use crate::template::contract::Access;
+use crate::template::expression::ExpressionError;
+use crate::template::library_error::LibraryError;
+use crate::template::render::RenderError;
 use crate::tuning::table::StepKind;
 
 /// What can go wrong between a graph and its launches.

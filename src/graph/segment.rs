@@ -9,10 +9,10 @@ use gpu::{Argument, BufferView, Kernel, Launch};
 use super::plan::PlanError;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Rows, StepShape, TensorId};
-use crate::kernel::Problem;
-use crate::kernel::expression::ExpressionError;
-use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::LoadedKernel;
+use crate::pipeline::LoadedKernel;
+use crate::template::Problem;
+use crate::template::expression::ExpressionError;
+use crate::template::launch::ArgSpec;
 use crate::tuning::table::StepKind;
 
 /// Launches for a part of every step.

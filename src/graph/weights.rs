@@ -10,10 +10,10 @@ use super::{Graph, Storage};
 use crate::checkpoint::random::RandomNumbers;
 use crate::checkpoint::{Checkpoint, Elements, Tensor};
 use crate::dtype::Dtype;
-use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, Wanted};
-use crate::kernel::store::Progress;
-use crate::kernel::{Precision, Problem};
+use crate::object::store::Progress;
+use crate::pipeline::{LoadedKernel, Pipeline, Wanted};
+use crate::template::launch::ArgSpec;
+use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
 
 /// Places tensors; has the kernels that make random ones.

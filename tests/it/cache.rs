@@ -9,8 +9,8 @@ mod processes;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gptoss_jit::kernel::cache::{Cache, Entry, Explanation, Limits, Lookup, Made};
-use gptoss_jit::kernel::key::KernelKey;
+use gptoss_jit::object::cache::{Cache, Entry, Explanation, Limits, Lookup, Made};
+use gptoss_jit::object::key::KernelKey;
 use gptoss_jit::target::Backend;
 use tempfile::TempDir;
 
@@ -204,7 +204,7 @@ fn an_entry_of_another_schema_is_a_miss() {
     let text = fs::read_to_string(dir.join("meta.toml")).expect("text");
     let (_, rest) = text.split_once('\n').expect("a first line");
     let rest = rest.replacen("schema = 1\n", "schema = 2\n", 1);
-    let sum = gptoss_jit::kernel::key::Digest::of(rest.as_bytes());
+    let sum = gptoss_jit::object::key::Digest::of(rest.as_bytes());
     fs::write(dir.join("meta.toml"), format!("rest_sha256 = \"{sum}\"\n{rest}")).expect("written");
     assert!(hit(&room.open(), &key).is_none());
     assert!(!dir.exists(), "it is moved aside");

@@ -10,10 +10,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gptoss_jit::error::Hint;
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::compile::{CompileError, Compiled, Compiler, CompilerOptions, How, Request};
-use gptoss_jit::kernel::key::Digest;
-use gptoss_jit::kernel::store::{Origin, Stats, Store, StoreError};
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::{CompileError, Compiled, Compiler, CompilerOptions, How, Request};
+use gptoss_jit::object::key::Digest;
+use gptoss_jit::object::store::{Origin, Stats, Store, StoreError};
 use gptoss_jit::target::Backend;
 use tempfile::TempDir;
 

@@ -11,11 +11,11 @@ use std::sync::OnceLock;
 
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
-use gptoss_jit::kernel::compile::{CompileError, Compiler, CompilerOptions, How, Request, Toolchain};
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::render::render;
-use gptoss_jit::kernel::{Params, Precision, Problem};
+use gptoss_jit::object::compile::{CompileError, Compiler, CompilerOptions, How, Request, Toolchain};
 use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::render::render;
+use gptoss_jit::template::{Params, Precision, Problem};
 
 const ARCHS: [&str; 12] = [
     "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151",
@@ -102,7 +102,7 @@ fn linear_gemv_compiles_for_every_arch() {
         let target = Target::gpu(arch).expect(arch);
         for problem in problems() {
             let kernel = render(&library, template, &problem, &Params::new(), &target).expect(arch);
-            let compiled = compiler.compile(&kernel.request(&target)).unwrap_or_else(|error| panic!("{error}"));
+            let compiled = compiler.compile(&Request::of(&kernel, &target)).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(compiled.object[..4], *b"\x7fELF", "{arch}");
             assert_eq!(compiled.log, "", "{arch}: warnings");
         }

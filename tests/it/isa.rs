@@ -4,16 +4,16 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::code::KernelCode;
-use gptoss_jit::kernel::check::{Checker, Selection};
-use gptoss_jit::kernel::isa::llvm::{Llvm, LlvmError};
-use gptoss_jit::kernel::isa::speed::{LoopSpeed, Machine};
-use gptoss_jit::kernel::isa::{Code, Instruction};
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::store::Store;
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::store::Store;
 use gptoss_jit::target::Target;
+use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::tuning::TuningTables;
+use gptoss_jit::workbench::check::code::KernelCode;
+use gptoss_jit::workbench::check::{Checker, Selection};
+use gptoss_jit::workbench::isa::llvm::{Llvm, LlvmError};
+use gptoss_jit::workbench::isa::speed::{LoopSpeed, Machine};
+use gptoss_jit::workbench::isa::{Code, Instruction};
 
 use crate::hiprtc;
 

@@ -8,15 +8,14 @@ use std::process::Command;
 use std::sync::Arc;
 
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::{Checked, Checker, Runner, Selection, Side, Wrong};
-use gptoss_jit::kernel::compile::CompilerOptions;
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::store::Store;
-use gptoss_jit::kernel::template::Template;
-use gptoss_jit::kernel::{Params, Precision, Problem};
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
 use gptoss_jit::reference::{self, Case, Tensor, Tensors};
 use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::{Params, Precision, Problem, Template};
+use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gpu::host::HostDriver;
 
 /// Kernels stay compiled between runs of the tests.

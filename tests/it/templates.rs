@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::render::{RenderError, Rendered, render};
-use gptoss_jit::kernel::{Params, Precision, Problem};
 use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::render::{RenderError, Rendered, render};
+use gptoss_jit::template::{Params, Precision, Problem};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates")
@@ -485,7 +485,7 @@ fn the_system_compiler_takes_rendered_source_and_options() {
 
 #[test]
 fn a_tuning_row_goes_first_and_a_wrong_one_is_passed_over() {
-    use gptoss_jit::kernel::choice::{Why, choose};
+    use gptoss_jit::choice::{Why, choose};
     use gptoss_jit::tuning::TuningTables;
     use gptoss_jit::tuning::table::StepKind;
     let table = |params: &str| {

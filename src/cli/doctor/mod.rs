@@ -16,12 +16,12 @@ use serde::Serialize;
 use super::output::{Output, human_bytes};
 use super::report;
 use crate::error::Hint;
-use crate::kernel::cache::{Cache, Folder, Limits};
-use crate::kernel::compile::{CompileError, Compiler, CompilerOptions, How};
-use crate::kernel::library::Library;
-use crate::kernel::source_file::Origin;
-use crate::kernel::store::Store;
+use crate::object::cache::{Cache, Folder, Limits};
+use crate::object::compile::{CompileError, Compiler, CompilerOptions, How};
+use crate::object::store::Store;
 use crate::target::{Backend, Target};
+use crate::template::library::Library;
+use crate::template::source_file::Origin;
 use crate::tuning::TuningTables;
 
 /// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not

@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::{SourceArgs, speed};
-use crate::cli::device::{Device, stand_in};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::compute_unit::ComputeUnit;
-use crate::kernel::Precision;
-use crate::kernel::check::uses::Uses;
-use crate::kernel::check::{Checked, Checker, Runner, Selection};
-use crate::kernel::library::{Broken, Library};
-use crate::kernel::store::Store;
+use crate::device::{Device, stand_in};
+use crate::object::store::Store;
+use crate::target::compute_unit::ComputeUnit;
 use crate::target::{Backend, Target};
+use crate::template::Precision;
+use crate::template::library::{Broken, Library};
+use crate::workbench::check::uses::Uses;
+use crate::workbench::check::{Checked, Checker, Runner, Selection};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -103,7 +103,8 @@ struct UsesRow {
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let (library, store) = (args.source.library()?, Store::from_env()?);
-    let opened = args.device.as_ref().map(|device| device.open(&args.source.tables()?, 0)).transpose()?;
+    let tables = args.source.tables()?;
+    let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
     let target = opened.as_ref().map_or_else(|| args.source.target(), |(target, _)| Ok(target.clone()))?;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
     if let Some(flag) = for_gpus.filter(|_| target.backend != Backend::Hiprtc) {
@@ -111,7 +112,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
             UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
         );
     }
-    let facts = args.source.tables()?.facts(&target.arch).cloned();
+    let facts = tables.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
     let is_simulated = opened.is_none() && matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
     let runs_on = match opened {

@@ -13,20 +13,20 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::bench::limits::{self, Limits};
 use super::kernel_table::KernelTable;
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
+use super::model::{CacheArgs, DeviceArgs, ModelArgs};
 use super::output::Output;
 use super::report::UsageError;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
 use crate::scheduler::Sampling;
 use crate::target::Backend;
 use crate::tokenizer::Tokenizer;
+use crate::workbench::bench::limits::{self, Limits};
 
 /// What `run` does with its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

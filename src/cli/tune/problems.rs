@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 
 use super::Args;
 use crate::cli::report::UsageError;
-use crate::cli::shapes;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, ring_blocks};
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::{Precision, Problem};
+use crate::pipeline::Pipeline;
 use crate::target::Backend;
+use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
 
 /// Rows of a step, for ops that look at positions.
@@ -89,7 +88,7 @@ fn with_names(problem: &Problem, args: &Args) -> Result<Problem, UsageError> {
 
 /// The op's problems in the forward pass, two layers of it: one with a window, one without.
 fn in_model(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
-    let config = shapes::config(args.model, Some(2));
+    let config = args.model.config(Some(2));
     let dtype = match args.precision {
         Precision::F32 => Dtype::F32,
         Precision::Bf16 => Dtype::Bf16,

@@ -9,11 +9,11 @@ use super::Args;
 use super::report::{Entry, Tuned};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::kernel::Problem;
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::timing::Timed;
+use crate::pipeline::Pipeline;
+use crate::template::Problem;
 use crate::tuning::edit::{self, NewRow};
 use crate::tuning::table::{Facts, Provenance, ProvenanceKind, Tokens};
+use crate::workbench::timing::Timed;
 
 /// Times that are no further apart than this are the same, as a fraction.
 const NOISE: f64 = 0.02;

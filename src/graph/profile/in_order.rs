@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use super::work;
-use super::{Profile, without_layer};
+use super::{Profile, without_layer, work};
 use crate::graph::StepShape;
 use crate::graph::plan::{PlanError, Steps};
 

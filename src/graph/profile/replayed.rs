@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use gpu::{Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
 
-use super::work;
-use super::{Profile, ProfileEntry, without_layer};
+use super::{Profile, ProfileEntry, without_layer, work};
 use crate::graph::plan::{PlanError, Steps};
 use crate::graph::segment::{PlannedLaunch, PreparedLaunch};
 use crate::graph::{StepShape, Storage};
-use crate::kernel::contract::Access;
+use crate::template::contract::Access;
 
 /// A graph of fewer launches makes them again and again: what a replay itself takes would else be seen.
 const FEWEST_LAUNCHES: usize = 8;

@@ -1,0 +1,239 @@
+//! Worker processes around the compilers.
+//!
+//! No compiler runs in the process that owns the model: hipRTC holds a global lock, and some inputs make it kill
+//! its process. The program starts itself again as a hidden command, one process per compile ([`process`]), with a
+//! cleared environment, a private folder and a deadline; the worker ([`worker`]) calls one of the backends
+//! ([`host`], [`hiprtc`], [`nvrtc`], [`sim`], [`mock`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
+//! Nothing here knows the cache: that is [`crate::object::store`].
+
+mod answer;
+pub(super) mod error;
+mod hiprtc;
+mod host;
+mod identity;
+mod job;
+mod mock;
+mod nvrtc;
+mod process;
+mod sim;
+mod stamp;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, fmt};
+
+use crate::object::options::options;
+use crate::target::{Backend, Target};
+use crate::template::render::Rendered;
+
+pub use error::CompileError;
+pub use identity::Identity;
+pub use job::{How, Toolchain};
+pub use worker::run as run_worker;
+
+use job::{Failure, Job, Made};
+
+/// One kernel to compile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What people call it: `linear/gemv`. Not part of what is compiled.
+    pub label: String,
+    /// The rendered source, whole.
+    pub source: String,
+    /// The name of the kernel in the object.
+    pub entry: String,
+    /// Compiler options, in order.
+    pub options: Vec<String>,
+    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`, NVRTC as `--gpu-architecture=`.
+    pub target: String,
+    /// Who compiles.
+    pub backend: Backend,
+}
+
+impl Request {
+    /// What is asked for a rendered kernel.
+    pub fn of(kernel: &Rendered, target: &Target) -> Self {
+        Self {
+            label: kernel.label.clone(),
+            source: kernel.source.clone(),
+            entry: kernel.entry.clone(),
+            options: options(kernel, target),
+            target: target.id(),
+            backend: target.backend,
+        }
+    }
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// The object's bytes.
+    pub object: Vec<u8>,
+    /// Warnings, and what else the compiler printed.
+    pub log: String,
+    /// Wall time in the worker, in milliseconds.
+    pub compile_ms: u64,
+}
+
+/// How compilers are found and run.
+#[derive(Clone, Debug)]
+pub struct CompilerOptions {
+    /// The program that has the hidden worker command: this one.
+    pub worker: PathBuf,
+    /// When a worker is killed.
+    pub deadline: Duration,
+    /// Address space that a worker and each process it starts may use.
+    pub memory_bytes: u64,
+    /// The C compiler; without it `$CC`, then `cc`, `gcc` and `clang` on the `PATH`.
+    pub cc: Option<PathBuf>,
+    /// Where hipRTC is.
+    pub hiprtc: Toolchain,
+    /// Where NVRTC is.
+    pub nvrtc: Toolchain,
+    /// The folder in which identities are remembered, so that a warm start runs no compiler.
+    pub identities: Option<PathBuf>,
+}
+
+impl CompilerOptions {
+    /// What a program uses that is its own worker: 120 s and 8 GiB per compile, compilers from the environment.
+    ///
+    /// # Errors
+    /// When the system does not say where this program is.
+    pub fn for_this_program() -> Result<Self, CompileError> {
+        let worker = env::current_exe().map_err(|source| CompileError::NoWorker { source: Arc::new(source) })?;
+        Ok(Self::new(worker))
+    }
+
+    /// The same, with another program as the worker.
+    pub fn new(worker: PathBuf) -> Self {
+        Self {
+            worker,
+            deadline: Duration::from_secs(120),
+            memory_bytes: 8 << 30,
+            cc: None,
+            hiprtc: somewhere(Backend::Hiprtc),
+            nvrtc: somewhere(Backend::Nvrtc),
+            identities: None,
+        }
+    }
+}
+
+/// A compiler that the worker finds itself.
+fn somewhere(backend: Backend) -> Toolchain {
+    Toolchain { backend, compiler: None, environment: BTreeMap::new(), launcher: Vec::new() }
+}
+
+/// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
+/// of its own, so as many run at once as threads ask.
+pub struct Compiler {
+    options: CompilerOptions,
+    known: Mutex<BTreeMap<(Backend, String), Known>>,
+}
+
+/// A compiler that does not work is not asked again and again.
+type Known = Result<Arc<Identity>, CompileError>;
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiler").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Compiler {
+    /// Nothing is looked for until it is needed.
+    pub fn new(options: CompilerOptions) -> Self {
+        Self { options, known: Mutex::default() }
+    }
+
+    /// Who compiles for a target. Found out once per process: remembered on disk while the compiler's files stay as
+    /// they are, else by compiling a canary kernel.
+    ///
+    /// # Errors
+    /// When there is no compiler, or when it cannot compile the canary: then it does not know the target.
+    pub fn identity(&self, backend: Backend, target: &str) -> Result<Arc<Identity>, CompileError> {
+        // Held while probing: threads that ask at the same time wait for one canary.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = || {
+            let toolchain = self.toolchain(backend)?;
+            identity::find(&self.options, &toolchain, target).map(Arc::new)
+        };
+        known.entry((backend, target.to_owned())).or_insert_with(find).clone()
+    }
+
+    /// Who compiles for a target and in which files it was found, by compiling a canary kernel now.
+    ///
+    /// # Errors
+    /// As [`Self::identity`].
+    pub fn probe(&self, backend: Backend, target: &str) -> Result<(Identity, Vec<PathBuf>), CompileError> {
+        identity::probe(&self.options, &self.toolchain(backend)?, target)
+    }
+
+    /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more.
+    ///
+    /// # Errors
+    /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying again.
+    pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
+        let identity = self.identity(request.backend, &request.target)?;
+        let job = self.job(request)?;
+        let start = Instant::now();
+        let made = self.attempt_twice(&request.label, &job)?;
+        if made.facts != identity.facts {
+            identity::forget(&self.options, &job.toolchain, &request.target);
+            return Err(CompileError::CompilerChanged { backend: request.backend });
+        }
+        Ok(Compiled { object: made.object, log: made.log, compile_ms: start.elapsed().as_millis() as u64 })
+    }
+
+    fn job(&self, request: &Request) -> Result<Job, CompileError> {
+        Ok(Job {
+            toolchain: self.toolchain(request.backend)?,
+            source: request.source.clone(),
+            entry: request.entry.clone(),
+            target: request.target.clone(),
+            options: request.options.clone(),
+            memory_bytes: self.options.memory_bytes,
+        })
+    }
+
+    fn toolchain(&self, backend: Backend) -> Result<Toolchain, CompileError> {
+        match backend {
+            Backend::Host => host::find(&self.options),
+            Backend::Hiprtc => hiprtc::find(&self.options),
+            Backend::Nvrtc => nvrtc::find(&self.options),
+            Backend::Sim => sim::find(),
+            Backend::Mock => Ok(mock::toolchain()),
+        }
+    }
+
+    fn attempt_twice(&self, label: &str, job: &Job) -> Result<Made, CompileError> {
+        let first = match process::compile(&self.options, job)? {
+            Ok(made) => return Ok(made),
+            Err(failure) => failure,
+        };
+        if !matches!(first.how, How::Crashed { .. } | How::Exited { .. } | How::Garbage { .. }) {
+            return Err(CompileError::failed(label, &job.target, first, false));
+        }
+        tracing::debug!("kernel {label}: {}; trying once more", first.how);
+        match process::compile(&self.options, job)? {
+            Ok(made) => Ok(made),
+            Err(second) => {
+                let twice = second.how == first.how;
+                Err(CompileError::failed(label, &job.target, second, twice))
+            }
+        }
+    }
+}
+
+/// The worker's side of it: calls the backend that the job names.
+fn backend_compile(job: &Job, folder: &std::path::Path) -> Result<Made, Failure> {
+    match job.toolchain.backend {
+        Backend::Host => host::compile(job),
+        Backend::Hiprtc => hiprtc::compile(job),
+        Backend::Nvrtc => nvrtc::compile(job),
+        Backend::Sim => sim::compile(job),
+        Backend::Mock => mock::compile(job, folder),
+    }
+}
