@@ -37,7 +37,6 @@ use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
 use crate::graph::profile::{Profile, Profiled};
 use crate::pipeline::Pipeline;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
-use crate::target::Backend;
 use crate::template::Precision;
 use ahead::Ahead;
 use times::HostTimes;
@@ -168,7 +167,7 @@ impl Engine {
                 capacity_tokens: options.capacity_tokens,
                 max_rows,
                 dtype: options.kv_dtype,
-                matrix_layout: options.pipeline.target().backend != Backend::Host,
+                matrix_layout: options.pipeline.target().has_matrix_layout(),
                 odd_window: options.odd_window,
                 budget_bytes: options.kv_budget_bytes,
             },
@@ -179,7 +178,7 @@ impl Engine {
             expert_dtype: checkpoint.expert_dtype(),
             max_rows,
             max_logit_rows,
-            takes_tokens: options.pipeline.target().backend != Backend::Host,
+            takes_tokens: options.pipeline.target().is_gpu(),
         };
         let graph = forward(&config, &layout, &forward_options);
         let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);

@@ -12,7 +12,7 @@ use crate::error::Hint;
 use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
 use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
-use crate::target::{Backend, Target};
+use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
 use crate::template::render::{RenderError, Rendered, render};
@@ -281,7 +281,7 @@ impl Pipeline {
     /// # Errors
     /// [`RenderError`].
     pub fn render_with(&self, label: &str, problem: &Problem, params: &Params) -> Result<Rendered, RenderError> {
-        let template = self.library.template(label, self.target.backend)?;
+        let template = self.library.template(label, self.target.language())?;
         render(&self.library, template, problem, params, &self.target)
     }
 
@@ -292,7 +292,7 @@ impl Pipeline {
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
-        let is_of_gpu = matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc);
+        let is_of_gpu = self.target.is_real_gpu();
         let examined = is_of_gpu.then(|| examine(object, &spec, &rendered.resources, &self.target));
         let uses = examined.transpose().map_err(|source| PipelineError::Object { label: label.clone(), source })?;
         let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;

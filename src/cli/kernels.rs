@@ -15,8 +15,8 @@ use serde::Serialize;
 use super::output::Output;
 use super::report::UsageError;
 use crate::dtype::Dtype;
-use crate::object::options::options;
-use crate::target::{Backend, Target};
+use crate::object::compile::options;
+use crate::target::{Language, Target};
 use crate::template::contract::TestShape;
 use crate::template::library::Library;
 use crate::template::render::{Rendered, render};
@@ -148,7 +148,7 @@ impl SourceArgs {
 struct Listed {
     op: String,
     variant: String,
-    backend: &'static str,
+    language: &'static str,
     origin: String,
     shadows: Vec<String>,
     fits: bool,
@@ -164,7 +164,7 @@ fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
         Listed {
             op: op.to_owned(),
             variant: file.to_owned(),
-            backend: "-",
+            language: "-",
             origin: broken.origin.to_string(),
             shadows: Vec::new(),
             fits: false,
@@ -184,7 +184,7 @@ fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
         return Ok(output.json(&Report { schema: 1, target: target.id(), templates: listed })?);
     }
     let rows: Vec<Vec<String>> = listed.iter().map(|row| row.cells(args.why)).collect();
-    output.table(&["op", "variant", "backend", "origin", "shadows", "fits"], &rows, &[])?;
+    output.table(&["op", "variant", "language", "origin", "shadows", "fits"], &rows, &[])?;
     output.note(&format!("{} templates, for {}", library.templates().len(), target.id()));
     for broken in library.broken() {
         output.warning(&broken.error.to_string());
@@ -197,7 +197,7 @@ fn listed(template: &Template, target: &Target) -> Listed {
     Listed {
         op: template.ops.join("+"),
         variant: template.variant.clone(),
-        backend: template.backend.name(),
+        language: template.language.name(),
         origin: template.file.origin.to_string(),
         shadows: template.shadows.iter().map(ToString::to_string).collect(),
         fits: reason.is_none(),
@@ -215,7 +215,7 @@ impl Listed {
         };
         let shadows = if self.shadows.is_empty() { "-".to_owned() } else { self.shadows.join(", ") };
         let (op, variant) = (self.op.clone(), self.variant.clone());
-        vec![op, variant, self.backend.to_owned(), self.origin.clone(), shadows, fits]
+        vec![op, variant, self.language.to_owned(), self.origin.clone(), shadows, fits]
     }
 }
 
@@ -231,10 +231,10 @@ impl KernelArgs {
     pub(super) fn render(&self, label: &str) -> anyhow::Result<RenderedFor> {
         let library = self.source.library()?;
         let target = self.source.target()?;
-        let template = match (library.template(label, target.backend), &self.source.arch) {
+        let template = match (library.template(label, target.language()), &self.source.arch) {
             (Ok(template), _) => template,
-            // Without a target the name may be of the other backend: then say which target it needs.
-            (Err(_), None) if library.template(label, Backend::Hiprtc).is_ok() => {
+            // Without a target the name may be in the other language: then say which target it needs.
+            (Err(_), None) if library.template(label, Language::Hip).is_ok() => {
                 let what = format!("`{label}` is for a GPU: add --arch, for example --arch gfx1100");
                 return Err(UsageError(what).into());
             }

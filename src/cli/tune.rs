@@ -23,7 +23,7 @@ use crate::device::{self, Device};
 use crate::dtype::Dtype;
 use crate::object::store::Store;
 use crate::pipeline::Pipeline;
-use crate::target::{Backend, Target};
+use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::{Params, Precision, Problem, Template};
 use crate::tuning::TuningTables;
@@ -144,7 +144,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let tables = TuningTables::load(&TuningTables::default_search(args.tuning.as_deref()))?;
     let library = Library::load(&Library::default_search(args.templates.as_deref()))?;
     let (target, driver) = args.open(&tables)?;
-    if target.backend == Backend::Sim {
+    if target.is_simulated {
         return Err(UsageError("the simulator says nothing of speed: `--device cuda`, `hip` or `cpu`".into()).into());
     }
     let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());

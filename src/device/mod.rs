@@ -11,7 +11,7 @@ use gpu::sim::SimDriver;
 use gpu::{Driver, GpuError};
 
 use crate::error::Hint;
-use crate::target::{Backend, Target, TargetError};
+use crate::target::{Platform, Target, TargetError};
 use crate::tuning::TuningTables;
 
 /// A device that was asked for by name.
@@ -206,15 +206,15 @@ pub(super) fn target_of(
 /// # Errors
 /// If the device cannot be set up.
 pub fn stand_in(target: &Target) -> Result<Option<(Target, Arc<dyn Driver>)>, GpuError> {
-    match target.backend {
-        Backend::Host if target.features.is_subset(&Target::host().features) => {
+    match target.platform {
+        Platform::Host if target.features.is_subset(&Target::host().features) => {
             Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?))))
         }
-        Backend::Hiprtc | Backend::Nvrtc | Backend::Sim => {
+        Platform::Amd | Platform::Nvidia => {
             let driver = SimDriver::new(&target.arch, target.wave_size, 0)?;
             Ok(Some((target.clone().simulated(), Arc::new(driver))))
         }
-        Backend::Host | Backend::Mock => Ok(None),
+        Platform::Host => Ok(None),
     }
 }
 

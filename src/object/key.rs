@@ -6,8 +6,6 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::target::Backend;
-
 /// Version of the encoding below and of the cache's layout; also in the cache's folder name.
 pub const SCHEMA: u32 = 1;
 
@@ -17,14 +15,14 @@ pub const SCHEMA: u32 = 1;
 pub struct KernelKey {
     /// The rendered source, whole.
     pub source: String,
-    /// Compiler options, in order.
+    /// Compilers options, in order.
     pub options: Vec<String>,
     /// The full target id, as the compiler is told it (`gfx90a:sramecc+:xnack-`, `x86-64-v4`).
     pub target: String,
     /// The name of the kernel in the object.
     pub entry: String,
-    /// Which compiler backend made it: a mock's object never answers for a real one.
-    pub backend: Backend,
+    /// The name of the compiler.
+    pub compiler_name: String,
     /// Identity of the compiler: build ids of its libraries and the digest of a canary kernel.
     pub compiler: String,
 }
@@ -36,7 +34,7 @@ impl KernelKey {
             ("source".into(), self.source.as_bytes()),
             ("target".into(), self.target.as_bytes()),
             ("entry".into(), self.entry.as_bytes()),
-            ("backend".into(), self.backend.name().as_bytes()),
+            ("backend".into(), self.compiler_name.as_bytes()),
             ("compiler".into(), self.compiler.as_bytes()),
         ];
         fields.extend(self.options.iter().enumerate().map(|(i, option)| (format!("option {i}"), option.as_bytes())));
@@ -124,7 +122,7 @@ mod tests {
             options: vec!["-O3".into(), "-g".into()],
             target: "gfx1100".into(),
             entry: "k".into(),
-            backend: Backend::Hiprtc,
+            compiler_name: "hiprtc".into(),
             compiler: "c".into(),
         }
     }
@@ -138,7 +136,7 @@ mod tests {
             KernelKey { options: vec!["-O3".into()], ..key() },
             KernelKey { target: "gfx1101".into(), ..key() },
             KernelKey { entry: "q".into(), ..key() },
-            KernelKey { backend: Backend::Mock, ..key() },
+            KernelKey { compiler_name: "sim".into(), ..key() },
             KernelKey { compiler: "d".into(), ..key() },
         ];
         for (i, other) in changed.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Key to object: cached or freshly compiled, many at once.
 //!
-//! The one place that knows both the [`Cache`] and the [`Compiler`]. Nothing is printed here: see [`Progress`].
+//! The one place that knows both the [`Cache`] and the [`Compilers`]. Nothing is printed here: see [`Progress`].
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::{env, thread};
 
 use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, Made};
 use super::compile::error::{log_lines, source_line};
-use super::compile::{CompileError, Compiled, Compiler, CompilerOptions, Request};
+use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request};
 use super::key::{Digest, KernelKey};
 use crate::error::Hint;
 
@@ -21,7 +21,7 @@ use crate::error::Hint;
 #[derive(Debug)]
 pub struct Store {
     cache: Cache,
-    compiler: Compiler,
+    compiler: Compilers,
     jobs: NonZeroUsize,
     retry_failed: bool,
     /// Where each kernel of this process came from first.
@@ -146,7 +146,7 @@ impl Store {
         let folder = cache.folder().map(Folder::identities_folder);
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self { cache, compiler: Compiler::new(options), jobs, retry_failed: false, origins: Mutex::default() }
+        Self { cache, compiler: Compilers::new(options), jobs, retry_failed: false, origins: Mutex::default() }
     }
 
     /// Compiles at most so many kernels at a time.
@@ -165,7 +165,7 @@ impl Store {
     }
 
     /// The compilers below.
-    pub fn compiler(&self) -> &Compiler {
+    pub fn compiler(&self) -> &Compilers {
         &self.compiler
     }
 
@@ -186,8 +186,8 @@ impl Store {
             options: request.options.clone(),
             target: request.target.clone(),
             entry: request.entry.clone(),
-            backend: request.backend,
-            compiler: self.compiler.identity(request.backend, &request.target)?.id.clone(),
+            compiler_name: request.compiler.into(),
+            compiler: self.compiler.identity(request.compiler, &request.target)?.id.clone(),
         })
     }
 
@@ -275,7 +275,7 @@ impl Store {
         let label = &task.request.label;
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
-                let compiler = self.compiler.identity(task.key.backend, &task.key.target)?.description();
+                let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
                 let made = Made { object, log, label: label.clone(), compile_ms, compiler };
                 Ok(Loaded::new(self.cache.publish(&task.key, &made), Origin::Compiled))
             }

@@ -6,61 +6,66 @@ pub mod compute_unit;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::embedded;
 use crate::error::Hint;
 use compute_unit::{ComputeUnit, Product};
 
-/// Which compiler turns a rendered template into an object, and which templates fit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Backend {
-    /// C for this machine's cores, compiled by the system's `cc`; `.c.j2` templates.
-    Host,
-    /// HIP C++ for an AMD GPU, compiled by hipRTC; `.hip.j2` templates.
-    Hiprtc,
-    /// HIP C++ for an NVIDIA GPU, compiled by NVRTC; `.hip.j2` templates.
-    Nvrtc,
-    /// HIP C++ for a GPU, compiled for this machine's cores by the system's C++ compiler behind
-    /// `templates/lib/simulator.hip.j2`; `.hip.j2` templates.
-    Sim,
-    /// A pretended compiler for tests: it can crash, hang and emit garbage on request.
-    Mock,
+/// What a template is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Language {
+    /// C for this machine's cores: `.c.j2`.
+    C,
+    /// HIP C++ for GPUs, also those that only look like one: `.hip.j2`.
+    Hip,
 }
 
-impl Backend {
-    /// The name used in keys, tables and messages.
+impl Language {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::C, Self::Hip];
+
+    /// The name used in tables and messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Host => "host",
-            Self::Hiprtc => "hiprtc",
-            Self::Nvrtc => "nvrtc",
-            Self::Sim => "sim",
-            Self::Mock => "mock",
+            Self::C => "C",
+            Self::Hip => "HIP",
         }
     }
 
-    /// What a template's file name ends in for this backend.
-    pub const fn template_extension(self) -> &'static str {
+    /// What a template's file name ends in.
+    pub const fn extension(self) -> &'static str {
         match self {
-            Self::Host => ".c.j2",
-            Self::Hiprtc | Self::Nvrtc | Self::Sim | Self::Mock => ".hip.j2",
+            Self::C => ".c.j2",
+            Self::Hip => ".hip.j2",
         }
     }
 }
 
-impl fmt::Display for Backend {
+impl fmt::Display for Language {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
+/// Whose chip it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    /// This machine's cores.
+    Host,
+    /// An AMD GPU.
+    Amd,
+    /// An NVIDIA GPU.
+    Nvidia,
+}
+
 /// A chip, as the facts that templates and compilers need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Who compiles for it.
-    pub backend: Backend,
+    /// Whose chip it is.
+    pub platform: Platform,
+    /// Whether this machine's cores execute a GPU's kernels in its place.
+    pub is_simulated: bool,
     /// `gfx1100`, `sm_90`, `x86-64-v4`, …
     pub arch: String,
     /// Lanes that run in step: 32 or 64 on an AMD GPU, 32 on an NVIDIA GPU, 1 on the host.
@@ -209,7 +214,8 @@ impl Target {
     /// A GPU by its target id and the facts about it.
     pub fn from_facts(arch: &str, facts: &TargetFacts) -> Self {
         Self {
-            backend: if arch.starts_with(NVIDIA) { Backend::Nvrtc } else { Backend::Hiprtc },
+            platform: if arch.starts_with(NVIDIA) { Platform::Nvidia } else { Platform::Amd },
+            is_simulated: false,
             arch: arch.to_owned(),
             wave_size: facts.wave_size,
             features: facts.features.clone(),
@@ -220,21 +226,36 @@ impl Target {
 
     /// The same chip, executed by the simulator.
     pub fn simulated(self) -> Self {
-        Self { backend: Backend::Sim, ..self }
+        Self { is_simulated: true, ..self }
     }
 
     /// Whether it is a GPU's kernels that run there.
     pub fn is_gpu(&self) -> bool {
-        self.backend != Backend::Host
+        self.platform != Platform::Host
+    }
+
+    /// Whether it is a GPU, and not what stands in for one.
+    pub fn is_real_gpu(&self) -> bool {
+        self.is_gpu() && !self.is_simulated
+    }
+
+    /// What its templates are written in.
+    pub fn language(&self) -> Language {
+        if self.is_gpu() { Language::Hip } else { Language::C }
+    }
+
+    /// Whether matrices of weights lie as its matrix unit wants them, where a template asks for that.
+    pub fn has_matrix_layout(&self) -> bool {
+        self.is_gpu()
     }
 
     /// The string in a kernel's key: a GPU's target id; on the host the arch and what it has beyond that. In the simulator
     /// the text says all: chips that render the same one share the object.
     pub fn id(&self) -> String {
-        match self.backend {
-            Backend::Hiprtc | Backend::Nvrtc | Backend::Mock => self.arch.clone(),
-            Backend::Sim => "sim".to_owned(),
-            Backend::Host => {
+        match self.platform {
+            _ if self.is_simulated => "sim".to_owned(),
+            Platform::Amd | Platform::Nvidia => self.arch.clone(),
+            Platform::Host => {
                 let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
                 std::iter::once(self.arch.clone()).chain(extensions.map(|(name, _)| format!("+{name}"))).collect()
             }
@@ -245,13 +266,11 @@ impl Target {
     /// `x86-64-v4`, `x86-64`, `host`.
     pub fn families(&self) -> Vec<String> {
         let arch = self.arch.split(':').next().unwrap_or_default();
-        let (family, last) = match self.backend {
-            Backend::Host => (X86_LEVELS.iter().find(|(name, _)| *name == arch).map(|_| "x86-64"), "host"),
-            _ if arch.starts_with(NVIDIA) => (None, "generic"),
+        let (family, last) = match self.platform {
+            Platform::Host => (X86_LEVELS.iter().find(|(name, _)| *name == arch).map(|_| "x86-64"), "host"),
+            Platform::Nvidia => (None, "generic"),
             // The last two characters of a gfx name are its minor version and stepping.
-            Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock => {
-                (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic")
-            }
+            Platform::Amd => (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic"),
         };
         let names = [Some(arch), self.like.as_deref(), family, Some(last)];
         let mut names: Vec<String> = names.into_iter().flatten().map(String::from).collect();
@@ -259,22 +278,19 @@ impl Target {
         names
     }
 
-    /// The compiler options that say what to compile for. Nothing is `native`, so a kernel's key says all.
-    pub fn compile_options(&self) -> Vec<String> {
-        match self.backend {
-            Backend::Hiprtc | Backend::Mock => vec![format!("--offload-arch={}", self.arch)],
-            // From Hopper on, `a` allows what only chips of this number have; such an object runs on no other anyway.
-            Backend::Nvrtc => {
-                let number = assumption::capability(&self.arch).unwrap_or_default();
-                vec![format!("--gpu-architecture={}{}", self.arch, if number >= 90 { "a" } else { "" })]
-            }
-            Backend::Host if self.arch.starts_with("x86-64") => {
-                let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
-                let options = extensions.map(|(_, option)| (*option).to_owned());
-                std::iter::once(format!("-march={}", self.arch)).chain(options).collect()
-            }
-            Backend::Host | Backend::Sim => Vec::new(),
+    /// The options of C compilers that say what to compile for. Nothing is `native`, so a kernel's key says all.
+    pub fn c_options(&self) -> Vec<String> {
+        if self.is_gpu() || !self.arch.starts_with("x86-64") {
+            return Vec::new();
         }
+        let extensions = X86_EXTENSIONS.iter().filter(|(name, _)| self.features.contains(*name));
+        let options = extensions.map(|(_, option)| (*option).to_owned());
+        std::iter::once(format!("-march={}", self.arch)).chain(options).collect()
+    }
+
+    /// The compute capability of an NVIDIA GPU, without its point: 90 of `sm_90`. 0 of others.
+    pub fn capability(&self) -> u32 {
+        assumption::capability(&self.arch).unwrap_or_default()
     }
 
     /// An x86-64 of a level, without extensions.
@@ -284,7 +300,7 @@ impl Target {
     }
 
     fn host_of(arch: String, features: BTreeSet<String>) -> Self {
-        Self { backend: Backend::Host, arch, wave_size: 1, features, lds_bytes: 0, like: None }
+        Self { platform: Platform::Host, is_simulated: false, arch, wave_size: 1, features, lds_bytes: 0, like: None }
     }
 }
 
@@ -336,12 +352,12 @@ mod tests {
     #[test]
     fn the_host_says_all_in_its_id_and_options() {
         let host = Target::host();
-        assert_eq!((host.backend, host.wave_size, host.lds_bytes), (Backend::Host, 1, 0));
+        assert_eq!((host.platform, host.wave_size, host.lds_bytes), (Platform::Host, 1, 0));
         for (extension, option) in X86_EXTENSIONS {
             assert_eq!(host.features.contains(extension), host.id().contains(&format!("+{extension}")));
-            assert_eq!(host.features.contains(extension), host.compile_options().contains(&option.to_owned()));
+            assert_eq!(host.features.contains(extension), host.c_options().contains(&option.to_owned()));
         }
-        assert!(!host.compile_options().iter().any(|option| option.contains("native")));
+        assert!(!host.c_options().iter().any(|option| option.contains("native")));
     }
 
     #[test]
@@ -349,16 +365,15 @@ mod tests {
         let v4 = Target::x86_64(3);
         assert_eq!(v4.id(), "x86-64-v4");
         assert!(["sse4_2", "avx2", "avx512"].iter().all(|level| v4.features.contains(*level)));
-        assert_eq!(v4.compile_options(), ["-march=x86-64-v4"]);
+        assert_eq!(v4.c_options(), ["-march=x86-64-v4"]);
     }
 
     #[test]
-    fn nvidia_gpus_are_compiled_for_by_nvrtc() {
+    fn nvidia_gpus_are_told_by_their_names() {
         let target = Target::gpu("sm_90").expect("known");
-        assert_eq!((target.backend, target.wave_size, target.lds_bytes), (Backend::Nvrtc, 32, 49_152));
+        assert_eq!((target.platform, target.wave_size, target.lds_bytes), (Platform::Nvidia, 32, 49_152));
         assert!(target.features.contains("mma_sm80"));
-        assert_eq!(target.compile_options(), ["--gpu-architecture=sm_90a"]);
-        assert_eq!(Target::gpu("sm_86").expect("assumed").compile_options(), ["--gpu-architecture=sm_86"]);
+        assert_eq!((target.capability(), Target::gpu("sm_86").expect("assumed").capability()), (90, 86));
     }
 
     #[test]
@@ -374,7 +389,7 @@ mod tests {
             let target = Target::gpu(arch).expect(arch);
             assert_eq!((target.wave_size, target.lds_bytes), (wave, lds), "{arch}");
             assert!(target.features.contains(feature), "{arch}");
-            assert_eq!(target.compile_options(), [format!("--offload-arch={arch}")]);
+            assert_eq!((target.platform, target.language()), (Platform::Amd, Language::Hip), "{arch}");
         }
         let error = Target::gpu("gfx9999").expect_err("unknown").to_string();
         assert!(error.contains("`gfx9999`") && error.contains("gfx1201"), "{error}");

@@ -14,7 +14,7 @@ use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
 use super::{Launch, NumericsOverride, Param, Precision, Requires, Resources, Template};
 use crate::dtype::Dtype;
-use crate::target::Backend;
+use crate::target::Language;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -91,7 +91,7 @@ impl Template {
     pub fn parse(
         file: &SourceFile,
         shadows: Vec<Origin>,
-        backend: Backend,
+        language: Language,
         mut signature: Signature,
     ) -> Result<Self, LibraryError> {
         let (base, text) = front_matter(file)?;
@@ -110,11 +110,11 @@ impl Template {
             signature.keep(path.get_ref()).map_err(refused)?;
         }
         let reader =
-            Reader { toml: &toml, signature: &signature, backend, params: table.params.keys().cloned().collect() };
+            Reader { toml: &toml, signature: &signature, language, params: table.params.keys().cloned().collect() };
         Ok(Self {
             ops: signature.ops.clone(),
             variant: variant_of(&file.name).to_owned(),
-            backend,
+            language,
             file: file.clone(),
             shadows,
             keeps: table.keeps.into_iter().map(Spanned::into_inner).collect(),
@@ -137,7 +137,7 @@ impl Template {
 struct Reader<'a> {
     toml: &'a Toml<'a>,
     signature: &'a Signature,
-    backend: Backend,
+    language: Language,
     params: BTreeSet<String>,
 }
 
@@ -223,19 +223,19 @@ impl Reader<'_> {
         if grid.is_empty() || grid.len() > 3 {
             return refuse("a grid of one to three axes", &grid.len().to_string());
         }
-        match (self.backend, block_size, scratch_bytes) {
-            (Backend::Host, Some(_), _) => {
+        match (self.language, block_size, scratch_bytes) {
+            (Language::C, Some(_), _) => {
                 return refuse("no `block_size` on the host, which has no threads in a block", "one");
             }
-            (Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock, None, _) => {
+            (Language::Hip, None, _) => {
                 return refuse("a `block_size`", "none");
             }
-            (Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock, _, Some(_)) => {
+            (Language::Hip, _, Some(_)) => {
                 return refuse("no `scratch_bytes` on a GPU", "one");
             }
             _ => {}
         }
-        if let (Backend::Host, Some(text)) = (self.backend, lds_bytes) {
+        if let (Language::C, Some(text)) = (self.language, lds_bytes) {
             return Err(self.toml.refuse(text.span(), "launch.lds_bytes", "none on the host", "one"));
         }
         if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
@@ -282,7 +282,7 @@ impl Reader<'_> {
 
     fn resources(&self, table: Option<Spanned<Resources>>) -> Result<Resources, LibraryError> {
         match table {
-            Some(table) if self.backend == Backend::Host => {
+            Some(table) if self.language == Language::C => {
                 Err(self.toml.refuse(table.span(), "[resources]", "none on the host", "one"))
             }
             Some(table) => Ok(table.into_inner()),

@@ -19,7 +19,7 @@ use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
 use super::{Misfit, Problem, Template};
 use crate::embedded;
-use crate::target::{Backend, Target};
+use crate::target::{Language, Target};
 
 /// Names that every body may use.
 const GLOBALS: [&str; 6] = ["signature", "entry", "arch", "wave_size", "precision", "features"];
@@ -121,12 +121,12 @@ impl Library {
         }
     }
 
-    /// A template by `op/variant` and backend.
+    /// A template by `op/variant` and language.
     ///
     /// # Errors
     /// If there is none, or it is broken.
-    pub fn template(&self, label: &str, backend: Backend) -> Result<&Arc<Template>, LibraryError> {
-        let extension = backend.template_extension();
+    pub fn template(&self, label: &str, language: Language) -> Result<&Arc<Template>, LibraryError> {
+        let extension = language.extension();
         let name = format!("{label}{extension}");
         if let Some(template) = self.templates.iter().find(|template| template.file.name == name) {
             return Ok(template);
@@ -201,12 +201,12 @@ impl Library {
         let mut templates = Vec::new();
         let mut failed = BTreeMap::new();
         for (name, file) in &self.files {
-            let Kind::Template { folder, backend } = kind(name) else { continue };
+            let Kind::Template { folder, language } = kind(name) else { continue };
             if broken.contains_key(name) {
                 continue;
             }
             let hidden = shadows.get(name).cloned().unwrap_or_default();
-            match self.read_template(folder, file, backend, hidden, broken) {
+            match self.read_template(folder, file, language, hidden, broken) {
                 Ok(template) => templates.push(Arc::new(template)),
                 Err(error) => drop(failed.insert(name.clone(), error)),
             }
@@ -219,7 +219,7 @@ impl Library {
         &self,
         folder: &str,
         file: &SourceFile,
-        backend: Backend,
+        language: Language,
         shadows: Vec<Origin>,
         broken: &BTreeMap<String, LibraryError>,
     ) -> Result<Template, LibraryError> {
@@ -233,7 +233,7 @@ impl Library {
         if let Some(tests) = self.files.get(&format!("{folder}/tests.toml")) {
             signature.own_tests = Some(contract::run_tests(&signature, tests)?);
         }
-        let template = Template::parse(file, shadows, backend, signature)?;
+        let template = Template::parse(file, shadows, language, signature)?;
         self.check_names(&template, broken)?;
         Ok(template)
     }
@@ -270,11 +270,11 @@ impl Broken {
     fn concerns(&self, problem: &Problem, target: &Target) -> bool {
         let Some((folder, file)) = self.name.split_once('/') else { return false };
         let is_contract = file == "op.toml" && problem.ops.iter().any(|op| op == folder);
-        let other = match target.backend {
-            Backend::Host => Backend::Hiprtc,
-            Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock => Backend::Host,
-        };
-        is_contract || (folder == problem.ops.join("+") && !file.ends_with(other.template_extension()))
+        is_contract
+            || (folder == problem.ops.join("+")
+                && Language::ALL
+                    .iter()
+                    .all(|language| *language == target.language() || !file.ends_with(language.extension())))
     }
 }
 
@@ -319,7 +319,7 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
 enum Kind<'a> {
     Contract,
     Tests,
-    Template { folder: &'a str, backend: Backend },
+    Template { folder: &'a str, language: Language },
     Lib,
     Stray(&'static str),
 }
@@ -328,15 +328,14 @@ fn kind(name: &str) -> Kind<'_> {
     let Some((folder, file)) = name.split_once('/') else { return Kind::Stray("a folder for each op") };
     let is_name =
         |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    let backend = [Backend::Host, Backend::Hiprtc]
-        .into_iter()
-        .find(|backend| file.strip_suffix(backend.template_extension()).is_some_and(is_name));
-    match (folder, file, backend) {
+    let language =
+        Language::ALL.into_iter().find(|language| file.strip_suffix(language.extension()).is_some_and(is_name));
+    match (folder, file, language) {
         ("lib", _, _) if file.ends_with(".j2") => Kind::Lib,
         ("lib", _, _) => Kind::Stray("`*.j2` in lib"),
         (_, "op.toml", _) if is_name(folder) => Kind::Contract,
         (_, "tests.toml", _) if folder.contains('+') && folder.split('+').all(is_name) => Kind::Tests,
-        (_, _, Some(backend)) if folder.split('+').all(is_name) => Kind::Template { folder, backend },
+        (_, _, Some(language)) if folder.split('+').all(is_name) => Kind::Template { folder, language },
         _ => Kind::Stray(
             "`op.toml` (of a run `tests.toml`), `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _",
         ),

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::dtype::Dtype;
-use crate::target::{Backend, Target};
+use crate::target::{Language, Target};
 use contract::{Arg, Tolerance};
 use expression::{Expression, ExpressionError, Scope};
 use signature::Signature;
@@ -47,8 +47,8 @@ pub struct Template {
     pub ops: Vec<String>,
     /// The file's name without its extension.
     pub variant: String,
-    /// Who compiles it: [`Backend::Host`] or [`Backend::Hiprtc`].
-    pub backend: Backend,
+    /// What it is written in.
+    pub language: Language,
     /// The file.
     pub file: SourceFile,
     /// Where files of the same name lie that this one hides.
@@ -71,7 +71,7 @@ pub struct Template {
     pub launch: Launch,
     /// Arguments after the contract's, whose memory the plan provides.
     pub workspace: Vec<Arg>,
-    /// Compiler options after the backend's own.
+    /// Compilers options after those of the target.
     pub options: Vec<String>,
     /// Gates on the compiled object.
     pub resources: Resources,
@@ -149,11 +149,11 @@ pub struct NumericsOverride {
 pub enum Misfit {
     /// The template is for another compiler.
     #[error("is for {needs}, the target is {found}")]
-    Backend {
-        /// The template's backend.
-        needs: Backend,
+    Language {
+        /// The template's language.
+        needs: Language,
         /// The target's.
-        found: Backend,
+        found: Language,
     },
     /// None of the arch globs matches.
     #[error("requires arch {}, the target is {found}", needs.join(" or "))]
@@ -254,9 +254,8 @@ impl Template {
     /// # Errors
     /// The first requirement that does not.
     pub fn fits_target(&self, target: &Target) -> Result<(), Misfit> {
-        let found = if target.is_gpu() { Backend::Hiprtc } else { target.backend };
-        if found != self.backend {
-            return Err(Misfit::Backend { needs: self.backend, found: target.backend });
+        if target.language() != self.language {
+            return Err(Misfit::Language { needs: self.language, found: target.language() });
         }
         self.requires.check_target(target)
     }

@@ -17,7 +17,7 @@ use super::signature::ProblemError;
 use super::source_file::{Place, SourceFile};
 use super::{Misfit, Params, Precision, Problem, Resources, Template};
 use crate::error::Hint;
-use crate::target::{Backend, Target};
+use crate::target::{Language, Target};
 
 /// Source longer than this is a runaway template, in bytes.
 const MAX_SOURCE_BYTES: usize = 4 << 20;
@@ -47,7 +47,7 @@ pub struct Rendered {
     pub launch: LaunchSpec,
     /// How exactly its sums are done.
     pub precision: Precision,
-    /// Compiler options that the template asks for, in order.
+    /// Compilers options that the template asks for, in order.
     pub options: Vec<String>,
     /// Gates on the compiled object.
     pub resources: Resources,
@@ -164,10 +164,10 @@ pub fn render(
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
     let words = context(template, problem, &params, target, &head);
     let body = text(library, &template.file, words.clone(), &label)?;
-    let source = match target.backend {
-        Backend::Host => format!("{}\n{}", body.trim_end(), head.host_trailer()),
-        Backend::Hiprtc | Backend::Nvrtc | Backend::Mock => body,
-        Backend::Sim => {
+    let source = match target.language() {
+        Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
+        Language::Hip if !target.is_simulated => body,
+        Language::Hip => {
             let simulator = library.file(SIMULATOR).expect("it is built in");
             let simulator = text(library, simulator, words, &label)?;
             format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
@@ -231,9 +231,9 @@ fn context(template: &Template, problem: &Problem, params: &Params, target: &Tar
     let mut values: BTreeMap<String, Value> = crate::template::signature::Signature::scope(problem);
     values.extend(problem.constants.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
     values.extend(params.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
-    let signature = match template.backend {
-        Backend::Host => head.host_signature(),
-        Backend::Hiprtc | Backend::Nvrtc | Backend::Sim | Backend::Mock => {
+    let signature = match template.language {
+        Language::C => head.host_signature(),
+        Language::Hip => {
             values.insert("block_size".into(), head.block_size.into());
             head.hip_signature()
         }

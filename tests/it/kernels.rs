@@ -12,7 +12,7 @@ use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
 use gptoss_jit::object::store::Store;
 use gptoss_jit::reference::{self, Case, Tensor, Tensors};
-use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::target::{Language, Target};
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::template::{Params, Precision, Problem, Template};
 use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
@@ -102,7 +102,7 @@ struct Setting {
 fn settings(library: &Library) -> Vec<Setting> {
     let host = Target::host();
     let mut settings = Vec::new();
-    for template in library.templates().iter().filter(|template| template.backend == Backend::Host) {
+    for template in library.templates().iter().filter(|template| template.language == Language::C) {
         let test = template.signature.tests().remove(0);
         for precision in [Precision::F32, Precision::Bf16] {
             for dtype in [Dtype::F32, Dtype::Bf16] {

@@ -69,7 +69,7 @@ fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn
     let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let template = library.template(&format!("moe_mlp2/{variant}"), target.backend).expect("built in");
+    let template = library.template(&format!("moe_mlp2/{variant}"), target.language()).expect("built in");
     let runner = Some(Runner { target, driver });
     let checker = Checker { library: &library, target, store: &store, runner, compute_unit: None };
     let dims = [

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::target::{Language, Target};
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::template::render::{RenderError, Rendered, render};
 use gptoss_jit::template::{Params, Precision, Problem};
@@ -80,7 +80,7 @@ fn rendered(
     params: &Params,
     target: &Target,
 ) -> Result<Rendered, RenderError> {
-    render(library, library.template(label, target.backend)?, problem, params, target)
+    render(library, library.template(label, target.language())?, problem, params, target)
 }
 
 fn scalars(n_tokens: u64) -> BTreeMap<String, u64> {
@@ -426,7 +426,7 @@ fn a_run_of_ops_may_have_tests_of_its_own() {
     let tests = "[[tests]]\ndims = { row_size = 8, in_features = 8, out_features = 5 }\nconstants = { eps = 1e-5 }\n\
                  flags = { has_bias = true }\nscalars = { n_tokens = [1, 9] }\n";
     let library = library_under(&[("rmsnorm+linear/tests.toml", tests)]).1;
-    let template = library.template("rmsnorm+linear/naive", Backend::Host).expect("it is right");
+    let template = library.template("rmsnorm+linear/naive", Language::C).expect("it is right");
     let [test] = template.signature.tests().try_into().expect("one test");
     assert_eq!((test.dims["out_features"], test.scalars["n_tokens"].values()), (5, &[1.0, 9.0][..]));
 

@@ -50,7 +50,7 @@ fn sim(arch: &str) -> (Target, Arc<dyn Driver>) {
 fn made(dtype: Dtype, scalars: &BTreeMap<String, f64>, device: &(Target, Arc<dyn Driver>)) -> Vec<u8> {
     let (target, driver) = device;
     let (library, store) = (Library::from_layers(vec![Layer::built_in()]), store());
-    let template = library.template("random_weights/chunks", target.backend).expect("built in");
+    let template = library.template("random_weights/chunks", target.language()).expect("built in");
     let runner = Some(Runner { target, driver: &**driver });
     let checker = Checker { library: &library, target, store: &store, runner, compute_unit: None };
     let outputs = checker.outputs(template, &problem(dtype), &Params::new(), scalars, &Tensors::new()).expect("runs");

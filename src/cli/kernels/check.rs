@@ -9,9 +9,10 @@ use super::{SourceArgs, speed};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::device::{Device, stand_in};
+use crate::object::compile::compiler_for;
 use crate::object::store::Store;
 use crate::target::compute_unit::ComputeUnit;
-use crate::target::{Backend, Target};
+use crate::target::{Platform, Target};
 use crate::template::Precision;
 use crate::template::library::{Broken, Library};
 use crate::workbench::check::uses::Uses;
@@ -107,14 +108,14 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
     let target = opened.as_ref().map_or_else(|| args.source.target(), |(target, _)| Ok(target.clone()))?;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
-    if let Some(flag) = for_gpus.filter(|_| target.backend != Backend::Hiprtc) {
+    if let Some(flag) = for_gpus.filter(|_| target.platform != Platform::Amd || target.is_simulated) {
         return Err(
             UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
         );
     }
     let facts = tables.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
-    let is_simulated = opened.is_none() && matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
+    let is_simulated = opened.is_none() && target.is_real_gpu();
     let runs_on = match opened {
         Some(opened) => Some(opened),
         None if args.speed => None,
@@ -128,7 +129,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
         return Err(UsageError(message).into());
     }
-    store.compiler().identity(target.backend, &target.id())?; // no compiler is one error, not one for each kernel
+    store.compiler().identity(compiler_for(&target).name(), &target.id())?; // no compiler is one error, not one for each kernel
     if args.speed {
         return speed::run(&checker, &selection, facts.as_ref(), output);
     }
@@ -217,7 +218,7 @@ impl UsesRow {
 
 fn print(rows: &[Row], broken: &[&Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
-    let of_gpu = matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
+    let of_gpu = target.is_real_gpu();
     const TIMES: &str = "x rounding";
     let mut header = vec!["op", "variant", "precision", "cases", WORST, TIMES];
     if of_gpu {

@@ -24,7 +24,6 @@ use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
 use crate::pipeline::Pipeline;
 use crate::scheduler::Sampling;
-use crate::target::Backend;
 use crate::tokenizer::Tokenizer;
 use crate::workbench::bench::limits::{self, Limits};
 
@@ -153,7 +152,7 @@ fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
 
 /// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without them.
 fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
-    if pipeline.target().backend == Backend::Sim {
+    if pipeline.target().is_simulated {
         return Limits::unknown();
     }
     limits::measure(pipeline, limits::Care::Little).unwrap_or_else(|error| {

@@ -10,7 +10,6 @@ use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, ring_blocks};
 use crate::pipeline::Pipeline;
-use crate::target::Backend;
 use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
 
@@ -100,7 +99,7 @@ fn in_model(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Pr
         expert_dtype: if dtype == Dtype::Bf16 { Dtype::Mxfp4 } else { dtype }, // as the models are released
         max_rows: 512,
         max_logit_rows: 512,
-        takes_tokens: pipeline.target().backend != Backend::Host,
+        takes_tokens: pipeline.target().is_gpu(),
     };
     let graph = forward(&config, &kv, &options);
     let runs = runs(&graph, &pipeline.fusions());
@@ -114,7 +113,7 @@ fn request(config: &ModelConfig, dtype: Dtype, pipeline: &Pipeline) -> KvRequest
         capacity_tokens: config.max_seq_len,
         max_rows: 512,
         dtype,
-        matrix_layout: pipeline.target().backend != Backend::Host,
+        matrix_layout: pipeline.target().is_gpu(),
         odd_window: None,
         budget_bytes: usize::MAX,
     }

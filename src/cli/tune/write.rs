@@ -9,6 +9,7 @@ use super::Args;
 use super::report::{Entry, Tuned};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
+use crate::object::compile::compiler_for;
 use crate::pipeline::Pipeline;
 use crate::template::Problem;
 use crate::tuning::edit::{self, NewRow};
@@ -67,7 +68,8 @@ fn provenance(pipeline: &Pipeline) -> anyhow::Result<Provenance> {
         }
     }
     let target = pipeline.target();
-    let compiler = pipeline.store().compiler().identity(target.backend, &target.id())?.description();
+    let compiler = compiler_for(target).name();
+    let compiler = pipeline.store().compiler().identity(compiler, &target.id())?.description();
     Ok(Provenance {
         kind: ProvenanceKind::Measured,
         date: today(),

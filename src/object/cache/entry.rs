@@ -101,7 +101,7 @@ pub struct KeyRecord {
     pub backend: String,
     /// Identity of the compiler.
     pub compiler: String,
-    /// Compiler options, in order.
+    /// Compilers options, in order.
     pub options: Vec<String>,
 }
 
@@ -112,7 +112,7 @@ impl KeyRecord {
             source_sha256: Digest::of(key.source.as_bytes()),
             target: key.target.clone(),
             entry: key.entry.clone(),
-            backend: key.backend.name().into(),
+            backend: key.compiler_name.clone(),
             compiler: key.compiler.clone(),
             options: key.options.clone(),
         }

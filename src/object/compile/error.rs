@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use super::job::{Failure, How};
 use crate::error::Hint;
-use crate::target::Backend;
 
 /// No object. Clonable, because several requests may ask for the same kernel.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -28,10 +27,12 @@ pub enum CompileError {
         log: String,
     },
     /// The canary kernel did not compile.
-    #[error("could not compile a small kernel with {} for {target}: {how}{}", compiler_of(*.backend), log_lines(.log))]
+    #[error("could not compile a small kernel with {} for {target}: {how}{}", .compiler, log_lines(.log))]
     Canary {
-        /// Which compiler.
-        backend: Backend,
+        /// What people call the compiler.
+        compiler: &'static str,
+        /// What can be done about it.
+        hint: String,
         /// The target id.
         target: Box<str>,
         /// What happened.
@@ -58,10 +59,10 @@ pub enum CompileError {
         root: PathBuf,
     },
     /// A library or a version changed after its identity was found out.
-    #[error("could not use what {} made: it was replaced while the program ran", compiler_of(*.backend))]
+    #[error("could not use what {} made: it was replaced while the program ran", .compiler)]
     CompilerChanged {
-        /// Which compiler.
-        backend: Backend,
+        /// What people call the compiler.
+        compiler: &'static str,
     },
     /// The path of this program is unknown.
     #[error("could not find the path of this program, which compiles in processes of its own")]
@@ -131,20 +132,7 @@ impl Hint for CompileError {
             Self::Failed { kernel, .. } => {
                 Some(format!("`gptoss-jit kernels show {kernel}` prints the rendered source with line numbers"))
             }
-            Self::Canary { backend: Backend::Hiprtc, how: How::Unavailable, .. } => {
-                Some("install ROCm, or name a folder with hipRTC in `GPTOSS_JIT_HIPRTC`; no GPU is needed".into())
-            }
-            Self::Canary { backend: Backend::Hiprtc, target, .. } => {
-                Some(format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
-            }
-            Self::Canary { backend: Backend::Nvrtc, how: How::Unavailable, .. } => Some(
-                "install CUDA's NVRTC, or name the library or its folder in `GPTOSS_JIT_NVRTC`; no GPU is needed"
-                    .into(),
-            ),
-            Self::Canary { backend: Backend::Nvrtc, target, .. } => {
-                Some(format!("this NVRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"))
-            }
-            Self::Canary { .. } => Some("`gptoss-jit doctor` shows which compiler was found".into()),
+            Self::Canary { hint, .. } => Some(hint.clone()),
             Self::NoHostCompiler { .. } => Some(
                 "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
                     .into(),
@@ -168,16 +156,6 @@ pub(crate) fn source_line(path: &Option<PathBuf>) -> String {
 
 pub(crate) fn log_lines(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("\n{}", log.trim_end()) }
-}
-
-const fn compiler_of(backend: Backend) -> &'static str {
-    match backend {
-        Backend::Host => "the C compiler",
-        Backend::Hiprtc => "hipRTC",
-        Backend::Nvrtc => "NVRTC",
-        Backend::Sim => "the C++ compiler",
-        Backend::Mock => "the mock compiler",
-    }
 }
 
 #[cfg(test)]

@@ -1,36 +1,113 @@
-//! The host backend: C for this machine's cores, through the system's C compiler, to a shared object.
+//! C for this machine's cores, through the system's C compiler, to a shared object.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
-use super::identity::Canary;
-use super::job::{Failure, How, Job, Made, Toolchain, source_name};
-use super::{CompileError, CompilerOptions};
-use crate::target::Backend;
+use super::job::{Failure, How, Job, Made, Toolchain};
+use super::{Canary, CompileError, Compiler, CompilerOptions};
+use crate::target::{Platform, Target};
+use crate::template::Precision;
+
+const SOURCE: &str = "kernel.c";
 
 /// Before and after the job's options. Part of the identity, so that changing them changes every key.
 const BEFORE: [&str; 2] = ["-shared", "-fPIC"];
 const AFTER: [&str; 1] = ["-lm"];
 
-/// The first C compiler there is: the option, `$CC`, `cc`, `gcc`, `clang`. Its path is not resolved: some compilers
-/// look at the name by which they are called.
-pub(super) fn find(options: &CompilerOptions) -> Result<Toolchain, CompileError> {
-    let named = options.cc.clone().or_else(|| env::var_os("CC").filter(|cc| !cc.is_empty()).map(PathBuf::from));
+/// `cc`, `gcc` or `clang`.
+#[derive(Debug)]
+pub(super) struct Host;
+
+impl Compiler for Host {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn title(&self) -> &'static str {
+        "the C compiler"
+    }
+
+    fn source_name(&self) -> &'static str {
+        SOURCE
+    }
+
+    fn compiles_for(&self, target: &Target) -> bool {
+        target.platform == Platform::Host
+    }
+
+    fn options(&self, target: &Target, precision: Precision) -> Vec<String> {
+        let mut options = options();
+        options.push(contraction(precision).into());
+        options.extend(target.c_options());
+        options
+    }
+
+    fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError> {
+        let named = options.cc.clone().or_else(|| env::var_os("CC").filter(|cc| !cc.is_empty()).map(PathBuf::from));
+        first_on_path(self, named, &["cc", "gcc", "clang"])
+    }
+
+    /// Loads, stores, a libm call, a loop that vectorises: what kernels are made of.
+    fn canary(&self) -> Canary {
+        const SOURCE: &str = "float expf(float);\n\
+            void canary(const float* x, float* y, unsigned n) {\n\
+            \x20 float sum = 0.0f;\n\
+            \x20 for (unsigned i = 0; i < n; i++) sum += expf(x[i]);\n\
+            \x20 for (unsigned i = 0; i < n; i++) y[i] = x[i] * sum + 1.0f;\n\
+            }\n";
+        Canary { source: SOURCE, entry: "canary", options: &["-O3", "-ffast-math"] }
+    }
+
+    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+        compile(job)
+    }
+}
+
+/// The options of every kernel.
+fn options() -> Vec<String> {
+    let options = [
+        "-x",
+        "c",
+        "-std=gnu11",
+        "-O3",
+        "-fPIC",
+        "-shared",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-Wall",
+        "-Werror=implicit-function-declaration",
+        // Options may come before the source, where a linker that drops unneeded libraries would drop libm.
+        "-Wl,--no-as-needed",
+        "-lm",
+    ];
+    options.map(String::from).to_vec()
+}
+
+/// Contraction rounds once where two operations round twice: never at the parity precision.
+pub(super) fn contraction(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => "-ffp-contract=off",
+        Precision::Bf16 => "-ffp-contract=fast",
+    }
+}
+
+/// The compiler that was asked for by name, or the first of the usual ones. Its path is not resolved: some compilers look at the name by
+/// which they are called.
+pub(super) fn first_on_path(
+    compiler: &dyn Compiler,
+    named: Option<PathBuf>,
+    usual: &[&str],
+) -> Result<Toolchain, CompileError> {
     // A compiler that was asked for by name is not silently replaced by another.
-    let names = named.map_or_else(|| ["cc", "gcc", "clang"].map(PathBuf::from).to_vec(), |cc| vec![cc]);
-    let compiler = names.iter().find_map(|name| on_path(name));
-    let Some(compiler) = compiler else {
-        let looked_for = names.iter().map(|name| format!("`{}`", name.display())).collect();
-        return Err(CompileError::NoHostCompiler { looked_for });
-    };
-    Ok(Toolchain {
-        backend: Backend::Host,
-        compiler: Some(compiler),
-        environment: BTreeMap::new(),
-        launcher: Vec::new(),
-    })
+    let names = named.map_or_else(|| usual.iter().map(PathBuf::from).collect(), |name| vec![name]);
+    match names.iter().find_map(|name| on_path(name)) {
+        Some(found) => Ok(Toolchain::of(compiler.name(), Some(found))),
+        None => {
+            let looked_for = names.iter().map(|name| format!("`{}`", name.display())).collect();
+            Err(CompileError::NoHostCompiler { looked_for })
+        }
+    }
 }
 
 /// The absolute path of a program, searched for as a shell would.
@@ -47,24 +124,12 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Loads, stores, a libm call, a loop that vectorises: what kernels are made of.
-pub(super) fn canary() -> Canary {
-    const SOURCE: &str = "float expf(float);\n\
-        void canary(const float* x, float* y, unsigned n) {\n\
-        \x20 float sum = 0.0f;\n\
-        \x20 for (unsigned i = 0; i < n; i++) sum += expf(x[i]);\n\
-        \x20 for (unsigned i = 0; i < n; i++) y[i] = x[i] * sum + 1.0f;\n\
-        }\n";
-    Canary { source: SOURCE, entry: "canary", options: &["-O3", "-ffast-math"] }
-}
-
 /// Compiles the job. What the compiler prints goes where the worker's own output goes.
-pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
+fn compile(job: &Job) -> Result<Made, Failure> {
     let cc = job.toolchain.compiler.as_deref().ok_or_else(|| unavailable("no compiler was named"))?;
-    let source = source_name(Backend::Host);
-    fs::write(source, &job.source).map_err(|error| unavailable(&format!("could not write {source}: {error}")))?;
+    fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
     let mut command = Command::new(cc);
-    command.args(BEFORE).arg(source).args(&job.options).args(AFTER);
+    command.args(BEFORE).arg(SOURCE).args(&job.options).args(AFTER);
     let status = command.args(["-o", "object"]).stdin(Stdio::null()).status();
     let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", cc.display())))?;
     if !status.success() {

@@ -16,9 +16,8 @@ use tempfile::NamedTempFile;
 
 use super::job::{Job, Made, Toolchain};
 use super::stamp::Stamp;
-use super::{CompileError, CompilerOptions, hiprtc, host, mock, nvrtc, process, sim};
+use super::{CompileError, CompilerOptions, named, process};
 use crate::object::key::Digest;
-use crate::target::Backend;
 
 /// A compiler, told apart from all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,14 +28,6 @@ pub struct Identity {
     pub facts: Vec<String>,
     /// SHA-256 of the canary's object.
     pub canary: String,
-}
-
-/// A fixed kernel. The digest of its object is part of the compiler's identity.
-pub(super) struct Canary {
-    pub source: &'static str,
-    pub entry: &'static str,
-    /// Compiler options; the backend adds what follows from the target.
-    pub options: &'static [&'static str],
 }
 
 /// An identity and the files it holds for.
@@ -54,7 +45,7 @@ pub(super) fn find(options: &CompilerOptions, toolchain: &Toolchain, target: &st
     }
     let start = SystemTime::now();
     let made = compile_canary(options, toolchain, target)?;
-    let identity = Identity::new(toolchain.backend, &made);
+    let identity = Identity::new(&toolchain.name, &made);
     if let Some(path) = path {
         remember(&path, &identity, &made.files, start);
     }
@@ -68,7 +59,7 @@ pub(super) fn probe(
     target: &str,
 ) -> Result<(Identity, Vec<PathBuf>), CompileError> {
     let made = compile_canary(options, toolchain, target)?;
-    Ok((Identity::new(toolchain.backend, &made), made.files))
+    Ok((Identity::new(&toolchain.name, &made), made.files))
 }
 
 /// Forgets what was recorded: the compiler is another one now.
@@ -84,22 +75,17 @@ impl Identity {
         self.facts.first().cloned().unwrap_or_default()
     }
 
-    fn new(backend: Backend, made: &Made) -> Self {
+    fn new(compiler: &str, made: &Made) -> Self {
         let canary = Digest::of(&made.object).to_string();
         // Debug output of strings is quoted and escaped, so no two lists read the same.
-        let id = Digest::of(format!("{:?}", (backend.name(), &made.facts, &canary)).as_bytes()).to_string();
+        let id = Digest::of(format!("{:?}", (compiler, &made.facts, &canary)).as_bytes()).to_string();
         Self { id, facts: made.facts.clone(), canary }
     }
 }
 
 fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Result<Made, CompileError> {
-    let canary = match toolchain.backend {
-        Backend::Host => host::canary(),
-        Backend::Hiprtc => hiprtc::canary(),
-        Backend::Nvrtc => nvrtc::canary(),
-        Backend::Sim => sim::canary(),
-        Backend::Mock => mock::canary(),
-    };
+    let compiler = named(&toolchain.name).expect("one of COMPILERS");
+    let canary = compiler.canary();
     let job = Job {
         toolchain: toolchain.clone(),
         source: canary.source.into(),
@@ -109,7 +95,8 @@ fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str
         memory_bytes: options.memory_bytes,
     };
     process::compile(options, &job)?.map_err(|failure| CompileError::Canary {
-        backend: toolchain.backend,
+        compiler: compiler.title(),
+        hint: compiler.hint(&failure.how, target),
         target: target.into(),
         how: failure.how,
         log: failure.log,

@@ -6,14 +6,12 @@ use std::{fmt, fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use crate::target::Backend;
-
 /// Where a compiler is and what it needs around it. Found by the parent, which never opens the compiler itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Toolchain {
-    /// Which of the backends' `compile` functions the worker calls.
-    pub backend: Backend,
-    /// The C compiler, or the library of hipRTC or NVRTC; without it their backends try the usual names.
+    /// The name of the compiler.
+    pub name: String,
+    /// The C compiler, or the library of hipRTC or NVRTC; without it the worker tries the usual names.
     pub compiler: Option<PathBuf>,
     /// What the worker's environment holds beyond the fixed names (`LD_LIBRARY_PATH`, `ROCM_PATH`, `CUDA_PATH`).
     pub environment: BTreeMap<String, String>,
@@ -62,7 +60,7 @@ pub struct Failure {
     pub log: String,
 }
 
-/// The ways in which a compile fails. A backend answers the first two or `OutOfMemory`; the parent sees the others.
+/// The ways in which a compile fails. A compiler answers the first two or `OutOfMemory`; the parent sees the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
     /// The compiler refused the source or the options: it will again.
@@ -119,12 +117,15 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// What compilers call the source in their messages. A constant: some write it into the object.
-pub(super) const fn source_name(backend: Backend) -> &'static str {
-    match backend {
-        Backend::Host => "kernel.c",
-        Backend::Sim => "simulated.cpp",
-        Backend::Hiprtc | Backend::Nvrtc | Backend::Mock => "kernel.hip",
+impl Toolchain {
+    /// A compiler by name, in this file or library; without one the worker finds it.
+    pub(super) fn of(name: &str, compiler: Option<PathBuf>) -> Self {
+        Self { name: name.to_owned(), compiler, environment: BTreeMap::new(), launcher: Vec::new() }
+    }
+
+    /// What the compiler calls the source in its messages.
+    pub(super) fn source_name(&self) -> &'static str {
+        super::named(&self.name).map_or("", super::Compiler::source_name)
     }
 }
 

@@ -2,19 +2,20 @@
 //!
 //! No compiler runs in the process that owns the model: hipRTC holds a global lock, and some inputs make it kill
 //! its process. The program starts itself again as a hidden command, one process per compile ([`process`]), with a
-//! cleared environment, a private folder and a deadline; the worker ([`worker`]) calls one of the backends
-//! ([`host`], [`hiprtc`], [`nvrtc`], [`sim`], [`mock`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
+//! cleared environment, a private folder and a deadline; the worker ([`worker`]) calls one of the compilers
+//! ([`host`], [`hiprtc`], [`nvrtc`], [`sim`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
 //! Nothing here knows the cache: that is [`crate::object::store`].
 
 mod answer;
+mod compiler;
 pub(super) mod error;
 mod hiprtc;
 mod host;
 mod identity;
 mod job;
-mod mock;
 mod nvrtc;
 mod process;
+mod rtc;
 mod sim;
 mod stamp;
 mod worker;
@@ -25,16 +26,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fmt};
 
-use crate::object::options::options;
-use crate::target::{Backend, Target};
+use crate::target::Target;
 use crate::template::render::Rendered;
 
+pub use compiler::{Canary, Compiler};
 pub use error::CompileError;
 pub use identity::Identity;
-pub use job::{How, Toolchain};
+pub use job::{Failure, How, Job, Made, Toolchain};
 pub use worker::run as run_worker;
 
-use job::{Failure, Job, Made};
+/// All compilers, each for targets of its own.
+pub static COMPILERS: [&dyn Compiler; 4] = [&host::Host, &hiprtc::Hiprtc, &nvrtc::Nvrtc, &sim::Simulator];
+
+/// The compiler for a target.
+pub fn compiler_for(target: &Target) -> &'static dyn Compiler {
+    *COMPILERS.iter().find(|compiler| compiler.compiles_for(target)).expect("a compiler for every target")
+}
+
+/// The compiler of a name.
+fn named(name: &str) -> Option<&'static dyn Compiler> {
+    COMPILERS.iter().find(|compiler| compiler.name() == name).copied()
+}
+
+/// The options that a kernel is compiled with for a target, in order: the target's for its precision, then the template's own.
+pub fn options(kernel: &Rendered, target: &Target) -> Vec<String> {
+    let mut options = compiler_for(target).options(target, kernel.precision);
+    options.extend(kernel.options.iter().cloned());
+    options
+}
 
 /// One kernel to compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +68,8 @@ pub struct Request {
     pub options: Vec<String>,
     /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`, NVRTC as `--gpu-architecture=`.
     pub target: String,
-    /// Who compiles.
-    pub backend: Backend,
+    /// The name of the compiler.
+    pub compiler: &'static str,
 }
 
 impl Request {
@@ -62,7 +81,7 @@ impl Request {
             entry: kernel.entry.clone(),
             options: options(kernel, target),
             target: target.id(),
-            backend: target.backend,
+            compiler: compiler_for(target).name(),
         }
     }
 }
@@ -114,35 +133,30 @@ impl CompilerOptions {
             deadline: Duration::from_secs(120),
             memory_bytes: 8 << 30,
             cc: None,
-            hiprtc: somewhere(Backend::Hiprtc),
-            nvrtc: somewhere(Backend::Nvrtc),
+            hiprtc: Toolchain::of(hiprtc::Hiprtc.name(), None),
+            nvrtc: Toolchain::of(nvrtc::Nvrtc.name(), None),
             identities: None,
         }
     }
 }
 
-/// A compiler that the worker finds itself.
-fn somewhere(backend: Backend) -> Toolchain {
-    Toolchain { backend, compiler: None, environment: BTreeMap::new(), launcher: Vec::new() }
-}
-
 /// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
 /// of its own, so as many run at once as threads ask.
-pub struct Compiler {
+pub struct Compilers {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(Backend, String), Known>>,
+    known: Mutex<BTreeMap<(String, String), Known>>,
 }
 
 /// A compiler that does not work is not asked again and again.
 type Known = Result<Arc<Identity>, CompileError>;
 
-impl fmt::Debug for Compiler {
+impl fmt::Debug for Compilers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Compiler").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Compilers").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl Compiler {
+impl Compilers {
     /// Nothing is looked for until it is needed.
     pub fn new(options: CompilerOptions) -> Self {
         Self { options, known: Mutex::default() }
@@ -153,22 +167,22 @@ impl Compiler {
     ///
     /// # Errors
     /// When there is no compiler, or when it cannot compile the canary: then it does not know the target.
-    pub fn identity(&self, backend: Backend, target: &str) -> Result<Arc<Identity>, CompileError> {
+    pub fn identity(&self, compiler: &str, target: &str) -> Result<Arc<Identity>, CompileError> {
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {
-            let toolchain = self.toolchain(backend)?;
+            let toolchain = self.toolchain(compiler)?;
             identity::find(&self.options, &toolchain, target).map(Arc::new)
         };
-        known.entry((backend, target.to_owned())).or_insert_with(find).clone()
+        known.entry((compiler.to_owned(), target.to_owned())).or_insert_with(find).clone()
     }
 
     /// Who compiles for a target and in which files it was found, by compiling a canary kernel now.
     ///
     /// # Errors
     /// As [`Self::identity`].
-    pub fn probe(&self, backend: Backend, target: &str) -> Result<(Identity, Vec<PathBuf>), CompileError> {
-        identity::probe(&self.options, &self.toolchain(backend)?, target)
+    pub fn probe(&self, compiler: &str, target: &str) -> Result<(Identity, Vec<PathBuf>), CompileError> {
+        identity::probe(&self.options, &self.toolchain(compiler)?, target)
     }
 
     /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more.
@@ -176,20 +190,20 @@ impl Compiler {
     /// # Errors
     /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying again.
     pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
-        let identity = self.identity(request.backend, &request.target)?;
+        let identity = self.identity(request.compiler, &request.target)?;
         let job = self.job(request)?;
         let start = Instant::now();
         let made = self.attempt_twice(&request.label, &job)?;
         if made.facts != identity.facts {
             identity::forget(&self.options, &job.toolchain, &request.target);
-            return Err(CompileError::CompilerChanged { backend: request.backend });
+            return Err(CompileError::CompilerChanged { compiler: title(request.compiler) });
         }
         Ok(Compiled { object: made.object, log: made.log, compile_ms: start.elapsed().as_millis() as u64 })
     }
 
     fn job(&self, request: &Request) -> Result<Job, CompileError> {
         Ok(Job {
-            toolchain: self.toolchain(request.backend)?,
+            toolchain: self.toolchain(request.compiler)?,
             source: request.source.clone(),
             entry: request.entry.clone(),
             target: request.target.clone(),
@@ -198,14 +212,8 @@ impl Compiler {
         })
     }
 
-    fn toolchain(&self, backend: Backend) -> Result<Toolchain, CompileError> {
-        match backend {
-            Backend::Host => host::find(&self.options),
-            Backend::Hiprtc => hiprtc::find(&self.options),
-            Backend::Nvrtc => nvrtc::find(&self.options),
-            Backend::Sim => sim::find(),
-            Backend::Mock => Ok(mock::toolchain()),
-        }
+    fn toolchain(&self, compiler: &str) -> Result<Toolchain, CompileError> {
+        named(compiler).expect("one of COMPILERS").find(&self.options)
     }
 
     fn attempt_twice(&self, label: &str, job: &Job) -> Result<Made, CompileError> {
@@ -227,13 +235,7 @@ impl Compiler {
     }
 }
 
-/// The worker's side of it: calls the backend that the job names.
-fn backend_compile(job: &Job, folder: &std::path::Path) -> Result<Made, Failure> {
-    match job.toolchain.backend {
-        Backend::Host => host::compile(job),
-        Backend::Hiprtc => hiprtc::compile(job),
-        Backend::Nvrtc => nvrtc::compile(job),
-        Backend::Sim => sim::compile(job),
-        Backend::Mock => mock::compile(job, folder),
-    }
+/// What people call the compiler of a name.
+fn title(name: &str) -> &'static str {
+    named(name).map_or("the compiler", Compiler::title)
 }

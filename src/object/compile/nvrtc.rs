@@ -1,38 +1,83 @@
-//! The NVRTC backend: NVIDIA's run-time compiler, opened with dlopen, in the worker only. No GPU is needed.
+//! NVRTC, NVIDIA's run-time compiler.
 
-use std::collections::BTreeMap;
-use std::env;
 use std::path::Path;
 
 use rtc_sys::Vendor;
 
-use super::hiprtc::compile_with;
-use super::identity::Canary;
-use super::job::{Failure, Job, Made, Toolchain};
-use super::{CompileError, CompilerOptions};
-use crate::target::Backend;
+use super::job::{Failure, How, Job, Made, Toolchain};
+use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
+use crate::target::{Platform, Target};
+use crate::template::Precision;
 
 /// The user's word on where NVRTC is: the library, or a folder, see [`Toolchain::nvrtc_in`].
 const ROOT_VARIABLE: &str = "GPTOSS_JIT_NVRTC";
 
-/// Where NVRTC is. In the parent: looks at paths and at the environment, opens nothing.
-///
-/// What the options name; else `$GPTOSS_JIT_NVRTC`; else the worker looks in the usual places, for which it is told
-/// `$CUDA_PATH` and `$LD_LIBRARY_PATH`.
-pub(super) fn find(options: &CompilerOptions) -> Result<Toolchain, CompileError> {
-    if options.nvrtc.compiler.is_some() {
-        return Ok(options.nvrtc.clone());
+/// NVRTC, for NVIDIA GPUs.
+#[derive(Debug)]
+pub(super) struct Nvrtc;
+
+impl Compiler for Nvrtc {
+    fn name(&self) -> &'static str {
+        "nvrtc"
     }
-    if let Some(root) = env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty()) {
-        return Toolchain::nvrtc_in(Path::new(&root));
+
+    fn title(&self) -> &'static str {
+        Vendor::Nvidia.compiler()
     }
-    let mut toolchain = options.nvrtc.clone();
-    for name in ["CUDA_PATH", "LD_LIBRARY_PATH"] {
-        if let Ok(value) = env::var(name) {
-            toolchain.environment.insert(name.into(), value);
+
+    fn source_name(&self) -> &'static str {
+        "kernel.hip"
+    }
+
+    fn compiles_for(&self, target: &Target) -> bool {
+        target.platform == Platform::Nvidia && !target.is_simulated
+    }
+
+    fn options(&self, target: &Target, precision: Precision) -> Vec<String> {
+        let mut options = options();
+        options.push(format!("--fmad={}", precision == Precision::Bf16)); // as `-ffp-contract`
+        // From Hopper on, `a` allows what only chips of this number have; such an object runs on no other anyway.
+        options.push(format!("--gpu-architecture={}{}", target.arch, if target.capability() >= 90 { "a" } else { "" }));
+        options
+    }
+
+    fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError> {
+        rtc::find(&options.nvrtc, ROOT_VARIABLE, Toolchain::nvrtc_in, ["CUDA_PATH", "LD_LIBRARY_PATH"])
+    }
+
+    /// As hipRTC's.
+    fn canary(&self) -> Canary {
+        const SOURCE: &str = "extern \"C\" __global__ __launch_bounds__(64) void canary(const float* x, float* y) {\n\
+            \x20 __shared__ float shared[64];\n\
+            \x20 float sum = 0.0f;\n\
+            \x20 for (int i = 0; i < 8; ++i) sum += expf(x[64 * i + threadIdx.x]) * rsqrtf(sum + 1.0f);\n\
+            \x20 shared[threadIdx.x] = sum + __shfl_xor_sync(~0u, sum, 1, 32);\n\
+            \x20 __syncthreads();\n\
+            \x20 y[threadIdx.x] = shared[63 - threadIdx.x];\n\
+            }\n";
+        Canary { source: SOURCE, entry: "canary", options: &["--std=c++17", "--fmad=false"] }
+    }
+
+    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+        rtc::compile(Vendor::Nvidia, job)
+    }
+
+    fn hint(&self, how: &How, target: &str) -> String {
+        match how {
+            How::Unavailable => {
+                "install CUDA's NVRTC, or name the library or its folder in `GPTOSS_JIT_NVRTC`; no GPU is needed".into()
+            }
+            _ => format!("this NVRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"),
         }
     }
-    Ok(toolchain)
+}
+
+/// The options of every kernel but those of its precision and its chip.
+fn options() -> Vec<String> {
+    // Functions without a word before them are the device's, as a kernel's helpers are.
+    let options =
+        ["--std=c++17", "--device-as-default-execution-space", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+    options.map(String::from).to_vec()
 }
 
 impl Toolchain {
@@ -46,31 +91,8 @@ impl Toolchain {
         let places = [root.clone(), root.join("lib64"), root.join("lib")];
         let library = places.iter().find_map(|place| Vendor::Nvidia.candidates(Some(place), None).into_iter().next());
         let Some(library) = library else { return Err(CompileError::NoNvrtc { root }) };
-        Ok(Self {
-            backend: Backend::Nvrtc,
-            compiler: Some(library),
-            environment: BTreeMap::new(),
-            launcher: Vec::new(),
-        })
+        Ok(Self::of(Nvrtc.name(), Some(library)))
     }
-}
-
-/// Compiles. In the worker, whose current folder is private.
-pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
-    compile_with(Vendor::Nvidia, job)
-}
-
-/// A small kernel whose object tells compilers apart, as hipRTC's does.
-pub(super) fn canary() -> Canary {
-    const SOURCE: &str = "extern \"C\" __global__ __launch_bounds__(64) void canary(const float* x, float* y) {\n\
-        \x20 __shared__ float shared[64];\n\
-        \x20 float sum = 0.0f;\n\
-        \x20 for (int i = 0; i < 8; ++i) sum += expf(x[64 * i + threadIdx.x]) * rsqrtf(sum + 1.0f);\n\
-        \x20 shared[threadIdx.x] = sum + __shfl_xor_sync(~0u, sum, 1, 32);\n\
-        \x20 __syncthreads();\n\
-        \x20 y[threadIdx.x] = shared[63 - threadIdx.x];\n\
-        }\n";
-    Canary { source: SOURCE, entry: "canary", options: &["--std=c++17", "--fmad=false"] }
 }
 
 #[cfg(test)]

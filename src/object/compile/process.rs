@@ -12,7 +12,7 @@ use std::{env, thread};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
-use super::job::{Failure, How, Job, Made, Toolchain, source_name};
+use super::job::{Failure, How, Job, Made, Toolchain};
 use super::worker::FOLDER_PREFIX;
 use super::{CompileError, CompilerOptions, answer};
 
@@ -161,7 +161,7 @@ fn clean(log: &str, folder: &Path, job: &Job) -> String {
             }
         }
     }
-    log.replace("CompileSource:", &format!("{}:", source_name(job.toolchain.backend)))
+    log.replace("CompileSource:", &format!("{}:", job.toolchain.source_name()))
 }
 
 fn join(log: &str, printed: &str) -> String {
@@ -174,12 +174,11 @@ fn join(log: &str, printed: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::compile::mock;
 
     #[test]
     fn a_log_names_the_source_as_we_do() {
         let job = Job {
-            toolchain: mock::toolchain(),
+            toolchain: Toolchain::of("hiprtc", None),
             source: String::new(),
             entry: "k".into(),
             target: "gfx1100".into(),

@@ -1,53 +1,94 @@
-//! The simulator's backend: a GPU's kernel behind `templates/lib/simulator.hip.j2`, through the system's C++ compiler, to a
+//! A GPU's kernel for the simulator, behind `templates/lib/simulator.hip.j2`, through the system's C++ compiler, to a
 //! shared object.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use super::CompileError;
-use super::host::{facts, files, how_it_ended, on_path, unavailable};
-use super::identity::Canary;
-use super::job::{Failure, Job, Made, Toolchain, source_name};
-use crate::target::Backend;
+use super::host::{contraction, facts, files, first_on_path, how_it_ended, unavailable};
+use super::job::{Failure, Job, Made, Toolchain};
+use super::{Canary, CompileError, Compiler, CompilerOptions};
+use crate::target::Target;
+use crate::template::Precision;
+
+const SOURCE: &str = "simulated.cpp";
 
 /// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one.
 const LINK: [&str; 5] = ["-shared", "-Wl,--no-as-needed", "compiled.o", "-lm", "-o"];
 
-/// Finds the C++ compiler: `$CXX`, or the first of `c++`, `g++` and `clang++`.
-pub(super) fn find() -> Result<Toolchain, CompileError> {
-    let named = env::var_os("CXX").filter(|cxx| !cxx.is_empty()).map(PathBuf::from);
-    // A compiler that was asked for by name is not silently replaced by another.
-    let names = named.map_or_else(|| ["c++", "g++", "clang++"].map(PathBuf::from).to_vec(), |cxx| vec![cxx]);
-    let compiler = names.iter().find_map(|name| on_path(name));
-    let Some(compiler) = compiler else {
-        let looked_for = names.iter().map(|name| format!("`{}`", name.display())).collect();
-        return Err(CompileError::NoHostCompiler { looked_for });
-    };
-    Ok(Toolchain {
-        backend: Backend::Sim,
-        compiler: Some(compiler),
-        environment: BTreeMap::new(),
-        launcher: Vec::new(),
-    })
+/// `c++`, `g++` or `clang++`.
+#[derive(Debug)]
+pub(super) struct Simulator;
+
+impl Compiler for Simulator {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn title(&self) -> &'static str {
+        "the C++ compiler"
+    }
+
+    fn source_name(&self) -> &'static str {
+        SOURCE
+    }
+
+    fn compiles_for(&self, target: &Target) -> bool {
+        target.is_simulated
+    }
+
+    fn options(&self, _: &Target, precision: Precision) -> Vec<String> {
+        let mut options = options();
+        options.push(contraction(precision).into());
+        options
+    }
+
+    fn find(&self, _: &CompilerOptions) -> Result<Toolchain, CompileError> {
+        let named = env::var_os("CXX").filter(|cxx| !cxx.is_empty()).map(PathBuf::from);
+        first_on_path(self, named, &["c++", "g++", "clang++"])
+    }
+
+    fn canary(&self) -> Canary {
+        const SOURCE: &str = "extern \"C\" float expf(float);\n\
+            extern \"C\" void canary(const float* x, float* y, unsigned n) {\n\
+            \x20 float sum = 0.0f;\n\
+            \x20 for (unsigned i = 0; i < n; i++) sum += expf(x[i]);\n\
+            \x20 for (unsigned i = 0; i < n; i++) y[i] = x[i] * sum + 1.0f;\n\
+            }\n";
+        Canary { source: SOURCE, entry: "canary", options: &["-O2", "-fPIC"] }
+    }
+
+    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+        compile(job)
+    }
 }
 
-pub(super) fn canary() -> Canary {
-    const SOURCE: &str = "extern \"C\" float expf(float);\n\
-        extern \"C\" void canary(const float* x, float* y, unsigned n) {\n\
-        \x20 float sum = 0.0f;\n\
-        \x20 for (unsigned i = 0; i < n; i++) sum += expf(x[i]);\n\
-        \x20 for (unsigned i = 0; i < n; i++) y[i] = x[i] * sum + 1.0f;\n\
-        }\n";
-    Canary { source: SOURCE, entry: "canary", options: &["-O2", "-fPIC"] }
+/// The options of every kernel.
+fn options() -> Vec<String> {
+    let options = [
+        "-std=gnu++17",
+        "-O1", // half the compile time of -O2, and hardly slower: what takes time is watching
+        "-g1", // lines, for messages
+        "-fPIC",
+        "-fsanitize=thread", // calls before every access to memory; the functions are the simulator's
+        "-fno-tree-loop-distribute-patterns", // memset and memcpy would hide accesses
+        // Without it LDS of inline functions would be one variable for all copies of an object in the process.
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-math-errno",
+        "-fno-strict-aliasing", // as hipRTC's clang has it in effect: kernels read vectors through pointers to elements
+        "-Wno-attributes",
+        "-Wno-unknown-pragmas",
+        "-Wno-psabi",
+    ];
+    options.map(String::from).to_vec()
 }
 
-pub(super) fn compile(job: &Job) -> Result<Made, Failure> {
+fn compile(job: &Job) -> Result<Made, Failure> {
     let cxx = job.toolchain.compiler.as_deref().ok_or_else(|| unavailable("no compiler was named"))?;
-    let source = source_name(Backend::Sim);
-    fs::write(source, &job.source).map_err(|error| unavailable(&format!("could not write {source}: {error}")))?;
-    run(cxx, Command::new(cxx).args(["-c", source, "-o", "compiled.o"]).args(&job.options))?;
+    fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
+    run(cxx, Command::new(cxx).args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
     run(cxx, Command::new(cxx).args(LINK).arg("object"))?;
     let facts = facts(cxx, format!("-c {LINK:?}"));
     let facts = facts.map_err(|error| unavailable(&format!("`{}` -v: {error}", cxx.display())))?;

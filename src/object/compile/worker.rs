@@ -7,7 +7,7 @@ use std::{fs, process, thread};
 use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 
 use super::answer;
-use super::job::Job;
+use super::job::{Failure, How, Job};
 
 /// What the names of private folders start with.
 pub(super) const FOLDER_PREFIX: &str = "gptoss-jit-compile-";
@@ -26,7 +26,10 @@ pub fn run(folder: &Path) -> io::Result<()> {
     follow_parent(folder.to_owned());
     let job = Job::read(folder)?;
     limit_resources(job.memory_bytes)?;
-    let outcome = super::backend_compile(&job, folder);
+    let outcome = match super::named(&job.toolchain.name) {
+        Some(compiler) => compiler.compile(&job),
+        None => Err(Failure { how: How::Unavailable, log: format!("there is no compiler `{}`", job.toolchain.name) }),
+    };
     answer::write(folder, &answer::encode(&outcome)?)
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::error::Hint;
 use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
-use crate::target::{Backend, Target};
+use crate::target::{Platform, Target};
 use crate::template::{Params, Precision, Problem, Template};
 
 /// The machine's limits.
@@ -162,13 +162,15 @@ struct Effort {
 
 impl Effort {
     fn of(target: &Target, care: Care) -> Self {
-        match target.backend {
-            Backend::Sim => Self { memory_bytes: 1 << 21, block_elements: &LARGE, target: Duration::ZERO, repeats: 1 },
-            Backend::Host if care == Care::Little => {
+        match target.platform {
+            _ if target.is_simulated => {
+                Self { memory_bytes: 1 << 21, block_elements: &LARGE, target: Duration::ZERO, repeats: 1 }
+            }
+            Platform::Host if care == Care::Little => {
                 let target = Duration::from_millis(20);
                 Self { memory_bytes: 1 << 28, block_elements: &LARGE, target, repeats: 3 }
             }
-            Backend::Host => {
+            Platform::Host => {
                 // In a few milliseconds, the system may not have spread the threads over the cores yet.
                 let target = Duration::from_millis(30);
                 Self { memory_bytes: 1 << 30, block_elements: &LARGE, target, repeats: 10 }

@@ -1,7 +1,7 @@
 //! What is measured where: prompts, decoding and a whole run, in sizes that suit the device.
 
 use crate::engine::Sizes;
-use crate::target::{Backend, Target};
+use crate::target::Target;
 
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -95,8 +95,8 @@ const PROMPT_TOKENS: [usize; 2] = [16, 64];
 impl Suite {
     /// What was wished for, the rest as suits the device.
     pub fn of(asked: &Asked, target: &Target) -> Self {
-        let is_gpu = target.is_gpu() && target.backend != Backend::Sim;
-        let is_sim = target.backend == Backend::Sim;
+        let is_gpu = target.is_real_gpu();
+        let is_sim = target.is_simulated;
         let pick = |wish: Option<u32>, sim: u32, host: u32, gpu: u32| {
             wish.unwrap_or(if is_sim {
                 sim

@@ -29,8 +29,8 @@ use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
 use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
 use crate::reference::{Outputs, ReferenceError, Tensors};
+use crate::target::Target;
 use crate::target::compute_unit::ComputeUnit;
-use crate::target::{Backend, Target};
 use crate::template::contract::{Access, Arg, ArgDtype};
 use crate::template::expression::ExpressionError;
 use crate::template::library::Library;
@@ -327,7 +327,7 @@ impl Checker<'_> {
     /// Holds a GPU's object against its contract and its template's limits; gives what it uses, and the waves that a SIMD
     /// has room for. Spilled registers are always an error here. Other objects say nothing of themselves.
     fn examine(&self, kernel: &Rendered, object: &[u8]) -> Result<Option<(KernelFacts, Option<u32>)>, Wrong> {
-        if !matches!(self.target.backend, Backend::Hiprtc | Backend::Nvrtc) {
+        if !self.target.is_real_gpu() {
             return Ok(None);
         }
         let spec = kernel.spec();
