@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gpu::cuda::{CudaDriver, CudaRuntime};
 use gpu::{Driver, GpuError};
 
-use super::{DeviceError, Numbers, target_of};
+use super::{DeviceError, target_of};
 use crate::target::Target;
 use crate::tuning::TuningTables;
 
@@ -27,8 +27,7 @@ pub fn runtime() -> Result<CudaRuntime, GpuError> {
 pub(super) fn open(ordinal: usize, tables: &TuningTables) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
     let driver = CudaDriver::new(&runtime()?, ordinal)?;
     let facts = driver.facts();
-    let numbers = Numbers { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes };
-    let (target, warnings) = target_of(&format!("cuda:{ordinal}"), &facts.arch, numbers, tables)?;
+    let (target, warnings) = target_of(facts, &facts.arch, tables)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

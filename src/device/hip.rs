@@ -4,10 +4,10 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gpu::hip::{HipDeviceFacts, HipDriver, HipRuntime};
-use gpu::{Driver, GpuError};
+use gpu::hip::{HipDriver, HipRuntime};
+use gpu::{DeviceFacts, Driver, GpuError};
 
-use super::{DeviceError, Numbers, target_of};
+use super::{DeviceError, target_of};
 use crate::target::{Target, TargetError};
 use crate::tuning::TuningTables;
 
@@ -46,8 +46,8 @@ pub(super) fn open(
 }
 
 /// What was said of the arch, and by whom.
-fn overrides(facts: &HipDeviceFacts, arch: Option<&str>) -> Vec<String> {
-    let device = format!("hip:{}", facts.ordinal);
+fn overrides(facts: &DeviceFacts, arch: Option<&str>) -> Vec<String> {
+    let device = &facts.device;
     let set = env::var(OVERRIDE).ok().filter(|value| !value.is_empty());
     let by_driver = set.map(|value| {
         format!(
@@ -63,21 +63,20 @@ fn overrides(facts: &HipDeviceFacts, arch: Option<&str>) -> Vec<String> {
 
 /// The tables' facts, corrected by the device's own.
 fn target(
-    facts: &HipDeviceFacts,
+    facts: &DeviceFacts,
     arch: Option<&str>,
     tables: &TuningTables,
 ) -> Result<(Target, Vec<String>), TargetError> {
-    let numbers = Numbers { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes };
-    target_of(&format!("hip:{}", facts.ordinal), arch.unwrap_or(&facts.arch), numbers, tables)
+    target_of(facts, arch.unwrap_or(&facts.arch), tables)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn facts() -> HipDeviceFacts {
-        HipDeviceFacts {
-            ordinal: 0,
+    fn facts() -> DeviceFacts {
+        DeviceFacts {
+            device: "hip:0".into(),
             name: "a GPU".into(),
             arch: "gfx90a:sramecc+:xnack-".into(),
             wave_size: 64,
@@ -94,7 +93,7 @@ mod tests {
         let tables = TuningTables::load(&[]).unwrap();
         let (same, warnings) = target(&facts(), None, &tables).unwrap();
         assert_eq!((same.id().as_str(), same.wave_size, warnings.len()), ("gfx90a:sramecc+:xnack-", 64, 0));
-        let other = HipDeviceFacts { wave_size: 32, lds_bytes: 32_768, ..facts() };
+        let other = DeviceFacts { wave_size: 32, lds_bytes: 32_768, ..facts() };
         let (target, warnings) = target(&other, None, &tables).unwrap();
         assert_eq!((target.wave_size, target.lds_bytes), (32, 32_768));
         let expected = "gfx90a:sramecc+:xnack-: the tables say waves of 64, hip:0 says 32, which is used";

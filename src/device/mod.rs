@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
-use gpu::{Driver, GpuError};
+use gpu::{DeviceFacts, Driver, GpuError};
 
 use crate::error::Hint;
 use crate::target::{Platform, Target, TargetError};
@@ -171,33 +171,21 @@ pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<(Target, Arc<dyn Dri
     Err(DeviceError::NoneOfArch { arch: arch.to_owned(), found })
 }
 
-/// What a device says of itself that tables say too.
-#[derive(Clone, Copy)]
-pub(super) struct Numbers {
-    pub wave_size: u32,
-    pub lds_bytes: u32,
-}
-
 /// The tables' facts about an arch; where the device's own numbers differ, the device's, with a warning that names both.
-pub(super) fn target_of(
-    device: &str,
-    arch: &str,
-    numbers: Numbers,
-    tables: &TuningTables,
-) -> Result<(Target, Vec<String>), TargetError> {
+fn target_of(facts: &DeviceFacts, arch: &str, tables: &TuningTables) -> Result<(Target, Vec<String>), TargetError> {
     let mut target = tables.gpu(arch)?;
     let differs = |what: &str, table: u32, found: u32| {
-        format!("{}: the tables say {what} {table}, {device} says {found}, which is used", target.arch)
+        format!("{}: the tables say {what} {table}, {} says {found}, which is used", target.arch, facts.device)
     };
     let mut warnings = Vec::new();
-    if target.wave_size != numbers.wave_size {
-        warnings.push(differs("waves of", target.wave_size, numbers.wave_size));
+    if target.wave_size != facts.wave_size {
+        warnings.push(differs("waves of", target.wave_size, facts.wave_size));
     }
-    if numbers.lds_bytes < target.lds_bytes {
-        warnings.push(differs("bytes of LDS for a block:", target.lds_bytes, numbers.lds_bytes));
+    if facts.lds_bytes < target.lds_bytes {
+        warnings.push(differs("bytes of LDS for a block:", target.lds_bytes, facts.lds_bytes));
     }
-    target.wave_size = numbers.wave_size;
-    target.lds_bytes = target.lds_bytes.min(numbers.lds_bytes);
+    target.wave_size = facts.wave_size;
+    target.lds_bytes = target.lds_bytes.min(facts.lds_bytes);
     Ok((target, warnings))
 }
 

@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use gpu::{Argument, BufferView, Driver, GpuError};
+use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Driver, GpuError};
 
-use super::arena::ALIGNMENT_BYTES;
 use crate::template::expression::ExpressionError;
 use crate::template::launch::ArgSpec;
 

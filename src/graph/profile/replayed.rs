@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gpu::{Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
+use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
 
 use super::{Profile, ProfileEntry, without_layer, work};
 use crate::graph::plan::{PlanError, Steps};
@@ -20,9 +20,6 @@ const FEWEST_LAUNCHES: usize = 8;
 
 /// Timing a step may take so long, in seconds, where that allows more than one round.
 const BUDGET_S: f64 = 1.0;
-
-/// Where activations begin, in bytes.
-const ALIGNMENT_BYTES: usize = 256;
 
 /// A launch of the step.
 struct Isolated<'a> {

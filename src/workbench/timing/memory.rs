@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use gpu::{Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
+use gpu::{ALIGNMENT_BYTES, Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
 
 use super::gate::Gate;
 use super::{Captured, Setup};
@@ -18,9 +18,6 @@ use crate::template::expression::ExpressionError;
 use crate::template::launch::ArgSpec;
 use crate::template::render::Rendered;
 use crate::template::work::Work;
-
-/// Tensors in one buffer begin at multiples of it, in bytes.
-const ALIGNMENT_BYTES: usize = 256;
 
 /// Most copies of the weights; the smallest ones stay in the cache all the same.
 const MAX_COPIES: usize = 512;
