@@ -78,7 +78,7 @@ pub enum PipelineError {
 /// A problem for which no kernel could be had.
 #[derive(Debug, thiserror::Error)]
 #[error("no kernel could be had for `{}`", problem.ops.join("+"))]
-pub struct Unserved {
+pub struct NoKernel {
     /// The problem.
     pub problem: Box<Problem>,
     /// Why its first choice does not serve.
@@ -102,7 +102,7 @@ impl Hint for PipelineError {
 
 /// A kernel that is wanted: for this problem, from this row count on, in steps of this kind.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct KernelRequest {
     /// What it is to do.
     pub problem: Problem,
     /// Rows of the smallest launch.
@@ -111,8 +111,8 @@ pub struct Wanted {
     pub step: StepKind,
 }
 
-/// One kernel to be had: for this problem, by the first choice that works.
-struct Wish {
+/// How far it came to have a kernel for a problem, by the first choice that works.
+struct Attempt {
     problem: Problem,
     choices: Vec<Choice>,
     /// The choice that is tried now.
@@ -186,67 +186,76 @@ impl Pipeline {
     ///
     /// # Errors
     /// A problem that no choice serves, and why the first of them does not.
-    pub fn load_all(&self, wanted: &[Wanted], progress: &dyn Progress) -> Result<Vec<Arc<LoadedKernel>>, Unserved> {
-        let (mut wishes, wish_of) = self.wishes(wanted)?;
-        while wishes.iter().any(|wish| wish.loaded.is_none()) {
-            self.try_all(&mut wishes, progress)?;
+    pub fn load_all(
+        &self,
+        requests: &[KernelRequest],
+        progress: &dyn Progress,
+    ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel> {
+        let (mut attempts, attempt_of) = self.attempts(requests)?;
+        while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
+            self.try_all(&mut attempts, progress)?;
         }
-        Ok(wish_of.into_iter().map(|i| Arc::clone(wishes[i].loaded.as_ref().expect("just loaded"))).collect())
+        Ok(attempt_of.into_iter().map(|i| Arc::clone(attempts[i].loaded.as_ref().expect("just loaded"))).collect())
     }
 
-    /// One wish for all that come to the same choices, and for everything wanted the index of its wish.
-    fn wishes(&self, wanted: &[Wanted]) -> Result<(Vec<Wish>, Vec<usize>), Unserved> {
-        let mut wishes: Vec<Wish> = Vec::new();
-        let mut answered: Vec<(&Wanted, usize)> = Vec::new();
+    /// One attempt for all that come to the same choices, and for everything wanted the index of its attempt.
+    fn attempts(&self, requests: &[KernelRequest]) -> Result<(Vec<Attempt>, Vec<usize>), NoKernel> {
+        let mut attempts: Vec<Attempt> = Vec::new();
+        let mut answered: Vec<(&KernelRequest, usize)> = Vec::new();
         let mut warned = BTreeSet::new();
-        let mut wish_of = Vec::with_capacity(wanted.len());
-        for one in wanted {
-            let known = answered.iter().find(|(other, _)| *other == one).map(|(_, wish)| *wish);
-            wish_of.push(match known {
-                Some(wish) => wish,
+        let mut attempt_of = Vec::with_capacity(requests.len());
+        for one in requests {
+            let known = answered.iter().find(|(other, _)| *other == one).map(|(_, attempt)| *attempt);
+            attempt_of.push(match known {
+                Some(attempt) => attempt,
                 None => {
-                    let wish = self.wish(one, &mut wishes, &mut warned)?;
-                    answered.push((one, wish));
-                    wish
+                    let attempt = self.attempt(one, &mut attempts, &mut warned)?;
+                    answered.push((one, attempt));
+                    attempt
                 }
             });
         }
-        Ok((wishes, wish_of))
+        Ok((attempts, attempt_of))
     }
 
-    /// The index of the wish that has the choices for this, which may be a new one.
-    fn wish(&self, wanted: &Wanted, wishes: &mut Vec<Wish>, warned: &mut BTreeSet<String>) -> Result<usize, Unserved> {
-        let Wanted { problem, n_rows, step } = wanted;
+    /// The index of the attempt that has the choices for this, which may be a new one.
+    fn attempt(
+        &self,
+        request: &KernelRequest,
+        attempts: &mut Vec<Attempt>,
+        warned: &mut BTreeSet<String>,
+    ) -> Result<usize, NoKernel> {
+        let KernelRequest { problem, n_rows, step } = request;
         let ranking = choose(&self.library, &self.tables, problem, *n_rows as u32, *step, &self.target);
-        let ranking = ranking.map_err(|error| Unserved { problem: Box::new(problem.clone()), source: error.into() })?;
+        let ranking = ranking.map_err(|error| NoKernel { problem: Box::new(problem.clone()), source: error.into() })?;
         for warning in ranking.warnings {
             if warned.insert(warning.clone()) {
                 tracing::warn!("{warning}");
             }
         }
         let choices = ranking.choices;
-        let same = |wish: &Wish| wish.problem == *problem && choice::are_same(&wish.choices, &choices);
-        Ok(wishes.iter().position(same).unwrap_or_else(|| {
-            wishes.push(Wish { problem: problem.clone(), choices, at: 0, loaded: None, first_error: None });
-            wishes.len() - 1
+        let same = |attempt: &Attempt| attempt.problem == *problem && choice::are_same(&attempt.choices, &choices);
+        Ok(attempts.iter().position(same).unwrap_or_else(|| {
+            attempts.push(Attempt { problem: problem.clone(), choices, at: 0, loaded: None, first_error: None });
+            attempts.len() - 1
         }))
     }
 
     /// One round: everything that is not loaded yet, by its current choice.
-    fn try_all(&self, wishes: &mut [Wish], progress: &dyn Progress) -> Result<(), Unserved> {
-        let mut open: Vec<(&mut Wish, Rendered)> = Vec::new();
-        for wish in wishes.iter_mut().filter(|wish| wish.loaded.is_none()) {
-            match self.render(&wish.choices[wish.at], &wish.problem) {
-                Ok(rendered) => open.push((wish, rendered)),
-                Err(error) => wish.fall_to_next(error.into())?,
+    fn try_all(&self, attempts: &mut [Attempt], progress: &dyn Progress) -> Result<(), NoKernel> {
+        let mut open: Vec<(&mut Attempt, Rendered)> = Vec::new();
+        for attempt in attempts.iter_mut().filter(|attempt| attempt.loaded.is_none()) {
+            match self.render(&attempt.choices[attempt.at], &attempt.problem) {
+                Ok(rendered) => open.push((attempt, rendered)),
+                Err(error) => attempt.fall_to_next(error.into())?,
             }
         }
         let requests: Vec<Request> = open.iter().map(|(_, rendered)| self.request(rendered)).collect();
         let objects = self.store.get_all(&requests, progress);
-        for ((wish, rendered), object) in open.into_iter().zip(objects) {
+        for ((attempt, rendered), object) in open.into_iter().zip(objects) {
             match object.map_err(PipelineError::from).and_then(|object| self.load_or_recompile(rendered, object)) {
-                Ok(loaded) => wish.loaded = Some(Arc::new(loaded)),
-                Err(error) => wish.fall_to_next(error)?,
+                Ok(loaded) => attempt.loaded = Some(Arc::new(loaded)),
+                Err(error) => attempt.fall_to_next(error)?,
             }
         }
         Ok(())
@@ -300,9 +309,9 @@ impl Pipeline {
     }
 }
 
-impl Wish {
+impl Attempt {
     /// The next choice, with a warning that says why; or the error of the first, when there is none left.
-    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), Unserved> {
+    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), NoKernel> {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
@@ -310,7 +319,7 @@ impl Wish {
             self.first_error.get_or_insert(error);
             return Ok(());
         }
-        Err(Unserved { problem: Box::new(self.problem.clone()), source: self.first_error.take().unwrap_or(error) })
+        Err(NoKernel { problem: Box::new(self.problem.clone()), source: self.first_error.take().unwrap_or(error) })
     }
 }
 

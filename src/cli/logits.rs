@@ -8,7 +8,7 @@ use anyhow::Context;
 use npyz::WriterBuilder;
 use serde_json::json;
 
-use super::model::{CacheArgs, DeviceArgs, ModelArgs};
+use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::output_file::OutputFile;
 use super::report::UsageError;
@@ -48,7 +48,7 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: KvArgs,
 }
 
 /// Rows of logits that are kept on the device at a time.

@@ -70,7 +70,7 @@ pub struct DeviceArgs {
 
 /// How much memory the KV cache takes, and what it holds.
 #[derive(Args, Clone, Debug)]
-pub struct CacheArgs {
+pub struct KvArgs {
     /// Keep keys and values in bf16 [default with `--precision bf16`]
     #[arg(long, conflicts_with = "kv32")]
     pub kv16: bool,
@@ -161,7 +161,7 @@ impl DeviceArgs {
     pub fn load(
         &self,
         checkpoint: &Checkpoint,
-        cache: &CacheArgs,
+        cache: &KvArgs,
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
@@ -197,7 +197,7 @@ impl DeviceArgs {
     }
 }
 
-impl CacheArgs {
+impl KvArgs {
     /// The element type of keys and values.
     pub fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {

@@ -2,7 +2,7 @@
 
 use gpu::{ALIGNMENT_BYTES, BufferView};
 
-use super::plan::PlanError;
+use super::error::PlanError;
 use crate::pipeline::Pipeline;
 
 /// The tensors, in one buffer.

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::arena::{self, Lifetime};
 use super::cover::Candidates;
-use super::plan::{ExecutorOptions, PlanError};
+use super::error::PlanError;
+use super::options::ExecutorOptions;
 use super::segment::scalars;
 use super::{Graph, Storage};
 use crate::pipeline::Pipeline;

@@ -20,11 +20,13 @@
 pub mod arena;
 mod buckets;
 pub mod cover;
+pub mod error;
 pub mod forward;
 mod inputs;
 pub mod kv_cache;
 mod lifetimes;
 pub mod memory;
+pub mod options;
 pub mod plan;
 pub mod profile;
 mod replay;

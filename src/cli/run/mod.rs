@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::kernel_table::KernelTable;
-use super::model::{CacheArgs, DeviceArgs, ModelArgs};
+use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::report::UsageError;
 use super::tokenizer::TokenizerArgs;
@@ -123,7 +123,7 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: KvArgs,
 }
 
 /// Runs the command.

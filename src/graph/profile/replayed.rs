@@ -10,7 +10,8 @@ use std::time::Duration;
 use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
 
 use super::{Profile, ProfileEntry, without_layer, work};
-use crate::graph::plan::{PlanError, Steps};
+use crate::graph::error::PlanError;
+use crate::graph::segment::Steps;
 use crate::graph::segment::{PlannedLaunch, PreparedLaunch};
 use crate::graph::{StepShape, Storage};
 use crate::template::contract::Access;

@@ -6,7 +6,8 @@ use gpu::Argument;
 
 use super::ProfileEntry;
 use crate::dtype::Dtype;
-use crate::graph::plan::{PlanError, Steps};
+use crate::graph::error::PlanError;
+use crate::graph::segment::Steps;
 use crate::graph::segment::{PlannedLaunch, scalars};
 use crate::template::Problem;
 use crate::template::launch::ArgSpec;

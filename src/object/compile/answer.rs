@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::{fs, io};
 
-use super::job::{Failure, Made};
+use super::job::Outcome;
 use crate::object::key::Digest;
 
 const MAGIC: &[u8; 8] = b"gjanswer";
@@ -14,7 +14,7 @@ const FILE: &str = "answer";
 pub(super) const MAX_LEN_BYTES: u64 = 256 << 20;
 
 /// What the backend returned, as bytes.
-pub(super) fn encode(outcome: &Result<Made, Failure>) -> io::Result<Vec<u8>> {
+pub(super) fn encode(outcome: &Outcome) -> io::Result<Vec<u8>> {
     let json = serde_json::to_vec(outcome)?;
     let object = outcome.as_ref().map(|made| made.object.as_slice()).unwrap_or_default();
     let mut bytes = MAGIC.to_vec();
@@ -28,7 +28,7 @@ pub(super) fn encode(outcome: &Result<Made, Failure>) -> io::Result<Vec<u8>> {
 }
 
 /// The outcome again, or what is wrong with the bytes.
-pub(super) fn decode(bytes: &[u8]) -> Result<Result<Made, Failure>, String> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Outcome, String> {
     let found = bytes.len();
     let (body, digest) = bytes.split_last_chunk::<32>().ok_or_else(|| format!("it has {found} bytes only"))?;
     if Digest::of(body).0 != *digest {
@@ -40,7 +40,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Result<Made, Failure>, String> {
     if !rest.is_empty() {
         return Err(format!("{} bytes follow its object", rest.len()));
     }
-    let mut outcome: Result<Made, Failure> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let mut outcome: Outcome = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     if let Ok(made) = &mut outcome {
         made.object = object.to_vec();
     }
@@ -71,9 +71,9 @@ pub(super) fn read(folder: &Path) -> io::Result<Option<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::compile::job::How;
+    use crate::object::compile::job::{Failure, How, Made};
 
-    fn made() -> Result<Made, Failure> {
+    fn made() -> Outcome {
         Ok(Made {
             object: b"\x7fELF".to_vec(),
             log: "warning".into(),

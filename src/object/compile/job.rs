@@ -60,6 +60,9 @@ pub struct Failure {
     pub log: String,
 }
 
+/// What a compile comes to.
+pub(super) type Outcome = Result<Made, Failure>;
+
 /// The ways in which a compile fails. A compiler answers the first two or `OutOfMemory`; the parent sees the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {

@@ -12,7 +12,7 @@ use std::{env, thread};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
-use super::job::{Failure, How, Job, Made, Toolchain};
+use super::job::{Failure, How, Job, Made, Outcome, Toolchain};
 use super::worker::FOLDER_PREFIX;
 use super::{CompileError, CompilerOptions, answer};
 
@@ -26,7 +26,7 @@ const MAX_PRINTED_BYTES: u64 = 64 << 10;
 ///
 /// # Errors
 /// The outer ones are about the worker (it could not be started), the inner ones about the compile.
-pub(super) fn compile(options: &CompilerOptions, job: &Job) -> Result<Result<Made, Failure>, CompileError> {
+pub(super) fn compile(options: &CompilerOptions, job: &Job) -> Result<Outcome, CompileError> {
     let folder = tempfile::Builder::new().prefix(FOLDER_PREFIX).tempdir();
     let folder = folder.map_err(|source| folder_error(env::temp_dir(), source))?;
     let in_folder = |source| folder_error(folder.path().to_owned(), source);
