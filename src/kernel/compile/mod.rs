@@ -32,7 +32,7 @@ pub use identity::Identity;
 pub use job::{How, Toolchain};
 pub use worker::run as run_worker;
 
-use job::{Failure, Job, Made};
+use job::{Failure, Job, Made, Stated};
 
 /// One kernel to compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,11 +114,17 @@ fn somewhere(backend: Backend) -> Toolchain {
 /// of its own, so as many run at once as threads ask.
 pub struct Compiler {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(Backend, String), Known>>,
+    known: Mutex<BTreeMap<(Backend, String), Result<Known, CompileError>>>,
 }
 
-/// A compiler that does not work is not asked again and again.
-type Known = Result<Arc<Identity>, CompileError>;
+/// What a process knows of a compiler. One that does not work is not asked again and again.
+#[derive(Clone)]
+struct Known {
+    identity: Arc<Identity>,
+    /// What it was asked for, by which toolchain.
+    toolchain: Toolchain,
+    stated: Option<Stated>,
+}
 
 impl fmt::Debug for Compiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -138,11 +144,17 @@ impl Compiler {
     /// # Errors
     /// When there is no compiler, or when it cannot compile the canary: then it does not know the target.
     pub fn identity(&self, backend: Backend, target: &str) -> Result<Arc<Identity>, CompileError> {
+        Ok(self.known(backend, target)?.identity)
+    }
+
+    fn known(&self, backend: Backend, target: &str) -> Result<Known, CompileError> {
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {
             let toolchain = self.toolchain(backend)?;
-            identity::find(&self.options, &toolchain, target).map(Arc::new)
+            let (identity, files) = identity::find(&self.options, &toolchain, target)?;
+            let stated = (!files.is_empty()).then(|| Stated { facts: identity.facts.clone(), files });
+            Ok(Known { identity: Arc::new(identity), toolchain, stated })
         };
         known.entry((backend, target.to_owned())).or_insert_with(find).clone()
     }
@@ -160,8 +172,9 @@ impl Compiler {
     /// # Errors
     /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying again.
     pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
-        let identity = self.identity(request.backend, &request.target)?;
-        let job = self.job(request)?;
+        let known = self.known(request.backend, &request.target)?;
+        let identity = Arc::clone(&known.identity);
+        let job = self.job(request, known);
         let start = Instant::now();
         let made = self.attempt_twice(&request.label, &job)?;
         if made.facts != identity.facts {
@@ -171,15 +184,16 @@ impl Compiler {
         Ok(Compiled { object: made.object, log: made.log, compile_ms: start.elapsed().as_millis() as u64 })
     }
 
-    fn job(&self, request: &Request) -> Result<Job, CompileError> {
-        Ok(Job {
-            toolchain: self.toolchain(request.backend)?,
+    fn job(&self, request: &Request, known: Known) -> Job {
+        Job {
+            toolchain: known.toolchain,
             source: request.source.clone(),
             entry: request.entry.clone(),
             target: request.target.clone(),
             options: request.options.clone(),
             memory_bytes: self.options.memory_bytes,
-        })
+            stated: known.stated,
+        }
     }
 
     fn toolchain(&self, backend: Backend) -> Result<Toolchain, CompileError> {
