@@ -164,6 +164,11 @@ fn an_identity_is_remembered_until_the_compiler_changes() {
     let runs_before = runs(&counter);
     assert_eq!(identity(options()), young);
     assert_eq!(runs(&counter), runs_before, "the identity was remembered");
+    let asked_once = Compilers::new(options());
+    for n_compiles in 1..=3 {
+        asked_once.compile(&request("host", "int a;\n")).unwrap();
+        assert_eq!(runs(&counter), runs_before + n_compiles, "who it is was asked again");
+    }
 
     // Replaced while a program runs, then found by the next one.
     let running = Compilers::new(options());
@@ -217,8 +222,7 @@ fn a_refusal_carries_the_log() {
 
 #[test]
 fn a_compiler_that_hangs_is_killed_at_the_deadline() {
-    let start = Instant::now();
-    let deadline = Duration::from_millis(300);
+    let deadline = Duration::from_millis(300); // it would hang for ever
     let compiler = Compilers::new(CompilerOptions { deadline, ..options() });
     match compiler.compile(&request(FAKE, "// fake: print so far\n// fake: hang")).unwrap_err() {
         CompileError::Failed { how, log, .. } => {
@@ -228,7 +232,6 @@ fn a_compiler_that_hangs_is_killed_at_the_deadline() {
         CompileError::Canary { how, .. } => assert_eq!(how, How::TimedOut { after_ms: 300 }),
         error => panic!("{error}"),
     }
-    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -239,8 +242,9 @@ fn at_the_deadline_what_the_worker_started_is_killed_too() {
     let error = compiler.compile(&request("host", &format!("#include \"{}\"\n", pipe.display()))).unwrap_err();
     assert!(error.to_string().contains("was still busy after 2000 ms"), "{error}");
     // Opening the pipe for writing finds out whether the preprocessor still waits at its other end, and would let it
-    // go on: so there is one try, after the time that dying takes.
-    sleep(Duration::from_millis(500));
+    // go on: so there is one try, when nobody is left whose folder was taken away.
+    let is_orphan = |cwd: &PathBuf| cwd.to_string_lossy().contains("gptoss-jit-compile-") && !cwd.exists();
+    wait_until("it lives on", || !current_folders().iter().any(|(_, cwd)| is_orphan(cwd)));
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let writer = fs::OpenOptions::new().write(true).custom_flags(nonblocking).open(&pipe);
     let nobody = writer.expect_err("the preprocessor lives on").raw_os_error();
@@ -362,12 +366,29 @@ fn a_passing_failure_is_not_remembered() {
 
 const CHILD: &str = "GPTOSS_JIT_TEST_CHILD";
 
-/// The body of the processes that the tests below start: compiles the files `*.kernel` of a folder into a cache in that
-/// folder, and writes a line per kernel to the file that is named after the process.
+/// The body of the processes that the tests below start. By itself, it is the test that a folder's kernels are compiled once.
 #[test]
-fn child() {
-    let Some(folder) = std::env::var_os(CHILD).map(PathBuf::from) else { return };
-    let mut kernels: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+fn the_kernels_of_a_folder_are_compiled_once() {
+    if let Some(folder) = std::env::var_os(CHILD) {
+        return drop(compile_folder(Path::new(&folder)));
+    }
+    let folder = TempDir::new().unwrap();
+    for source in ["a", "b"] {
+        fs::write(folder.path().join(format!("{source}.kernel")), source).unwrap();
+    }
+    let (first, second) = (compile_folder(folder.path()), compile_folder(folder.path()));
+    let words = |lines: &[String], i: usize| -> Vec<String> {
+        lines.iter().map(|line| line.split(' ').nth(i).unwrap().to_owned()).collect()
+    };
+    assert_eq!((words(&first, 0), words(&second, 0)), (vec!["Compiled".into(); 2], vec!["Cache".into(); 2]));
+    assert_eq!(words(&first, 1), words(&second, 1));
+    assert_ne!(first[0], first[1]);
+}
+
+/// Compiles the files `*.kernel` of a folder into a cache in that folder, and writes a line per kernel to the file that is named
+/// after the process.
+fn compile_folder(folder: &Path) -> Vec<String> {
+    let mut kernels: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     kernels.retain(|path| path.extension().is_some_and(|extension| extension == "kernel"));
     kernels.sort();
     let compiler = if folder.join("host").exists() { "host" } else { FAKE };
@@ -383,13 +404,14 @@ fn child() {
         })
         .collect();
     fs::write(folder.join(format!("{}.out", std::process::id())), lines.join("\n")).unwrap();
+    lines
 }
 
 fn spawn_child(folder: &Path, environment: &[(&str, &Path)]) -> Child {
     let temporary = folder.join("tmp");
     fs::create_dir_all(&temporary).unwrap();
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "compile::child"])
+        .args(["--exact", "compile::the_kernels_of_a_folder_are_compiled_once"])
         .env(CHILD, folder)
         .env("TMPDIR", temporary)
         .envs(environment.iter().copied())
@@ -405,16 +427,21 @@ fn lines_of(mut child: Child, folder: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
+/// Processes, and the folder that each works in.
+fn current_folders() -> Vec<(PathBuf, PathBuf)> {
+    let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    processes.filter_map(|path| fs::read_link(path.join("cwd")).ok().map(|cwd| (path, cwd))).collect()
+}
+
 /// Processes whose current folder is below this one, or was.
 fn processes_in(folder: &Path) -> Vec<PathBuf> {
-    let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    processes.filter(|path| fs::read_link(path.join("cwd")).is_ok_and(|cwd| cwd.starts_with(folder))).collect()
+    current_folders().into_iter().filter(|(_, cwd)| cwd.starts_with(folder)).map(|(path, _)| path).collect()
 }
 
 fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(600), "{what}");
         sleep(Duration::from_millis(5));
     }
 }

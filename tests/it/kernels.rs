@@ -18,11 +18,11 @@ use gptoss_jit::template::{Params, Precision, Problem, Template};
 use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gpu::host::HostDriver;
 
-/// Kernels stay compiled between runs of the tests.
+use crate::program::shared_cache;
+
 fn store() -> Store {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    Store::new(Cache::open(&root, Limits::default()), CompilerOptions::new(worker))
+    Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker))
 }
 
 fn built_in() -> Library {
@@ -346,7 +346,7 @@ fn kernels_check(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String)
         .args(["kernels", "check", "--variant", "plain", "--templates"])
         .arg(folder)
         .args(flags)
-        .env("GPTOSS_JIT_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"))
+        .env("GPTOSS_JIT_CACHE", shared_cache())
         .output()
         .unwrap();
     let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());

@@ -1,12 +1,10 @@
-//! The program as people start it: its own process, a cache folder of this test run, nothing of the user's.
+//! The program as people start it: its own process, a cache folder of the tests, nothing of the user's.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
-use std::time::Duration;
 
 use serde_json::Value;
 
@@ -18,25 +16,10 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// The cache that the tests of one run share, so that a kernel compiles once.
+/// The cache that all tests share, and one run of them with the next: a kernel's key is all that its object depends on, so
+/// what was compiled once need not be again. Tests of the cache itself, and of cold starts, have folders of their own.
 pub fn shared_cache() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-        fs::create_dir_all(&parent).expect("made");
-        remove_old(&parent);
-        tempfile::Builder::new().prefix("run-").tempdir_in(&parent).expect("made").keep()
-    })
-}
-
-/// Nobody drops a static: what earlier runs left goes when it is too old to be in use.
-fn remove_old(parent: &Path) {
-    for child in fs::read_dir(parent).expect("listed").flatten() {
-        let age = child.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|time| time.elapsed().ok());
-        if age.is_some_and(|age| age > Duration::from_secs(3600)) {
-            let _ = fs::remove_dir_all(child.path());
-        }
-    }
+    Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels"))
 }
 
 /// The program with a cache of its own choosing, and without what the user has set.

@@ -16,7 +16,7 @@ use crate::target::{Platform, Target};
 use crate::template::Precision;
 use crate::template::library::{Broken, Library};
 use crate::workbench::check::uses::Uses;
-use crate::workbench::check::{Checked, Checker, Runner, Selection};
+use crate::workbench::check::{Checked, Checker, Cost, Runner, Selection};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -41,6 +41,10 @@ pub(super) struct CheckArgs {
     /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the simulator
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
     device: Option<Device>,
+
+    /// Also print the twenty kernels that took longest to run
+    #[arg(long, conflicts_with = "speed")]
+    timings: bool,
 
     /// Run nothing: predict the cycles of each kernel's hot loops for a GPU, with llvm-mca
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
@@ -67,6 +71,20 @@ struct Report {
     target: String,
     templates: Vec<Row>,
     broken: Vec<String>,
+    /// With `--timings`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slowest: Vec<Slowest>,
+}
+
+/// One of the kernels that took longest to run.
+#[derive(Serialize)]
+struct Slowest {
+    op: String,
+    variant: String,
+    precision: &'static str,
+    case: String,
+    /// Of all launches, and of what they were compared with.
+    run_ms: f64,
 }
 
 /// One template at one precision.
@@ -84,6 +102,8 @@ struct Row {
     uses: Option<UsesRow>,
     compiled: usize,
     compile_ms: u64,
+    /// Of all launches, and of what they were compared with.
+    run_ms: f64,
     status: &'static str,
     failures: Vec<String>,
 }
@@ -140,15 +160,17 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
-    let checked = checker.check(&selection, &mut done).into_iter();
-    let rows: Vec<Row> = checked.map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
+    let checked = checker.check(&selection, &mut done);
+    let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
+    let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
         let broken = broken.iter().map(|broken| broken.error.to_string()).collect();
-        output.json(&Report { schema: 1, target: target.id(), templates: rows, broken })?;
+        output.json(&Report { schema: 1, target: target.id(), templates: rows, broken, slowest })?;
     } else {
         print(&rows, &broken, &target, output)?;
+        print_slowest(&slowest, output)?;
     }
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
 }
@@ -178,6 +200,7 @@ impl Row {
             uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
+            run_ms: checked.costs.iter().map(|cost| cost.ms).sum(),
             status,
             failures: checked.failures.iter().map(ToString::to_string).collect(),
             op: checked.op,
@@ -197,6 +220,38 @@ impl Row {
         cells.extend([compile_ms, self.status.to_owned()]);
         cells
     }
+}
+
+impl Slowest {
+    /// How many are told.
+    const N: usize = 20;
+
+    fn of(checked: &[Checked]) -> Vec<Self> {
+        let mut all: Vec<(&Checked, &Cost)> =
+            checked.iter().flat_map(|checked| checked.costs.iter().map(move |cost| (checked, cost))).collect();
+        all.sort_by(|(_, one), (_, other)| other.ms.total_cmp(&one.ms));
+        let told = all.into_iter().take(Self::N).map(|(checked, cost)| Self {
+            op: checked.op.clone(),
+            variant: checked.variant.clone(),
+            precision: checked.precision.name(),
+            case: cost.case.clone(),
+            run_ms: cost.ms,
+        });
+        told.collect()
+    }
+}
+
+fn print_slowest(slowest: &[Slowest], output: &Output) -> anyhow::Result<()> {
+    if slowest.is_empty() {
+        return Ok(());
+    }
+    output.line("")?;
+    let cells = |one: &Slowest| {
+        let ms = format!("{:.1}", one.run_ms);
+        vec![one.op.clone(), one.variant.clone(), one.precision.to_owned(), ms, one.case.clone()]
+    };
+    let cells: Vec<Vec<String>> = slowest.iter().map(cells).collect();
+    Ok(output.table(&["op", "variant", "precision", "run ms", "the slowest kernels"], &cells, &["run ms"])?)
 }
 
 impl UsesRow {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
-use super::job::{Failure, How, Job, Made, Toolchain};
+use super::job::{Failure, How, Job, Made, Stated, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::{Platform, Target};
 use crate::template::Precision;
@@ -135,10 +135,20 @@ fn compile(job: &Job) -> Result<Made, Failure> {
     if !status.success() {
         return Err(Failure { how: how_it_ended(status), log: String::new() });
     }
-    let facts = facts(cc, format!("{BEFORE:?} {AFTER:?}"))
-        .map_err(|error| unavailable(&format!("`{}` -v: {error}", cc.display())))?;
+    made(job, cc, format!("{BEFORE:?} {AFTER:?}"), "cc1")
+}
+
+/// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was asked last.
+pub(super) fn made(job: &Job, cc: &Path, how: String, front_end: &str) -> Result<Made, Failure> {
+    let (facts, files) = match job.stated.as_ref().and_then(Stated::facts_if_it_holds) {
+        Some(facts) => (facts, Vec::new()),
+        None => {
+            let asked = facts(cc, how).map_err(|error| unavailable(&format!("`{}` -v: {error}", cc.display())))?;
+            (asked, files(cc, front_end))
+        }
+    };
     let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
-    Ok(Made { object, log: String::new(), facts, files: files(cc, "cc1") })
+    Ok(Made { object, log: String::new(), facts, files })
 }
 
 pub(super) fn unavailable(log: &str) -> Failure {
@@ -158,7 +168,7 @@ pub(super) fn how_it_ended(status: std::process::ExitStatus) -> How {
 }
 
 /// The version line, the resolved path, all that it says of its version, and how we call it.
-pub(super) fn facts(cc: &Path, how: String) -> io::Result<Vec<String>> {
+fn facts(cc: &Path, how: String) -> io::Result<Vec<String>> {
     let version = Command::new(cc).arg("-v").stdin(Stdio::null()).output()?;
     let text = String::from_utf8_lossy(&[version.stdout, version.stderr].concat()).into_owned();
     let line = text.lines().find(|line| line.contains(" version ")).unwrap_or("unknown version").to_owned();
@@ -166,7 +176,7 @@ pub(super) fn facts(cc: &Path, how: String) -> io::Result<Vec<String>> {
 }
 
 /// The driver and the programs it calls. A compiler without a separate `cc1` (clang) answers with the bare name.
-pub(super) fn files(cc: &Path, front_end: &str) -> Vec<PathBuf> {
+fn files(cc: &Path, front_end: &str) -> Vec<PathBuf> {
     let part = |name: &str| {
         let output = Command::new(cc).arg(format!("-print-prog-name={name}")).stdin(Stdio::null()).output().ok()?;
         on_path(Path::new(String::from_utf8(output.stdout).ok()?.trim()))

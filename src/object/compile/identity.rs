@@ -37,19 +37,25 @@ struct Record {
     files: Vec<Stamp>,
 }
 
-/// The identity of the compiler, from the record or from the canary.
-pub(super) fn find(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Result<Identity, CompileError> {
+/// The identity of the compiler, from the record or from the canary; and stamps of the files for which it holds, none if they are
+/// too young to be told from others.
+pub(super) fn find(
+    options: &CompilerOptions,
+    toolchain: &Toolchain,
+    target: &str,
+) -> Result<(Identity, Vec<Stamp>), CompileError> {
     let path = record_path(options, toolchain, target);
-    if let Some(identity) = path.as_deref().and_then(recall) {
-        return Ok(identity);
+    if let Some(record) = path.as_deref().and_then(recall) {
+        return Ok((record.identity, record.files));
     }
     let start = SystemTime::now();
     let made = compile_canary(options, toolchain, target)?;
     let identity = Identity::new(&toolchain.name, &made);
-    if let Some(path) = path {
-        remember(&path, &identity, &made.files, start);
+    let files = stamps(&made.files, start);
+    if let Some(path) = path.filter(|_| !files.is_empty()) {
+        remember(&path, &identity, &files);
     }
-    Ok(identity)
+    Ok((identity, files))
 }
 
 /// The identity, and the files of the compiler, from the canary alone: for who wants to know whether it works now.
@@ -93,6 +99,7 @@ fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str
         target: target.into(),
         options: canary.options.iter().map(ToString::to_string).collect(),
         memory_bytes: options.memory_bytes,
+        stated: None,
     };
     process::compile(options, &job)?.map_err(|failure| CompileError::Canary {
         compiler: compiler.title(),
@@ -109,20 +116,21 @@ fn record_path(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -
     Some(options.identities.as_ref()?.join(format!("{}.toml", Digest::of(way.as_bytes()))))
 }
 
-fn recall(path: &Path) -> Option<Identity> {
+fn recall(path: &Path) -> Option<Record> {
     let record: Record = toml::from_str(&fs::read_to_string(path).ok()?).ok()?;
     // No files, no way of noticing a change.
-    (!record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record.identity)
+    (!record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record)
+}
+
+/// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that compiled it.
+fn stamps(files: &[PathBuf], start: SystemTime) -> Vec<Stamp> {
+    let stamps = files.iter().map(|file| Stamp::of(file)).collect::<io::Result<Vec<_>>>();
+    stamps.ok().filter(|stamps| stamps.iter().all(|stamp| stamp.is_older_than(start))).unwrap_or_default()
 }
 
 /// Failing to remember costs the next start a canary, so it is not an error.
-fn remember(path: &Path, identity: &Identity, files: &[PathBuf], start: SystemTime) {
-    let Ok(files) = files.iter().map(|file| Stamp::of(file)).collect::<io::Result<Vec<_>>>() else { return };
-    // A file that changed since the canary began may not be the one that compiled it.
-    if files.is_empty() || !files.iter().all(|file| file.is_older_than(start)) {
-        return;
-    }
-    if let Err(error) = write(path, &Record { identity: identity.clone(), files }) {
+fn remember(path: &Path, identity: &Identity, files: &[Stamp]) {
+    if let Err(error) = write(path, &Record { identity: identity.clone(), files: files.to_vec() }) {
         tracing::debug!("could not remember the compiler's identity in `{}`: {error}", path.display());
     }
 }

@@ -6,6 +6,8 @@ use std::{fmt, fs, io};
 
 use serde::{Deserialize, Serialize};
 
+use super::stamp::Stamp;
+
 /// Where a compiler is and what it needs around it. Found by the parent, which never opens the compiler itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Toolchain {
@@ -34,6 +36,25 @@ pub struct Job {
     pub options: Vec<String>,
     /// Address space that the worker and what it starts may each use.
     pub memory_bytes: u64,
+    /// What the compiler stated of itself when the parent had it asked last.
+    pub stated: Option<Stated>,
+}
+
+/// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not be asked
+/// again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stated {
+    /// As [`Made::facts`].
+    pub facts: Vec<String>,
+    /// At least one.
+    pub(super) files: Vec<Stamp>,
+}
+
+impl Stated {
+    /// The facts, if they still hold: to be asked after the compile, so that a compiler replaced meanwhile is noticed.
+    pub(super) fn facts_if_it_holds(&self) -> Option<Vec<String>> {
+        (!self.files.is_empty() && self.files.iter().all(Stamp::holds)).then(|| self.facts.clone())
+    }
 }
 
 /// What a compiler made. What it printed is captured by the parent; `log` holds what it returned besides.
@@ -47,7 +68,7 @@ pub struct Made {
     /// What identifies the compiler that was really used, in a fixed order: versions, build ids. They must be the same
     /// after every compile by the same compiler. The first names it for people, on one line.
     pub facts: Vec<String>,
-    /// The files that the compiler consists of. While they stay as they are, so does its identity.
+    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty where it was not asked.
     pub files: Vec<PathBuf>,
 }
 

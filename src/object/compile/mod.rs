@@ -32,7 +32,7 @@ use crate::template::render::Rendered;
 pub use compiler::{Canary, Compiler};
 pub use error::CompileError;
 pub use identity::Identity;
-pub use job::{Failure, How, Job, Made, Toolchain};
+pub use job::{Failure, How, Job, Made, Stated, Toolchain};
 pub use worker::run as run_worker;
 
 /// All compilers, each for targets of its own.
@@ -144,11 +144,17 @@ impl CompilerOptions {
 /// of its own, so as many run at once as threads ask.
 pub struct Compilers {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(String, String), Known>>,
+    known: Mutex<BTreeMap<(String, String), Result<Known, CompileError>>>,
 }
 
-/// A compiler that does not work is not asked again and again.
-type Known = Result<Arc<Identity>, CompileError>;
+/// What a process knows of a compiler. One that does not work is not asked again and again.
+#[derive(Clone)]
+struct Known {
+    identity: Arc<Identity>,
+    /// What it was asked for, by which toolchain.
+    toolchain: Toolchain,
+    stated: Option<Stated>,
+}
 
 impl fmt::Debug for Compilers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,11 +174,17 @@ impl Compilers {
     /// # Errors
     /// When there is no compiler, or when it cannot compile the canary: then it does not know the target.
     pub fn identity(&self, compiler: &str, target: &str) -> Result<Arc<Identity>, CompileError> {
+        Ok(self.known(compiler, target)?.identity)
+    }
+
+    fn known(&self, compiler: &str, target: &str) -> Result<Known, CompileError> {
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {
             let toolchain = self.toolchain(compiler)?;
-            identity::find(&self.options, &toolchain, target).map(Arc::new)
+            let (identity, files) = identity::find(&self.options, &toolchain, target)?;
+            let stated = (!files.is_empty()).then(|| Stated { facts: identity.facts.clone(), files });
+            Ok(Known { identity: Arc::new(identity), toolchain, stated })
         };
         known.entry((compiler.to_owned(), target.to_owned())).or_insert_with(find).clone()
     }
@@ -190,8 +202,9 @@ impl Compilers {
     /// # Errors
     /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying again.
     pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
-        let identity = self.identity(request.compiler, &request.target)?;
-        let job = self.job(request)?;
+        let known = self.known(request.compiler, &request.target)?;
+        let identity = Arc::clone(&known.identity);
+        let job = self.job(request, known);
         let start = Instant::now();
         let made = self.attempt_twice(&request.label, &job)?;
         if made.facts != identity.facts {
@@ -201,15 +214,16 @@ impl Compilers {
         Ok(Compiled { object: made.object, log: made.log, compile_ms: start.elapsed().as_millis() as u64 })
     }
 
-    fn job(&self, request: &Request) -> Result<Job, CompileError> {
-        Ok(Job {
-            toolchain: self.toolchain(request.compiler)?,
+    fn job(&self, request: &Request, known: Known) -> Job {
+        Job {
+            toolchain: known.toolchain,
             source: request.source.clone(),
             entry: request.entry.clone(),
             target: request.target.clone(),
             options: request.options.clone(),
             memory_bytes: self.options.memory_bytes,
-        })
+            stated: known.stated,
+        }
     }
 
     fn toolchain(&self, compiler: &str) -> Result<Toolchain, CompileError> {

@@ -184,6 +184,7 @@ mod tests {
             target: "gfx1100".into(),
             options: Vec::new(),
             memory_bytes: 0,
+            stated: None,
         };
         let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/include/a.h' /data/input/b";
         assert_eq!(

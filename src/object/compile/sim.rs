@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-use super::host::{contraction, facts, files, first_on_path, how_it_ended, unavailable};
+use super::host::{contraction, first_on_path, how_it_ended, made, unavailable};
 use super::job::{Failure, Job, Made, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::Target;
@@ -13,8 +13,9 @@ use crate::template::Precision;
 
 const SOURCE: &str = "simulated.cpp";
 
-/// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one.
-const LINK: [&str; 5] = ["-shared", "-Wl,--no-as-needed", "compiled.o", "-lm", "-o"];
+/// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel is C: it
+/// needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's time.
+const LINK: [&str; 8] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", "compiled.o", "-lm", "-lc", "-lgcc", "-o"];
 
 /// `c++`, `g++` or `clang++`.
 #[derive(Debug)]
@@ -90,10 +91,7 @@ fn compile(job: &Job) -> Result<Made, Failure> {
     fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
     run(cxx, Command::new(cxx).args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
     run(cxx, Command::new(cxx).args(LINK).arg("object"))?;
-    let facts = facts(cxx, format!("-c {LINK:?}"));
-    let facts = facts.map_err(|error| unavailable(&format!("`{}` -v: {error}", cxx.display())))?;
-    let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
-    Ok(Made { object, log: String::new(), facts, files: files(cxx, "cc1plus") })
+    made(job, cxx, format!("-c {LINK:?}"), "cc1plus")
 }
 
 /// Runs the compiler. What it says goes to stderr, which the parent captures.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// A file as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Stamp {
+pub struct Stamp {
     path: PathBuf,
     device: u64,
     inode: u64,

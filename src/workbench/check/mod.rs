@@ -11,6 +11,7 @@
 pub mod code;
 mod compare;
 pub mod export;
+mod known;
 mod memory;
 mod rounding;
 pub mod speed;
@@ -21,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
@@ -106,8 +108,19 @@ pub struct Checked {
     pub ran: bool,
     /// What the GPU's objects use, all kernels together.
     pub uses: Option<Uses>,
+    /// What running each kernel took, references included.
+    pub costs: Vec<Cost>,
     /// Everything that went wrong.
     pub failures: Vec<Failure>,
+}
+
+/// How long one kernel of a check ran.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    /// The shape, types and parameters.
+    pub case: String,
+    /// Wall time of all its launches and of what they were compared with, in milliseconds.
+    pub ms: f64,
 }
 
 /// A case that went wrong.
@@ -256,6 +269,7 @@ impl Checker<'_> {
             compile_ms: 0,
             ran: self.runner.is_some(),
             uses: None,
+            costs: Vec::new(),
             failures: Vec::new(),
         };
         let trials = trial::trials(template, precision, self.target, all_params);
@@ -371,17 +385,19 @@ impl Checked {
 
     /// Runs one kernel for each of its trial's scalars, in every placement.
     fn run(&mut self, driver: &dyn Driver, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
-        let weights = &weights(template);
+        let (weights, start) = (&weights(template), Instant::now());
         for scalars in &trial.scalars {
-            let prepared = trial.prepare(scalars).and_then(|(inputs, want)| {
-                let of_rounded = of_rounded(trial, kernel, scalars, &inputs)?;
-                Ok((inputs, want, of_rounded))
+            let prepared = known::prepared(trial, scalars).and_then(|prepared| {
+                let of_rounded = known::of_rounded(trial, kernel, scalars, &prepared.0)?;
+                Ok((prepared, of_rounded))
             });
             for &placement in Placement::of(kernel, weights, driver) {
                 let setting = Setting { driver, kernel, weights, scalars, placement };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
-                    Ok((inputs, want, of_rounded)) => setting.run_once(object, inputs, want, of_rounded.as_ref()),
+                    Ok((prepared, of_rounded)) => {
+                        setting.run_once(object, &prepared.0, &prepared.1, (**of_rounded).as_ref())
+                    }
                 };
                 match result {
                     Ok((worst, rounding)) => {
@@ -393,20 +409,8 @@ impl Checked {
                 self.n_cases += 1;
             }
         }
+        self.costs.push(Cost { case: trial.to_string(), ms: 1e3 * start.elapsed().as_secs_f64() });
     }
-}
-
-/// In bf16 precision, what the op gives of activations that were rounded to bf16.
-fn of_rounded(
-    trial: &Trial,
-    kernel: &Rendered,
-    scalars: &trial::Scalars,
-    inputs: &Tensors,
-) -> Result<Option<Outputs>, ReferenceError> {
-    let is_bf16 = trial.problem.precision == Precision::Bf16;
-    let names = kernel.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
-    let inputs = is_bf16.then(|| rounding::rounded(inputs, names)).flatten();
-    inputs.map(|inputs| trial.reference(scalars, &inputs)).transpose()
 }
 
 fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {

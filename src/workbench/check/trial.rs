@@ -155,6 +155,11 @@ impl Trial {
         reference::run(&self.problem.ops, &self.case(scalars), inputs)
     }
 
+    /// All that inputs and reference depend on: neither template nor chip, parameters or precision.
+    pub fn problem_key(&self, scalars: &Scalars) -> String {
+        format!("{:?} {:?} {}", self.problem.ops, self.case(scalars), self.seed)
+    }
+
     fn case(&self, scalars: &Scalars) -> Case {
         let Problem { dims, constants, flags, dtypes, .. } = &self.problem;
         Case {
