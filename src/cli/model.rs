@@ -11,6 +11,7 @@ use gpu::{DeviceMemory, Driver};
 use super::device::Device;
 use super::output::Output;
 use super::shapes::ShapeArgs;
+use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
@@ -19,11 +20,9 @@ use crate::engine::{Engine, EngineOptions};
 use crate::graph::kv_cache::BLOCK_TOKENS;
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::kernel::Precision;
-use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::{Loaded, Progress, Store, StoreError};
 use crate::tokenizer::Tokenizer;
-use crate::tuning::TuningTables;
 
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.
 const TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
@@ -60,13 +59,8 @@ pub struct DeviceArgs {
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
 
-    /// A folder of templates that go before all others
-    #[arg(long, value_name = "DIR")]
-    pub templates: Option<PathBuf>,
-
-    /// A folder of tuning tables that go before all others
-    #[arg(long, value_name = "DIR")]
-    pub tuning: Option<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
 }
 
 /// How much memory the KV cache takes, and what it holds.
@@ -170,8 +164,7 @@ impl DeviceArgs {
 
     /// Templates, tables, cache, compiler and device.
     pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
-        let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
-        let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
+        let (library, tables) = (self.source.library()?, self.source.tables()?);
         let (target, driver) = self.device.open(&tables, self.threads as usize)?;
         Ok(Pipeline::new(library, tables, target, Store::from_env()?, driver))
     }

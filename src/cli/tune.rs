@@ -8,7 +8,6 @@ mod report;
 mod write;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,9 +18,9 @@ use super::model::CompileProgress;
 use super::output::Output;
 use super::report::UsageError;
 use super::shapes::NamedShape;
+use super::source::SourceArgs;
 use crate::dtype::Dtype;
 use crate::kernel::choice::{Choice, Why};
-use crate::kernel::library::Library;
 use crate::kernel::pipeline::Pipeline;
 use crate::kernel::store::Store;
 use crate::kernel::template::Template;
@@ -117,13 +116,8 @@ pub struct Args {
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 
-    /// Folder of templates, searched before the others
-    #[arg(long, value_name = "DIR")]
-    templates: Option<PathBuf>,
-
-    /// Folder of tuning tables, searched before the others
-    #[arg(long, value_name = "DIR")]
-    tuning: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
 }
 
 fn assignment<T: std::str::FromStr>(text: &str) -> Result<(String, T), String> {
@@ -142,8 +136,7 @@ fn dtype(text: &str) -> Result<(String, Dtype), String> {
 /// # Errors
 /// If there is no such device or op, or nothing of it can be timed.
 pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
-    let tables = TuningTables::load(&TuningTables::default_search(args.tuning.as_deref()))?;
-    let library = Library::load(&Library::default_search(args.templates.as_deref()))?;
+    let (library, tables) = (args.source.library()?, args.source.tables()?);
     let (target, driver) = args.open(&tables)?;
     if target.backend == Backend::Sim {
         return Err(UsageError("the simulator says nothing of speed: `--device cuda`, `hip` or `cpu`".into()).into());

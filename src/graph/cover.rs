@@ -46,10 +46,10 @@ pub(super) fn segments(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Candida
     ranges.into_iter().map(|range| Candidates::of(graph, fusions, range)).collect()
 }
 
-/// The problem of every run of nodes that one kernel may do.
-pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Problem> {
+/// Every run of nodes that one kernel may do: its label and its problem.
+pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<(String, Problem)> {
     let all = segments(graph, fusions).into_iter().flat_map(|segment| segment.runs).flatten();
-    all.map(|run| run.problem).collect()
+    all.map(|run| (run.label, run.problem)).collect()
 }
 
 impl Candidates {

@@ -158,6 +158,19 @@ impl Library {
         Ok(candidates)
     }
 
+    /// The runs of ops that templates for a target fuse, the longest first.
+    pub fn fusions(&self, target: &Target) -> Vec<Arc<Signature>> {
+        let mut runs: Vec<Arc<Signature>> = Vec::new();
+        for template in &self.templates {
+            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
+            if is_new && template.fits_target(target).is_ok() {
+                runs.push(Arc::clone(&template.signature));
+            }
+        }
+        runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
+        runs
+    }
+
     /// The templates of a problem's ops that do not fit, each with the first requirement that does not hold.
     pub fn misfits(&self, problem: &Problem, target: &Target) -> Vec<(Arc<Template>, Misfit)> {
         let of_these_ops = self.templates.iter().filter(|template| template.ops == problem.ops);

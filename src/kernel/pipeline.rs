@@ -150,15 +150,7 @@ impl Pipeline {
 
     /// The runs of ops that templates for the target fuse, the longest first.
     pub fn fusions(&self) -> Vec<Arc<Signature>> {
-        let mut runs: Vec<Arc<Signature>> = Vec::new();
-        for template in self.library.templates() {
-            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
-            if is_new && template.fits_target(&self.target).is_ok() {
-                runs.push(Arc::clone(&template.signature));
-            }
-        }
-        runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
-        runs
+        self.library.fusions(&self.target)
     }
 
     /// The templates that fit a problem, the one that is taken for a number of rows first.

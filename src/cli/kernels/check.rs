@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{SourceArgs, speed};
+use super::speed;
 use crate::cli::device::{Device, stand_in};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
+use crate::cli::source::TargetArgs;
 use crate::compute_unit::ComputeUnit;
 use crate::kernel::Precision;
 use crate::kernel::check::uses::Uses;
@@ -23,7 +24,7 @@ const MAX_TOLD: usize = 3;
 #[derive(clap::Args)]
 pub(super) struct CheckArgs {
     #[command(flatten)]
-    source: SourceArgs,
+    target: TargetArgs,
 
     /// Only the templates that cover this op
     #[arg(long)]
@@ -102,16 +103,17 @@ struct UsesRow {
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
-    let (library, store) = (args.source.library()?, Store::from_env()?);
-    let opened = args.device.as_ref().map(|device| device.open(&args.source.tables()?, 0)).transpose()?;
-    let target = opened.as_ref().map_or_else(|| args.source.target(), |(target, _)| Ok(target.clone()))?;
+    let source = &args.target.source;
+    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
+    let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
+    let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
     if let Some(flag) = for_gpus.filter(|_| target.backend != Backend::Hiprtc) {
         return Err(
             UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
         );
     }
-    let facts = args.source.tables()?.facts(&target.arch).cloned();
+    let facts = tables.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
     let is_simulated = opened.is_none() && matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
     let runs_on = match opened {

@@ -42,7 +42,7 @@ pub(super) fn write(all: &[Tuned], args: &Args, pipeline: &Pipeline, output: &Ou
 }
 
 fn path(args: &Args, pipeline: &Pipeline) -> anyhow::Result<PathBuf> {
-    let folder = match &args.tuning {
+    let folder = match &args.source.tuning {
         Some(folder) => folder.clone(),
         None => dirs::config_dir()
             .ok_or_else(|| anyhow!("there is no config folder: name one with --tuning"))?

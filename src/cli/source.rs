@@ -1,0 +1,60 @@
+//! Where templates and tuning tables come from, and what is compiled for: flags that several commands have.
+
+use std::path::PathBuf;
+
+use crate::kernel::library::Library;
+use crate::target::Target;
+use crate::tuning::TuningTables;
+
+/// Folders that go before the built-in templates and tables.
+#[derive(clap::Args, Clone, Debug)]
+pub struct SourceArgs {
+    /// A folder of templates that go before all others
+    #[arg(long, value_name = "DIR")]
+    pub templates: Option<PathBuf>,
+
+    /// A folder of tuning tables that go before all others
+    #[arg(long, value_name = "DIR")]
+    pub tuning: Option<PathBuf>,
+}
+
+/// The same, and a target that need not be here.
+#[derive(clap::Args, Clone, Debug)]
+pub struct TargetArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+
+    /// Target: a GPU (`gfx1100`, `sm_90`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`); left out: this
+    /// machine's cores
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+}
+
+impl SourceArgs {
+    /// All templates.
+    pub fn library(&self) -> anyhow::Result<Library> {
+        Ok(Library::load(&Library::default_search(self.templates.as_deref()))?)
+    }
+
+    /// All tuning tables.
+    pub fn tables(&self) -> anyhow::Result<TuningTables> {
+        Ok(TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?)
+    }
+}
+
+impl TargetArgs {
+    /// Whether any of the flags was given.
+    pub fn are_given(&self) -> bool {
+        self.source.templates.is_some() || self.source.tuning.is_some() || self.arch.is_some()
+    }
+
+    /// What is compiled for.
+    pub fn target(&self, tables: &TuningTables) -> anyhow::Result<Target> {
+        match self.arch.as_deref() {
+            None => Ok(Target::host()),
+            Some(arch) if arch.starts_with("gfx") || arch.starts_with("sm_") => Ok(tables.gpu(arch)?),
+            Some(arch) if arch.starts_with("sim:") => Ok(tables.gpu(&arch["sim:".len()..])?.simulated()),
+            Some(arch) => Ok(Target::named(arch)?),
+        }
+    }
+}
