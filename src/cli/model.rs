@@ -16,6 +16,7 @@ use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
 use crate::dtype::Dtype;
+use crate::engine::blueprint::ModelOptions;
 use crate::engine::{Engine, EngineOptions};
 use crate::graph::kv_cache::BLOCK_TOKENS;
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
@@ -180,19 +181,9 @@ impl DeviceArgs {
         let (precision, checkpoint) = self.precision(checkpoint);
         let pipeline = self.pipeline()?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
-        let options = EngineOptions {
-            pipeline,
-            precision,
-            kv_dtype: cache.dtype(precision),
-            n_slots: sizes.n_slots,
-            capacity_tokens: sizes.capacity_tokens,
-            max_rows: cache.chunk as usize,
-            max_logit_rows: sizes.max_logit_rows,
-            odd_window: (cache.odd_window > 0).then_some(cache.odd_window),
-            kv_budget_bytes,
-        };
+        let model = cache.model_options(precision, sizes, kv_budget_bytes);
         let start = Instant::now();
-        let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
+        let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \
@@ -215,6 +206,20 @@ impl CacheArgs {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,
+        }
+    }
+
+    /// How a model is run in these sizes.
+    pub fn model_options(&self, precision: Precision, sizes: Sizes, kv_budget_bytes: usize) -> ModelOptions {
+        ModelOptions {
+            precision,
+            kv_dtype: self.dtype(precision),
+            n_slots: sizes.n_slots,
+            capacity_tokens: sizes.capacity_tokens,
+            max_rows: self.chunk as usize,
+            max_logit_rows: sizes.max_logit_rows,
+            odd_window: (self.odd_window > 0).then_some(self.odd_window),
+            kv_budget_bytes,
         }
     }
 

@@ -206,7 +206,7 @@ impl Tuner<'_> {
         weights: &mut Weights,
         before: Option<&Candidate>,
     ) -> anyhow::Result<Tuned> {
-        let ranking = self.pipeline.ranking(problem, n_tokens as usize, self.args.rows.step())?;
+        let ranking = self.pipeline.chooser().ranking(problem, n_tokens as usize, self.args.rows.step())?;
         for warning in &ranking.warnings {
             self.output.warning(warning);
         }

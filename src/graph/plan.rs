@@ -19,7 +19,7 @@ use super::replay::Replays;
 use super::segment::{PlannedLaunch, PreparedLaunch, Segment};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, StepShape, Storage};
+use super::{Graph, StepLimits, StepShape, Storage};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::error::Hint;
 use crate::kernel::contract::Access;
@@ -27,7 +27,6 @@ use crate::kernel::expression::ExpressionError;
 use crate::kernel::library_error::LibraryError;
 use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::kernel::render::RenderError;
-use crate::tuning::table::StepKind;
 
 /// What can go wrong between a graph and its launches.
 #[derive(Debug, thiserror::Error)]
@@ -91,29 +90,14 @@ impl Hint for PlanError {
 
 /// Sizes that the graph does not know.
 pub struct ExecutorOptions {
-    /// Most rows of a step.
-    pub max_rows: usize,
-    /// Most rows of a step that give logits.
-    pub max_logit_rows: usize,
-    /// Most rows of a step in which every row is alone in its slot: the slots.
-    pub max_decode_rows: usize,
+    /// How large steps are.
+    pub limits: StepLimits,
     /// Names and lengths in bytes of the external tensors that every step fills anew: they lie side by side.
     pub inputs: Vec<(String, usize)>,
     /// Names and lengths in bytes of the other external tensors.
     pub externals: Vec<(String, usize)>,
     /// Bytes of them that are keys and values.
     pub kv_bytes: usize,
-}
-
-impl ExecutorOptions {
-    /// The largest step of a kind.
-    pub(super) fn largest(&self, kind: StepKind) -> StepShape {
-        let most = match kind {
-            StepKind::Decode => self.max_decode_rows,
-            StepKind::Mixed => self.max_rows,
-        };
-        StepShape { n_rows: self.max_rows.min(most), n_logit_rows: self.max_logit_rows.min(most), kind }
-    }
 }
 
 /// What an [`Observer`] is shown after a launch: one tensor that it wrote.
@@ -169,11 +153,11 @@ impl Executor {
         options: ExecutorOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
-        let candidates = cover::segments(&graph, &pipeline.fusions());
+        let candidates = cover::segments(&graph, &pipeline.chooser().fusions());
         let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
         let planned = |workspace| memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace);
         planned(WorkspaceBytes::default())?.check()?; // before anything is compiled
-        let segments = buckets::load_all(&graph, &candidates, &pipeline, &options, progress)?;
+        let segments = buckets::load_all(&graph, &candidates, &pipeline, options.limits, progress)?;
         let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
         let workspace_bytes = workspace_bytes(&segments)?;
         let memory_plan = planned(workspace_bytes)?;

@@ -1,5 +1,6 @@
 //! A template: its front matter, checked, and whether it fits a problem and a target.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -195,6 +196,11 @@ impl Template {
     /// `linear/dot`, `rmsnorm+linear/dot`.
     pub fn label(&self) -> String {
         format!("{}/{}", self.ops.join("+"), self.variant)
+    }
+
+    /// The order in which templates are taken where no tuning row decides: the highest priority first, then by name.
+    pub fn rank(&self) -> (Reverse<i64>, &str) {
+        (Reverse(self.priority), &self.variant)
     }
 
     /// The name of the kernel: `linear_dot`, `rmsnorm_linear_dot`.

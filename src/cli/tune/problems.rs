@@ -43,7 +43,7 @@ pub(super) fn of(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<V
         pipeline.library().contract(op)?; // an op that is none is an error that lists those that are
     }
     let mut all: Vec<Problem> = Vec::new();
-    let fusions = pipeline.fusions();
+    let fusions = pipeline.chooser().fusions();
     for found in model_problems::of(op, args.model, args.precision, pipeline.target(), &fusions)? {
         let mut problem = found.problem;
         for (name, dtype) in &args.dtype {
