@@ -1,6 +1,7 @@
-//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`], `kernels check` in [`check`] and [`speed`].
+//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`], `kernels plan` in [`plan`], `kernels check` in [`check`] and [`speed`].
 
 mod check;
+mod plan;
 pub(super) mod show;
 mod speed;
 
@@ -25,6 +26,8 @@ enum Command {
     Ls(LsArgs),
     /// Prints the rendered source of a template, as the compiler gets it
     Show(show::ShowArgs),
+    /// Says which template runs for each node of a model and each number of rows, and what decided that; no GPU needed
+    Plan(Box<plan::PlanArgs>),
     /// Renders, compiles and runs templates on their test shapes, and compares with the reference
     Check(check::CheckArgs),
 }
@@ -51,6 +54,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     match args.command {
         Command::Ls(args) => ls(&args, output),
         Command::Show(args) => show::run(&args, output),
+        Command::Plan(args) => plan::run(&args, output),
         Command::Check(args) => check::run(&args, output),
     }
 }

@@ -155,12 +155,7 @@ impl DeviceArgs {
     /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider than it
     /// only because of how they are stored are rounded.
     pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
-        let rounded = checkpoint.rounded();
-        let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
-        match self.precision.unwrap_or(natural) {
-            Precision::Bf16 => (Precision::Bf16, rounded),
-            Precision::F32 => (Precision::F32, checkpoint.clone()),
-        }
+        precision_for(checkpoint, self.precision)
     }
 
     /// Templates, tables, cache, compiler and device.
@@ -197,6 +192,16 @@ impl DeviceArgs {
             layout.capacity_tokens,
         ));
         Ok(engine)
+    }
+}
+
+/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that computes with it.
+pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
+    let rounded = checkpoint.rounded();
+    let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
+    match asked.unwrap_or(natural) {
+        Precision::Bf16 => (Precision::Bf16, rounded),
+        Precision::F32 => (Precision::F32, checkpoint.clone()),
     }
 }
 

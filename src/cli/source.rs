@@ -50,11 +50,18 @@ impl TargetArgs {
 
     /// What is compiled for.
     pub fn target(&self, tables: &TuningTables) -> anyhow::Result<Target> {
-        match self.arch.as_deref() {
-            None => Ok(Target::host()),
-            Some(arch) if arch.starts_with("gfx") || arch.starts_with("sm_") => Ok(tables.gpu(arch)?),
-            Some(arch) if arch.starts_with("sim:") => Ok(tables.gpu(&arch["sim:".len()..])?.simulated()),
-            Some(arch) => Ok(Target::named(arch)?),
-        }
+        self.arch.as_deref().map_or_else(|| Ok(Target::host()), |arch| named_target(arch, tables))
+    }
+}
+
+/// A target by its name, which need not be here: `gfx1100`, `sim:gfx1100`, `x86-64-v3`.
+///
+/// # Errors
+/// If nothing is known about it.
+pub fn named_target(arch: &str, tables: &TuningTables) -> anyhow::Result<Target> {
+    match arch.strip_prefix("sim:") {
+        Some(arch) => Ok(tables.gpu(arch)?.simulated()),
+        None if arch.starts_with("gfx") || arch.starts_with("sm_") => Ok(tables.gpu(arch)?),
+        None => Ok(Target::named(arch)?),
     }
 }

@@ -96,8 +96,18 @@ impl Overruled {
         };
         Some(format!(
             "`{template}`, priority {priority}, is not used for {rows}: {by}{others}; tuning rows go before priorities: {}",
-            advice(target)
+            Self::advice(target)
         ))
+    }
+
+    /// How a template of one's own wins.
+    pub fn advice(target: &Target) -> String {
+        let name = target.families().into_iter().next().expect("a target has a name");
+        let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());
+        format!(
+            "a row of yours that uses it, in `{folder}/{name}.toml` or below `--tuning DIR`, makes it win; `gptoss-jit kernels plan` \
+             shows who wins now"
+        )
     }
 
     /// `1-8 rows`.
@@ -108,16 +118,6 @@ impl Overruled {
             (first, last) => format!("{first}-{last} rows"),
         }
     }
-}
-
-/// How a template of one's own wins.
-fn advice(target: &Target) -> String {
-    let name = target.families().into_iter().next().expect("a target has a name");
-    let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());
-    format!(
-        "a row of yours that uses it, in `{folder}/{name}.toml` or `--tuning DIR`, makes it win; `gptoss-jit kernels plan` shows \
-         who wins now"
-    )
 }
 
 /// The templates that lose in a launch although their priority is the highest.

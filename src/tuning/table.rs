@@ -136,6 +136,17 @@ pub enum ProvenanceKind {
     Hand,
 }
 
+impl ProvenanceKind {
+    /// The name in tables and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Predicted => "predicted",
+            Self::Hand => "hand",
+        }
+    }
+}
+
 /// A closed range of numbers of tokens, or one without end. Written `"1-8"`, `"9+"`, `"4"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokens {
