@@ -11,21 +11,17 @@ use crate::kernel::source_file::Origin;
 use crate::kernel::template::Template;
 use crate::target::Target;
 use crate::tuning::TuningTables;
-use crate::tuning::table::StepKind;
+use crate::tuning::table::{APART, StepKind};
 
 /// A template of a folder that is not taken where it would be by its priority.
 #[derive(Clone, Debug)]
 pub struct Overruled {
     /// The template.
     pub template: Arc<Template>,
-    /// In steps of this kind.
-    pub step: StepKind,
-    /// From so many rows on.
-    pub first_row_count: usize,
-    /// Up to so many.
-    pub last_row_count: usize,
     /// What goes before it.
     pub by: Overruling,
+    /// Where: steps of a kind with so many rows, from the first number to the last.
+    pub ranges: Vec<(StepKind, usize, usize)>,
 }
 
 /// What goes before a template of the highest priority.
@@ -53,7 +49,7 @@ impl fmt::Display for Overruling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Row { place, winner } => write!(f, "the row {place} uses `{winner}`"),
-            Self::Run { place, winner } => write!(f, "the row {place} has the op fused, by `{winner}`"),
+            Self::Run { place, winner } => write!(f, "the row {place} has its op fused, by `{winner}`"),
             Self::NoRow => f.write_str("no tuning row says that its ops are to be fused"),
         }
     }
@@ -64,60 +60,73 @@ impl Overruled {
     pub fn all(graph: &Graph, chooser: &Chooser, decisions: &Decisions) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         for decision in decisions.distinct() {
+            let range = (decision.step, decision.first_row_count, decision.last_row_count);
             for (template, by) in overruled(graph, chooser, decisions, decision) {
-                let Decision { step, first_row_count, last_row_count, .. } = *decision;
                 let is_own = template.file.origin != Origin::BuiltIn;
-                let is_known = all.iter().any(|known| {
-                    (known.template.label(), known.step, known.first_row_count, &known.by)
-                        == (template.label(), step, first_row_count, &by)
-                });
-                if is_own && !is_known && !chooser.tables().use_template(&template.label(), chooser.target()) {
-                    all.push(Self { template, step, first_row_count, last_row_count, by });
+                if !is_own || chooser.tables().use_template(&template.label(), chooser.target()) {
+                    continue;
+                }
+                match all.iter_mut().find(|known| known.by == by && known.template.file.name == template.file.name) {
+                    Some(known) => known.ranges.push(range),
+                    None => all.push(Self { template, by, ranges: vec![range] }),
                 }
             }
+        }
+        for one in &mut all {
+            one.ranges = joined(std::mem::take(&mut one.ranges));
         }
         all
     }
 
-    /// One warning for all of them, with what to do.
+    /// One warning for all of them, with what to do about the first.
     pub fn warning(all: &[Self], target: &Target) -> Option<String> {
-        let Self { template, by, .. } = all.first()?;
-        let of_first = all.iter().filter(|one| one.template.label() == template.label());
-        let mut others: Vec<String> = all.iter().map(|one| format!("`{}`", one.template)).collect();
-        others.dedup();
-        others.retain(|other| *other != format!("`{template}`"));
-        let others = if others.is_empty() { String::new() } else { format!("; nor {} everywhere", others.join(", ")) };
-        let priority = template.priority;
-        let rows: Vec<String> = of_first.map(|one| format!("{} of a {} step", one.row_counts(), one.step)).collect();
-        let rows = match rows.as_slice() {
-            [one] => one.clone(),
-            [first, rest @ ..] => format!("{first} and {} more ranges", rest.len()),
-            [] => String::new(),
+        let first = all.first()?;
+        let others = match all.len() - 1 {
+            0 => String::new(),
+            n => format!(" (and {n} more such)"),
         };
-        Some(format!(
-            "`{template}`, priority {priority}, is not used for {rows}: {by}{others}; tuning rows go before priorities: {}",
-            Self::advice(target)
-        ))
+        Some(format!("{first}{others}; {}; `gptoss-jit kernels plan` shows all", first.advice(target)))
     }
 
-    /// How a template of one's own wins.
-    pub fn advice(target: &Target) -> String {
+    /// How it wins.
+    pub fn advice(&self, target: &Target) -> String {
         let name = target.families().into_iter().next().expect("a target has a name");
         let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());
-        format!(
-            "a row of yours that uses it, in `{folder}/{name}.toml` or below `--tuning DIR`, makes it win; `gptoss-jit kernels plan` \
-             shows who wins now"
-        )
-    }
-
-    /// `1-8 rows`.
-    pub fn row_counts(&self) -> String {
-        match (self.first_row_count, self.last_row_count) {
-            (1, 1) => "1 row".into(),
-            (first, last) if first == last => format!("{first} rows"),
-            (first, last) => format!("{first}-{last} rows"),
+        let place = format!("in `{folder}/{name}.toml` or in a file of that name in `--tuning DIR`");
+        match self.by {
+            Overruling::Row { .. } | Overruling::NoRow => format!("a row that uses it, {place}, makes it win"),
+            Overruling::Run { .. } => format!("a row for the run with `use = \"{APART}\"`, {place}, undoes that"),
         }
     }
+
+    /// `decode 1-32, mixed 2-512`.
+    pub fn row_counts(&self) -> String {
+        let one = |&(step, first, last): &(StepKind, usize, usize)| {
+            if first == last { format!("{step} {first}") } else { format!("{step} {first}-{last}") }
+        };
+        self.ranges.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for Overruled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { template, by, .. } = self;
+        let (origin, priority) = (&template.file.origin, template.priority);
+        write!(f, "`{template}` of {origin}, priority {priority}, is not used for {} rows: {by}", self.row_counts())
+    }
+}
+
+/// Ranges in order, those that touch as one.
+fn joined(mut ranges: Vec<(StepKind, usize, usize)>) -> Vec<(StepKind, usize, usize)> {
+    ranges.sort_unstable();
+    let mut joined: Vec<(StepKind, usize, usize)> = Vec::new();
+    for (step, first, last) in ranges {
+        match joined.last_mut() {
+            Some(known) if known.0 == step && first <= known.2 + 1 => known.2 = known.2.max(last),
+            _ => joined.push((step, first, last)),
+        }
+    }
+    joined
 }
 
 /// The templates that lose in a launch although their priority is the highest.

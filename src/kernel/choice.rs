@@ -9,7 +9,7 @@ use super::signature::Signature;
 use super::template::{Misfit, Template};
 use super::{Params, Problem};
 use crate::target::Target;
-use crate::tuning::table::{Fact, Facts, Row, StepKind};
+use crate::tuning::table::{APART, Fact, Facts, Row, StepKind};
 use crate::tuning::{Query, TuningTables};
 
 /// A template with complete, legal parameters.
@@ -76,6 +76,12 @@ pub enum NotFused {
     /// Runs are fused where a row says so.
     #[error("no tuning row for the run applies")]
     NoRow,
+    /// A row says that they are to be done one by one.
+    #[error("the row {place} has them done one by one")]
+    Apart {
+        /// `file:line`.
+        place: String,
+    },
     /// A row applies, and no template does the run here.
     #[error("no template fits: {}", reasons.join("; "))]
     NoTemplate {
@@ -199,6 +205,9 @@ impl Chooser {
     /// Why not.
     pub fn prefers(&self, fused: &Problem, n_rows: usize, step: StepKind) -> Result<(), NotFused> {
         let row = self.tables.lookup(&fused.query(), n_rows as u32, step, &self.target);
+        if let Some(apart) = row.filter(|row| row.template == APART) {
+            return Err(NotFused::Apart { place: apart.place.clone() });
+        }
         row.ok_or(NotFused::NoRow)?;
         match self.library.examined(fused, &self.target) {
             Ok(examined) if !examined.candidates.is_empty() => Ok(()),
@@ -226,7 +235,7 @@ pub fn choose(
     let Examined { candidates, misfits } = library.examined(problem, target)?;
     let rows: Vec<Row> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
     let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
-    if let Some(row) = ranking.rows.first() {
+    if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
         match follow(row, &candidates, problem, target) {
             Ok(choice) => ranking.choices.push(choice),
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),

@@ -61,6 +61,9 @@ impl fmt::Display for StepKind {
     }
 }
 
+/// What a row for a run of ops uses that wants them done one by one.
+pub const APART: &str = "apart";
+
 /// One file.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -87,7 +90,7 @@ pub struct Row {
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub step: Option<StepKind>,
-    /// `linear/dot`.
+    /// `linear/dot`, or [`APART`].
     pub template: String,
     /// Those left out have their defaults.
     pub params: BTreeMap<String, u32>,

@@ -77,7 +77,7 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let decisions = Decisions::new(&graph, &chooser, limits)?;
     let overruled = Overruled::all(&graph, &chooser, &decisions);
     args.check_ops(&decisions)?;
-    let mut lines = spans::lines(&decisions);
+    let mut lines = spans::lines(&decisions, args.why || output.is_json());
     lines.retain(|line| args.asks_for(line));
     let report = Report { model: args.model.name(), precision, limits, chooser: &chooser, lines: &lines, overruled };
     if output.is_json() {

@@ -329,3 +329,49 @@ impl<'a> Shown<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::source::SourceArgs;
+    use crate::kernel::library::Layer;
+
+    /// What `kernels show LABEL` renders, with these parameters set.
+    fn shown(library: &Library, template: &Template, target: &Target, set: &[(&str, &str)]) -> anyhow::Result<Rendered> {
+        let source = SourceArgs { templates: None, tuning: None };
+        let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let target_args = TargetArgs { source, arch: Some(target.arch.clone()) };
+        let args = KernelArgs { target: target_args, shape: None, with: Vec::new(), set, precision: None };
+        let chosen = args.choose(template, library, target)?;
+        Ok(render(library, template, &chosen.problem, &chosen.params, target)?)
+    }
+
+    #[test]
+    fn every_template_is_shown_for_every_arch_that_it_is_for() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let mut targets: Vec<Target> = crate::tuning::built_in_archs().iter().map(|a| Target::gpu(a).expect(a)).collect();
+        targets.extend(["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"].map(|arch| Target::named(arch).expect(arch)));
+        for template in library.templates() {
+            let fitting: Vec<&Target> = targets.iter().filter(|target| template.fits_target(target).is_ok()).collect();
+            assert!(!fitting.is_empty(), "{template} is for no arch");
+            for target in fitting {
+                let kernel = shown(&library, template, target, &[]);
+                let kernel = kernel.unwrap_or_else(|error| panic!("{template} for {}: {error:#}", target.arch));
+                assert!(kernel.source.contains(&template.entry()) || !target.is_gpu(), "{template}: {}", kernel.source);
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_set_are_kept_and_others_give_way() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let target = Target::gpu("gfx1100").expect("known");
+        let template = library.template("linear/matrix", target.backend).expect("built in");
+        for tile_n in ["32", "64"] {
+            let kernel = shown(&library, template, &target, &[("tile_n", tile_n)]).expect("legal with some others");
+            assert_eq!(kernel.params["tile_n"].to_string(), tile_n);
+        }
+        let error = shown(&library, template, &target, &[("tile_n", "33")]).expect_err("no such value").to_string();
+        assert!(error.contains("tile_n = 33, expected one of"), "{error}");
+    }
+}

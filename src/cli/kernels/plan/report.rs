@@ -1,7 +1,8 @@
 //! The words and the JSON of `kernels plan`.
 //!
 //! With `--json`, one object with `"schema": 1`: `model`, `target`, `precision`, `limits`, `launches` (see [`Launch`]) and
-//! `overruled` (templates of one's own that a row keeps from winning), with `advice` for these (null where there are none).
+//! `overruled`: templates of one's own that a row keeps from winning, each with `template`, `file`, `priority`, `rows` (where:
+//! `step`, `first`, `last`), `why` and `advice`.
 
 use std::collections::BTreeMap;
 
@@ -102,21 +103,23 @@ impl Report<'_> {
     /// The object of `--json`.
     pub fn json(&self) -> serde_json::Value {
         let launches: Vec<Launch<'_>> = self.lines.iter().map(|line| self.launch(line)).collect();
+        let target = self.chooser.target();
         let overruled = self.overruled.iter().map(|one| {
+            let ranges = one.ranges.iter();
+            let ranges = ranges.map(|(step, first, last)| json!({ "step": step.name(), "first": first, "last": last }));
             json!({
                 "template": one.template.label(),
                 "file": one.template.file.place(0).to_string(),
                 "priority": one.template.priority,
-                "step": one.step.name(),
-                "first_row_count": one.first_row_count,
-                "last_row_count": one.last_row_count,
+                "rows": ranges.collect::<Vec<_>>(),
                 "why": one.by.to_string(),
+                "advice": one.advice(target),
             })
         });
         json!({
             "schema": 1,
             "model": self.model,
-            "target": self.chooser.target().arch,
+            "target": target.arch,
             "precision": self.precision.name(),
             "limits": {
                 "max_rows": self.limits.max_rows,
@@ -125,7 +128,6 @@ impl Report<'_> {
             },
             "launches": launches,
             "overruled": overruled.collect::<Vec<_>>(),
-            "advice": (!self.overruled.is_empty()).then(|| Overruled::advice(self.chooser.target())),
         })
     }
 
@@ -226,7 +228,7 @@ impl Report<'_> {
                 let kind = self.chooser.tables().provenance(row).map_or("unknown", |known| known.kind.name());
                 format!("{}, {kind}{}", row.place, behind(others))
             }
-            (Why::Priority(priority), [row, ..]) => format!("priority {priority}: {} is passed over", row.place),
+            (Why::Priority(priority), [row, ..]) => format!("priority {priority}; {} is passed over", row.place),
             (Why::Priority(priority), []) => format!("priority {priority}"),
             (Why::Row(row), []) => row.place.clone(),
         }
@@ -279,14 +281,7 @@ impl Report<'_> {
         }
         told.sort();
         told.dedup();
-        for one in &self.overruled {
-            let Overruled { template, step, by, .. } = one;
-            let (file, priority, rows) = (template.file.place(0), template.priority, one.row_counts());
-            told.push(format!("{template} ({file}, priority {priority}) loses at {rows} of a {step} step: {by}"));
-        }
-        if !self.overruled.is_empty() {
-            told.push(Overruled::advice(self.chooser.target()));
-        }
+        told.extend(self.overruled.iter().map(|one| format!("{one}; {}", one.advice(self.chooser.target()))));
         if !told.is_empty() {
             told.insert(0, String::new());
         }

@@ -1,6 +1,6 @@
 //! What is decided alike, put together: layers whose launches are the same, and neighbouring ranges of row counts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::graph::Rows;
 use crate::graph::decisions::{Decision, Decisions};
@@ -22,10 +22,12 @@ pub(super) struct Line<'a> {
     /// What was decided for the first range and the first of the layers; the others are alike.
     pub decision: &'a Decision,
     pub ranking: &'a Ranking,
+    with_reasons: bool,
 }
 
-/// The lines in the order of the graph; of a node in the order of row counts.
-pub(super) fn lines(decisions: &Decisions) -> Vec<Line<'_>> {
+/// The lines in the order of the graph; of a node in the order of row counts. Where reasons are asked for, launches are alike
+/// only if the same runs of theirs are not fused for the same reasons.
+pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<Line<'_>> {
     let most = |rows: Rows| {
         let of_decode = decisions.all.iter().filter(|one| one.rows == rows && one.step == StepKind::Decode);
         of_decode.map(|one| one.last_row_count).max().unwrap_or(0)
@@ -33,9 +35,14 @@ pub(super) fn lines(decisions: &Decisions) -> Vec<Line<'_>> {
     let (most_rows, most_logits) = (most(Rows::All), most(Rows::Logits));
     let most = |line: &Line<'_>| if line.decision.rows == Rows::All { most_rows } else { most_logits };
 
-    let mut lines = joined(decisions.all.iter().map(|decision| Line::of(decisions, decision)), Line::takes_layer);
+    let mut lines = joined(decisions.all.iter().map(|decision| Line::of(decisions, decision, with_reasons)), Line::takes_layer);
     lines = joined(lines.into_iter(), Line::takes_range);
-    lines.sort_by_key(|line| (line.decision.nodes.start, line.decision.nodes.len()));
+    let mut starts: BTreeMap<String, usize> = BTreeMap::new();
+    for line in &lines {
+        let start = starts.entry(line.generic.clone()).or_insert(usize::MAX);
+        *start = (*start).min(line.decision.nodes.start);
+    }
+    lines.sort_by_key(|line| (starts[&line.generic], line.decision.nodes.len(), line.decision.nodes.start));
     joined(lines.into_iter(), |line, next| {
         let most_decode_rows = most(line);
         line.takes_step(next, most_decode_rows)
@@ -57,7 +64,7 @@ fn joined<'a>(
 }
 
 impl<'a> Line<'a> {
-    fn of(decisions: &'a Decisions, decision: &'a Decision) -> Self {
+    fn of(decisions: &'a Decisions, decision: &'a Decision, with_reasons: bool) -> Self {
         let (generic, layer) = generic(&decision.label);
         Self {
             generic,
@@ -68,6 +75,7 @@ impl<'a> Line<'a> {
             last_row_count: decision.last_row_count,
             decision,
             ranking: decisions.ranking(decision),
+            with_reasons,
         }
     }
 
@@ -110,7 +118,7 @@ impl<'a> Line<'a> {
         are_same(&self.ranking.choices, &next.ranking.choices)
             && places(self.ranking) == places(next.ranking)
             && self.ranking.warnings == next.ranking.warnings
-            && unfused(self) == unfused(next)
+            && (!self.with_reasons || unfused(self) == unfused(next))
     }
 
     /// Takes in the same launch of another layer.
