@@ -26,6 +26,7 @@ mod models;
 mod mxfp4;
 mod occupancy;
 mod own_templates;
+mod plan;
 mod program;
 mod seeds;
 mod simulator;

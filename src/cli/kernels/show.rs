@@ -266,8 +266,9 @@ impl RenderedFor {
         values.push(format!("precision={}", problem.precision));
         let params = listed(&self.kernel.params);
         let params = if params.is_empty() { "no parameters".into() } else { format!("parameters {}", params.join(" ")) };
-        let (template, target) = (&self.kernel.label, self.target.id());
-        format!("{template} for {target}, as in {from}: {}; {params}", values.join(" "))
+        let (template, arch) = (&self.kernel.label, &self.target.arch);
+        let simulated = if self.target.backend == Backend::Sim { "sim:" } else { "" };
+        format!("{template} for {simulated}{arch}, as in {from}: {}; {params}", values.join(" "))
     }
 }
 
