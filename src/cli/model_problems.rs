@@ -24,8 +24,8 @@ pub struct InModel {
     pub problem: Problem,
 }
 
-/// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without. Weights
-/// are of the precision's type; experts in MXFP4 at bf16, as the models are released.
+/// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without.
+/// Weights are of the precision's type; experts in MXFP4 at bf16, as the models are released.
 ///
 /// - `fusions`: the runs of ops that one kernel may do
 ///

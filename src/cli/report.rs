@@ -15,6 +15,7 @@ use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
 use crate::engine::EngineError;
 use crate::error::Hint;
+use crate::graph::kv_cache::KvTooLarge;
 use crate::harmony::HarmonyError;
 use crate::kernel::cache::CacheError;
 use crate::kernel::compile::CompileError;
@@ -66,6 +67,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<HarmonyError>,
         of::<ChatTemplateError>,
         of::<IsaError>,
+        of::<KvTooLarge>,
         of::<LibraryError>,
         of::<LlvmError>,
         of::<NoCount>,

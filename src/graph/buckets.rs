@@ -30,8 +30,8 @@ pub(super) struct DraftBucket {
     pub covers: Vec<Cover>,
 }
 
-/// Chooses and loads the kernels of all buckets of all segments at once. Own templates that a tuning row overrules are one
-/// warning.
+/// Chooses and loads the kernels of all buckets of all segments at once. Own templates that a tuning row overrules are
+/// one warning.
 pub(super) fn load_all(
     graph: &Graph,
     candidates: &[Candidates],
@@ -55,8 +55,8 @@ pub(super) fn load_all(
     Ok(segments(drafts, kernels))
 }
 
-/// Drafts of all segments, with what `serve` gives for what they want. A run of nodes that it refuses is done node by node,
-/// with a warning.
+/// Drafts of all segments, with what `serve` gives for what they want. A run of nodes that it refuses is done node by
+/// node, with a warning.
 pub(super) fn served<T, E: Error + 'static>(
     graph: &Graph,
     candidates: &[Candidates],
@@ -82,13 +82,7 @@ pub(super) fn served<T, E: Error + 'static>(
 }
 
 /// The buckets of both kinds of steps, each up to the next one's beginning.
-fn draft(
-    graph: &Graph,
-    segment: &Candidates,
-    chooser: &Chooser,
-    limits: StepLimits,
-    refused: &[Problem],
-) -> Draft {
+fn draft(graph: &Graph, segment: &Candidates, chooser: &Chooser, limits: StepLimits, refused: &[Problem]) -> Draft {
     let rows = graph.nodes[segment.range.start].rows;
     let mut buckets = Vec::new();
     for step in StepKind::ALL {

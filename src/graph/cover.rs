@@ -96,10 +96,9 @@ impl Candidates {
             let mut unfused = Vec::new();
             let is_preferred = |run: &&Cover| {
                 let problem = &run.problem;
-                let preferred = match refused.contains(problem) {
-                    true => Err(NotFused::Refused),
-                    false => chooser.prefers(problem, n_rows, step),
-                };
+                let is_refused = refused.contains(problem);
+                let preferred =
+                    if is_refused { Err(NotFused::Refused) } else { chooser.prefers(problem, n_rows, step) };
                 preferred.map_err(|why| unfused.push(Unfused { problem: problem.clone(), why })).is_ok()
             };
             let next = self.runs[at].iter().find(is_preferred).unwrap_or(&self.singles[at]).clone();

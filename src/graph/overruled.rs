@@ -1,5 +1,5 @@
-//! Templates of one's own that would be taken by their priority, and are not: rows of tuning tables go before priorities,
-//! which surprises who has just written one.
+//! Templates of one's own that would be taken by their priority, and are not: rows of tuning tables go before
+//! priorities, which surprises who has just written one.
 
 use std::fmt;
 use std::sync::Arc;

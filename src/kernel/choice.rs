@@ -1,5 +1,5 @@
-//! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One function for
-//! `run`, `tune` and `kernels plan`.
+//! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
+//! function for `run`, `tune` and `kernels plan`.
 
 use std::sync::Arc;
 
@@ -100,7 +100,8 @@ pub struct Ranking {
     pub choices: Vec<Choice>,
     /// The other templates of these ops, each with why it is no choice.
     pub misfits: Vec<(Arc<Template>, Misfit)>,
-    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind it.
+    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
+    /// it.
     pub rows: Vec<Row>,
     /// Tuning rows that could not be followed, a line for each.
     pub warnings: Vec<String>,
@@ -258,7 +259,11 @@ pub fn choose(
             }
         }
     }
-    if ranking.choices.is_empty() { Err(LibraryError::none_fits(problem, target, &ranking.misfits)) } else { Ok(ranking) }
+    if ranking.choices.is_empty() {
+        Err(LibraryError::none_fits(problem, target, &ranking.misfits))
+    } else {
+        Ok(ranking)
+    }
 }
 
 /// The choice that a row asks for.

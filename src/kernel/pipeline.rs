@@ -145,7 +145,8 @@ impl Pipeline {
         self.load_ranked(&self.chooser.rank_all(wanted)?, progress)
     }
 
-    /// Renders, compiles or finds, and loads a kernel for everything that was ranked; many at once, and one where several
+    /// Renders, compiles or finds, and loads a kernel for everything that was ranked; many at once, and one where
+    /// several
     /// come to the same. A choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
     ///
     /// # Errors

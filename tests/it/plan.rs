@@ -1,4 +1,5 @@
-//! `kernels plan`: what it says is what is loaded, with the reasons; and what is said of a template that loses to a row.
+//! `kernels plan`: what it says is what is loaded, with the reasons; and what is said of a template that loses to a
+//! row.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,7 +33,9 @@ struct Own {
 impl Own {
     fn new() -> Self {
         let own = Self { folder: tempfile::tempdir().expect("a temporary folder") };
-        ["templates", "tuning"].map(|name| fs::create_dir(own.folder.path().join(name)).expect("made"));
+        for name in ["templates", "tuning"] {
+            fs::create_dir(own.folder.path().join(name)).expect("made");
+        }
         own
     }
 
@@ -43,14 +46,14 @@ impl Own {
     /// Puts a built-in template into the folder under another name, with a priority.
     fn template(&self, from: &str, to: &str, priority: i64) {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates").join(from));
-        let text = text.expect("a built-in template").replacen("\nsummary ", &format!("\npriority = {priority}\nsummary "), 1);
+        let text =
+            text.expect("a built-in template").replacen("\nsummary ", &format!("\npriority = {priority}\nsummary "), 1);
         file(self.folder.path(), &format!("templates/{to}"), text.as_bytes());
     }
 
     /// Puts rows into a table: op and template of each.
     fn rows(&self, table: &str, rows: &[(&str, &str)]) {
-        let mut text =
-            "[provenance.hand]\nkind = \"hand\"\ndate = \"2026-11-22\"\nmethod = \"judgement\"\n".to_owned();
+        let mut text = "[provenance.hand]\nkind = \"hand\"\ndate = \"2026-11-22\"\nmethod = \"judgement\"\n".to_owned();
         for (op, template) in rows {
             text += &format!("\n[[rows]]\nop = {op}\nuse = \"{template}\"\nprovenance = \"hand\"\n");
         }
@@ -142,7 +145,8 @@ fn gpt_oss_20b_is_planned_for_chips_that_are_not_here() {
             at(&plan, ".attn", 1).iter().map(|one| one["layers"].as_array().expect("a list").len()).collect();
         assert_eq!(layers, [12, 12], "{arch}");
         // A step of one row has the launches that `cover.rs` counts: 24 * 7 + 6.
-        let n_launches: usize = at(&plan, "", 1).iter().map(|one| one["layers"].as_array().expect("a list").len().max(1)).sum();
+        let n_launches: usize =
+            at(&plan, "", 1).iter().map(|one| one["layers"].as_array().expect("a list").len().max(1)).sum();
         assert_eq!(n_launches, 24 * 7 + 6, "{arch}");
         for launch in launches(&plan) {
             check_row(&launch["row"]);
@@ -177,7 +181,9 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
     assert!(lines[1].starts_with("block.0,2,..,22.attn "), "{}", lines[1]);
     assert!(lines[1].contains(" decode ") && lines[1].contains(" <built in>/gfx11.toml:"), "{}", lines[1]);
     let ran = run(&[&plan[..], &["--why"]].concat()).ok();
-    for told in ["\n  by row     <built in>/gfx11.toml:", "\n  behind it  ", "\n  no         attention/online is for host"] {
+    for told in
+        ["\n  by row     <built in>/gfx11.toml:", "\n  behind it  ", "\n  no         attention/online is for host"]
+    {
         assert!(ran.text().contains(told), "{told}: {}", ran.text());
     }
     assert!(ran.text().contains("priority 0; a tuning row goes before priorities"), "{}", ran.text());
@@ -204,7 +210,8 @@ fn a_template_that_loses_to_a_row_is_told_once_and_a_row_makes_it_win() {
     let overruled: Vec<&Value> = plan["overruled"].as_array().expect("a list").iter().collect();
     let by_row = overruled.iter().find(|one| one["why"].as_str().is_some_and(|why| why.contains("uses `linear/dot`")));
     let by_row = by_row.unwrap_or_else(|| panic!("{overruled:?}"));
-    let everywhere = json!([{ "step": "decode", "first": 1, "last": 32 }, { "step": "mixed", "first": 1, "last": 512 }]);
+    let everywhere =
+        json!([{ "step": "decode", "first": 1, "last": 32 }, { "step": "mixed", "first": 1, "last": 512 }]);
     assert_eq!((&by_row["template"], &by_row["rows"]), (&"linear/mine".into(), &everywhere));
     let text = own.command(&["kernels", "plan", "--device", "cpu"]).ok();
     assert!(text.text().contains("`linear/mine` of "), "{}", text.text());
@@ -269,7 +276,10 @@ fn what_shadows_what_and_which_rows_are_passed_over_is_planned() {
     let plan = own.plan(&[]);
     let norm = at(&plan, ".mlp.norm", 1)[0];
     assert_eq!(norm["row"], Value::Null);
-    let passed = format!("{}/host.toml:6: the row is passed over: `rmsnorm/gone` does not exist or does not fit", own.path("tuning"));
+    let passed = format!(
+        "{}/host.toml:6: the row is passed over: `rmsnorm/gone` does not exist or does not fit",
+        own.path("tuning")
+    );
     assert_eq!(norm["warnings"], json!([passed]));
     // The row of one's own stands before the built-in one.
     let fused = at(&plan, ".attn.norm + qkv", 1)[0];

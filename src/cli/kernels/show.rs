@@ -117,8 +117,8 @@ impl KernelArgs {
         Ok(RenderedFor { template: Arc::clone(template), chosen, kernel, target })
     }
 
-    /// The first problem that the template fits with legal parameters. Where there is none, the first that comes closest:
-    /// rendering it says what does not fit.
+    /// The first problem that the template fits with legal parameters. Where there is none, the first that comes
+    /// closest: rendering it says what does not fit.
     fn choose(&self, template: &Template, library: &Library, target: &Target) -> anyhow::Result<Chosen> {
         let set = self.set.iter().map(|(name, value)| Ok((name.clone(), number(name, value)?)));
         let set: Params = set.collect::<anyhow::Result<_>>()?;
@@ -138,7 +138,8 @@ impl KernelArgs {
         refused.or(misfit).ok_or_else(|| anyhow!("`{template}` has no test in its op.toml to take the dims from"))
     }
 
-    /// The problems of the template's ops, each with where it is from: those of a model's forward pass, then those of tests.
+    /// The problems of the template's ops, each with where it is from: those of a model's forward pass, then those of
+    /// tests.
     fn problems(
         &self,
         template: &Template,
@@ -265,7 +266,8 @@ impl RenderedFor {
         values.extend(listed(&problem.dtypes));
         values.push(format!("precision={}", problem.precision));
         let params = listed(&self.kernel.params);
-        let params = if params.is_empty() { "no parameters".into() } else { format!("parameters {}", params.join(" ")) };
+        let params =
+            if params.is_empty() { "no parameters".into() } else { format!("parameters {}", params.join(" ")) };
         let (template, arch) = (&self.kernel.label, &self.target.arch);
         let simulated = if self.target.backend == Backend::Sim { "sim:" } else { "" };
         format!("{template} for {simulated}{arch}, as in {from}: {}; {params}", values.join(" "))
@@ -338,7 +340,12 @@ mod tests {
     use crate::kernel::library::Layer;
 
     /// What `kernels show LABEL` renders, with these parameters set.
-    fn shown(library: &Library, template: &Template, target: &Target, set: &[(&str, &str)]) -> anyhow::Result<Rendered> {
+    fn shown(
+        library: &Library,
+        template: &Template,
+        target: &Target,
+        set: &[(&str, &str)],
+    ) -> anyhow::Result<Rendered> {
         let source = SourceArgs { templates: None, tuning: None };
         let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let target_args = TargetArgs { source, arch: Some(target.arch.clone()) };
@@ -350,7 +357,8 @@ mod tests {
     #[test]
     fn every_template_is_shown_for_every_arch_that_it_is_for() {
         let library = Library::from_layers(vec![Layer::built_in()]);
-        let mut targets: Vec<Target> = crate::tuning::built_in_archs().iter().map(|a| Target::gpu(a).expect(a)).collect();
+        let mut targets: Vec<Target> =
+            crate::tuning::built_in_archs().iter().map(|a| Target::gpu(a).expect(a)).collect();
         targets.extend(["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"].map(|arch| Target::named(arch).expect(arch)));
         for template in library.templates() {
             let fitting: Vec<&Target> = targets.iter().filter(|target| template.fits_target(target).is_ok()).collect();
@@ -368,11 +376,17 @@ mod tests {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let target = Target::gpu("gfx1100").expect("known");
         let template = library.template("linear/matrix", target.backend).expect("built in");
-        for tile_n in ["32", "64"] {
-            let kernel = shown(&library, template, &target, &[("tile_n", tile_n)]).expect("legal with some others");
-            assert_eq!(kernel.params["tile_n"].to_string(), tile_n);
+        // Two waves side by side, the default, need 32 tokens.
+        for (tile_t, waves_t) in [("64", 2), ("16", 1)] {
+            let kernel = shown(&library, template, &target, &[("tile_t", tile_t)]).expect("legal with some others");
+            assert_eq!((kernel.params["tile_t"].to_string().as_str(), kernel.params["waves_t"]), (tile_t, waves_t));
         }
-        let error = shown(&library, template, &target, &[("tile_n", "33")]).expect_err("no such value").to_string();
-        assert!(error.contains("tile_n = 33, expected one of"), "{error}");
+        for (set, why) in [
+            (&[("tile_t", "33")][..], "tile_t = 33, expected one of"),
+            (&[("tile_t", "16"), ("waves_t", "4")], "a wave has whole tiles of 16 tokens"),
+        ] {
+            let error = shown(&library, template, &target, set).expect_err("not legal").to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

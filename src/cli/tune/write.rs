@@ -45,8 +45,9 @@ pub(super) fn write(all: &[Tuned], args: &Args, pipeline: &Pipeline, output: &Ou
 fn path(args: &Args, pipeline: &Pipeline) -> anyhow::Result<PathBuf> {
     let folder = match &args.source.tuning {
         Some(folder) => folder.clone(),
-        None => TuningTables::user_folder()
-            .ok_or_else(|| anyhow!("there is no config folder: name one with --tuning"))?,
+        None => {
+            TuningTables::user_folder().ok_or_else(|| anyhow!("there is no config folder: name one with --tuning"))?
+        }
     };
     let families = pipeline.target().families();
     Ok(folder.join(format!("{}.toml", families.first().expect("a target has a name"))))

@@ -1,8 +1,8 @@
 //! The words and the JSON of `kernels plan`.
 //!
-//! With `--json`, one object with `"schema": 1`: `model`, `target`, `precision`, `limits`, `launches` (see [`Launch`]) and
-//! `overruled`: templates of one's own that a row keeps from winning, each with `template`, `file`, `priority`, `rows` (where:
-//! `step`, `first`, `last`), `why` and `advice`.
+//! With `--json`, one object with `"schema": 1`: `model`, `target`, `precision`, `limits`, `launches` (see [`Launch`])
+//! and `overruled`: templates of one's own that a row keeps from winning, each with `template`, `file`, `priority`,
+//! `rows` (where: `step`, `first`, `last`), `why` and `advice`.
 
 use std::collections::BTreeMap;
 
@@ -250,9 +250,11 @@ impl Report<'_> {
             told.push(format!("  {standing} {}", self.row_text(row)));
         }
         told.extend(ranking.warnings.iter().map(|warning| format!("  passed over {warning}")));
-        told.extend(losers(ranking).map(|Loser { template, params, why }| {
-            format!("  next       {template} {}: {why}", params_text(&params))
-        }));
+        told.extend(
+            losers(ranking).map(|Loser { template, params, why }| {
+                format!("  next       {template} {}: {why}", params_text(&params))
+            }),
+        );
         told.extend(misfits(ranking).map(|Misfit { template, why }| format!("  no         {template} {why}")));
         told.extend(unfused(line).map(|Unfused { ops, why }| format!("  not fused  {}: {why}", ops.join("+"))));
         told

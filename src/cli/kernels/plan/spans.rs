@@ -25,8 +25,8 @@ pub(super) struct Line<'a> {
     with_reasons: bool,
 }
 
-/// The lines in the order of the graph; of a node in the order of row counts. Where reasons are asked for, launches are alike
-/// only if the same runs of theirs are not fused for the same reasons.
+/// The lines in the order of the graph; of a node in the order of row counts. Where reasons are asked for, launches
+/// are alike only if the same runs of theirs are not fused for the same reasons.
 pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<Line<'_>> {
     let most = |rows: Rows| {
         let of_decode = decisions.all.iter().filter(|one| one.rows == rows && one.step == StepKind::Decode);
@@ -35,7 +35,8 @@ pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<Line<'_>> 
     let (most_rows, most_logits) = (most(Rows::All), most(Rows::Logits));
     let most = |line: &Line<'_>| if line.decision.rows == Rows::All { most_rows } else { most_logits };
 
-    let mut lines = joined(decisions.all.iter().map(|decision| Line::of(decisions, decision, with_reasons)), Line::takes_layer);
+    let mut lines =
+        joined(decisions.all.iter().map(|decision| Line::of(decisions, decision, with_reasons)), Line::takes_layer);
     lines = joined(lines.into_iter(), Line::takes_range);
     let mut starts: BTreeMap<String, usize> = BTreeMap::new();
     for line in &lines {
@@ -141,8 +142,8 @@ impl<'a> Line<'a> {
         takes
     }
 
-    /// Takes in the same in steps of the other kind, where it is the same range of row counts: but mixed steps begin at two
-    /// rows, and decode steps end at `most_decode_rows`.
+    /// Takes in the same in steps of the other kind, where it is the same range of row counts: but mixed steps begin
+    /// at two rows, and decode steps end at `most_decode_rows`.
     fn takes_step(&mut self, next: &Self, most_decode_rows: usize) -> bool {
         let (Some(StepKind::Decode), Some(StepKind::Mixed)) = (self.step, next.step) else { return false };
         let (own, other) = ((self.first_row_count, self.last_row_count), (next.first_row_count, next.last_row_count));
