@@ -1,5 +1,5 @@
-//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`], `kernels plan` in [`plan`], `kernels
-//! check` in [`check`] and [`speed`].
+//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`], `kernels plan` in [`plan`],
+//! `kernels check` in [`check`] and [`speed`].
 
 mod check;
 mod plan;
