@@ -20,6 +20,7 @@
 //! ```
 
 mod ahead;
+pub mod blueprint;
 pub mod times;
 
 use std::time::Instant;
@@ -28,41 +29,26 @@ use bytemuck::cast_slice;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::dtype::Dtype;
 use crate::error::Hint;
+use crate::graph::StepLimits;
 use crate::graph::error::PlanError;
-use crate::graph::forward::{ForwardOptions, forward};
-use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, KvTooLarge};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvTooLarge};
 use crate::graph::memory::LoadProgress;
 use crate::graph::options::ExecutorOptions;
 use crate::graph::plan::{Executor, Observer};
 use crate::graph::profile::{Profile, Profiled};
 use crate::pipeline::Pipeline;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
-use crate::template::Precision;
 use ahead::Ahead;
+use blueprint::{Blueprint, ModelOptions};
 use times::HostTimes;
 
 /// How a model is run.
 pub struct EngineOptions {
     /// Where kernels come from and run.
     pub pipeline: Pipeline,
-    /// How exactly sums are done.
-    pub precision: Precision,
-    /// Element type of the KV cache.
-    pub kv_dtype: Dtype,
-    /// Sequences at a time.
-    pub n_slots: usize,
-    /// Longest sequence, in tokens.
-    pub capacity_tokens: usize,
-    /// Most rows of one step: how long a chunk of a prompt is.
-    pub max_rows: usize,
-    /// Most rows of one step that give logits; at least `n_slots`.
-    pub max_logit_rows: usize,
-    /// Window of the odd layers; `None` is all.
-    pub odd_window: Option<usize>,
-    /// Memory for keys and values, in bytes.
-    pub kv_budget_bytes: usize,
+    /// How the model is run there.
+    pub model: ModelOptions,
 }
 
 /// Sequences that an engine is sized for.
@@ -160,33 +146,11 @@ impl Engine {
         progress: &dyn LoadProgress,
     ) -> Result<Self, EngineError> {
         let config = checkpoint.config.clone();
-        let max_rows = options.max_rows.max(options.n_slots);
-        let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
-        let layout = KvLayout::new(
-            &config,
-            &KvRequest {
-                n_slots: options.n_slots,
-                capacity_tokens: options.capacity_tokens,
-                max_rows,
-                dtype: options.kv_dtype,
-                matrix_layout: options.pipeline.target().has_matrix_layout(),
-                odd_window: options.odd_window,
-                budget_bytes: options.kv_budget_bytes,
-            },
-        )?;
-        let forward_options = ForwardOptions {
-            precision: options.precision,
-            weight_dtype: checkpoint.dense_dtype(),
-            expert_dtype: checkpoint.expert_dtype(),
-            max_rows,
-            max_logit_rows,
-            takes_tokens: options.pipeline.target().is_gpu(),
-        };
-        let graph = forward(&config, &layout, &forward_options);
+        let Blueprint { graph, layout, limits } =
+            Blueprint::new(checkpoint, &options.model, options.pipeline.target())?;
+        let StepLimits { max_rows, max_logit_rows, .. } = limits;
         let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
-        let (max_decode_rows, kv_bytes) = (options.n_slots, layout.total_bytes());
-        let executor_options =
-            ExecutorOptions { max_rows, max_logit_rows, max_decode_rows, inputs, externals, kv_bytes };
+        let executor_options = ExecutorOptions { limits, inputs, externals, kv_bytes: layout.total_bytes() };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;

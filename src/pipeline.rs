@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
 
-use crate::choice::{self, Choice, Ranking, choose};
+use crate::choice::{self, Choice, Chooser, KernelRequest, NoKernel, Ranking, Rankings};
 use crate::error::Hint;
 use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
@@ -16,16 +16,12 @@ use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
 use crate::template::render::{RenderError, Rendered, render};
-use crate::template::signature::Signature;
 use crate::template::{Params, Problem};
 use crate::tuning::TuningTables;
-use crate::tuning::table::StepKind;
 
 /// Templates, tables, target, store and device.
 pub struct Pipeline {
-    library: Library,
-    tables: TuningTables,
-    target: Target,
+    chooser: Chooser,
     store: Store,
     driver: Arc<dyn Driver>,
 }
@@ -75,15 +71,10 @@ pub enum PipelineError {
     },
 }
 
-/// A problem for which no kernel could be had.
-#[derive(Debug, thiserror::Error)]
-#[error("no kernel could be had for `{}`", problem.ops.join("+"))]
-pub struct NoKernel {
-    /// The problem.
-    pub problem: Box<Problem>,
-    /// Why its first choice does not serve.
-    #[source]
-    pub source: PipelineError,
+impl From<NoKernel<LibraryError>> for NoKernel<PipelineError> {
+    fn from(NoKernel { problem, source }: NoKernel<LibraryError>) -> Self {
+        Self { problem, source: source.into() }
+    }
 }
 
 impl Hint for PipelineError {
@@ -100,18 +91,7 @@ impl Hint for PipelineError {
     }
 }
 
-/// A kernel that is wanted: for this problem, from this row count on, in steps of this kind.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KernelRequest {
-    /// What it is to do.
-    pub problem: Problem,
-    /// Rows of the smallest launch.
-    pub n_rows: usize,
-    /// What the rows are to each other.
-    pub step: StepKind,
-}
-
-/// How far it came to have a kernel for a problem, by the first choice that works.
+/// One kernel to be had: for this problem, by the first choice that works.
 struct Attempt {
     problem: Problem,
     choices: Vec<Choice>,
@@ -125,17 +105,22 @@ struct Attempt {
 impl Pipeline {
     /// Joins the parts.
     pub fn new(library: Library, tables: TuningTables, target: Target, store: Store, driver: Arc<dyn Driver>) -> Self {
-        Self { library, tables, target, store, driver }
+        Self { chooser: Chooser::new(library, tables, target), store, driver }
+    }
+
+    /// What chooses.
+    pub fn chooser(&self) -> &Chooser {
+        &self.chooser
     }
 
     /// The templates.
     pub fn library(&self) -> &Library {
-        &self.library
+        self.chooser.library()
     }
 
     /// What is compiled for.
     pub fn target(&self) -> &Target {
-        &self.target
+        self.chooser.target()
     }
 
     /// The cache and the compiler.
@@ -148,101 +133,50 @@ impl Pipeline {
         &*self.driver
     }
 
-    /// The runs of ops that templates for the target fuse, the longest first.
-    pub fn fusions(&self) -> Vec<Arc<Signature>> {
-        let mut runs: Vec<Arc<Signature>> = Vec::new();
-        for template in self.library.templates() {
-            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
-            if is_new && template.fits_target(&self.target).is_ok() {
-                runs.push(Arc::clone(&template.signature));
-            }
-        }
-        runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
-        runs
-    }
-
-    /// The templates that fit a problem, the one that is taken for a number of rows first.
-    ///
-    /// # Errors
-    /// If none fits, or a broken file could be one of them.
-    pub fn ranking(&self, problem: &Problem, n_rows: usize, step: StepKind) -> Result<Ranking, LibraryError> {
-        choose(&self.library, &self.tables, problem, n_rows as u32, step, &self.target)
-    }
-
-    /// Row counts from which a tuning row for this problem begins to hold in steps of this kind.
-    pub fn bucket_starts(&self, problem: &Problem, step: StepKind) -> Vec<usize> {
-        let edges = self.tables.token_edges(&problem.query(), step, &self.target);
-        edges.into_iter().map(|edge| edge as usize).collect()
-    }
-
-    /// Whether the tables prefer a fused kernel for this problem, and a template fits.
-    pub fn prefers(&self, fused: &Problem, n_rows: usize, step: StepKind) -> bool {
-        self.tables.lookup(&fused.query(), n_rows as u32, step, &self.target).is_some()
-            && self.library.candidates(fused, &self.target).is_ok_and(|candidates| !candidates.is_empty())
-    }
-
-    /// Chooses, renders, compiles or finds, and loads a kernel for everything that is wanted; many at once, and one where several
-    /// come to the same. A choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
+    /// Chooses and loads a kernel for everything that is wanted.
     ///
     /// # Errors
     /// A problem that no choice serves, and why the first of them does not.
     pub fn load_all(
         &self,
-        requests: &[KernelRequest],
+        wanted: &[KernelRequest],
         progress: &dyn Progress,
-    ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel> {
-        let (mut attempts, attempt_of) = self.attempts(requests)?;
+    ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel<PipelineError>> {
+        self.load_ranked(&self.chooser.rank_all(wanted)?, progress)
+    }
+
+    /// Renders, compiles or finds, and loads a kernel for everything that was ranked; many at once, and one where
+    /// several
+    /// come to the same. A choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
+    ///
+    /// # Errors
+    /// A problem that no choice serves, and why the first of them does not.
+    pub fn load_ranked(
+        &self,
+        rankings: &Rankings,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel<PipelineError>> {
+        let mut attempts: Vec<Attempt> = Vec::new();
+        let mut warned = BTreeSet::new();
+        let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
+        for (request, ranking) in &rankings.distinct {
+            for warning in ranking.warnings.iter().filter(|warning| warned.insert((*warning).clone())) {
+                tracing::warn!("{warning}");
+            }
+            attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
+        }
         while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
             self.try_all(&mut attempts, progress)?;
         }
-        Ok(attempt_of.into_iter().map(|i| Arc::clone(attempts[i].loaded.as_ref().expect("just loaded"))).collect())
-    }
-
-    /// One attempt for all that come to the same choices, and for everything wanted the index of its attempt.
-    fn attempts(&self, requests: &[KernelRequest]) -> Result<(Vec<Attempt>, Vec<usize>), NoKernel> {
-        let mut attempts: Vec<Attempt> = Vec::new();
-        let mut answered: Vec<(&KernelRequest, usize)> = Vec::new();
-        let mut warned = BTreeSet::new();
-        let mut attempt_of = Vec::with_capacity(requests.len());
-        for one in requests {
-            let known = answered.iter().find(|(other, _)| *other == one).map(|(_, attempt)| *attempt);
-            attempt_of.push(match known {
-                Some(attempt) => attempt,
-                None => {
-                    let attempt = self.attempt(one, &mut attempts, &mut warned)?;
-                    answered.push((one, attempt));
-                    attempt
-                }
-            });
-        }
-        Ok((attempts, attempt_of))
-    }
-
-    /// The index of the attempt that has the choices for this, which may be a new one.
-    fn attempt(
-        &self,
-        request: &KernelRequest,
-        attempts: &mut Vec<Attempt>,
-        warned: &mut BTreeSet<String>,
-    ) -> Result<usize, NoKernel> {
-        let KernelRequest { problem, n_rows, step } = request;
-        let ranking = choose(&self.library, &self.tables, problem, *n_rows as u32, *step, &self.target);
-        let ranking = ranking.map_err(|error| NoKernel { problem: Box::new(problem.clone()), source: error.into() })?;
-        for warning in ranking.warnings {
-            if warned.insert(warning.clone()) {
-                tracing::warn!("{warning}");
-            }
-        }
-        let choices = ranking.choices;
-        let same = |attempt: &Attempt| attempt.problem == *problem && choice::are_same(&attempt.choices, &choices);
-        Ok(attempts.iter().position(same).unwrap_or_else(|| {
-            attempts.push(Attempt { problem: problem.clone(), choices, at: 0, loaded: None, first_error: None });
-            attempts.len() - 1
-        }))
+        let loaded = |&ranking: &usize| {
+            let attempt = &attempts[attempt_of_ranking[ranking]];
+            Arc::clone(attempt.loaded.as_ref().expect("just loaded"))
+        };
+        Ok(rankings.indices.iter().map(loaded).collect())
     }
 
     /// One round: everything that is not loaded yet, by its current choice.
-    fn try_all(&self, attempts: &mut [Attempt], progress: &dyn Progress) -> Result<(), NoKernel> {
+    fn try_all(&self, attempts: &mut [Attempt], progress: &dyn Progress) -> Result<(), NoKernel<PipelineError>> {
         let mut open: Vec<(&mut Attempt, Rendered)> = Vec::new();
         for attempt in attempts.iter_mut().filter(|attempt| attempt.loaded.is_none()) {
             match self.render(&attempt.choices[attempt.at], &attempt.problem) {
@@ -277,12 +211,12 @@ impl Pipeline {
     }
 
     fn render(&self, choice: &Choice, problem: &Problem) -> Result<Rendered, RenderError> {
-        render(&self.library, &choice.template, problem, &choice.params, &self.target)
+        render(self.library(), &choice.template, problem, &choice.params, self.target())
     }
 
     /// What the compiler is asked for a rendered kernel.
     pub fn request(&self, rendered: &Rendered) -> Request {
-        Request::of(rendered, &self.target)
+        Request::of(rendered, self.target())
     }
 
     /// Renders one template at given parameters.
@@ -290,8 +224,8 @@ impl Pipeline {
     /// # Errors
     /// [`RenderError`].
     pub fn render_with(&self, label: &str, problem: &Problem, params: &Params) -> Result<Rendered, RenderError> {
-        let template = self.library.template(label, self.target.language())?;
-        render(&self.library, template, problem, params, &self.target)
+        let template = self.library().template(label, self.target().language())?;
+        render(self.library(), template, problem, params, self.target())
     }
 
     /// Puts an object on the device.
@@ -301,17 +235,28 @@ impl Pipeline {
     pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
-        let is_of_gpu = self.target.is_real_gpu();
-        let examined = is_of_gpu.then(|| examine(object, &spec, &rendered.resources, &self.target));
+        let is_of_gpu = self.target().is_real_gpu();
+        let examined = is_of_gpu.then(|| examine(object, &spec, &rendered.resources, self.target()));
         let uses = examined.transpose().map_err(|source| PipelineError::Object { label: label.clone(), source })?;
         let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;
         Ok(LoadedKernel { kernel, rendered, origin, uses })
     }
 }
 
+/// The index of the attempt that has these choices, which may be a new one.
+fn index_of(attempts: &mut Vec<Attempt>, request: &KernelRequest, ranking: &Ranking) -> usize {
+    let same =
+        |attempt: &Attempt| attempt.problem == request.problem && choice::are_same(&attempt.choices, &ranking.choices);
+    attempts.iter().position(same).unwrap_or_else(|| {
+        let (problem, choices) = (request.problem.clone(), ranking.choices.clone());
+        attempts.push(Attempt { problem, choices, at: 0, loaded: None, first_error: None });
+        attempts.len() - 1
+    })
+}
+
 impl Attempt {
     /// The next choice, with a warning that says why; or the error of the first, when there is none left.
-    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), NoKernel> {
+    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), NoKernel<PipelineError>> {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
@@ -324,7 +269,7 @@ impl Attempt {
 }
 
 /// An error and what caused it, in a line.
-pub fn with_causes(error: &PipelineError) -> String {
-    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

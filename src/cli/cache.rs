@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::kernels::{KernelArgs, RenderedFor};
+use super::kernels::show::{KernelArgs, RenderedFor};
 use super::output::{Output, human_bytes};
 use super::report::UsageError;
 use crate::object::cache::{

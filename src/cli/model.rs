@@ -10,19 +10,19 @@ use gpu::{DeviceMemory, Driver};
 
 use super::output::Output;
 use super::shapes::ShapeArgs;
+use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::engine::blueprint::ModelOptions;
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
 use crate::pipeline::Pipeline;
 use crate::template::Precision;
-use crate::template::library::Library;
 use crate::tokenizer::Tokenizer;
-use crate::tuning::TuningTables;
 
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.
 const TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
@@ -59,13 +59,8 @@ pub struct DeviceArgs {
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
 
-    /// A folder of templates that go before all others
-    #[arg(long, value_name = "DIR")]
-    pub templates: Option<PathBuf>,
-
-    /// A folder of tuning tables that go before all others
-    #[arg(long, value_name = "DIR")]
-    pub tuning: Option<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
 }
 
 /// How much memory the KV cache takes, and what it holds.
@@ -141,18 +136,12 @@ impl DeviceArgs {
     /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider than it
     /// only because of how they are stored are rounded.
     pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
-        let rounded = checkpoint.rounded();
-        let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
-        match self.precision.unwrap_or(natural) {
-            Precision::Bf16 => (Precision::Bf16, rounded),
-            Precision::F32 => (Precision::F32, checkpoint.clone()),
-        }
+        precision_for(checkpoint, self.precision)
     }
 
     /// Templates, tables, cache, compiler and device.
     pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
-        let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
-        let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
+        let (library, tables) = (self.source.library()?, self.source.tables()?);
         let (target, driver) = self.device.open(&tables, self.threads as usize)?;
         Ok(Pipeline::new(library, tables, target, Store::from_env()?, driver))
     }
@@ -168,19 +157,9 @@ impl DeviceArgs {
         let (precision, checkpoint) = self.precision(checkpoint);
         let pipeline = self.pipeline()?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
-        let options = EngineOptions {
-            pipeline,
-            precision,
-            kv_dtype: cache.dtype(precision),
-            n_slots: sizes.n_slots,
-            capacity_tokens: sizes.capacity_tokens,
-            max_rows: cache.chunk as usize,
-            max_logit_rows: sizes.max_logit_rows,
-            odd_window: (cache.odd_window > 0).then_some(cache.odd_window),
-            kv_budget_bytes,
-        };
+        let model = cache.model_options(precision, sizes, kv_budget_bytes);
         let start = Instant::now();
-        let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
+        let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \
@@ -197,12 +176,37 @@ impl DeviceArgs {
     }
 }
 
+/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
+/// computes with it.
+pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
+    let rounded = checkpoint.rounded();
+    let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
+    match asked.unwrap_or(natural) {
+        Precision::Bf16 => (Precision::Bf16, rounded),
+        Precision::F32 => (Precision::F32, checkpoint.clone()),
+    }
+}
+
 impl KvArgs {
     /// The element type of keys and values.
     pub fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,
+        }
+    }
+
+    /// How a model is run in these sizes.
+    pub fn model_options(&self, precision: Precision, sizes: Sizes, kv_budget_bytes: usize) -> ModelOptions {
+        ModelOptions {
+            precision,
+            kv_dtype: self.dtype(precision),
+            n_slots: sizes.n_slots,
+            capacity_tokens: sizes.capacity_tokens,
+            max_rows: self.chunk as usize,
+            max_logit_rows: sizes.max_logit_rows,
+            odd_window: (self.odd_window > 0).then_some(self.odd_window),
+            kv_budget_bytes,
         }
     }
 

@@ -15,6 +15,7 @@ use crate::checkpoint::CheckpointError;
 use crate::device::DeviceError;
 use crate::engine::EngineError;
 use crate::error::Hint;
+use crate::graph::kv_cache::KvTooLarge;
 use crate::harmony::HarmonyError;
 use crate::object::cache::CacheError;
 use crate::object::compile::CompileError;
@@ -68,6 +69,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<HarmonyError>,
         of::<ChatTemplateError>,
         of::<IsaError>,
+        of::<KvTooLarge>,
         of::<LibraryError>,
         of::<LimitsError>,
         of::<LlvmError>,

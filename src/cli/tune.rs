@@ -8,7 +8,6 @@ mod report;
 mod write;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,6 +16,7 @@ use gpu::Driver;
 use super::model::CompileProgress;
 use super::output::Output;
 use super::report::UsageError;
+use super::source::SourceArgs;
 use crate::choice::{Choice, Why};
 use crate::config::NamedShape;
 use crate::device::{self, Device};
@@ -24,7 +24,6 @@ use crate::dtype::Dtype;
 use crate::object::store::Store;
 use crate::pipeline::Pipeline;
 use crate::target::Target;
-use crate::template::library::Library;
 use crate::template::{Params, Precision, Problem, Template};
 use crate::tuning::TuningTables;
 use crate::workbench::timing::search::{Limits, search};
@@ -116,13 +115,8 @@ pub struct Args {
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 
-    /// Folder of templates, searched before the others
-    #[arg(long, value_name = "DIR")]
-    templates: Option<PathBuf>,
-
-    /// Folder of tuning tables, searched before the others
-    #[arg(long, value_name = "DIR")]
-    tuning: Option<PathBuf>,
+    #[command(flatten)]
+    source: SourceArgs,
 }
 
 fn assignment<T: std::str::FromStr>(text: &str) -> Result<(String, T), String> {
@@ -141,8 +135,7 @@ fn dtype(text: &str) -> Result<(String, Dtype), String> {
 /// # Errors
 /// If there is no such device or op, or nothing of it can be timed.
 pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
-    let tables = TuningTables::load(&TuningTables::default_search(args.tuning.as_deref()))?;
-    let library = Library::load(&Library::default_search(args.templates.as_deref()))?;
+    let (library, tables) = (args.source.library()?, args.source.tables()?);
     let (target, driver) = args.open(&tables)?;
     if target.is_simulated {
         return Err(UsageError("the simulator says nothing of speed: `--device cuda`, `hip` or `cpu`".into()).into());
@@ -212,7 +205,7 @@ impl Tuner<'_> {
         weights: &mut Weights,
         before: Option<&Candidate>,
     ) -> anyhow::Result<Tuned> {
-        let ranking = self.pipeline.ranking(problem, n_tokens as usize, self.args.rows.step())?;
+        let ranking = self.pipeline.chooser().ranking(problem, n_tokens as usize, self.args.rows.step())?;
         for warning in &ranking.warnings {
             self.output.warning(warning);
         }

@@ -1,54 +1,82 @@
 //! The buckets of all segments, with their kernels: what is to be launched is planned by the covers, and loaded at once.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::sync::Arc;
 
 use super::cover::{Candidates, Cover};
+use super::decisions::Decisions;
 use super::error::PlanError;
-use super::options::ExecutorOptions;
+use super::overruled::Overruled;
 use super::segment::{Bucket, PlannedLaunch, Segment};
-use super::{Graph, Rows, StepShape};
+use super::{Graph, Rows, StepLimits, StepShape};
+use crate::choice::{Chooser, KernelRequest, NoKernel};
 use crate::object::store::Progress;
-use crate::pipeline::{KernelRequest, LoadedKernel, NoKernel, Pipeline, with_causes};
+use crate::pipeline::{LoadedKernel, Pipeline, PipelineError, with_causes};
 use crate::template::Problem;
 use crate::tuning::table::StepKind;
 
-/// A segment before its kernels are chosen.
-struct PlannedSegment {
-    rows: Rows,
-    buckets: Vec<PlannedBucket>,
+/// A segment before its kernels are loaded.
+pub(super) struct PlannedSegment {
+    pub rows: Rows,
+    pub buckets: Vec<PlannedBucket>,
 }
 
 /// What a bucket is to launch.
-struct PlannedBucket {
-    step: StepKind,
-    first_row_count: usize,
-    last_row_count: usize,
-    covers: Vec<Cover>,
+pub(super) struct PlannedBucket {
+    pub step: StepKind,
+    pub first_row_count: usize,
+    pub last_row_count: usize,
+    pub covers: Vec<Cover>,
 }
 
-/// Chooses and loads the kernels of all buckets of all segments at once. A run of nodes for which no kernel can be had is done
-/// node by node, with a warning.
+/// Chooses and loads the kernels of all buckets of all segments at once. Own templates that a tuning row overrules are
+/// one warning.
 pub(super) fn load_all(
     graph: &Graph,
     candidates: &[Candidates],
     pipeline: &Pipeline,
-    options: &ExecutorOptions,
+    limits: StepLimits,
     progress: &dyn Progress,
 ) -> Result<Vec<Segment>, PlanError> {
+    let chooser = pipeline.chooser();
+    let serve = |wanted: &[KernelRequest]| {
+        let rankings = chooser.rank_all(wanted).map_err(NoKernel::<PipelineError>::from)?;
+        let kernels = pipeline.load_ranked(&rankings, progress)?;
+        Ok((rankings, kernels))
+    };
+    let (planned, (rankings, kernels)) = served(graph, candidates, chooser, limits, serve)?;
+    if chooser.library().has_own_templates() {
+        let overruled = Overruled::all(graph, chooser, &Decisions::of(&planned, rankings));
+        if let Some(warning) = Overruled::warning(&overruled, chooser.target()) {
+            tracing::warn!("{warning}");
+        }
+    }
+    Ok(segments(planned, kernels))
+}
+
+/// All segments as planned, with what `serve` gives for what they want. A run of nodes that it refuses is done node by
+/// node, with a warning.
+pub(super) fn served<T, E: Error + 'static>(
+    graph: &Graph,
+    candidates: &[Candidates],
+    chooser: &Chooser,
+    limits: StepLimits,
+    serve: impl Fn(&[KernelRequest]) -> Result<T, NoKernel<E>>,
+) -> Result<(Vec<PlannedSegment>, T), E> {
     let mut refused = Vec::new();
     loop {
         let planned: Vec<PlannedSegment> =
-            candidates.iter().map(|segment| plan(graph, segment, pipeline, options, &refused)).collect();
-        let requests: Vec<KernelRequest> =
+            candidates.iter().map(|segment| plan(graph, segment, chooser, limits, &refused)).collect();
+        let wanted: Vec<KernelRequest> =
             planned.iter().flat_map(|segment| &segment.buckets).flat_map(PlannedBucket::requests).collect();
-        match pipeline.load_all(&requests, progress) {
-            Ok(kernels) => return Ok(segments(planned, kernels)),
+        match serve(&wanted) {
+            Ok(served) => return Ok((planned, served)),
             Err(NoKernel { problem, source }) if problem.ops.len() > 1 => {
                 tracing::warn!("`{}` are not fused: {}", problem.ops.join("+"), with_causes(&source));
                 refused.push(*problem);
             }
-            Err(NoKernel { source, .. }) => return Err(source.into()),
+            Err(NoKernel { source, .. }) => return Err(source),
         }
     }
 }
@@ -57,18 +85,18 @@ pub(super) fn load_all(
 fn plan(
     graph: &Graph,
     segment: &Candidates,
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
+    chooser: &Chooser,
+    limits: StepLimits,
     refused: &[Problem],
 ) -> PlannedSegment {
     let rows = graph.nodes[segment.range.start].rows;
     let mut buckets = Vec::new();
     for step in StepKind::ALL {
-        let (least, most) = (StepShape::smallest(step).count(rows), options.largest(step).count(rows));
-        let starts = segment.bucket_starts(pipeline, step, &(least..=most));
+        let (least, most) = (StepShape::smallest(step).count(rows), limits.largest(step).count(rows));
+        let starts = segment.bucket_starts(chooser, step, &(least..=most));
         for (i, &first_row_count) in starts.iter().enumerate() {
             let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
-            let covers = segment.cover(pipeline, first_row_count, step, refused);
+            let covers = segment.cover(chooser, first_row_count, step, refused);
             buckets.push(PlannedBucket { step, first_row_count, last_row_count, covers });
         }
     }
@@ -83,7 +111,7 @@ impl PlannedBucket {
     }
 }
 
-/// Segments of planned and of the kernels that they wanted, in the same order.
+/// Segments as planned and of the kernels that they wanted, in the same order.
 fn segments(planned: Vec<PlannedSegment>, kernels: Vec<Arc<LoadedKernel>>) -> Vec<Segment> {
     let mut kernels = kernels.into_iter();
     let mut launch = |Cover { label, problem, args, scalars, .. }| {

@@ -1,14 +1,14 @@
 //! Which launches a bucket of row counts has: the nodes of a segment, or runs of them that one kernel covers.
 //!
 //! A run is what a template says that it fuses, found node by node in launch order. Whether it is preferred to its nodes is the
-//! tuning tables' affair, through the pipeline; how launches are made of a cover is [`super::plan`]'s.
+//! tuning tables' affair, through the chooser; how launches are made of a cover is [`super::plan`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use super::{Graph, Node, Storage, TensorId};
-use crate::pipeline::Pipeline;
+use crate::choice::{Chooser, NotFused};
 use crate::template::Problem;
 use crate::template::contract::Access;
 use crate::template::signature::{Joint, Signature};
@@ -22,6 +22,19 @@ pub(super) struct Cover {
     pub problem: Problem,
     pub args: BTreeMap<String, TensorId>,
     pub scalars: BTreeMap<String, u32>,
+    /// The nodes in the graph.
+    pub nodes: Range<usize>,
+    /// Longer runs that begin here and are not done by one kernel.
+    pub unfused: Vec<Unfused>,
+}
+
+/// A run of nodes that one kernel could do, and why none does.
+#[derive(Clone, Debug)]
+pub struct Unfused {
+    /// What the kernel would have to do.
+    pub problem: Problem,
+    /// Why it does not.
+    pub why: NotFused,
 }
 
 /// What a segment can be covered with.
@@ -46,16 +59,16 @@ pub(super) fn segments(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Candida
     ranges.into_iter().map(|range| Candidates::of(graph, fusions, range)).collect()
 }
 
-/// The problem of every run of nodes that one kernel may do.
-pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Problem> {
+/// Every run of nodes that one kernel may do: its label and its problem.
+pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<(String, Problem)> {
     let all = segments(graph, fusions).into_iter().flat_map(|segment| segment.runs).flatten();
-    all.map(|run| run.problem).collect()
+    all.map(|run| (run.label, run.problem)).collect()
 }
 
 impl Candidates {
     fn of(graph: &Graph, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
         let runs_at = |at: usize| fusions.iter().filter_map(|run| fused(graph, run, at..range.end)).collect();
-        let singles = graph.nodes[range.clone()].iter().map(single).collect();
+        let singles = range.clone().map(|at| single(graph, at)).collect();
         Self { singles, runs: range.clone().map(runs_at).collect(), range }
     }
 
@@ -66,33 +79,39 @@ impl Candidates {
     }
 
     /// Row counts at which any choice may change in steps of a kind, rising from the first of those that occur.
-    pub fn bucket_starts(&self, pipeline: &Pipeline, step: StepKind, occurring: &RangeInclusive<usize>) -> Vec<usize> {
+    pub fn bucket_starts(&self, chooser: &Chooser, step: StepKind, occurring: &RangeInclusive<usize>) -> Vec<usize> {
         let mut starts = BTreeSet::from([*occurring.start()]);
         for cover in self.singles.iter().chain(self.runs.iter().flatten()) {
-            starts.extend(pipeline.bucket_starts(&cover.problem, step));
+            starts.extend(chooser.bucket_starts(&cover.problem, step));
         }
         starts.into_iter().filter(|start| occurring.contains(start)).collect()
     }
 
     /// The launches of a bucket: from the first node on the longest run that the tuning tables prefer, else a kernel for the
     /// node alone. No run is taken that is among `refused`.
-    pub fn cover(&self, pipeline: &Pipeline, n_rows: usize, step: StepKind, refused: &[Problem]) -> Vec<Cover> {
+    pub fn cover(&self, chooser: &Chooser, n_rows: usize, step: StepKind, refused: &[Problem]) -> Vec<Cover> {
         let mut cover = Vec::new();
         let mut at = 0;
         while at < self.singles.len() {
-            let is_preferred =
-                |run: &&Cover| !refused.contains(&run.problem) && pipeline.prefers(&run.problem, n_rows, step);
-            let next = self.runs[at].iter().find(is_preferred).unwrap_or(&self.singles[at]);
+            let mut unfused = Vec::new();
+            let is_preferred = |run: &&Cover| {
+                let problem = &run.problem;
+                let is_refused = refused.contains(problem);
+                let preferred =
+                    if is_refused { Err(NotFused::Refused) } else { chooser.prefers(problem, n_rows, step) };
+                preferred.map_err(|why| unfused.push(Unfused { problem: problem.clone(), why })).is_ok()
+            };
+            let next = self.runs[at].iter().find(is_preferred).unwrap_or(&self.singles[at]).clone();
             at += next.problem.ops.len();
-            cover.push(next.clone());
+            cover.push(Cover { unfused, ..next });
         }
         cover
     }
 }
 
-fn single(node: &Node) -> Cover {
-    let Node { label, problem, args, scalars, .. } = node.clone();
-    Cover { label, problem, args, scalars }
+fn single(graph: &Graph, at: usize) -> Cover {
+    let Node { label, problem, args, scalars, .. } = graph.nodes[at].clone();
+    Cover { label, problem, args, scalars, nodes: at..at + 1, unfused: Vec::new() }
 }
 
 /// The first nodes of `within` as one, if they are the ops of a run, hand on what it expects, and no name means two things. What
@@ -125,7 +144,7 @@ fn fused(graph: &Graph, run: &Signature, within: Range<usize>) -> Option<Cover> 
         }
     }
     let label = nodes.iter().map(|node| node.label.as_str()).collect::<Vec<_>>().join(" + ");
-    writes_are_apart(run, &args).then_some(Cover { label, problem, args, scalars })
+    writes_are_apart(run, &args).then_some(Cover { label, problem, args, scalars, nodes: range, unfused: Vec::new() })
 }
 
 /// Whether others than the two nodes need the tensor between node `i` of the run and the next one; `None` if these do not
@@ -168,18 +187,12 @@ fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<Strin
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use gpu::sim::SimDriver;
-
     use super::*;
     use crate::checkpoint::tensors::tests::gpt_oss_20b;
     use crate::dtype::Dtype;
     use crate::graph::forward::{ForwardOptions, forward};
     use crate::graph::kv_cache::{KvLayout, KvRequest};
-    use crate::object::cache::{Cache, Limits};
-    use crate::object::compile::CompilerOptions;
-    use crate::object::store::Store;
+
     use crate::target::Target;
     use crate::template::Precision;
     use crate::template::library::{Layer, Library};
@@ -208,27 +221,24 @@ mod tests {
         forward(&config, &KvLayout::new(&config, &request).expect("it fits"), &options)
     }
 
-    fn pipeline(arch: &str, tables: TuningTables) -> Pipeline {
+    fn chooser(arch: &str, tables: TuningTables) -> Chooser {
         let target = tables.gpu(arch).or_else(|_| Target::gpu(arch)).expect("known");
-        let driver = SimDriver::new(arch, target.wave_size, 1).expect("a thread");
-        let cache = Cache::open(&std::env::temp_dir().join("nothing is compiled"), Limits::default());
-        let store = Store::new(cache, CompilerOptions::new(PathBuf::new()));
-        Pipeline::new(Library::from_layers(vec![Layer::built_in()]), tables, target, store, Arc::new(driver))
+        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target)
     }
 
     /// The launches of a step with so many rows, all of which give logits.
-    fn launches(graph: &Graph, pipeline: &Pipeline, n: usize, step: StepKind) -> Vec<Cover> {
-        let segments = segments(graph, &pipeline.fusions());
-        segments.iter().flat_map(|segment| segment.cover(pipeline, n, step, &[])).collect()
+    fn launches(graph: &Graph, chooser: &Chooser, n: usize, step: StepKind) -> Vec<Cover> {
+        let segments = segments(graph, &chooser.fusions());
+        segments.iter().flat_map(|segment| segment.cover(chooser, n, step, &[])).collect()
     }
 
     #[test]
     fn a_step_of_gpt_oss_20b_has_so_many_launches() {
         let (bf16, f32) = (graph(Precision::Bf16), graph(Precision::F32));
         for arch in ["gfx1100", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90"] {
-            let one_by_one = pipeline(arch, TuningTables::default());
-            let built_in = pipeline(arch, TuningTables::load(&[]).expect("right"));
-            let count = |graph: &Graph, pipeline: &Pipeline, n| launches(graph, pipeline, n, StepKind::Decode).len();
+            let one_by_one = chooser(arch, TuningTables::default());
+            let built_in = chooser(arch, TuningTables::load(&[]).expect("right"));
+            let count = |graph: &Graph, chooser: &Chooser, n| launches(graph, chooser, n, StepKind::Decode).len();
             // In a layer 11: norm, qkv, rope, attention, out, norm, gate, route, sort, two products; around them token, angles,
             // embedding, the rows that give logits, norm, unembedding, sampler.
             assert_eq!(count(&bf16, &one_by_one, 1), 24 * 11 + 7, "{arch}");
@@ -243,8 +253,8 @@ mod tests {
     #[test]
     fn what_others_read_is_kept_and_what_is_refused_is_done_node_by_node() {
         let graph = graph(Precision::Bf16);
-        let pipeline = pipeline("gfx942", TuningTables::load(&[]).expect("right"));
-        let all = launches(&graph, &pipeline, 1, StepKind::Decode);
+        let chooser = chooser("gfx942", TuningTables::load(&[]).expect("right"));
+        let all = launches(&graph, &chooser, 1, StepKind::Decode);
         let label = "block.7.mlp.norm + block.7.mlp.gate + block.7.mlp.route + block.7.mlp.sort";
         let run = all.iter().find(|cover| cover.label == label).expect("the router in one launch");
         assert_eq!(run.problem.keeps, ["rmsnorm.y".to_owned()].into());
@@ -253,9 +263,9 @@ mod tests {
         assert_eq!(run.args["assignment"], experts.args["assignment"]);
         assert!(run.args["x"] != run.args["rmsnorm_y"] && !run.args.contains_key("expert"));
 
-        let segments = segments(&graph, &pipeline.fusions());
+        let segments = segments(&graph, &chooser.fusions());
         let cover = |refused: &[Problem]| {
-            segments[0].cover(&pipeline, 1, StepKind::Decode, refused).into_iter().map(|c| c.label)
+            segments[0].cover(&chooser, 1, StepKind::Decode, refused).into_iter().map(|c| c.label)
         };
         let refused: Vec<String> = cover(std::slice::from_ref(&run.problem)).collect();
         assert!(!refused.iter().any(|label| label.contains("mlp.norm + ")), "{refused:?}");

@@ -7,6 +7,7 @@
 //! - [`cover`]: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - `inputs`: what every step is told, in one copy
 //! - `buckets`: the kernels of all of them, drafted and loaded
+//! - [`decisions`]: which these are, and why, without a device; [`overruled`]: own templates that are not among them
 //! - [`plan`]: a graph, chosen kernels and memory, ready to run step after step
 //! - `segment`: their grids and arguments for a number of rows
 //! - `weights`: the checkpoint's tensors on the device
@@ -20,6 +21,7 @@
 pub mod arena;
 mod buckets;
 pub mod cover;
+pub mod decisions;
 pub mod error;
 pub mod forward;
 mod inputs;
@@ -27,6 +29,7 @@ pub mod kv_cache;
 mod lifetimes;
 pub mod memory;
 pub mod options;
+pub mod overruled;
 pub mod plan;
 pub mod profile;
 mod replay;
@@ -99,6 +102,28 @@ impl StepShape {
             Rows::All => self.n_rows,
             Rows::Logits => self.n_logit_rows,
         }
+    }
+}
+
+/// How large steps are at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Most rows of a step.
+    pub max_rows: usize,
+    /// Most rows of a step that give logits.
+    pub max_logit_rows: usize,
+    /// Most rows of a step in which every row is alone in its slot: the slots.
+    pub max_decode_rows: usize,
+}
+
+impl StepLimits {
+    /// The largest step of a kind.
+    pub fn largest(self, kind: StepKind) -> StepShape {
+        let most = match kind {
+            StepKind::Decode => self.max_decode_rows,
+            StepKind::Mixed => self.max_rows,
+        };
+        StepShape { n_rows: self.max_rows.min(most), n_logit_rows: self.max_logit_rows.min(most), kind }
     }
 }
 

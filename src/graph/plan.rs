@@ -68,11 +68,11 @@ impl Executor {
         options: ExecutorOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
-        let candidates = cover::segments(&graph, &pipeline.fusions());
+        let candidates = cover::segments(&graph, &pipeline.chooser().fusions());
         let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
         let planned = |workspace| memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace);
         planned(WorkspaceBytes::default())?.check()?; // before anything is compiled
-        let segments = buckets::load_all(&graph, &candidates, &pipeline, &options, progress)?;
+        let segments = buckets::load_all(&graph, &candidates, &pipeline, options.limits, progress)?;
         let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
         let workspace_bytes = workspace_bytes(&segments)?;
         let memory_plan = planned(workspace_bytes)?;

@@ -35,6 +35,15 @@ pub struct Library {
     environment: Environment<'static>,
 }
 
+/// The templates of a problem's ops.
+#[derive(Clone, Debug)]
+pub struct Examined {
+    /// Those that fit: the highest priority first, then by name.
+    pub candidates: Vec<Arc<Template>>,
+    /// The others, each with the first requirement that does not hold.
+    pub misfits: Vec<(Arc<Template>, Misfit)>,
+}
+
 /// A file that cannot be used, and why.
 #[derive(Clone, Debug)]
 pub struct Broken {
@@ -106,6 +115,11 @@ impl Library {
         &self.broken
     }
 
+    /// Whether any template comes from a folder.
+    pub fn has_own_templates(&self) -> bool {
+        self.templates.iter().any(|template| template.file.origin != Origin::BuiltIn)
+    }
+
     /// The contract of an op.
     ///
     /// # Errors
@@ -142,17 +156,39 @@ impl Library {
     /// # Errors
     /// If a broken file could be one of them.
     pub fn candidates(&self, problem: &Problem, target: &Target) -> Result<Vec<Arc<Template>>, LibraryError> {
+        Ok(self.examined(problem, target)?.candidates)
+    }
+
+    /// The templates of a problem's ops: those that fit it and the target, and why the others do not.
+    ///
+    /// # Errors
+    /// If a broken file could be one of them.
+    pub fn examined(&self, problem: &Problem, target: &Target) -> Result<Examined, LibraryError> {
         if let Some(broken) = self.broken.iter().find(|broken| broken.concerns(problem, target)) {
             return Err(broken.to_error());
         }
-        let mut candidates: Vec<Arc<Template>> = self
-            .templates
-            .iter()
-            .filter(|template| template.ops == problem.ops && template.fits(problem, target).is_ok())
-            .cloned()
-            .collect();
-        candidates.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.variant.cmp(&b.variant)));
-        Ok(candidates)
+        let mut examined = Examined { candidates: Vec::new(), misfits: Vec::new() };
+        for template in self.templates.iter().filter(|template| template.ops == problem.ops) {
+            match template.fits(problem, target) {
+                Ok(()) => examined.candidates.push(Arc::clone(template)),
+                Err(misfit) => examined.misfits.push((Arc::clone(template), misfit)),
+            }
+        }
+        examined.candidates.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        Ok(examined)
+    }
+
+    /// The runs of ops that templates for a target fuse, the longest first.
+    pub fn fusions(&self, target: &Target) -> Vec<Arc<Signature>> {
+        let mut runs: Vec<Arc<Signature>> = Vec::new();
+        for template in &self.templates {
+            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
+            if is_new && template.fits_target(target).is_ok() {
+                runs.push(Arc::clone(&template.signature));
+            }
+        }
+        runs.sort_by_key(|run| std::cmp::Reverse(run.ops.len()));
+        runs
     }
 
     /// The templates of a problem's ops that do not fit, each with the first requirement that does not hold.
@@ -163,13 +199,7 @@ impl Library {
 
     /// The error for a problem that has no candidate, with every template's reason.
     pub fn none_fits(&self, problem: &Problem, target: &Target) -> LibraryError {
-        let reasons = self.misfits(problem, target);
-        LibraryError::NoneFits {
-            op: problem.ops.join("+"),
-            target: target.arch.clone(),
-            precision: problem.precision.name(),
-            reasons: reasons.iter().map(|(template, misfit)| format!("{template} {misfit}")).collect(),
-        }
+        LibraryError::none_fits(problem, target, &self.misfits(problem, target))
     }
 
     pub(super) fn environment(&self) -> &Environment<'static> {

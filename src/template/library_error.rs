@@ -4,9 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::Problem;
 use super::expression::ExpressionError;
 use super::source_file::Place;
+use super::{Misfit, Template};
 use crate::error::Hint;
+use crate::target::Target;
 
 /// What is wrong with a file of the library, or with what was asked of it. Kept with the file until it is needed,
 /// so it can be cloned.
@@ -141,6 +144,18 @@ pub enum LibraryError {
         /// `op/variant`.
         label: String,
     },
+}
+
+impl LibraryError {
+    /// No template is to be had for a problem, each for its reason.
+    pub(crate) fn none_fits(problem: &Problem, target: &Target, misfits: &[(Arc<Template>, Misfit)]) -> Self {
+        Self::NoneFits {
+            op: problem.ops.join("+"),
+            target: target.arch.clone(),
+            precision: problem.precision.name(),
+            reasons: misfits.iter().map(|(template, misfit)| format!("{template} {misfit}")).collect(),
+        }
+    }
 }
 
 impl Hint for LibraryError {

@@ -27,6 +27,7 @@ pub mod work;
 
 pub use problem::{Params, Precision, Problem};
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -221,6 +222,11 @@ impl Template {
     /// `linear/dot`, `rmsnorm+linear/dot`.
     pub fn label(&self) -> String {
         format!("{}/{}", self.ops.join("+"), self.variant)
+    }
+
+    /// The order in which templates are taken where no tuning row decides: the highest priority first, then by name.
+    pub fn rank(&self) -> (Reverse<i64>, &str) {
+        (Reverse(self.priority), &self.variant)
     }
 
     /// The name of the kernel: `linear_dot`, `rmsnorm_linear_dot`.

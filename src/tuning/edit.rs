@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::{fs, io};
 
 use super::TuningError;
-use super::table::{Fact, Facts, Provenance, ProvenanceKind, Row, StepKind, Table, Tokens};
+use super::table::{Fact, Facts, Provenance, Row, StepKind, Table, Tokens};
 
 /// A row to put in.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,11 +160,7 @@ fn new_label(table: &Table, date: &str) -> String {
 }
 
 fn provenance_text(label: &str, provenance: &Provenance) -> String {
-    let kind = match provenance.kind {
-        ProvenanceKind::Measured => "measured",
-        ProvenanceKind::Predicted => "predicted",
-        ProvenanceKind::Hand => "hand",
-    };
+    let kind = provenance.kind.name();
     let mut text = format!("\n[provenance.{label}]\nkind     = \"{kind}\"\n");
     let fields = [
         ("date    ", Some(&provenance.date)),
@@ -264,6 +260,7 @@ fn tidy(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::ProvenanceKind;
     use super::*;
 
     const TABLE: &str = "\

@@ -14,7 +14,7 @@ use std::{fs, io};
 use crate::embedded;
 use crate::error::Hint;
 use crate::target::{self, Target, TargetError, TargetFacts};
-use table::{Facts, Row, StepKind, Table};
+use table::{Facts, Provenance, Row, StepKind, Table};
 
 /// Every table, in the order of the lookup.
 #[derive(Clone, Debug, Default)]
@@ -105,7 +105,7 @@ impl TuningTables {
     /// The folders that are searched before the built-in tables: `--tuning`, and the user's config folder, which need
     /// not exist.
     pub fn default_search(cli_dir: Option<&Path>) -> Vec<PathBuf> {
-        let from_config = dirs::config_dir().map(|dir| dir.join("gptoss-jit/tuning")).filter(|dir| dir.is_dir());
+        let from_config = Self::user_folder().filter(|dir| dir.is_dir());
         cli_dir.map(Path::to_path_buf).into_iter().chain(from_config).collect()
     }
 
@@ -135,7 +135,36 @@ impl TuningTables {
 
     /// The row that applies in a step of this kind, or none: then the templates' priorities and defaults decide.
     pub fn lookup(&self, query: &Query, n_tokens: u32, step: StepKind, target: &Target) -> Option<&Row> {
-        self.rows(query, step, target).find(|row| row.tokens.contains(n_tokens))
+        self.applying(query, n_tokens, step, target).next()
+    }
+
+    /// All rows that apply in a step of this kind: the one that the lookup gives, then those that stand behind it.
+    pub fn applying<'a, 'q>(
+        &'a self,
+        query: &'q Query,
+        n_tokens: u32,
+        step: StepKind,
+        target: &Target,
+    ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+        self.rows(query, step, target).filter(move |row| row.tokens.contains(n_tokens))
+    }
+
+    /// Where a row's numbers come from.
+    pub fn provenance(&self, row: &Row) -> Option<&Provenance> {
+        let mut tables = self.layers.iter().flatten();
+        tables.find(|table| table.rows.iter().any(|own| own.place == row.place))?.provenance.get(&row.provenance)
+    }
+
+    /// Whether any row that concerns a target uses this template.
+    pub fn use_template(&self, template: &str, target: &Target) -> bool {
+        let families = target.families();
+        let mut tables = self.layers.iter().flatten().filter(|table| families.contains(&table.name));
+        tables.any(|table| table.rows.iter().any(|row| row.template == template))
+    }
+
+    /// The user's own folder of tables, which need not exist.
+    pub fn user_folder() -> Option<PathBuf> {
+        dirs::config_dir().map(|dir| dir.join("gptoss-jit/tuning"))
     }
 
     /// The numbers of tokens at which another row may begin to apply in steps of this kind, in rising order; the first is 1.

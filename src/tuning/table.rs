@@ -61,6 +61,9 @@ impl fmt::Display for StepKind {
     }
 }
 
+/// What a row for a run of ops uses that wants them done one by one.
+pub const APART: &str = "apart";
+
 /// One file.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -87,7 +90,7 @@ pub struct Row {
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub step: Option<StepKind>,
-    /// `linear/dot`.
+    /// `linear/dot`, or [`APART`].
     pub template: String,
     /// Those left out have their defaults.
     pub params: BTreeMap<String, u32>,
@@ -134,6 +137,17 @@ pub enum ProvenanceKind {
     Predicted,
     /// Judgement.
     Hand,
+}
+
+impl ProvenanceKind {
+    /// The name in tables and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Predicted => "predicted",
+            Self::Hand => "hand",
+        }
+    }
 }
 
 /// A closed range of numbers of tokens, or one without end. Written `"1-8"`, `"9+"`, `"4"`.

@@ -305,5 +305,5 @@ fn the_kernel_in_the_contributors_guide_is_right() {
         assert!(output.status.success() && told.contains("unrolled"), "{}: {told}{said}", arguments.join(" "));
         n_tried += 1;
     }
-    assert_eq!(n_tried, 3, "ls, show and check");
+    assert_eq!(n_tried, 4, "ls, show, check and plan");
 }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
+use gptoss_jit::engine::blueprint::ModelOptions;
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::error::Hint;
 use gptoss_jit::graph::kv_cache::KvTooLarge;
@@ -65,8 +66,8 @@ pub fn load_checkpoint(
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let options = EngineOptions {
-        pipeline: Pipeline::new(library, tables, Target::host(), store, driver),
+    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver);
+    let model = ModelOptions {
         precision: Precision::F32,
         kv_dtype: Dtype::F32,
         n_slots: how.n_slots,
@@ -76,7 +77,7 @@ pub fn load_checkpoint(
         odd_window: None,
         kv_budget_bytes: how.kv_budget_bytes,
     };
-    Engine::load(checkpoint, options, &()).map_err(Box::new)
+    Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
 }
 
 pub fn greedy(prompt: &[u32], max_new_tokens: usize, stop: &[u32]) -> Request {

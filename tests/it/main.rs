@@ -27,6 +27,7 @@ mod mxfp4;
 mod occupancy;
 mod odd_sizes;
 mod own_templates;
+mod plan;
 mod program;
 mod seeds;
 mod simulator;

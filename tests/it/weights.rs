@@ -10,6 +10,7 @@ use gptoss_jit::checkpoint::encoding::Encoding;
 use gptoss_jit::checkpoint::random::RandomNumbers;
 use gptoss_jit::config::ModelConfig;
 use gptoss_jit::dtype::Dtype;
+use gptoss_jit::engine::blueprint::ModelOptions;
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::error::Hint;
 use gptoss_jit::graph::error::PlanError;
@@ -135,8 +136,8 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
     let (target, driver) = device;
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let options = EngineOptions {
-        pipeline: Pipeline::new(library, tables, target, store(), driver),
+    let pipeline = Pipeline::new(library, tables, target, store(), driver);
+    let model = ModelOptions {
         precision: Precision::Bf16,
         kv_dtype: Dtype::Bf16,
         n_slots: 1,
@@ -146,7 +147,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         odd_window: None,
         kv_budget_bytes: 1 << 30,
     };
-    Engine::load(checkpoint, options, &()).map_err(Box::new)
+    Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
 }
 
 /// Logits after each of a few tokens.

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{SourceArgs, speed};
+use super::speed;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
+use crate::cli::source::TargetArgs;
 use crate::device::{Device, stand_in};
 use crate::object::compile::compiler_for;
 use crate::object::store::Store;
@@ -24,7 +25,7 @@ const MAX_TOLD: usize = 3;
 #[derive(clap::Args)]
 pub(super) struct CheckArgs {
     #[command(flatten)]
-    source: SourceArgs,
+    target: TargetArgs,
 
     /// Only the templates that cover this op
     #[arg(long)]
@@ -123,10 +124,10 @@ struct UsesRow {
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
-    let (library, store) = (args.source.library()?, Store::from_env()?);
-    let tables = args.source.tables()?;
+    let source = &args.target.source;
+    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
     let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
-    let target = opened.as_ref().map_or_else(|| args.source.target(), |(target, _)| Ok(target.clone()))?;
+    let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
     if let Some(flag) = for_gpus.filter(|_| target.platform != Platform::Amd || target.is_simulated) {
         return Err(

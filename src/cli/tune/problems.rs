@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::Args;
+use crate::cli::model_problems;
 use crate::cli::report::UsageError;
-use crate::config::ModelConfig;
-use crate::dtype::Dtype;
-use crate::graph::cover::runs;
-use crate::graph::forward::{ForwardOptions, forward};
-use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, ring_blocks};
+use crate::graph::kv_cache::{BLOCK_TOKENS, ring_blocks};
 use crate::pipeline::Pipeline;
-use crate::template::{Precision, Problem};
+use crate::template::Problem;
 use crate::tuning::table::StepKind;
 
 /// Rows of a step, for ops that look at positions.
@@ -46,7 +43,9 @@ pub(super) fn of(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<V
         pipeline.library().contract(op)?; // an op that is none is an error that lists those that are
     }
     let mut all: Vec<Problem> = Vec::new();
-    for mut problem in in_model(op, args, pipeline)? {
+    let fusions = pipeline.chooser().fusions();
+    for found in model_problems::of(op, args.model, args.precision, pipeline.target(), &fusions)? {
+        let mut problem = found.problem;
         for (name, dtype) in &args.dtype {
             let known = problem.dtypes.keys().cloned().collect::<Vec<_>>().join(", ");
             let unknown = || UsageError(format!("--dtype {name}: expected one of: {known}"));
@@ -83,40 +82,6 @@ fn with_names(problem: &Problem, args: &Args) -> Result<Problem, UsageError> {
         *problem.flags.get_mut(name).ok_or_else(unknown)? = *value;
     }
     Ok(problem)
-}
-
-/// The op's problems in the forward pass, two layers of it: one with a window, one without.
-fn in_model(op: &str, args: &Args, pipeline: &Pipeline) -> anyhow::Result<Vec<Problem>> {
-    let config = args.model.config(Some(2));
-    let dtype = match args.precision {
-        Precision::F32 => Dtype::F32,
-        Precision::Bf16 => Dtype::Bf16,
-    };
-    let kv = KvLayout::new(&config, &request(&config, dtype, pipeline))?;
-    let options = ForwardOptions {
-        precision: args.precision,
-        weight_dtype: dtype,
-        expert_dtype: if dtype == Dtype::Bf16 { Dtype::Mxfp4 } else { dtype }, // as the models are released
-        max_rows: 512,
-        max_logit_rows: 512,
-        takes_tokens: pipeline.target().is_gpu(),
-    };
-    let graph = forward(&config, &kv, &options);
-    let runs = runs(&graph, &pipeline.fusions());
-    let all = graph.nodes.into_iter().map(|node| node.problem).chain(runs);
-    Ok(all.filter(|problem| problem.ops.join("+") == op).collect())
-}
-
-fn request(config: &ModelConfig, dtype: Dtype, pipeline: &Pipeline) -> KvRequest {
-    KvRequest {
-        n_slots: 1,
-        capacity_tokens: config.max_seq_len,
-        max_rows: 512,
-        dtype,
-        matrix_layout: pipeline.target().is_gpu(),
-        odd_window: None,
-        budget_bytes: usize::MAX,
-    }
 }
 
 /// The scalars and inputs of a problem with so many rows.

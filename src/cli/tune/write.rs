@@ -12,6 +12,7 @@ use crate::cli::report::UsageError;
 use crate::object::compile::compiler_for;
 use crate::pipeline::Pipeline;
 use crate::template::Problem;
+use crate::tuning::TuningTables;
 use crate::tuning::edit::{self, NewRow};
 use crate::tuning::table::{Facts, Provenance, ProvenanceKind, Tokens};
 use crate::workbench::timing::Timed;
@@ -43,11 +44,11 @@ pub(super) fn write(all: &[Tuned], args: &Args, pipeline: &Pipeline, output: &Ou
 }
 
 fn path(args: &Args, pipeline: &Pipeline) -> anyhow::Result<PathBuf> {
-    let folder = match &args.tuning {
+    let folder = match &args.source.tuning {
         Some(folder) => folder.clone(),
-        None => dirs::config_dir()
-            .ok_or_else(|| anyhow!("there is no config folder: name one with --tuning"))?
-            .join("gptoss-jit/tuning"),
+        None => {
+            TuningTables::user_folder().ok_or_else(|| anyhow!("there is no config folder: name one with --tuning"))?
+        }
     };
     let families = pipeline.target().families();
     Ok(folder.join(format!("{}.toml", families.first().expect("a target has a name"))))

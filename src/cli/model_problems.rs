@@ -1,0 +1,73 @@
+//! The problems of an op in a model's forward pass, for commands that look at one op.
+
+use std::sync::Arc;
+
+use crate::config::ModelConfig;
+use crate::config::NamedShape;
+use crate::dtype::Dtype;
+use crate::graph::cover::runs;
+use crate::graph::forward::{ForwardOptions, forward};
+use crate::graph::kv_cache::{KvLayout, KvRequest};
+use crate::target::Target;
+use crate::template::signature::Signature;
+use crate::template::{Precision, Problem};
+
+/// Most rows of a step, as `run` has it.
+const MAX_ROWS: usize = 512;
+
+/// A problem of a node, or of a run of nodes.
+#[derive(Clone, Debug)]
+pub struct InModel {
+    /// Where in the model: `block.0.attn.qkv`.
+    pub label: String,
+    /// What is asked for there.
+    pub problem: Problem,
+}
+
+/// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without.
+/// Weights are of the precision's type; experts in MXFP4 at bf16, as the models are released.
+///
+/// - `fusions`: the runs of ops that one kernel may do
+///
+/// # Errors
+/// If the KV cache cannot be laid out.
+pub fn of(
+    op: &str,
+    shape: NamedShape,
+    precision: Precision,
+    target: &Target,
+    fusions: &[Arc<Signature>],
+) -> anyhow::Result<Vec<InModel>> {
+    let config = shape.config(Some(2));
+    let (dtype, expert_dtype) = match precision {
+        Precision::F32 => (Dtype::F32, Dtype::F32),
+        Precision::Bf16 => (Dtype::Bf16, Dtype::Mxfp4),
+    };
+    let is_gpu = target.is_gpu();
+    let kv = KvLayout::new(&config, &request(&config, dtype, is_gpu))?;
+    let options = ForwardOptions {
+        precision,
+        weight_dtype: dtype,
+        expert_dtype,
+        max_rows: MAX_ROWS,
+        max_logit_rows: MAX_ROWS,
+        takes_tokens: is_gpu,
+    };
+    let graph = forward(&config, &kv, &options);
+    let runs = runs(&graph, fusions);
+    let nodes = graph.nodes.into_iter().map(|node| (node.label, node.problem));
+    let of_op = nodes.chain(runs).filter(|(_, problem)| problem.ops.join("+") == op);
+    Ok(of_op.map(|(label, problem)| InModel { label, problem }).collect())
+}
+
+fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest {
+    KvRequest {
+        n_slots: 1,
+        capacity_tokens: config.max_seq_len,
+        max_rows: MAX_ROWS,
+        dtype,
+        matrix_layout,
+        odd_window: None,
+        budget_bytes: usize::MAX,
+    }
+}
