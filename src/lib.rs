@@ -12,6 +12,7 @@ pub mod config;
 pub mod dtype;
 pub mod engine;
 pub mod error;
+pub mod git_lfs;
 pub mod graph;
 pub mod harmony;
 pub mod json_entries;

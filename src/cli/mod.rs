@@ -3,6 +3,7 @@
 //! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
 //! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod auto;
 mod bench;
 mod cache;
 mod cuda;
@@ -12,6 +13,7 @@ mod devices;
 mod doctor;
 mod export;
 mod hip;
+mod hub;
 mod inspect;
 mod kernel_table;
 mod kernels;

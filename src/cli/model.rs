@@ -8,12 +8,14 @@ use clap::Args;
 
 use gpu::{DeviceMemory, Driver};
 
+use super::auto;
 use super::device::Device;
+use super::hub;
 use super::output::Output;
 use super::shapes::ShapeArgs;
 use super::tokenizer::TokenizerArgs;
-use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
+use crate::checkpoint::{Checkpoint, Tensor};
 use crate::dtype::Dtype;
 use crate::engine::{Engine, EngineOptions};
 use crate::graph::kv_cache::BLOCK_TOKENS;
@@ -32,8 +34,8 @@ const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin"
 /// Which model, and which tokenizer.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
-    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; without it the tiny
-    /// model that comes with the program
+    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; or the id of a model that
+    /// Hugging Face's cache has, such as openai/gpt-oss-20b; without it the tiny model that comes with the program
     pub model: Option<PathBuf>,
 
     /// How the tensors of a `.bin` file are stored: what its exporter got wrong
@@ -45,10 +47,11 @@ pub struct ModelArgs {
 }
 
 /// On what, how exactly, and from which kernels.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// Where to run: auto (a GPU, else the cpu), cpu, hip:N (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says
-    /// it is), sim:ARCH (a GPU's kernels, executed and watched by this machine's cores)
+    /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N (an AMD GPU;
+    /// hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a GPU's kernels, executed and
+    /// watched by this machine's cores); N may be left out
     #[arg(long, default_value = "auto", value_name = "D")]
     pub device: Device,
 
@@ -127,7 +130,7 @@ impl ModelArgs {
     /// The checkpoint, without a word.
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         match (&self.model, self.shape.checkpoint()) {
-            (Some(path), _) => Ok(Checkpoint::open(path, self.layout)?),
+            (Some(model), _) => Ok(Checkpoint::open(&hub::locate(model)?, self.layout)?),
             (None, Some(random)) => Ok(random?),
             (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
         }
@@ -168,12 +171,20 @@ impl DeviceArgs {
         }
     }
 
-    /// Templates, tables, cache, compiler and device.
-    pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
+    /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses it. Also gives that
+    /// device's name, for those who open it again.
+    pub fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
         let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
         let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;
-        let (target, driver) = self.device.open(&tables, self.threads as usize)?;
-        Ok(Pipeline::new(library, tables, target, Store::from_env()?, driver))
+        let n_threads = self.threads as usize;
+        let (device, target, driver) = if self.device == Device::Auto {
+            let weights = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
+            auto::choose(&tables, weights).open(&tables, n_threads, Some(output))?
+        } else {
+            let (target, driver) = self.device.open(&tables, n_threads)?;
+            (self.device.clone(), target, driver)
+        };
+        Ok((Pipeline::new(library, tables, target, Store::from_env()?, driver), device))
     }
 
     /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
@@ -185,7 +196,7 @@ impl DeviceArgs {
         output: &Output,
     ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
-        let pipeline = self.pipeline()?;
+        let (pipeline, _) = self.pipeline(&checkpoint, output)?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
         let options = EngineOptions {
             pipeline,

@@ -9,6 +9,7 @@ use super::decode::DecodeError;
 use super::device::NoDeviceOfArch;
 use super::doctor::NotReady;
 use super::export::ExportError;
+use super::hub::HubError;
 use super::output::Output;
 use super::run::getp::NoCount;
 use crate::chat_template::ChatTemplateError;
@@ -64,6 +65,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,
+        of::<HubError>,
         of::<ChatTemplateError>,
         of::<IsaError>,
         of::<LibraryError>,

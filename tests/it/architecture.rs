@@ -18,13 +18,14 @@ const LAYERS: [(&str, &[&str]); 5] = [
 ];
 
 /// Modules beside the layers, each with what it may use. Every layer may use all of them.
-const BESIDE: [(&str, &[&str]); 13] = [
+const BESIDE: [(&str, &[&str]); 14] = [
     ("error", &[]),
     ("json_entries", &[]),
+    ("git_lfs", &["error"]),
     ("dtype", &[]),
     ("config", &["error"]),
-    ("checkpoint", &["config", "dtype", "error", "json_entries"]),
-    ("tokenizer", &["error", "json_entries"]),
+    ("checkpoint", &["config", "dtype", "error", "git_lfs", "json_entries"]),
+    ("tokenizer", &["error", "git_lfs", "json_entries"]),
     ("harmony", &["tokenizer", "error"]),
     ("chat_template", &["harmony", "tokenizer", "error"]),
     ("compute_unit", &[]),
