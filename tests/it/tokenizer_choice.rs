@@ -1,7 +1,5 @@
 //! Which tokenizer goes with a model, in every command that takes one.
 
-use std::fs;
-
 use crate::kinds;
 use crate::models::{Counter, letters_tokenizer};
 use crate::program::{argument, file, run, run_with_stdin};
