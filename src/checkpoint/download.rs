@@ -108,6 +108,11 @@ pub(super) fn map(path: &Path) -> Result<Bytes, CheckpointError> {
     Ok(bytes)
 }
 
+/// Whether there is a file of this name, or a link that should lead to one.
+pub(super) fn is_named(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 /// Why a file may not be there, if there are signs of a download.
 fn absent(path: &Path) -> Option<DownloadError> {
     let folder = folder_of(path);

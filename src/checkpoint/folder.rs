@@ -181,7 +181,11 @@ impl Files {
         let is_openai = self.inventory.get("embedding.weight").is_some();
         let format = if is_openai { &assembly::OPENAI } else { &assembly::HUGGING_FACE };
         let tensors = assemble(self.inventory, format, &config)?;
-        let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists()).map(TokenizerSource::File);
+        let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| download::is_named(path));
+        if let Some(path) = &tokenizer {
+            map(path)?; // what is named and not there is not to be replaced by the built-in one
+        }
+        let tokenizer = tokenizer.map(TokenizerSource::File);
         let chat_template = chat_template(folder)?;
         let origin = Origin { files: self.paths, total_bytes: self.total_bytes, tokenizer, chat_template };
         Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
@@ -192,8 +196,9 @@ impl Files {
 /// A folder that has but the latter stands for it.
 fn with_weights(folder: &Path) -> PathBuf {
     let original = folder.join(ORIGINAL);
-    let has_own = folder.join(INDEX).exists() || safetensors_in(folder).is_ok_and(|files| !files.is_empty());
-    if !has_own && original.join(CONFIG).exists() { original } else { folder.to_owned() }
+    let has_weights =
+        |folder: &Path| folder.join(INDEX).exists() || safetensors_in(folder).is_ok_and(|files| !files.is_empty());
+    if !has_weights(folder) && has_weights(&original) { original } else { folder.to_owned() }
 }
 
 /// The names of a folder's safetensors files, sorted.
@@ -261,7 +266,7 @@ struct Index {
 fn chat_template(folder: &Path) -> Result<Option<String>, CheckpointError> {
     let read = |name| {
         let path = folder.join(name);
-        let there = path.exists().then(|| map(&path)).transpose()?;
+        let there = download::is_named(&path).then(|| map(&path)).transpose()?;
         let too_long = |bytes: &Bytes| bytes.len() > MAX_TEMPLATE_BYTES;
         match there {
             Some(bytes) if too_long(&bytes) => in_file(&path, Err(FolderError::TemplateTooLong { found: bytes.len() })),

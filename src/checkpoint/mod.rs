@@ -295,7 +295,7 @@ impl Checkpoint {
         } else {
             let mut checkpoint = bin::read(bytes.clone(), layout)?;
             let tokenizer = path.with_file_name(TOKENIZER_BIN);
-            checkpoint.origin.tokenizer = tokenizer.exists().then_some(TokenizerSource::File(tokenizer));
+            checkpoint.origin.tokenizer = download::is_named(&tokenizer).then_some(TokenizerSource::File(tokenizer));
             checkpoint
         };
         checkpoint.origin.files.push(path.to_owned());

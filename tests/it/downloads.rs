@@ -137,6 +137,10 @@ fn a_link_to_nothing_is_told_with_where_it_points() {
     refused(&snapshot, "the file is a link to `../../blobs/blob-of-model.safetensors`, which is not there");
     refused(&snapshot, "hint: `hf download openai/gpt-oss-20b");
     refused(&snapshot.join("model.safetensors"), "is a link to `../../blobs/blob-of-model.safetensors`");
+    // Nor is the built-in tokenizer taken for one that a link should lead to.
+    let cache = HubCache::of("openai/gpt-oss-20b", "hf-mxfp4");
+    fs::remove_file(cache.blobs().join("blob-of-tokenizer.json")).expect("there");
+    refused(&cache.snapshot(), "the file is a link to `../../blobs/blob-of-tokenizer.json`, which is not there");
     let folder = tempfile::tempdir().expect("a temporary folder");
     symlink("elsewhere.gguf", folder.path().join("model.gguf")).expect("linked");
     refused(&folder.path().join("model.gguf"), "the file is a link to `elsewhere.gguf`, which is not there");

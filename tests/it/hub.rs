@@ -31,7 +31,7 @@ fn every_command_that_takes_a_model_takes_its_id() {
         let logits = at.join("logits.npy");
         of(&["logits", &model, "--ids", &ids, "-o", &argument(&logits)]);
         let bench = ["bench", &model, "--work", "decode", "-b", "1", "-n", "1", "--context", "2", "--json"];
-        let bench = of(&bench).json();
+        let bench: serde_json::Value = serde_json::from_str(of(&bench).text()).expect("JSON");
         (
             of(&["run", &model, "-i", "Once", "-n", "4"]).stdout,
             of(&["inspect", &model, "--json"]).json()["parameters"].clone(),

@@ -7,6 +7,7 @@ mod cache;
 mod chat;
 mod checkpoint;
 mod compile;
+mod completions;
 mod contracts;
 mod doctor;
 mod downloads;
