@@ -1,8 +1,10 @@
-//! Downloads that are not whole: what Hugging Face's tools and Git leave where a file should be, and what completes them.
+//! Downloads that are not whole: what Hugging Face's tools and Git leave where a file should be, and what completes
+//! them.
 //!
-//! Hugging Face's cache has a folder `models--ORG--NAME` for a model: `blobs/` with the files, named by their digests, and
-//! `snapshots/REVISION/` with links to them. A file that is being downloaded is `blobs/DIGEST.incomplete`, and its link is made when it is
-//! whole. Downloads to a folder of the user's choice are begun in its `.cache/huggingface/download/`.
+//! Hugging Face's cache has a folder `models--ORG--NAME` for a model: `blobs/` with the files, named by their digests,
+//! and `snapshots/REVISION/` with links to them. A file that is being downloaded is `blobs/DIGEST.incomplete`, and its
+//! link is made when it is whole. Downloads to a folder of the user's choice are begun in its
+//! `.cache/huggingface/download/`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -156,8 +158,8 @@ pub(super) fn completion(folder: &Path) -> String {
     }
 }
 
-/// The command that fetches a model into Hugging Face's cache: the files of its folder, and not those of folders in it, which are the
-/// same weights in other formats.
+/// The command that fetches a model into Hugging Face's cache: the files of its folder, and not those of folders in it,
+/// which are the same weights in other formats.
 pub fn fetches(id: &str) -> String {
     format!("`hf download {id} --exclude \"*/*\"`")
 }

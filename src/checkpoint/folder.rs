@@ -192,8 +192,8 @@ impl Files {
     }
 }
 
-/// The folder that the weights are in: OpenAI's models have them in Hugging Face's layout, and once more in `original/`, in their own.
-/// A folder that has but the latter stands for it.
+/// The folder that the weights are in: OpenAI's models have them in Hugging Face's layout, and once more in
+/// `original/`, in their own. A folder that has but the latter stands for it.
 fn with_weights(folder: &Path) -> PathBuf {
     let original = folder.join(ORIGINAL);
     let has_weights =

@@ -6,8 +6,8 @@
 //!
 //! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them. [`safetensors`],
 //! in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors, of which [`assembly`] makes
-//! those of the model. [`download`] knows what is there of a file that is not. [`random`] describes weights that are made where they are used; [`export`] writes any checkpoint as a
-//! `.bin` file, and [`size`] says what one takes.
+//! those of the model. [`download`] knows what is there of a file that is not. [`random`] describes weights that are
+//! made where they are used; [`export`] writes any checkpoint as a `.bin` file, and [`size`] says what one takes.
 
 pub mod assembly;
 pub mod bin;

@@ -1,7 +1,7 @@
 //! `--device auto`: the GPU with the most compute that the model fits on, or else this machine's cores.
 //!
-//! Compute is what the matrix units of all compute units do in a second, if the tables say that of every GPU that is here; where they leave
-//! one out, it is the number of compute units.
+//! Compute is what the matrix units of all compute units do in a second, if the tables say that of every GPU that is
+//! here; where they leave one out, it is the number of compute units.
 
 use std::sync::Arc;
 

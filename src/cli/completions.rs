@@ -31,8 +31,9 @@ pub fn run(args: &Args, mut program: clap::Command, output: &Output) -> anyhow::
     Ok(output.bytes(&script)?)
 }
 
-/// clap_complete 4.6 spells the states of its script for bash in two ways if the program has a hyphen in its name, so that no flag of any command
-/// is completed: one where a state is entered, another where it is left for what completes it.
+/// clap_complete 4.6 spells the states of its script for bash in two ways if the program has a hyphen in its name, so
+/// that no flag of any command is completed: one where a state is entered, another where it is left for what completes
+/// it.
 fn with_one_spelling(script: &[u8], name: &str) -> Vec<u8> {
     let [left, entered] = ["__subcmd__", "__"].map(|separator| name.replace('-', separator));
     String::from_utf8_lossy(script).replace(&left, &entered).into_bytes()

@@ -91,8 +91,8 @@ fn command() -> clap::Command {
     with_variables(Cli::command()).mut_subcommands(with_variables)
 }
 
-/// The folder of a job, if this process was started by this program to compile a kernel. That is no command of a person's: it stands in no
-/// help and among no suggestions.
+/// The folder of a job, if this process was started by this program to compile a kernel. That is no command of a
+/// person's: it stands in no help and among no suggestions.
 fn job() -> Option<PathBuf> {
     let mut words = std::env::args_os().skip(1);
     (words.next()? == WORKER).then(|| words.next().map(PathBuf::from))?

@@ -34,8 +34,9 @@ const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin"
 /// Which model, and which tokenizer.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
-    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; or the id of a model that
-    /// Hugging Face's cache has, such as openai/gpt-oss-20b; without it the tiny model that comes with the program
+    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; or the id
+    /// of a model that Hugging Face's cache has, such as openai/gpt-oss-20b; without it the tiny model that comes with
+    /// the program
     pub model: Option<PathBuf>,
 
     /// How the tensors of a `.bin` file are stored: what its exporter got wrong
@@ -49,9 +50,9 @@ pub struct ModelArgs {
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N (an AMD GPU;
-    /// hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a GPU's kernels, executed and
-    /// watched by this machine's cores); N may be left out
+    /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N
+    /// (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a
+    /// GPU's kernels, executed and watched by this machine's cores); N may be left out
     #[arg(long, default_value = "auto", value_name = "D")]
     pub device: Device,
 
@@ -171,8 +172,8 @@ impl DeviceArgs {
         }
     }
 
-    /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses it. Also gives that
-    /// device's name, for those who open it again.
+    /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses
+    /// it. Also gives that device's name, for those who open it again.
     pub fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
         let library = Library::load(&Library::default_search(self.templates.as_deref()))?;
         let tables = TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?;

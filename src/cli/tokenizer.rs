@@ -16,8 +16,8 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// What text and ids are converted with.
 #[derive(Args, Debug)]
 pub struct TokenizerArgs {
-    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own (beside a `.bin`
-    /// file, a `tokenizer.bin`), or o200k_harmony, which is built in
+    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own
+    /// (beside a `.bin` file, a `tokenizer.bin`), or o200k_harmony, which is built in
     #[arg(short = 'z', long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
 

@@ -143,8 +143,8 @@ struct Generated {
 }
 
 impl Generated {
-    /// Positions per second, those of the prompt included: what the seeds print as `achieved tok/s`. A run that generated nothing has
-    /// no such rate.
+    /// Positions per second, those of the prompt included: what the seeds print as `achieved tok/s`. A run that
+    /// generated nothing has no such rate.
     fn tok_per_s(&self, seconds: f64) -> Option<f64> {
         let positions = (self.n_prompt + self.ids.len()).saturating_sub(1);
         (seconds > 0.0 && !self.ids.is_empty()).then(|| positions as f64 / seconds)

@@ -65,7 +65,8 @@ fn prompts(input: &OsStr, first_lines: i64, output: &Output) -> anyhow::Result<V
     read_prompts(path, &bytes, first_lines, output)
 }
 
-/// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to be run as a prompt.
+/// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to
+/// be run as a prompt.
 fn looks_like_a_path(text: &OsStr) -> bool {
     let is_one_word = !text.as_encoded_bytes().iter().any(u8::is_ascii_whitespace);
     let has_extension = Path::new(text).extension().is_some_and(|extension| !extension.is_empty());

@@ -60,8 +60,8 @@ pub struct Args {
     #[arg(short, long, value_enum)]
     mode: Option<Mode>,
 
-    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file of prompts (getp;
-    /// what is no file and does not look like one is the only prompt)
+    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file of
+    /// prompts (getp; what is no file and does not look like one is the only prompt)
     #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     input: Option<OsString>,
 

@@ -4,7 +4,8 @@ use super::Room;
 use super::commands::text;
 use crate::hiprtc;
 
-/// What is said of a choice. Nothing is compiled: there is no hipRTC where it is looked for, and then it is on a GPU that the run fails.
+/// What is said of a choice. Nothing is compiled: there is no hipRTC where it is looked for, and then it is on a GPU
+/// that the run fails.
 fn said(orders: &str, device: &str, more: &[&str]) -> String {
     let room = Room::new(orders);
     let mut command = room.program(&["run", "-i", "Once upon a time", "-n", "6", "--device", device]);
