@@ -1,21 +1,23 @@
 //! Checkpoints of several files: a folder with a `config.json` and safetensors files, of which an index says what lies where.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
 
 use bytes::Bytes;
 use serde::Deserialize;
 
 use super::assembly::{self, assemble};
 use super::inventory::Inventory;
-use super::{Checkpoint, CheckpointError, Origin, TokenizerSource, config_json, safetensors};
+use super::{Checkpoint, CheckpointError, Origin, TokenizerSource, config_json, download, safetensors};
 use crate::error::Hint;
 use crate::json_entries::JsonEntries;
 
 const CONFIG: &str = "config.json";
 const WHOLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Where OpenAI has the same weights in its own layout.
+const ORIGINAL: &str = "original";
 const TOKENIZER: &str = "tokenizer.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Where older snapshots have the template.
@@ -31,8 +33,13 @@ const MAX_INDEX_BYTES: usize = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// There is nothing that a model could be in.
-    #[error("the folder has none of `{WHOLE}`, `{INDEX}` or another file `*.safetensors`")]
-    NoWeights,
+    #[error("the folder has none of `{WHOLE}`, `{INDEX}` or another file `*.safetensors`{}", download::of_begun(begun))]
+    NoWeights {
+        /// Files whose download has begun.
+        begun: Vec<PathBuf>,
+        /// What completes it.
+        completion: String,
+    },
     /// There are several, and no index.
     #[error("the folder has {} files `*.safetensors` and no `{INDEX}`", files.len())]
     NoIndex {
@@ -82,7 +89,10 @@ pub enum FolderError {
 impl Hint for FolderError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::NoWeights => "name the `.gguf` or `.bin` file itself, or a folder as Hugging Face has them".into(),
+            Self::NoWeights { begun, completion } if !begun.is_empty() => completion.clone(),
+            Self::NoWeights { .. } => {
+                "name the `.gguf` or `.bin` file itself, or a folder as Hugging Face has them".into()
+            }
             Self::NoIndex { .. } => format!("download `{INDEX}` too: it says which tensor lies in which file"),
             Self::Outside { .. } => "do not trust this checkpoint: a right index names files of its own folder".into(),
             _ => "download the checkpoint's files again, all of the same revision".into(),
@@ -100,6 +110,7 @@ pub(super) fn is_index(path: &Path) -> bool {
 /// # Errors
 /// What is wrong with any of its files.
 pub(super) fn read(folder: &Path) -> Result<Checkpoint, CheckpointError> {
+    let folder = &with_weights(folder);
     let config = map(&folder.join(CONFIG))?;
     let config = in_file(&folder.join(CONFIG), config_json::read(&config))?;
     let mut files = Files::default();
@@ -148,6 +159,7 @@ impl Files {
         let index = map(&path)?;
         let mut index = in_file(&path, read_index(&index))?;
         let shards: BTreeSet<String> = index.values().cloned().collect();
+        in_file(&path, download::check_shards(folder, shards.iter()))?;
         let mut wrong = Vec::new();
         for shard in shards {
             for name in self.read(&folder.join(&shard))? {
@@ -168,11 +180,38 @@ impl Files {
         let is_openai = self.inventory.get("embedding.weight").is_some();
         let format = if is_openai { &assembly::OPENAI } else { &assembly::HUGGING_FACE };
         let tensors = assemble(self.inventory, format, &config)?;
-        let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists()).map(TokenizerSource::Json);
+        let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| download::is_named(path));
+        if let Some(path) = &tokenizer {
+            map(path)?; // what is named and not there is not to be replaced by the built-in one
+        }
+        let tokenizer = tokenizer.map(TokenizerSource::File);
         let chat_template = chat_template(folder)?;
         let origin = Origin { files: self.paths, total_bytes: self.total_bytes, tokenizer, chat_template };
         Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
     }
+}
+
+/// The folder that the weights are in: OpenAI's models have them in Hugging Face's layout, and once more in
+/// `original/`, in their own. A folder that has but the latter stands for it.
+fn with_weights(folder: &Path) -> PathBuf {
+    let original = folder.join(ORIGINAL);
+    let has_weights =
+        |folder: &Path| folder.join(INDEX).exists() || safetensors_in(folder).is_ok_and(|files| !files.is_empty());
+    if !has_weights(folder) && has_weights(&original) { original } else { folder.to_owned() }
+}
+
+/// The names of a folder's safetensors files, sorted.
+fn safetensors_in(folder: &Path) -> io::Result<Vec<String>> {
+    let names = fs::read_dir(folder)?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut files: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
+    files.sort_unstable();
+    Ok(files)
+}
+
+/// Whether a file's name says that it is one of several: `model-00001-of-00003.safetensors`.
+fn is_shard(name: &str) -> bool {
+    let count = name.trim_end_matches(".safetensors").rsplit_once("-of-").map(|(_, count)| count.parse::<u32>());
+    matches!(count, Some(Ok(2..)))
 }
 
 /// The name of a folder's only safetensors file.
@@ -180,17 +219,14 @@ fn only_file(folder: &Path) -> Result<String, CheckpointError> {
     if folder.join(WHOLE).exists() {
         return Ok(WHOLE.into());
     }
-    let entries = fs::read_dir(folder).map_err(CheckpointError::Map)?;
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut files: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
-    files.sort_unstable();
-    match (files.pop(), files.is_empty()) {
-        (Some(only), true) => Ok(only),
-        (Some(last), false) => {
-            files.push(last);
-            Err(FolderError::NoIndex { files }.into())
+    let files = safetensors_in(folder).map_err(CheckpointError::Map)?;
+    match files.as_slice() {
+        [only] if !is_shard(only) => Ok(only.clone()),
+        [_, ..] => Err(FolderError::NoIndex { files }.into()),
+        [] => {
+            let (begun, completion) = (download::begun(folder), download::completion(folder));
+            Err(FolderError::NoWeights { begun, completion }.into())
         }
-        (None, _) => Err(FolderError::NoWeights.into()),
     }
 }
 
@@ -229,7 +265,7 @@ struct Index {
 fn chat_template(folder: &Path) -> Result<Option<String>, CheckpointError> {
     let read = |name| {
         let path = folder.join(name);
-        let there = path.exists().then(|| map(&path)).transpose()?;
+        let there = download::is_named(&path).then(|| map(&path)).transpose()?;
         let too_long = |bytes: &Bytes| bytes.len() > MAX_TEMPLATE_BYTES;
         match there {
             Some(bytes) if too_long(&bytes) => in_file(&path, Err(FolderError::TemplateTooLong { found: bytes.len() })),
@@ -275,7 +311,7 @@ impl ChatTemplates {
 }
 
 fn map(path: &Path) -> Result<Bytes, CheckpointError> {
-    in_file(path, mapped_file::map(path).map_err(CheckpointError::Map))
+    in_file(path, download::map(path))
 }
 
 /// Says which of several files an error is about.

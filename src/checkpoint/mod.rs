@@ -6,13 +6,14 @@
 //!
 //! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them. [`safetensors`],
 //! in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors, of which [`assembly`] makes
-//! those of the model. [`random`] describes weights that are made where they are used; [`export`] writes any checkpoint as a
-//! `.bin` file, and [`size`] says what one takes.
+//! those of the model. [`download`] knows what is there of a file that is not. [`random`] describes weights that are
+//! made where they are used; [`export`] writes any checkpoint as a `.bin` file, and [`size`] says what one takes.
 
 pub mod assembly;
 pub mod bin;
 pub mod config_json;
 pub mod conversion;
+pub mod download;
 pub mod encoding;
 pub mod export;
 pub mod folder;
@@ -37,6 +38,7 @@ use crate::dtype::Dtype;
 use crate::error::Hint;
 
 use config_json::ConfigFileError;
+use download::DownloadError;
 use folder::FolderError;
 use gguf::GgufError;
 use gguf::model::GgufTokenizer;
@@ -46,6 +48,9 @@ use random::RandomNumbers;
 use rearranged::{Order, Piece, Rearranged, Step};
 use safetensors::SafetensorsError;
 use stored::Number;
+
+/// What the seeds' exporters name the tokenizer of a `.bin` file.
+pub const TOKENIZER_BIN: &str = "tokenizer.bin";
 
 /// A model: its dimensions and every weight by its canonical name.
 #[derive(Clone, Debug)]
@@ -76,8 +81,8 @@ pub struct Origin {
 /// A tokenizer that comes with a checkpoint.
 #[derive(Clone, Debug)]
 pub enum TokenizerSource {
-    /// A `tokenizer.json` beside the weights.
-    Json(PathBuf),
+    /// A `tokenizer.json`, or beside a `.bin` file a `tokenizer.bin`.
+    File(PathBuf),
     /// Keys of a GGUF file.
     Gguf(GgufTokenizer),
 }
@@ -177,6 +182,9 @@ pub enum CheckpointError {
         /// The kind of file that it is.
         found: &'static str,
     },
+    /// The file is not there, or not whole.
+    #[error(transparent)]
+    Download(#[from] DownloadError),
     /// A safetensors file.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
@@ -205,7 +213,11 @@ pub enum CheckpointError {
 impl Hint for CheckpointError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::File { source, .. } | Self::Part { source, .. } => source.hint(),
+            Self::File { path, source } | Self::Part { path, source } => match &**source {
+                Self::Safetensors(error) if error.is_cut_short() => Some(download::again(path)),
+                source => source.hint(),
+            },
+            Self::Download(error) => error.hint(),
             Self::Safetensors(error) => error.hint(),
             Self::Gguf(error) => error.hint(),
             Self::ConfigFile(error) => error.hint(),
@@ -266,7 +278,7 @@ impl Checkpoint {
             layout.expect_none("a folder")?;
             return folder::read(path);
         }
-        let bytes = mapped_file::map(path).map_err(CheckpointError::Map)?;
+        let bytes = download::map(path)?;
         let is_named = |extension: &str| path.extension().is_some_and(|found| found == extension);
         if folder::is_index(path) {
             layout.expect_none("an index of safetensors files")?;
@@ -281,7 +293,10 @@ impl Checkpoint {
             layout.expect_none("a GGUF file")?;
             gguf::model::read(&bytes)?
         } else {
-            bin::read(bytes.clone(), layout)?
+            let mut checkpoint = bin::read(bytes.clone(), layout)?;
+            let tokenizer = path.with_file_name(TOKENIZER_BIN);
+            checkpoint.origin.tokenizer = download::is_named(&tokenizer).then_some(TokenizerSource::File(tokenizer));
+            checkpoint
         };
         checkpoint.origin.files.push(path.to_owned());
         checkpoint.origin.total_bytes = bytes.len() as u64;

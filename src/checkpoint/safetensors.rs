@@ -120,12 +120,20 @@ pub enum SafetensorsError {
 impl Hint for SafetensorsError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Truncated { .. } => Some("the file is cut short: download or copy it again".into()),
-            Self::Data { expected, found } if found < expected => {
-                Some("the file is cut short: download or copy it again".into())
-            }
+            error if error.is_cut_short() => Some("the file is cut short: download or copy it again".into()),
             Self::HeaderLength { .. } | Self::Header(_) => Some("is this a safetensors file?".into()),
             _ => Some("whatever wrote this file did not keep to the format: write it again with `safetensors`".into()),
+        }
+    }
+}
+
+impl SafetensorsError {
+    /// Whether there is less of the file than there should be.
+    pub fn is_cut_short(&self) -> bool {
+        match self {
+            Self::Truncated { .. } => true,
+            Self::Data { expected, found } => found < expected,
+            _ => false,
         }
     }
 }

@@ -18,13 +18,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::kernels::show::{KernelArgs, RenderedFor};
-use super::output::{Output, human_bytes};
+use super::output::Output;
 use super::report::UsageError;
 use crate::object::cache::{
     Cache, CacheError, Difference, Explanation, Folder, Limits, Listed, PruneOptions, Removed, parse_size,
 };
 use crate::object::compile::Request;
 use crate::object::store::Store;
+use crate::units::human_bytes;
 
 /// The arguments of `gptoss-jit cache`.
 #[derive(clap::Args)]

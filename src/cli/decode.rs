@@ -18,6 +18,9 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// them apart.
 #[derive(clap::Args)]
 pub struct Args {
+    /// A model, for its tokenizer: any that `run` takes
+    model: Option<PathBuf>,
+
     /// A file with ids separated by blanks; without it, stdin
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
@@ -78,7 +81,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
             input
         }
     };
-    let tokenizer = args.tokenizer.alone(None)?;
+    let tokenizer = args.tokenizer.of_model(args.model.as_deref(), None)?;
     let input = String::from_utf8_lossy(&input); // a word that is not UTF-8 is no id either
     let asked = args.line.map(NonZeroUsize::get);
     for (i, line) in input.lines().enumerate().filter(|(i, _)| asked.is_none_or(|asked| asked == i + 1)) {

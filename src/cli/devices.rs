@@ -12,9 +12,10 @@ use gpu::hip::HipRuntime;
 use gpu::{DeviceFacts, GpuError};
 use serde::Serialize;
 
-use super::output::{Output, human_bytes};
+use super::output::Output;
 use crate::device::{chain, cuda, hip};
 use crate::target::Target;
+use crate::units::human_bytes;
 
 /// List the devices that `--device` can name here
 #[derive(clap::Args)]

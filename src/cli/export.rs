@@ -14,12 +14,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::model::ModelArgs;
 use super::new_file::{NewFile, NoSpace};
-use super::output::{Output, human_bytes};
+use super::output::Output;
 use super::report::UsageError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::export::BinFile;
 use crate::dtype::Dtype;
 use crate::error::Hint;
+use crate::units::human_bytes;
 
 /// Writes any checkpoint as a `.bin` file: f32 or bf16, MXFP4 written out.
 ///

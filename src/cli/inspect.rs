@@ -4,12 +4,13 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::model::ModelArgs;
-use super::output::{Output, human_bytes};
+use super::output::Output;
 use crate::checkpoint::Tensor;
 use crate::checkpoint::bin::HEADER;
 use crate::checkpoint::layout::Finding;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
+use crate::units::human_bytes;
 
 /// Shows a checkpoint's dimensions, tensors, and what is wrong with it.
 ///

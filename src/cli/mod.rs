@@ -5,14 +5,18 @@
 
 mod bench;
 mod cache;
+mod completions;
 mod decode;
 mod devices;
 mod doctor;
+mod environment;
 mod export;
+mod hub;
 mod inspect;
 mod kernel_table;
 mod kernels;
 mod logits;
+mod man;
 mod model;
 mod model_problems;
 mod new_file;
@@ -29,13 +33,13 @@ mod tune;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{ColorChoice, Output};
 
 /// gpt-oss on AMD GPUs, with kernels that are data.
 #[derive(Parser)]
-#[command(name = "gptoss-jit", version, disable_help_subcommand = true)]
+#[command(name = "gptoss-jit", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -57,6 +61,9 @@ struct Cli {
     color: ColorChoice,
 }
 
+/// What this program is started with to compile one kernel and leave.
+const WORKER: &str = "__compile-worker";
+
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
@@ -72,23 +79,45 @@ enum Command {
     Tune(Box<tune::Args>),
     Devices(devices::Args),
     Doctor(doctor::Args),
-    /// Compiles one kernel and leaves; started by this program only
-    #[command(name = "__compile-worker", hide = true)]
-    CompileWorker {
-        /// The folder with the job
-        folder: PathBuf,
-    },
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+/// The program's commands and flags. All help ends with the environment variables.
+fn command() -> clap::Command {
+    let with_variables = |command: clap::Command| command.after_long_help(environment::help());
+    with_variables(Cli::command()).mut_subcommands(with_variables)
+}
+
+/// The folder of a job, if this process was started by this program to compile a kernel. That is no command of a
+/// person's: it stands in no help and among no suggestions.
+fn job() -> Option<PathBuf> {
+    let mut words = std::env::args_os().skip(1);
+    (words.next()? == WORKER).then(|| words.next().map(PathBuf::from))?
 }
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    if let Some(folder) = job() {
+        tell_warnings();
+        let output = Output::new(false, false, false, ColorChoice::Auto);
+        return report::exit_code(crate::object::compile::run_worker(&folder).map_err(Into::into), &output);
+    }
+    let cli = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
             return ExitCode::from(error.exit_code() as u8);
         }
     };
+    tell_warnings();
+    let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
+    let result = dispatch(cli.command, &output);
+    report::exit_code(result, &output)
+}
+
+/// Has what the library warns of printed on stderr.
+fn tell_warnings() {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()),
@@ -96,9 +125,6 @@ pub fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .event_format(output::Warnings)
         .init();
-    let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
-    let result = dispatch(cli.command, &output);
-    report::exit_code(result, &output)
 }
 
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
@@ -115,6 +141,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Tune(args) => tune::run(&args, output),
         Command::Devices(args) => devices::run(args, output),
         Command::Doctor(args) => doctor::run(args, output),
-        Command::CompileWorker { folder } => Ok(crate::object::compile::run_worker(&folder)?),
+        Command::Completions(args) => completions::run(&args, self::command(), output),
+        Command::Man(args) => man::run(&args, self::command(), output),
     }
 }

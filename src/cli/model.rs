@@ -8,13 +8,15 @@ use clap::Args;
 
 use gpu::{DeviceMemory, Driver};
 
+use super::hub;
 use super::output::Output;
 use super::shapes::ShapeArgs;
 use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
-use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
+use crate::checkpoint::{Checkpoint, Tensor};
 use crate::device::Device;
+use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
 use crate::engine::blueprint::ModelOptions;
 use crate::engine::{Engine, EngineOptions, Sizes};
@@ -31,8 +33,9 @@ const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin"
 /// Which model, and which tokenizer.
 #[derive(Args, Debug)]
 pub struct ModelArgs {
-    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; without it the tiny
-    /// model that comes with the program
+    /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; or the id
+    /// of a model that Hugging Face's cache has, such as openai/gpt-oss-20b; without it the tiny model that comes with
+    /// the program
     pub model: Option<PathBuf>,
 
     /// How the tensors of a `.bin` file are stored: what its exporter got wrong
@@ -44,10 +47,11 @@ pub struct ModelArgs {
 }
 
 /// On what, how exactly, and from which kernels.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// Where to run: auto (a GPU, else the cpu), cpu, hip:N (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says
-    /// it is), sim:ARCH (a GPU's kernels, executed and watched by this machine's cores)
+    /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N
+    /// (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a
+    /// GPU's kernels, executed and watched by this machine's cores); N may be left out
     #[arg(long, default_value = "auto", value_name = "D")]
     pub device: Device,
 
@@ -103,7 +107,7 @@ impl ModelArgs {
     /// The checkpoint, without a word.
     pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         match (&self.model, self.shape.checkpoint()) {
-            (Some(path), _) => Ok(Checkpoint::open(path, self.layout)?),
+            (Some(model), _) => Ok(Checkpoint::open(&hub::locate(model)?, self.layout)?),
             (None, Some(random)) => Ok(random?),
             (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
         }
@@ -139,11 +143,23 @@ impl DeviceArgs {
         precision_for(checkpoint, self.precision)
     }
 
-    /// Templates, tables, cache, compiler and device.
-    pub fn pipeline(&self) -> anyhow::Result<Pipeline> {
+    /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses
+    /// it. Also gives that device's name, for those who open it again.
+    pub fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
         let (library, tables) = (self.source.library()?, self.source.tables()?);
-        let (target, driver) = self.device.open(&tables, self.threads as usize)?;
-        Ok(Pipeline::new(library, tables, target, Store::from_env()?, driver))
+        let n_threads = self.threads as usize;
+        let opened = if self.device == Device::Auto {
+            let weights = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
+            auto::choose(&tables, weights).open(&tables, n_threads)?
+        } else {
+            let (target, driver) = self.device.open(&tables, n_threads)?;
+            Opened { device: self.device.clone(), target, driver, reason: None }
+        };
+        if let Some(Reason { text, is_of_several }) = opened.reason {
+            if is_of_several { output.note(&text) } else { output.detail(&text) }
+        }
+        let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver);
+        Ok((pipeline, opened.device))
     }
 
     /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
@@ -155,7 +171,7 @@ impl DeviceArgs {
         output: &Output,
     ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
-        let pipeline = self.pipeline()?;
+        let (pipeline, _) = self.pipeline(&checkpoint, output)?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
         let model = cache.model_options(precision, sizes, kv_budget_bytes);
         let start = Instant::now();

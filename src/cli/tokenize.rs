@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::Serialize;
@@ -14,6 +15,9 @@ use super::tokenizer::TokenizerArgs;
 /// The text is taken as it is, a trailing newline on stdin included.
 #[derive(clap::Args)]
 pub struct Args {
+    /// A model, for its tokenizer: any that `run` takes
+    model: Option<PathBuf>,
+
     /// The text; without it, all of stdin
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     input: Option<OsString>,
@@ -22,7 +26,7 @@ pub struct Args {
     tokenizer: TokenizerArgs,
 
     /// Tokens of the model: records read of a `tokenizer.bin` [default: all]
-    #[arg(long, value_name = "N", requires = "tokenizer")]
+    #[arg(long, value_name = "N", requires = "tokenizer", conflicts_with = "model")]
     vocab_size: Option<usize>,
 
     /// Take the names of special tokens in the text as those tokens
@@ -41,7 +45,7 @@ struct Report {
 /// # Errors
 /// The tokenizer or stdin cannot be read, or the text not be encoded.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    let tokenizer = args.tokenizer.alone(args.vocab_size)?;
+    let tokenizer = args.tokenizer.of_model(args.model.as_deref(), args.vocab_size)?;
     let text = match args.input {
         Some(text) => text.into_encoded_bytes(),
         None => {

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use super::hub;
 use crate::checkpoint::gguf::Gguf;
 use crate::checkpoint::gguf::model::{GgufTokenizer, TokenLists};
-use crate::checkpoint::{Checkpoint, CheckpointError, TokenizerSource};
+use crate::checkpoint::layout::Layout;
+use crate::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_BIN, TokenizerSource};
 use crate::tokenizer::bpe::{self, BpeError, SpelledBpe};
 use crate::tokenizer::split::Split;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -14,8 +16,8 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// What text and ids are converted with.
 #[derive(Args, Debug)]
 pub struct TokenizerArgs {
-    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own, or o200k_harmony,
-    /// which is built in
+    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own
+    /// (beside a `.bin` file, a `tokenizer.bin`), or o200k_harmony, which is built in
     #[arg(short = 'z', long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
 
@@ -31,15 +33,19 @@ impl TokenizerArgs {
         let vocab_size = Some(checkpoint.config.vocab_size);
         match (&self.tokenizer, &checkpoint.origin.tokenizer) {
             (Some(path), _) => open(path, vocab_size, self.split),
-            (None, Some(TokenizerSource::Json(path))) => Ok(Tokenizer::from_file(path, vocab_size, self.split)?),
+            (None, Some(TokenizerSource::File(path))) => Ok(Tokenizer::from_file(path, vocab_size, self.split)?),
             (None, Some(TokenizerSource::Gguf(gguf))) => Ok(of_gguf(gguf, vocab_size, self.split)?),
             (None, None) => Ok(self.built_in()),
         }
     }
 
-    /// The named one, or the built-in one.
-    pub fn alone(&self, vocab_size: Option<usize>) -> anyhow::Result<Tokenizer> {
-        self.tokenizer.as_ref().map_or_else(|| Ok(self.built_in()), |path| open(path, vocab_size, self.split))
+    /// The named one, that of the model, or the built-in one.
+    pub fn of_model(&self, model: Option<&Path>, vocab_size: Option<usize>) -> anyhow::Result<Tokenizer> {
+        match (&self.tokenizer, model) {
+            (_, Some(model)) => self.for_checkpoint(&Checkpoint::open(&hub::locate(model)?, Layout::Auto)?),
+            (Some(path), None) => open(path, vocab_size, self.split),
+            (None, None) => Ok(self.built_in()),
+        }
     }
 
     fn built_in(&self) -> Tokenizer {
@@ -51,7 +57,9 @@ impl TokenizerArgs {
 /// Reads whichever kind of file it is.
 fn open(path: &Path, vocab_size: Option<usize>, split: Option<Split>) -> anyhow::Result<Tokenizer> {
     if path.is_dir() {
-        return Ok(Tokenizer::from_file(&path.join("tokenizer.json"), vocab_size, split)?);
+        let files = ["tokenizer.json", TOKENIZER_BIN].map(|name| path.join(name));
+        let file = files.iter().find(|file| file.exists()).unwrap_or(&files[0]);
+        return Ok(Tokenizer::from_file(file, vocab_size, split)?);
     }
     let in_file = |source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) };
     let tokenizer = |gguf: Gguf| Ok(GgufTokenizer::of(&gguf)?);

@@ -1,23 +1,23 @@
 //! Where kernels run: `--device`, as a target to compile for and a driver to launch on.
 
+pub mod auto;
 pub mod cuda;
 pub mod hip;
 
 use std::error::Error;
 use std::sync::Arc;
 
+use crate::error::Hint;
+use crate::target::{Platform, Target, TargetError};
+use crate::tuning::TuningTables;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 use gpu::{DeviceFacts, Driver, GpuError};
 
-use crate::error::Hint;
-use crate::target::{Platform, Target, TargetError};
-use crate::tuning::TuningTables;
-
 /// A device that was asked for by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// The best that there is.
+    /// The GPU with the most compute, else this machine's cores: see [`auto`].
     Auto,
     /// This machine's cores.
     Cpu,
@@ -76,6 +76,19 @@ pub struct UnknownName {
 /// The devices that `--device` names, for help and messages.
 pub const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, cuda, cuda:N, sim:ARCH";
 
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Hip { ordinal, arch: None } => write!(f, "hip:{ordinal}"),
+            Self::Hip { ordinal, arch: Some(arch) } => write!(f, "hip:{ordinal}@{arch}"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Sim(arch) => write!(f, "sim:{arch}"),
+        }
+    }
+}
+
 impl std::str::FromStr for Device {
     type Err = UnknownName;
 
@@ -116,10 +129,10 @@ impl Device {
     /// If there is no such device, or nothing is known about it.
     pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
         match self {
-            Self::Auto => match first_gpu(tables) {
-                Some(opened) => Ok(opened),
-                None => Self::Cpu.open(tables, n_threads),
-            },
+            Self::Auto => {
+                let auto::Opened { target, driver, .. } = auto::choose(tables, 0).open(tables, n_threads)?;
+                Ok((target, driver))
+            }
             Self::Cuda(ordinal) => cuda::open(*ordinal, tables),
             Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
             Self::Hip { ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
@@ -130,24 +143,6 @@ impl Device {
             }
         }
     }
-}
-
-/// The first AMD GPU, else the first NVIDIA GPU, where there is one that can be used; what is wrong with one that is there is
-/// a warning.
-fn first_gpu(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
-    let warn = |name: &str, error: &dyn Error| tracing::warn!("{name} is not used: {}", chain(error));
-    let found = [
-        ("hip", Device::Hip { ordinal: 0, arch: None }, hip::runtime().map(|runtime| runtime.n_devices())),
-        ("cuda", Device::Cuda(0), cuda::runtime().map(|runtime| runtime.n_devices())),
-    ];
-    found.into_iter().find_map(|(name, device, n_devices)| match n_devices {
-        Ok(0) | Err(GpuError::NoRuntime { .. }) => None,
-        Ok(_) => device.open(tables, 0).inspect_err(|error| warn(name, error)).ok(),
-        Err(error) => {
-            warn(name, &error);
-            None
-        }
-    })
 }
 
 /// The first GPU of this arch.
@@ -230,6 +225,7 @@ mod tests {
             ("hip:1@gfx90a:xnack-", hip(1, Some("gfx90a:xnack-"))),
         ] {
             assert_eq!(name.parse::<Device>().unwrap(), expected, "{name}");
+            assert_eq!(expected.to_string().parse::<Device>().unwrap(), expected, "{name}");
         }
         for name in ["", "gpu", "cuda:", "cuda:x", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"] {
             let error = name.parse::<Device>().unwrap_err().to_string();

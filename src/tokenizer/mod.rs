@@ -20,6 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::error::Hint;
+use crate::git_lfs::{self, Pointer};
 
 use bpe::BpeError;
 use split::Split;
@@ -103,6 +104,9 @@ pub enum TokenizerError {
         /// The score that it states.
         found: f32,
     },
+    /// Git's pointer to it.
+    #[error(transparent)]
+    Pointer(#[from] Pointer),
     /// What is wrong with a byte-level BPE tokenizer: a `tokenizer.json`, or a GGUF file's.
     #[error(transparent)]
     Bpe(#[from] BpeError),
@@ -135,6 +139,7 @@ impl Hint for TokenizerError {
         match self {
             Self::File { source, .. } => source.hint(),
             Self::Bpe(error) => error.hint(),
+            Self::Pointer(pointer) => pointer.hint(),
             Self::Read { .. } => None,
             Self::Truncated { .. } | Self::TooFewRecords { .. } => {
                 Some("the file is cut short, or belongs to a model with another vocabulary".into())
@@ -179,7 +184,9 @@ impl Tokenizer {
         let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
         let is_json = first == Some(&b'{') && bytes.get(3) != Some(&0);
         let read = if is_json { Self::from_json } else { Self::from_bin };
-        read(bytes, vocab_size, split)
+        let whole = git_lfs::pointer(&bytes).map_or(Ok(()), |pointer| Err(pointer.into()));
+        whole
+            .and_then(|()| read(bytes, vocab_size, split))
             .map_err(|source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) })
     }
 

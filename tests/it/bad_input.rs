@@ -102,7 +102,7 @@ fn files_that_are_no_tokenizer_are_refused() {
 fn a_tokenizer_of_another_model_is_told() {
     // The built-in tokenizer knows more tokens than the model: ids up to 25 are taken.
     let counter = Counter::new(20);
-    let model = counter.path("model.bin");
+    let model = counter.model_alone();
     assert_eq!(run(&["run", &model, "-i", "!", "-n", "2"]).ok().text(), "!\"#\n");
     let stderr = run(&["run", &model, "-i", "Hello"]).fails_with_hint(1);
     assert!(stderr.contains("at position 0 is not below the model's vocab_size, 26"), "{stderr}");

@@ -9,14 +9,14 @@ const SPECIALS: [&str; 8] =
     ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>", "<|endoftext|>"];
 
 /// A model that says `é!` on the channel `final`, whatever it is told: each token decides the next.
-struct Parrot(Counter);
+pub struct Parrot(pub Counter);
 
 fn special(name: &str) -> u32 {
     FINAL + 1 + SPECIALS.iter().position(|special| *special == name).expect(name) as u32
 }
 
 impl Parrot {
-    fn new(seq_len: i32) -> Self {
+    pub fn new(seq_len: i32) -> Self {
         Self::that_goes_on(seq_len, &[special("<|return|>")])
     }
 

@@ -182,11 +182,11 @@ fn a_file_of_expected_ids_decides_the_exit_code() {
         assert!(ran.stderr.contains(line), "{line}: {}", ran.stderr);
         assert!(ran.stderr.contains(&format!("error: {summary} requests differ from `")), "{}", ran.stderr);
     }
-    let ran = counter.getp(&input, &["-n", "4", "-v", "/nowhere/expected.txt"]).ok();
-    assert!(ran.stderr.contains("note: there is no `/nowhere/expected.txt`: nothing was verified"), "{}", ran.stderr);
-    let ran = verify("1 2 x\n");
-    assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("line 1: `x` is no token id"), "{}", ran.stderr);
+    // Told before anything is computed: nothing is on stdout.
+    let stderr = counter.getp(&input, &["-n", "4", "-v", "/nowhere/expected.txt"]).fails(1);
+    assert!(stderr.contains("could not read expected ids `/nowhere/expected.txt`\n  caused by: "), "{stderr}");
+    let stderr = verify("1 2 x\n").fails(1);
+    assert!(stderr.contains("line 1: `x` is no token id"), "{stderr}");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn the_output_file_is_whole_or_as_it_was() {
     let out = file(counter.folder.path(), "out.txt", b"as it was\n");
     // The built-in tokenizer knows more tokens than the model: the second prompt is refused.
     let input = file(counter.folder.path(), "prompts.txt", &prompt_file(&["!", "Hello"]));
-    run(&["run", &counter.path("model.bin"), "-m", "getp", "-i", &input, "-o", &out]).fails(1);
+    run(&["run", &counter.model_alone(), "-m", "getp", "-i", &input, "-o", &out]).fails(1);
     assert_eq!(fs::read_to_string(&out).expect("there"), "as it was\n");
     // Told before the model is loaded, and so before the memory does not suffice.
     let stderr = counter.getp(b"1\nAa\n", &["-o", "/nowhere/out.txt", "--kv-memory", "0"]).fails(1);
@@ -220,7 +220,7 @@ fn the_output_file_is_whole_or_as_it_was() {
     counter.getp(&prompt_file(&["Aa", "Az"]), &["-n", "4", "-o", &out]).ok();
     assert_eq!(parse_ids(&fs::read_to_string(&out).expect("written")), [vec![1, 2, 3], vec![0, 1, 2]]);
     let names = fs::read_dir(counter.folder.path()).expect("listed").count();
-    assert_eq!(names, 5, "model, tokenizer, two files of prompts, and the output: nothing half done is left");
+    assert_eq!(names, 6, "model, tokenizer, a folder, two files of prompts, and the output: nothing half done is left");
     let new = argument(&counter.folder.path().join("new.txt"));
     counter.getp(b"1\nAa\n", &["-o", &new]).ok();
     let mode = |path: &str| fs::metadata(path).expect("there").permissions().mode();

@@ -98,6 +98,12 @@ impl Counter {
         argument(&self.folder.path().join(name))
     }
 
+    /// The model in a folder without a tokenizer, so that it has the built-in one.
+    pub fn model_alone(&self) -> String {
+        let bytes = fs::read(self.path("model.bin")).expect("there");
+        file(self.folder.path(), "alone/model.bin", &bytes)
+    }
+
     /// `run MODEL -z TOKENIZER`, and more arguments. A large vocabulary has the built-in tokenizer.
     pub fn run(&self, args: &[&str]) -> Ran {
         let (model, tokenizer) = (self.path("model.bin"), self.path("tokenizer.bin"));

@@ -109,7 +109,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_i
         let found = match attribute {
             16 => 0,
             56 => 1024,
-            63 => 4,
+            63 => state.orders.compute_units(device) as c_int,
             74 if arch.starts_with("gfx950") => 163_840,
             74 => 65_536,
             87 => state.orders.wave_size.unwrap_or(if arch.starts_with("gfx9") { 64 } else { 32 }),
@@ -167,8 +167,8 @@ pub unsafe extern "C" fn hipMemGetInfo(free_bytes: *mut usize, total_bytes: *mut
         let device = current()?;
         // SAFETY: both are valid for writes.
         unsafe {
-            *total_bytes = state.orders.memory_bytes;
-            *free_bytes = state.orders.memory_bytes - state.used_bytes(device);
+            *total_bytes = state.orders.memory_bytes(device);
+            *free_bytes = state.orders.memory_bytes(device) - state.used_bytes(device);
         }
         done()
     })
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn hipMalloc(pointer: *mut *mut c_void, len_bytes: usize) 
         if len_bytes == 0 {
             return Err(status::INVALID_VALUE);
         }
-        if len_bytes > state.orders.memory_bytes - state.used_bytes(device) {
+        if len_bytes > state.orders.memory_bytes(device) - state.used_bytes(device) {
             return Err(status::OUT_OF_MEMORY);
         }
         // SAFETY: valid for writes.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! arch = gfx1100, gfx90a:sramecc+:xnack-    one device each; nothing after the `=`: no device
-//! memory = 1000000                          bytes of every device
+//! memory = 1000000, 2000000                 bytes of each device; of those behind the last as of that
+//! compute_units = 96, 2                     of each device, in the same way
 //! wave_size = 64                            what every device says, whatever its arch has
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
@@ -22,8 +23,10 @@ use std::path::PathBuf;
 pub struct Orders {
     /// Archs of the devices.
     pub archs: Vec<String>,
-    /// Bytes of every device.
-    pub memory_bytes: usize,
+    /// Bytes of the devices.
+    memory_bytes: Vec<usize>,
+    /// Compute units of the devices.
+    compute_units: Vec<usize>,
     /// If it is not the arch's.
     pub wave_size: Option<c_int>,
     /// A cache with the text of every object, and the same text compiled for the simulator.
@@ -49,7 +52,8 @@ impl Orders {
             folder.and_then(|folder| OpenOptions::new().create(true).append(true).open(folder.join("calls")).ok());
         let mut orders = Self {
             archs: vec!["gfx1100".into()],
-            memory_bytes: 4 << 30,
+            memory_bytes: vec![4 << 30],
+            compute_units: vec![4],
             wave_size: None,
             kernels: None,
             failures: Vec::new(),
@@ -66,7 +70,8 @@ impl Orders {
             "arch" => {
                 self.archs = value.split(',').map(|arch| arch.trim().to_owned()).filter(|a| !a.is_empty()).collect()
             }
-            "memory" => self.memory_bytes = value.parse().expect("bytes"),
+            "memory" => self.memory_bytes = numbers(value),
+            "compute_units" => self.compute_units = numbers(value),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "kernels" => self.kernels = Some(value.into()),
             "fail" => {
@@ -78,6 +83,16 @@ impl Orders {
             }
             other => panic!("there is no order `{other}`"),
         }
+    }
+
+    /// Bytes of a device.
+    pub fn memory_bytes(&self, device: c_int) -> usize {
+        of_device(&self.memory_bytes, device)
+    }
+
+    /// Compute units of a device.
+    pub fn compute_units(&self, device: c_int) -> usize {
+        of_device(&self.compute_units, device)
     }
 
     /// The status that a call shall return instead of working.
@@ -94,6 +109,16 @@ impl Orders {
             let _ = calls.write_all(format!("{line}\n").as_bytes());
         }
     }
+}
+
+fn numbers(list: &str) -> Vec<usize> {
+    list.split(',').map(|number| number.trim().parse().expect("a number")).collect()
+}
+
+/// The number of a device; the list's last is that of all behind it.
+fn of_device(numbers: &[usize], device: c_int) -> usize {
+    let number = numbers.get(device as usize).or(numbers.last());
+    *number.expect("one at least")
 }
 
 /// Where this library is: tests have a copy each, and with it state of their own.

@@ -93,15 +93,22 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let save = args.save.as_deref().map(|path| OutputFile::create(path, "figures")).transpose()?;
     let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
-    let pipeline = args.device.pipeline()?;
+    let (pipeline, device) = args.device.pipeline(&checkpoint, output)?;
+    let chosen = DeviceArgs { device, ..args.device.clone() };
     let limits = limits::measure(&pipeline, limits::Care::Usual)?;
     let suite = Suite::of(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     drop(pipeline); // an engine opens its own
 
-    let mut session =
-        Session { args: &args, checkpoint: &checkpoint, output, suite: &suite, kernels: Kernels::default() };
+    let mut session = Session {
+        args: &args,
+        device: &chosen,
+        checkpoint: &checkpoint,
+        output,
+        suite: &suite,
+        kernels: Kernels::default(),
+    };
     let mut measured = Vec::new();
     for (works, sizes) in sessions {
         measured.extend(session.run(&works, sizes, limits.is_gpu())?);
@@ -128,6 +135,8 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 /// Works that are done by an engine of their own.
 struct Session<'a> {
     args: &'a Args,
+    /// Every engine runs on the device whose limits were measured.
+    device: &'a DeviceArgs,
     checkpoint: &'a Checkpoint,
     output: &'a Output,
     suite: &'a Suite,
@@ -142,7 +151,7 @@ impl Session<'_> {
             cache.chunk = self.args.prefill_chunk.unwrap_or(chunk);
         }
         let start = Instant::now();
-        let mut engine = self.args.device.load(self.checkpoint, &cache, sizes, self.output)?;
+        let mut engine = self.device.load(self.checkpoint, &cache, sizes, self.output)?;
         let load_s = start.elapsed().as_secs_f64();
         let model = Model::of(self.checkpoint, engine.kv_layout().dtype);
         let profiles = self.args.kernels || self.args.svg.is_some();

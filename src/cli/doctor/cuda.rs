@@ -2,10 +2,10 @@
 
 use gpu::GpuError;
 
-use super::super::output;
 use super::{Check, State};
 use crate::device::{chain, cuda};
 use crate::error::Hint;
+use crate::units;
 
 /// The check, and the arch of the first device.
 pub(super) fn check() -> (Check, Option<String>) {
@@ -28,8 +28,8 @@ pub(super) fn check() -> (Check, Option<String>) {
                     facts.name,
                     facts.arch,
                     facts.compute_units,
-                    output::human_bytes(facts.free_bytes as u64),
-                    output::human_bytes(facts.total_bytes as u64),
+                    units::human_bytes(facts.free_bytes as u64),
+                    units::human_bytes(facts.total_bytes as u64),
                 ));
                 arch.get_or_insert(facts.arch);
             }

@@ -6,10 +6,10 @@ use std::io::ErrorKind;
 use gpu::GpuError;
 use gpu::hip::HipRuntime;
 
-use super::super::output;
 use super::{Check, State};
 use crate::device::{chain, hip};
 use crate::error::Hint;
+use crate::units;
 
 /// What programs talk to the driver through.
 const DRIVER: &str = "/dev/kfd";
@@ -44,9 +44,9 @@ fn of_runtime(name: &'static str, runtime: &HipRuntime) -> (Check, Option<String
                     facts.arch,
                     facts.compute_units,
                     facts.wave_size,
-                    output::human_bytes(u64::from(facts.lds_bytes)),
-                    output::human_bytes(facts.free_bytes as u64),
-                    output::human_bytes(facts.total_bytes as u64),
+                    units::human_bytes(u64::from(facts.lds_bytes)),
+                    units::human_bytes(facts.free_bytes as u64),
+                    units::human_bytes(facts.total_bytes as u64),
                 ));
                 arch.get_or_insert(facts.arch);
             }

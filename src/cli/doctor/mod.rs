@@ -13,7 +13,7 @@ use std::thread;
 
 use serde::Serialize;
 
-use super::output::{Output, human_bytes};
+use super::output::Output;
 use super::report;
 use crate::error::Hint;
 use crate::object::cache::{Cache, Folder, Limits};
@@ -23,6 +23,7 @@ use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::source_file::Origin;
 use crate::tuning::TuningTables;
+use crate::units::human_bytes;
 
 /// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
 #[derive(clap::Args)]

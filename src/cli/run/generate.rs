@@ -1,7 +1,9 @@
 //! `run -m generate`: a prompt, and how the model goes on.
 
+use std::io::{IsTerminal, Read, stdin};
 use std::time::Instant;
 
+use anyhow::Context;
 use serde_json::json;
 
 use super::Args;
@@ -15,12 +17,10 @@ use crate::tokenizer::Tokenizer;
 /// Prints the prompt and what follows it, as it comes.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let start = Instant::now();
-    let Some(prompt) = &args.input else {
-        return Err(UsageError("generate needs a prompt: `-i TEXT`".into()).into());
-    };
+    let prompt = prompt(args)?;
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-    let mut prompt = tokenizer.encode(prompt.as_encoded_bytes())?;
+    let mut prompt = tokenizer.encode(&prompt)?;
 
     // The seeds run positions 0 to steps - 1 and print one token more than that.
     let steps = args.reach(&checkpoint.config);
@@ -36,6 +36,23 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let stop = args.stop_ids(&tokenizer)?;
     let request = Request { prompt, max_new_tokens, stop, sampling: args.sampling(0) };
     Generation { output, tokenizer: &tokenizer, start }.run(&mut engine, request)
+}
+
+/// The text to continue: `-i`, or what comes through a pipe, less the line end that `echo` adds.
+fn prompt(args: &Args) -> anyhow::Result<Vec<u8>> {
+    if let Some(text) = &args.input {
+        return Ok(text.as_encoded_bytes().to_vec());
+    }
+    let mut text = Vec::new();
+    if !stdin().is_terminal() {
+        stdin().lock().read_to_end(&mut text).context("could not read the prompt from stdin")?;
+    }
+    if text.is_empty() {
+        return Err(UsageError("generate needs a prompt: `-i TEXT`, or a text on stdin".into()).into());
+    }
+    let end = [&b"\r\n"[..], b"\n"].into_iter().find(|end| text.ends_with(end)).map_or(0, <[u8]>::len);
+    text.truncate(text.len() - end);
+    Ok(text)
 }
 
 struct Generation<'a> {
@@ -104,8 +121,9 @@ impl Generation<'_> {
             }))?;
         } else {
             let first = first_token_s.map_or_else(String::new, |s| format!(", first after {s:.2} s"));
+            let rate = tok_per_s.map_or_else(String::new, |rate| format!("; {rate:.1} tok/s"));
             self.output.note(&format!(
-                "{} prompt tokens, {} new{first}; {tok_per_s:.1} tok/s; kernels: {from_cache} from cache, {compiled} compiled",
+                "{} prompt tokens, {} new{first}{rate}; kernels: {from_cache} from cache, {compiled} compiled",
                 generated.n_prompt,
                 generated.ids.len(),
             ));
@@ -125,9 +143,10 @@ struct Generated {
 }
 
 impl Generated {
-    /// Positions per second, those of the prompt included: what the seeds print as `achieved tok/s`.
-    fn tok_per_s(&self, seconds: f64) -> f64 {
+    /// Positions per second, those of the prompt included: what the seeds print as `achieved tok/s`. A run that
+    /// generated nothing has no such rate.
+    fn tok_per_s(&self, seconds: f64) -> Option<f64> {
         let positions = (self.n_prompt + self.ids.len()).saturating_sub(1);
-        if seconds > 0.0 { positions as f64 / seconds } else { 0.0 }
+        (seconds > 0.0 && !self.ids.is_empty()).then(|| positions as f64 / seconds)
     }
 }

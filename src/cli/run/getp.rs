@@ -3,14 +3,16 @@
 //! The input's first line says how many prompts follow, one a line. The output has a line of ids for each prompt, in
 //! the order of the input: what was generated, a stop token included, the prompt not.
 
-use std::io::Write;
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::json;
 
-use super::{Args, verify};
+use super::verify::Expected;
+use super::{Args, BATCH};
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::output_file::OutputFile;
@@ -24,7 +26,8 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let Some(input) = &args.input else {
         return Err(UsageError("getp needs a file of prompts: `-i FILE`".into()).into());
     };
-    let prompts = read_prompts(Path::new(input), args.lines, output)?;
+    let prompts = prompts(input, args.lines.unwrap_or(0), output)?;
+    let expected = args.verify.as_deref().map(Expected::read).transpose()?;
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let longest = args.reach(&checkpoint.config);
@@ -33,7 +36,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let encode_s = encode_start.elapsed().as_secs_f64();
     // Nothing is longer than its prompt and what it may generate: short files need little cache.
     let needed = requests.iter().flatten().map(|r| r.prompt.len() + r.max_new_tokens).max().unwrap_or(1);
-    let n_slots = requests.iter().flatten().count().clamp(1, args.batch as usize);
+    let n_slots = requests.iter().flatten().count().clamp(1, args.batch.unwrap_or(BATCH) as usize);
     let sizes = Sizes::for_tokens(n_slots, longest.min(needed), n_slots);
     let file = args.output.as_deref().map(|path| OutputFile::create(path, "ids")).transpose()?;
     let mut engine = args.load(&checkpoint, sizes, output)?;
@@ -44,15 +47,34 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     write_ids(file, &generated, output)?;
     summarise(&engine, &generated, seconds, output)?;
     super::show_profile(&mut engine, output)?;
-    match &args.verify {
-        Some(expected) => verify::compare(expected, &generated, output),
-        None => Ok(()),
-    }
+    expected.map_or(Ok(()), |expected| expected.compare(&generated, output))
 }
 
-/// The prompts of the file, as bytes: the first line's count of them, `-t` of them, or as many as there are.
-fn read_prompts(path: &Path, first_lines: i64, output: &Output) -> anyhow::Result<Vec<Vec<u8>>> {
+/// The prompts of the file, or where there is none the text that was given in its place.
+fn prompts(input: &OsStr, first_lines: i64, output: &Output) -> anyhow::Result<Vec<Vec<u8>>> {
+    let path = Path::new(input);
+    let is_absent = matches!(
+        path.metadata().map_err(|error| error.kind()),
+        Err(ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename)
+    );
+    if is_absent && !looks_like_a_path(input) {
+        output.note("note: there is no such file: what `-i` says is the only prompt");
+        return Ok(vec![input.as_encoded_bytes().to_vec()]);
+    }
     let bytes = std::fs::read(path).with_context(|| format!("could not read prompts `{}`", path.display()))?;
+    read_prompts(path, &bytes, first_lines, output)
+}
+
+/// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to
+/// be run as a prompt.
+fn looks_like_a_path(text: &OsStr) -> bool {
+    let is_one_word = !text.as_encoded_bytes().iter().any(u8::is_ascii_whitespace);
+    let has_extension = Path::new(text).extension().is_some_and(|extension| !extension.is_empty());
+    is_one_word && (has_extension || text.as_encoded_bytes().contains(&b'/'))
+}
+
+/// The prompts of a file's bytes: the first line's count of them, `-t` of them, or as many as there are.
+fn read_prompts(path: &Path, bytes: &[u8], first_lines: i64, output: &Output) -> anyhow::Result<Vec<Vec<u8>>> {
     let mut lines = bytes.split(|&byte| byte == b'\n');
     let first = lines.next().unwrap_or_default();
     let count = leading_number(first).ok_or_else(|| NoCount {
@@ -177,7 +199,7 @@ fn write_ids(file: Option<OutputFile>, generated: &[Vec<u32>], output: &Output) 
 
 fn summarise(engine: &Engine, generated: &[Vec<u32>], seconds: f64, output: &Output) -> anyhow::Result<()> {
     let n_tokens: usize = generated.iter().map(Vec::len).sum();
-    let tok_per_s = if seconds > 0.0 { n_tokens as f64 / seconds } else { 0.0 };
+    let tok_per_s = (seconds > 0.0 && n_tokens > 0).then(|| n_tokens as f64 / seconds);
     let (from_cache, compiled) = kernel_counts(engine);
     if output.is_json() {
         output.json(&json!({
@@ -191,8 +213,9 @@ fn summarise(engine: &Engine, generated: &[Vec<u32>], seconds: f64, output: &Out
             "kernels": { "from_cache": from_cache, "compiled": compiled },
         }))?;
     } else {
+        let rate = tok_per_s.map_or_else(String::new, |rate| format!(": {rate:.1} tok/s"));
         output.note(&format!(
-            "{} prompts, {n_tokens} tokens in {seconds:.2} s: {tok_per_s:.1} tok/s; kernels: {from_cache} from cache, {compiled} compiled",
+            "{} prompts, {n_tokens} tokens in {seconds:.2} s{rate}; kernels: {from_cache} from cache, {compiled} compiled",
             generated.len()
         ));
     }
@@ -211,5 +234,15 @@ mod tests {
         assert_eq!(leading_number(b"Once upon a time"), None);
         assert_eq!(leading_number(b""), None);
         assert_eq!(leading_number(b"99999999999999999999999"), None);
+    }
+
+    #[test]
+    fn a_word_with_a_folder_or_an_extension_was_meant_as_a_file() {
+        for path in ["/nowhere/in.txt", "prompts.txt", "data/input", "../in"] {
+            assert!(looks_like_a_path(OsStr::new(path)), "{path}");
+        }
+        for text in ["Once upon a time", "Once", "Hello.", "see a/b and c.txt", "a.txt\n", ""] {
+            assert!(!looks_like_a_path(OsStr::new(text)), "{text}");
+        }
     }
 }

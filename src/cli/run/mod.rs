@@ -10,6 +10,7 @@ pub(in crate::cli) mod getp;
 mod verify;
 
 use std::ffi::OsString;
+use std::io::{IsTerminal, stdin};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -54,11 +55,12 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// What to do
-    #[arg(short, long, value_enum, default_value_t = Mode::Generate)]
-    mode: Mode,
+    /// What to do [default: generate; chat, where there is no `-i` and stdin is a terminal]
+    #[arg(short, long, value_enum)]
+    mode: Option<Mode>,
 
-    /// The prompt (generate), the first message (chat), or the file of prompts (getp)
+    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file of
+    /// prompts (getp; what is no file and does not look like one is the only prompt)
     #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     input: Option<OsString>,
 
@@ -74,9 +76,9 @@ pub struct Args {
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     max_new_tokens: Option<usize>,
 
-    /// Sequences at a time (getp)
-    #[arg(short, long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    batch: u32,
+    /// Sequences at a time (getp) [default: 32]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: Option<u32>,
 
     /// Temperature; 0 takes the most probable token
     #[arg(short = 'T', long, default_value_t = 0.0, value_name = "F", allow_negative_numbers = true)]
@@ -102,9 +104,9 @@ pub struct Args {
     #[arg(short = 'y', long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// Only the first N prompts (getp); 0 means all
-    #[arg(short = 't', long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
-    lines: i64,
+    /// Only the first N prompts (getp); 0 means all [default: 0]
+    #[arg(short = 't', long, value_name = "N", allow_negative_numbers = true)]
+    lines: Option<i64>,
 
     /// Compare with a file of expected ids (getp); exit 1 where they differ
     #[arg(short, long, value_name = "FILE")]
@@ -128,7 +130,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
-    match args.mode {
+    let mode = args.mode();
+    args.refuse_what_is_ignored(mode)?;
+    match mode {
         Mode::Generate => generate::run(&args, output),
         Mode::Chat => chat::run(&args, output),
         Mode::Getp => getp::run(&args, output),
@@ -167,7 +171,40 @@ const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
 /// Down from here, where logits divided by the temperature could pass the largest f32, a draw is the most probable token.
 const COLDEST: f32 = 1e-30;
 
+/// Sequences at a time that getp runs, as in the seeds.
+const BATCH: u32 = 32;
+
 impl Args {
+    /// What was asked for; whoever gives nothing to continue and sits at a terminal wants to talk.
+    fn mode(&self) -> Mode {
+        match (self.mode, &self.input) {
+            (Some(mode), _) => mode,
+            (None, None) if stdin().is_terminal() => Mode::Chat,
+            (None, _) => Mode::Generate,
+        }
+    }
+
+    /// Flags of getp alone would do nothing in another mode, and whoever gave one thinks that they do.
+    fn refuse_what_is_ignored(&self, mode: Mode) -> Result<(), UsageError> {
+        let of_getp = [
+            ("-o", self.output.is_some()),
+            ("-v", self.verify.is_some()),
+            ("-b", self.batch.is_some()),
+            ("-t", self.lines.is_some()),
+        ];
+        let name = match mode {
+            Mode::Getp => return Ok(()),
+            Mode::Generate => "generate",
+            Mode::Chat => "chat",
+        };
+        match of_getp.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                Err(UsageError(format!("`{flag}` does nothing with `-m {name}`: it is a flag of `-m getp`")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Loads the model, and takes times if asked.
     fn load(&self, checkpoint: &Checkpoint, sizes: Sizes, output: &Output) -> anyhow::Result<Engine> {
         let mut engine = self.device.load(checkpoint, &self.cache, sizes, output)?;

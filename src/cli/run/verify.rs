@@ -23,35 +23,44 @@ enum Comparison {
     Token { position: usize, expected: u32, generated: u32 },
 }
 
-/// Compares line by line and says how each request does. A file that is not there is a note.
-///
-/// # Errors
-/// [`Mismatch`], or a file that cannot be read or holds something else than ids.
-pub(super) fn compare(path: &Path, generated: &[Vec<u32>], output: &Output) -> anyhow::Result<()> {
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            output.note(&format!("note: there is no `{}`: nothing was verified", path.display()));
-            return Ok(());
-        }
-        Err(error) => return Err(error).with_context(|| format!("could not read `{}`", path.display())),
-    };
-    let expected = parse(&text).with_context(|| format!("could not read `{}`", path.display()))?;
-    let n_requests = expected.len().max(generated.len());
-    let mut n_different = 0;
-    for i in 0..n_requests {
-        let empty = Vec::new();
-        let (expected, generated) = (expected.get(i).unwrap_or(&empty), generated.get(i).unwrap_or(&empty));
-        let comparison = compare_ids(expected, generated);
-        if !(expected.is_empty() && generated.is_empty()) {
-            output.note(&describe(i + 1, generated.len(), &comparison));
-        }
-        n_different += usize::from(comparison != Comparison::Match);
+/// Ids that are expected, a line for each request.
+pub(super) struct Expected {
+    ids: Vec<Vec<u32>>,
+    path: String,
+}
+
+impl Expected {
+    /// Reads a file of expected ids: before anything is computed, which may take hours.
+    ///
+    /// # Errors
+    /// It cannot be read, or holds something else than ids.
+    pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
+        let could_not = || format!("could not read expected ids `{}`", path.display());
+        let text = std::fs::read_to_string(path).with_context(could_not)?;
+        Ok(Self { ids: parse(&text).with_context(could_not)?, path: path.display().to_string() })
     }
-    output.note(&format!("verified: {} of {n_requests} requests match", n_requests - n_different));
-    match n_different {
-        0 => Ok(()),
-        _ => Err(Mismatch { n_different, n_requests, expected: path.display().to_string() }.into()),
+
+    /// Compares line by line and says how each request does.
+    ///
+    /// # Errors
+    /// [`Mismatch`].
+    pub(super) fn compare(self, generated: &[Vec<u32>], output: &Output) -> anyhow::Result<()> {
+        let n_requests = self.ids.len().max(generated.len());
+        let mut n_different = 0;
+        for i in 0..n_requests {
+            let empty = Vec::new();
+            let (expected, generated) = (self.ids.get(i).unwrap_or(&empty), generated.get(i).unwrap_or(&empty));
+            let comparison = compare_ids(expected, generated);
+            if !(expected.is_empty() && generated.is_empty()) {
+                output.note(&describe(i + 1, generated.len(), &comparison));
+            }
+            n_different += usize::from(comparison != Comparison::Match);
+        }
+        output.note(&format!("verified: {} of {n_requests} requests match", n_requests - n_different));
+        match n_different {
+            0 => Ok(()),
+            _ => Err(Mismatch { n_different, n_requests, expected: self.path }.into()),
+        }
     }
 }
 

@@ -28,12 +28,12 @@ impl Room {
         command
     }
 
-    fn on(&self, device: &str, more: &[&str]) -> Output {
+    pub(super) fn on(&self, device: &str, more: &[&str]) -> Output {
         self.command(device, more).output().expect("the program starts")
     }
 
     /// A room whose device executes what `sim:<arch>` runs; what that says.
-    fn executing(arch: &str, more: &[&str], orders: &str) -> (Self, String) {
+    pub(super) fn executing(arch: &str, more: &[&str], orders: &str) -> (Self, String) {
         let room = Self::new(&format!("arch = {arch}\nkernels = {}\n{orders}", cache().display()));
         let simulated = room.on(&format!("sim:{arch}"), more);
         assert!(simulated.status.success(), "{}", text(&simulated.stderr));
@@ -178,7 +178,7 @@ fn auto_takes_the_gpu_and_without_one_that_works_the_cpu() {
     let strange = Room::new("arch = gfx803");
     let output = strange.on("auto", &[]);
     assert_eq!(text(&output.stdout), on_cpu);
-    assert!(text(&output.stderr).contains("hip is not used: nothing is known about the arch `gfx803`"));
+    assert!(text(&output.stderr).contains("hip:0 is not used: nothing is known about the arch `gfx803`"));
 }
 
 #[test]

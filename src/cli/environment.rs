@@ -1,0 +1,30 @@
+//! The environment variables that this program reads, for `--help` and the manual.
+
+/// Each variable, and what it is for.
+const VARIABLES: [(&str, &str); 18] = [
+    ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
+    ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
+    ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
+    ("GPTOSS_JIT_TEMPLATES", "a folder of templates, behind --templates"),
+    ("GPTOSS_JIT_LOG", "what the library tells on stderr: error, warn, info, debug, trace [default: warn]"),
+    ("GPTOSS_JIT_HIP", "the HIP runtime: libamdhip64.so or its folder"),
+    ("GPTOSS_JIT_HIPRTC", "a folder with hipRTC, which compiles for AMD GPUs"),
+    ("GPTOSS_JIT_CUDA", "the CUDA driver: libcuda.so.1 or its folder"),
+    ("GPTOSS_JIT_NVRTC", "NVRTC, which compiles for NVIDIA GPUs: the library or a folder"),
+    ("GPTOSS_JIT_LLVM", "a folder with LLVM's tools, for kernels check --speed"),
+    ("ROCM_PATH", "where ROCm is, for both of its libraries"),
+    ("CUDA_PATH", "where CUDA is, for NVRTC"),
+    ("CC", "the C compiler, for the cpu"),
+    ("CXX", "the C++ compiler, for sim devices"),
+    ("HF_HUB_CACHE", "Hugging Face's cache, where models are found by their id"),
+    ("HF_HOME", "the folder whose hub/ that is, else"),
+    ("XDG_CACHE_HOME", "the user's cache folder [default: ~/.cache]"),
+    ("NO_COLOR", "no colours on stderr"),
+];
+
+/// The list, for the end of a help text.
+pub(super) fn help() -> String {
+    let width = VARIABLES.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let line = |(name, what): &(&str, &str)| format!("\n  {name:<width$}  {what}");
+    format!("Environment variables:{}", VARIABLES.iter().map(line).collect::<String>())
+}
