@@ -7,7 +7,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::Precision;
-use super::contract::{Access, Arg};
+use super::contract::{Access, Arg, TestTable, test_shapes};
 use super::declaration::{ArgTable, Toml};
 use super::expression::Expression;
 use super::library_error::LibraryError;
@@ -40,6 +40,8 @@ struct FrontMatter {
     resources: Option<Spanned<Resources>>,
     #[serde(default)]
     numerics: NumericsOverride,
+    #[serde(default)]
+    tests: Vec<Spanned<TestTable>>,
 }
 
 #[derive(Deserialize)]
@@ -129,6 +131,7 @@ impl Template {
             options: table.compile.options,
             resources: reader.resources(table.resources)?,
             numerics: table.numerics,
+            tests: test_shapes(&signature, &toml, &table.tests)?,
             signature: Arc::new(signature),
         })
     }

@@ -35,6 +35,7 @@ pub mod library;
 pub mod library_error;
 mod names;
 mod options;
+mod origins;
 pub mod params;
 pub mod pipeline;
 pub mod render;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::contract::{Arg, Tolerance};
+use super::contract::{Arg, TestShape, Tolerance};
 use super::expression::{Expression, ExpressionError, Scope};
 use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
@@ -51,6 +51,8 @@ pub struct Template {
     pub resources: Resources,
     /// Where looser than the op's.
     pub numerics: NumericsOverride,
+    /// Shapes on which it is checked beside the op's: those around its tiles.
+    pub tests: Vec<TestShape>,
 }
 
 /// What a template needs of the target and of the problem. Empty lists and `None` ask for nothing.

@@ -34,7 +34,7 @@ fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let selections = picked.map(|template| Selection {
         op: Some(template.ops.join("+")),
         variant: Some(template.variant.clone()),
-        all_params: false,
+        ..Selection::default()
     });
     selections.collect::<Vec<_>>().iter().flat_map(|selection| checker.check(selection, &mut |_| {})).collect()
 }

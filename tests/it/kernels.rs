@@ -329,7 +329,7 @@ fn a_kernel_that_spoils_its_residual_in_place_is_caught() {
 #[test]
 fn a_kernel_that_does_not_compile_is_told_with_the_compilers_words() {
     let checked = check_linear(&[("AFTER", "nonsense;")]);
-    let is_told = |wrong: &&Wrong| matches!(wrong, Wrong::Compile(_)) && wrong.to_string().contains("nonsense");
+    let is_told = |wrong: &&Wrong| matches!(wrong, Wrong::Compile { .. }) && wrong.to_string().contains("nonsense");
     assert!(!wrongs(&checked).is_empty() && wrongs(&checked).iter().all(is_told), "{}", failures(&checked));
 }
 

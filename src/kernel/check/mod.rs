@@ -11,6 +11,7 @@
 pub mod code;
 mod compare;
 pub mod export;
+mod lds;
 mod memory;
 mod rounding;
 pub mod speed;
@@ -29,14 +30,18 @@ use super::compile::Request;
 use super::contract::{Access, Arg, ArgDtype};
 use super::expression::ExpressionError;
 use super::library::Library;
+use super::origins::Origins;
 use super::render::{RenderError, Rendered, render};
 use super::resources::{ObjectError, examine};
+use super::source_file::Place;
 use super::store::{Loaded, Origin, Progress, Store, StoreError};
 use super::template::{Resources, Template};
 use super::{Params, Precision, Problem};
 use crate::compute_unit::ComputeUnit;
 use crate::reference::{Outputs, ReferenceError, Tensors};
 use crate::target::{Backend, Target};
+use crate::tuning::TuningTables;
+use lds::LdsFill;
 use memory::Setting;
 use trial::Trial;
 use uses::Uses;
@@ -71,6 +76,12 @@ pub struct Runner<'a> {
     pub driver: &'a dyn Driver,
 }
 
+/// What runs kernels, with what goes before each.
+struct Running<'a> {
+    driver: &'a dyn Driver,
+    lds: Option<LdsFill>,
+}
+
 /// Which templates, and how thoroughly.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
@@ -81,6 +92,10 @@ pub struct Selection {
     /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that differ
     /// from the default in one parameter.
     pub all_params: bool,
+    /// Beside the default parameters those that these tables can choose for the target, at whatever shape they are meant for.
+    pub tables: Option<Arc<TuningTables>>,
+    /// Only the shapes of templates' own front matter.
+    pub own_tests: bool,
 }
 
 /// What became of one template at one precision.
@@ -118,6 +133,8 @@ pub struct Failure {
     pub case: String,
     /// What went wrong.
     pub wrong: Wrong,
+    /// Further kernels of the template that the compiler refuses in the same words.
+    pub n_more: usize,
 }
 
 /// What can be wrong with a kernel in one case.
@@ -130,8 +147,13 @@ pub enum Wrong {
     #[error(transparent)]
     Render(#[from] RenderError),
     /// It cannot be compiled.
-    #[error(transparent)]
-    Compile(#[from] StoreError),
+    #[error("{error}{}", places.iter().map(|(line, place)| format!("\n  line {line} comes from {place}")).collect::<String>())]
+    Compile {
+        /// What the compiler said.
+        error: StoreError,
+        /// Lines of the rendered source that it calls wrong, and where they come from.
+        places: Vec<(usize, Place)>,
+    },
     /// The object is not what its contract says, or uses more than its template allows.
     #[error("the object for {target}: {error}")]
     Object {
@@ -201,6 +223,20 @@ pub enum Wrong {
     },
 }
 
+impl Wrong {
+    /// No object, and nothing known of the lines.
+    pub(in crate::kernel) const fn compile(error: StoreError) -> Self {
+        Self::Compile { error, places: Vec::new() }
+    }
+
+    /// What the compiler calls an error, without where: the same mistake in another kernel has the same words.
+    fn compilers_words(&self) -> Option<&str> {
+        let Self::Compile { error, .. } = self else { return None };
+        let log = error.log();
+        log.lines().find_map(|line| Some(&line[line.find("error")?..])).or(Some(log))
+    }
+}
+
 impl From<GpuError> for Wrong {
     fn from(error: GpuError) -> Self {
         Self::Device(Arc::new(error))
@@ -209,7 +245,12 @@ impl From<GpuError> for Wrong {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.case, self.wrong)
+        write!(f, "{}: {}", self.case, self.wrong)?;
+        match self.n_more {
+            0 => Ok(()),
+            1 => write!(f, "\n  and one more kernel in the same words"),
+            n => write!(f, "\n  and {n} more kernels in the same words"),
+        }
     }
 }
 
@@ -226,7 +267,7 @@ impl Checker<'_> {
         let mut all = Vec::new();
         for template in self.selected(selection) {
             for precision in template.precisions() {
-                let checked = self.check_template(template, precision, selection.all_params);
+                let checked = self.check_template(template, precision, selection);
                 done(&checked);
                 all.push(checked);
             }
@@ -245,7 +286,7 @@ impl Checker<'_> {
         self.library.templates().iter().filter(matches)
     }
 
-    fn check_template(&self, template: &Arc<Template>, precision: Precision, all_params: bool) -> Checked {
+    fn check_template(&self, template: &Arc<Template>, precision: Precision, which: &Selection) -> Checked {
         let mut checked = Checked {
             op: template.ops.join("+"),
             variant: template.variant.clone(),
@@ -259,9 +300,9 @@ impl Checker<'_> {
             uses: None,
             failures: Vec::new(),
         };
-        let trials = trial::trials(template, precision, self.target, all_params);
+        let trials = trial::trials(template, precision, self.target, which);
         if trials.is_empty() {
-            checked.failures.push(Failure { case: "(none)".into(), wrong: Wrong::NoTest });
+            checked.fail("(none)".into(), Wrong::NoTest);
         }
         let kernels = self.rendered(template, trials, self.target, &mut checked);
         let stopwatch = Stopwatch::default();
@@ -270,7 +311,7 @@ impl Checker<'_> {
         checked.compile_ms = stopwatch.compile_ms.into_inner();
         let mut good = Vec::new();
         for ((trial, kernel), object) in kernels.into_iter().zip(objects) {
-            match object.map_err(Wrong::from).and_then(|object| {
+            match object.map_err(|error| self.not_compiled(template, &trial, &kernel, self.target, error)).and_then(|object| {
                 if let Some((facts, occupancy)) = self.examine(&kernel, &object.object)? {
                     checked.uses.get_or_insert_default().add(&facts, occupancy);
                 }
@@ -280,19 +321,50 @@ impl Checker<'_> {
                 Err(wrong) => checked.fail(trial.to_string(), wrong),
             }
         }
-        match self.runner {
-            None => checked.n_cases += good.len(),
-            Some(runner) if runner.target == self.target => {
-                for (trial, kernel, object) in &good {
-                    checked.run(runner.driver, template, trial, kernel, &object.object);
-                }
+        let Some(runner) = self.runner else {
+            checked.n_cases += good.len();
+            return checked;
+        };
+        let on = match self.running(runner) {
+            Ok(on) => on,
+            Err(wrong) => {
+                checked.fail("filling LDS".into(), wrong);
+                return checked;
             }
-            Some(runner) => {
-                let trials = good.into_iter().map(|(trial, ..)| trial).collect();
-                self.run_elsewhere(template, trials, runner, &mut checked);
+        };
+        if runner.target == self.target {
+            for (trial, kernel, object) in &good {
+                checked.run(&on, template, trial, kernel, &object.object);
             }
+        } else {
+            let trials = good.into_iter().map(|(trial, ..)| trial).collect();
+            self.run_elsewhere(template, trials, runner.target, &on, &mut checked);
         }
         checked
+    }
+
+    /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
+    fn running<'r>(&self, runner: Runner<'r>) -> Result<Running<'r>, Wrong> {
+        let is_gpu = matches!(runner.target.backend, Backend::Hiprtc | Backend::Nvrtc);
+        let lds = if is_gpu { LdsFill::new(self, runner.target, runner.driver)? } else { None };
+        Ok(Running { driver: runner.driver, lds })
+    }
+
+    /// What the compiler said, and which lines of the templates it said it of.
+    fn not_compiled(
+        &self,
+        template: &Template,
+        trial: &Trial,
+        kernel: &Rendered,
+        target: &Target,
+        error: StoreError,
+    ) -> Wrong {
+        let origins = || Origins::of(self.library, template, &trial.problem, &trial.params, target, kernel);
+        let places = match error.log() {
+            "" => Vec::new(),
+            log => origins().map_or_else(Vec::new, |origins| origins.of_errors(log)),
+        };
+        Wrong::Compile { error, places }
     }
 
     /// Renders the trials for a target; what cannot be rendered is a failure.
@@ -314,13 +386,22 @@ impl Checker<'_> {
     }
 
     /// Runs trials, whose objects for the target are right, on what stands in for it.
-    fn run_elsewhere(&self, template: &Template, trials: Vec<Trial>, runner: Runner<'_>, checked: &mut Checked) {
-        let kernels = self.rendered(template, trials, runner.target, checked);
-        let objects = self.store.get_all(&requests(&kernels, runner.target), &());
+    fn run_elsewhere(
+        &self,
+        template: &Template,
+        trials: Vec<Trial>,
+        target: &Target,
+        on: &Running<'_>,
+        checked: &mut Checked,
+    ) {
+        let kernels = self.rendered(template, trials, target, checked);
+        let objects = self.store.get_all(&requests(&kernels, target), &());
         for ((trial, kernel), object) in kernels.iter().zip(objects) {
             match object {
-                Ok(object) => checked.run(runner.driver, template, trial, kernel, &object.object),
-                Err(error) => checked.fail(trial.to_string(), error.into()),
+                Ok(object) => checked.run(on, template, trial, kernel, &object.object),
+                Err(error) => {
+                    checked.fail(trial.to_string(), self.not_compiled(template, trial, kernel, target, error))
+                }
             }
         }
     }
@@ -358,28 +439,33 @@ impl Checker<'_> {
     ) -> Result<Tensors, Wrong> {
         let Runner { target, driver } = self.runner.expect("something to run on");
         let kernel = render(self.library, template, problem, params, target)?;
-        let object = self.store.get_all(&[kernel.request(target)], &()).remove(0)?;
+        let object = self.store.get_all(&[kernel.request(target)], &()).remove(0).map_err(Wrong::compile)?;
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
-        let setting = Setting { driver, kernel, weights, scalars, placement };
-        setting.launch(&setting.load(&object.object)?, inputs)
+        let setting = Setting { driver, kernel, weights, scalars, placement, lds: None };
+        Ok(setting.launch(&setting.load(&object.object)?, inputs)?.remove(0))
     }
 }
 
 impl Checked {
     fn fail(&mut self, case: String, wrong: Wrong) {
-        self.failures.push(Failure { case, wrong });
+        let words = wrong.compilers_words();
+        let same = self.failures.iter_mut().find(|other| words.is_some() && other.wrong.compilers_words() == words);
+        match same {
+            Some(told) => told.n_more += 1,
+            None => self.failures.push(Failure { case, wrong, n_more: 0 }),
+        }
     }
 
     /// Runs one kernel for each of its trial's scalars, in every placement.
-    fn run(&mut self, driver: &dyn Driver, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
-        let weights = &weights(template);
+    fn run(&mut self, on: &Running<'_>, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
+        let (driver, lds, weights) = (on.driver, on.lds.as_ref(), &weights(template));
         for scalars in &trial.scalars {
             let prepared = trial.prepare(scalars).and_then(|(inputs, want)| {
                 let of_rounded = of_rounded(trial, kernel, scalars, &inputs)?;
                 Ok((inputs, want, of_rounded))
             });
             for &placement in Placement::of(kernel, weights, driver) {
-                let setting = Setting { driver, kernel, weights, scalars, placement };
+                let setting = Setting { driver, kernel, weights, scalars, placement, lds };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
                     Ok((inputs, want, of_rounded)) => setting.run_once(object, inputs, want, of_rounded.as_ref()),
@@ -389,7 +475,12 @@ impl Checked {
                         self.worst = self.worst.max(worst);
                         self.rounding = self.rounding.worse(rounding);
                     }
-                    Err(wrong) => self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong),
+                    Err(wrong) => {
+                        if let Wrong::Different(difference) = &wrong {
+                            self.worst = self.worst.max(difference.fraction);
+                        }
+                        self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong);
+                    }
                 }
                 self.n_cases += 1;
             }
@@ -429,10 +520,14 @@ impl Setting<'_> {
         want: &Outputs,
         of_rounded: Option<&Outputs>,
     ) -> Result<(f64, Rounding), Wrong> {
-        let got = self.launch(&self.load(object)?, inputs)?;
-        let worst = compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?;
-        let rounding = of_rounded.map(|of_rounded| rounding::examine(&got, want, of_rounded)).transpose()?;
-        Ok((worst, rounding.unwrap_or_default()))
+        let (mut worst, mut rounding): (f64, _) = (0.0, Rounding::default());
+        for got in self.launch(&self.load(object)?, inputs)? {
+            worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?);
+            if let Some(of_rounded) = of_rounded {
+                rounding = rounding.worse(rounding::examine(&got, want, of_rounded)?);
+            }
+        }
+        Ok((worst, rounding))
     }
 
     fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {
