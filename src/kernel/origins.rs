@@ -34,7 +34,8 @@ impl Origins {
         target: &Target,
         rendered: &Rendered,
     ) -> Option<Self> {
-        let files: Vec<_> = library.texts().filter(|file| file.name == template.file.name || is_lib(&file.name)).collect();
+        let files: Vec<_> =
+            library.texts().filter(|file| file.name == template.file.name || is_lib(&file.name)).collect();
         let mut environment = environment();
         for (i, file) in files.iter().enumerate() {
             environment.add_template_owned(file.name.clone(), marked(&file.text, i)).ok()?;

@@ -33,7 +33,8 @@ impl LdsFill {
     pub fn new(checker: &Checker<'_>, target: &Target, driver: &dyn Driver) -> Result<Option<Self>, Wrong> {
         let problem = problem();
         let templates = checker.library.templates().iter();
-        let Some(template) = templates.into_iter().find(|one| one.ops == [OP] && one.fits(&problem, target).is_ok()) else {
+        let Some(template) = templates.into_iter().find(|one| one.ops == [OP] && one.fits(&problem, target).is_ok())
+        else {
             return Ok(None);
         };
         // The most that the device grants: what a block may have is not the same on all devices of an arch's family.

@@ -76,7 +76,9 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         let all = all_dtypes(template).into_iter().map(with);
         let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
         let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
-        for problem in problems {
+        for (k, problem) in problems.into_iter().enumerate() {
+            // Around its tiles, other types are no other tiles.
+            let tables = tables.filter(|_| k == 0 || template.tests.is_empty());
             for (n, params) in points(template, &problem, target, which.all_params, tables).into_iter().enumerate() {
                 let (problem, scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
