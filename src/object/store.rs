@@ -100,6 +100,17 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// What the compiler said, now or before.
+    pub fn log(&self) -> &str {
+        match self {
+            Self::Compile(error) => error.log(),
+            Self::FailedBefore { log, .. } => log,
+            Self::Cache(_) | Self::Jobs { .. } => "",
+        }
+    }
+}
+
 impl Hint for StoreError {
     fn hint(&self) -> Option<String> {
         match self {

@@ -118,7 +118,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 17] = [
+const OPS: [Op; 18] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -150,6 +150,7 @@ const OPS: [Op; 17] = [
         inputs: peak::multiply_add_inputs,
         run: peak::multiply_add,
     },
+    Op { name: "fill_lds", first: "n_blocks", kinds: &[], inputs: peak::fill_inputs, run: peak::fill },
     Op { name: "peak_copy", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::copy },
     Op { name: "peak_matrix", first: "a", kinds: &[], inputs: peak::matrix_inputs, run: peak::matrix },
     Op { name: "peak_read", first: "x", kinds: &[], inputs: peak::read_inputs, run: peak::read },

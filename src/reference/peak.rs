@@ -1,4 +1,4 @@
-//! References of the `peak_*` ops, which `bench` measures the machine's limits with.
+//! References of the `peak_*` ops, which `bench` measures the machine's limits with, and of `fill_lds`.
 
 use super::dense::dot;
 use super::random::Random;
@@ -15,6 +15,15 @@ pub(super) fn multiply_add(case: &Case, _: &Tensors) -> Result<Outputs, Referenc
     let n_rounds = case.scalar("n_rounds")?;
     let chain = |i: usize| (0..n_rounds).fold(i as f64, |y, _| y * 0.5 + 1.0);
     Ok(only("y", Output::plain((0..n_blocks * chains).map(|i| chain(i % chains)).collect())))
+}
+
+pub(super) fn fill_inputs(_: &Case, _: &mut Random) -> Result<Tensors, ReferenceError> {
+    Ok(Tensors::new())
+}
+
+/// y[b] = b
+pub(super) fn fill(case: &Case, _: &Tensors) -> Result<Outputs, ReferenceError> {
+    Ok(only("y", Output::plain((0..case.scalar("n_blocks")?).map(|b| b as f64).collect())))
 }
 
 pub(super) fn read_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {

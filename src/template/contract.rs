@@ -181,7 +181,7 @@ pub struct TestShape {
 /// A `[[tests]]` entry: a [`TestShape`] for every combination of the values of its flags.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TestTable {
+pub(super) struct TestTable {
     #[serde(default)]
     dims: BTreeMap<String, u32>,
     #[serde(default)]
@@ -311,8 +311,20 @@ struct TestsTable {
 pub(super) fn run_tests(run: &Signature, file: &SourceFile) -> Result<Vec<TestShape>, LibraryError> {
     let toml = Toml { file, base: 0, what: "tests" };
     let table: TestsTable = toml.parse(&file.text)?;
-    table.tests.iter().try_for_each(|test| check_test(run, &toml, test))?;
-    Ok(table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect())
+    test_shapes(run, &toml, &table.tests)
+}
+
+/// The shapes of tests, each of which fits the contract.
+///
+/// # Errors
+/// The first that does not, with its line.
+pub(super) fn test_shapes(
+    of: &Signature,
+    toml: &Toml<'_>,
+    tests: &[Spanned<TestTable>],
+) -> Result<Vec<TestShape>, LibraryError> {
+    tests.iter().try_for_each(|test| check_test(of, toml, test))?;
+    Ok(tests.iter().flat_map(|test| test.get_ref().shapes()).collect())
 }
 
 /// A test gives every dim, constant, flag and scalar, and no other.

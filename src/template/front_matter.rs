@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::contract::{Access, Arg};
+use super::contract::{Access, Arg, TestTable, test_shapes};
 use super::declaration::{ArgTable, Toml};
 use super::expression::Expression;
 use super::library_error::LibraryError;
@@ -39,6 +39,8 @@ struct FrontMatter {
     resources: Option<Spanned<Resources>>,
     #[serde(default)]
     numerics: NumericsOverride,
+    #[serde(default)]
+    tests: Vec<Spanned<TestTable>>,
 }
 
 #[derive(Deserialize)]
@@ -128,6 +130,7 @@ impl Template {
             options: table.compile.options,
             resources: reader.resources(table.resources)?,
             numerics: table.numerics,
+            tests: test_shapes(&signature, &toml, &table.tests)?,
             signature: Arc::new(signature),
         })
     }

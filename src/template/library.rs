@@ -206,6 +206,11 @@ impl Library {
         &self.environment
     }
 
+    /// Every file's text.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &SourceFile> {
+        self.files.values()
+    }
+
     pub(super) fn file(&self, name: &str) -> Option<&SourceFile> {
         self.files.get(name)
     }

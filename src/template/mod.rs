@@ -18,6 +18,7 @@ pub mod launch;
 pub mod library;
 pub mod library_error;
 mod names;
+pub mod origins;
 pub mod params;
 mod problem;
 pub mod render;
@@ -32,14 +33,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use contract::{Arg, TestShape, Tolerance};
+use expression::{Expression, ExpressionError, Scope};
 use serde::Deserialize;
+use signature::Signature;
+use source_file::{Origin, SourceFile};
 
 use crate::dtype::Dtype;
 use crate::target::{Language, Target};
-use contract::{Arg, Tolerance};
-use expression::{Expression, ExpressionError, Scope};
-use signature::Signature;
-use source_file::{Origin, SourceFile};
 
 /// One way to do an op, or a run of ops: a file, and what its front matter says.
 #[derive(Clone, Debug)]
@@ -78,6 +79,8 @@ pub struct Template {
     pub resources: Resources,
     /// Where looser than the op's.
     pub numerics: NumericsOverride,
+    /// Shapes on which it is checked beside the op's: those around its tiles.
+    pub tests: Vec<TestShape>,
 }
 
 /// What a template needs of the target and of the problem. Empty lists and `None` ask for nothing.

@@ -156,11 +156,7 @@ pub fn render(
     template.fits(problem, target).map_err(|misfit| RenderError::Misfit { label: label.clone(), misfit })?;
     let wrong = |error| RenderError::Problem { label: label.clone(), problem: error };
     template.signature.check(problem).map_err(wrong)?;
-    let params = template.resolve_params(params, problem, target)?;
-    let scope = Arc::new(template.scope(problem, &params, target));
-    let args = arg_specs(&template.signature.args, problem, &scope)?;
-    let workspace = arg_specs(&template.workspace, problem, &scope)?;
-    let launch = launch_spec(template, &scope)?;
+    let Parts { params, args, workspace, launch } = Parts::of(template, problem, params, target)?;
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
     let words = context(template, problem, &params, target, &head);
     let body = text(library, &template.file, words.clone(), &label)?;
@@ -186,6 +182,40 @@ pub fn render(
         tolerance: template.tolerance(problem.precision),
         label,
     })
+}
+
+/// The values that the body of a template sees.
+///
+/// # Errors
+/// If parameters are refused, or an expression does not evaluate.
+pub(super) fn words(
+    template: &Template,
+    problem: &Problem,
+    params: &Params,
+    target: &Target,
+) -> Result<Value, RenderError> {
+    let Parts { params, args, workspace, launch } = Parts::of(template, problem, params, target)?;
+    let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
+    Ok(context(template, problem, &params, target, &head))
+}
+
+/// What follows from a template's front matter for a problem.
+struct Parts {
+    params: Params,
+    args: Vec<ArgSpec>,
+    workspace: Vec<ArgSpec>,
+    launch: LaunchSpec,
+}
+
+impl Parts {
+    fn of(template: &Template, problem: &Problem, params: &Params, target: &Target) -> Result<Self, RenderError> {
+        let params = template.resolve_params(params, problem, target)?;
+        let scope = Arc::new(template.scope(problem, &params, target));
+        let args = arg_specs(&template.signature.args, problem, &scope)?;
+        let workspace = arg_specs(&template.workspace, problem, &scope)?;
+        let launch = launch_spec(template, &scope)?;
+        Ok(Self { params, args, workspace, launch })
+    }
 }
 
 fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<ArgSpec>, ExpressionError> {

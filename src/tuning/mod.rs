@@ -6,7 +6,7 @@
 pub mod edit;
 pub mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
@@ -192,6 +192,21 @@ impl TuningTables {
             tracing::warn!("{text}");
         }
         Ok(target)
+    }
+
+    /// The parameters that rows name for a template (`linear/dot`) on a target, at any number of tokens, in any step and at any
+    /// dims: those of the query need only have the types that a row asks for.
+    pub fn params_of<'a>(
+        &'a self,
+        template: &str,
+        query: &Query,
+        target: &Target,
+    ) -> impl Iterator<Item = &'a BTreeMap<String, u32>> + use<'a> {
+        let families = target.families();
+        let of_target = self.layers.iter().flatten().filter(|table| families.contains(&table.name));
+        let rows = of_target.flat_map(|table| &table.rows).filter(|row| row.template == template);
+        let is_of_types = |row: &&Row| row.op == query.op && row.asks_for_types_of(&query.facts);
+        rows.filter(is_of_types).map(|row| &row.params).collect::<Vec<_>>().into_iter()
     }
 
     /// The facts about a GPU by its target id, of the first table that has some.

@@ -362,6 +362,11 @@ impl Row {
         }
     }
 
+    /// Whether the types and the precision that it wants are these.
+    pub fn asks_for_types_of(&self, facts: &Facts) -> bool {
+        self.facts.iter().all(|(name, want)| !matches!(want, Fact::Text(_)) || facts.get(name) == Some(want))
+    }
+
     /// Whether it is for this op and this kind of step and everything it wants is equal, whatever the number of tokens.
     pub fn applies(&self, query: &Query, step: StepKind) -> bool {
         self.op == query.op

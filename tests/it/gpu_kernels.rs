@@ -9,8 +9,10 @@ use gptoss_jit::object::store::Store;
 use gptoss_jit::target::Target;
 use gptoss_jit::template::Template;
 use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::tuning::TuningTables;
 use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection};
 use std::fs;
+use std::sync::Arc;
 
 use gpu::sim::SimDriver;
 
@@ -22,6 +24,11 @@ const PLAIN: &str = "gfx1030";
 
 /// Runs the templates that `wanted` picks of those that fit the arch.
 fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
+    check_as(&Selection::default(), arch, wanted)
+}
+
+/// The same, as thoroughly as `how` says.
+fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let library = Library::from_layers(vec![Layer::built_in()]);
     let target = Target::gpu(arch).expect(arch).simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
@@ -34,7 +41,7 @@ fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let selections = picked.map(|template| Selection {
         op: Some(template.ops.join("+")),
         variant: Some(template.variant.clone()),
-        all_params: false,
+        ..how.clone()
     });
     selections.collect::<Vec<_>>().iter().flat_map(|selection| checker.check(selection, &mut |_| {})).collect()
 }
@@ -75,6 +82,17 @@ fn templates_are_right_on_every_matrix_unit() {
         all_right(arch, &checked);
         assert!(checked.len() >= 4, "{arch}: linear, attention and both products of the experts");
     }
+}
+
+/// Tiles that a shape does not fill, fills, and more than fills, at all parameters that Hopper's table can choose.
+#[test]
+fn hoppers_templates_are_right_around_their_tiles() {
+    let tables = Some(Arc::new(TuningTables::load(&[]).expect("right")));
+    let how = Selection { tables, own_tests: true, ..Selection::default() };
+    let checked = check_as(&how, "sm_90", |template| !template.tests.is_empty());
+    all_right("sm_90", &checked);
+    let names: Vec<String> = checked.iter().map(|checked| format!("{}/{}", checked.op, checked.variant)).collect();
+    assert_eq!(names, ["moe_mlp1/rows", "moe_mlp2/rows"]);
 }
 
 /// Numbers of `N` bytes each in a file.

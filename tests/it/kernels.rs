@@ -15,6 +15,7 @@ use gptoss_jit::reference::{self, Case, Tensor, Tensors};
 use gptoss_jit::target::{Language, Target};
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::template::{Params, Precision, Problem, Template};
+use gptoss_jit::tuning::TuningTables;
 use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gpu::host::HostDriver;
 
@@ -61,6 +62,7 @@ fn every_built_in_host_template_agrees_with_its_reference() {
         let precisions = match contract.op.as_str() {
             "random_weights" => &BOTH[..1], // made at one precision, whatever the model's
             "peak_matrix" => &[],           // the host has no matrix unit that all of them have
+            "fill_lds" => &[],              // nor LDS
             _ => &BOTH[..],
         };
         for &precision in precisions {
@@ -328,8 +330,63 @@ fn a_kernel_that_spoils_its_residual_in_place_is_caught() {
 #[test]
 fn a_kernel_that_does_not_compile_is_told_with_the_compilers_words() {
     let checked = check_linear(&[("AFTER", "nonsense;")]);
-    let is_told = |wrong: &&Wrong| matches!(wrong, Wrong::Compile(_)) && wrong.to_string().contains("nonsense");
+    let is_told = |wrong: &&Wrong| matches!(wrong, Wrong::Compile { .. }) && wrong.to_string().contains("nonsense");
     assert!(!wrongs(&checked).is_empty() && wrongs(&checked).iter().all(is_told), "{}", failures(&checked));
+}
+
+#[test]
+fn a_compilers_error_is_told_once_with_the_line_of_the_template() {
+    let folder = linear_in_a_folder(&[("AFTER", "nonsense;")]);
+    let text = fs::read_to_string(folder.path().join("linear/plain.c.j2")).unwrap();
+    let line = 1 + text.lines().position(|line| line.contains("nonsense;")).expect("it is there");
+    let (code, stdout, _) = kernels_check(folder.path(), &[]);
+    assert_eq!(code, Some(1));
+    let place = format!(" comes from {}:{line}\n", folder.path().join("linear/plain.c.j2").display());
+    assert_eq!(stdout.matches(&place).count(), 2, "once at each precision, not for every kernel: {stdout}");
+    assert!(stdout.contains(" more kernels in the same words"), "{stdout}");
+}
+
+#[test]
+fn a_wrong_kernel_shows_its_worst_error() {
+    let checked = check_linear(&[("LENGTH", "K - 1")]);
+    assert!(checked.iter().all(|one| one.worst > 1.0), "{checked:?}");
+    let folder = linear_in_a_folder(&[("LENGTH", "K - 1")]);
+    let (_, stdout, _) = kernels_check(folder.path(), &["--json"]);
+    let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert!(report["templates"][0]["worst_error"].as_f64().expect("a size") > 1.0, "{stdout}");
+    let nothing = check_linear(&[("AFTER", "nonsense;")]);
+    assert!(nothing.iter().all(|one| one.worst == 0.0), "never run");
+}
+
+#[test]
+fn parameters_that_only_a_table_chooses_are_run() {
+    // A row for a shape that no test has; its parameters are run at those that there are.
+    let table = "[provenance.hand]\nkind = \"hand\"\ndate = \"2026-11-22\"\nmethod = \"a test\"\n\n\
+                 [[rows]]\nop = \"linear\"\nwhere = { in_features = 999 }\nuse = \"linear/plain\"\n\
+                 params = { terms = 2 }\nprovenance = \"hand\"\n";
+    let tables = TuningTables::from_texts(&[("host", table)]).expect("right");
+    let edits = [
+        ("[launch]", "[params.terms]\nvalues = [1, 2]\ndefault = 1\ndoc = \"2 is wrong\"\n\n[launch]"),
+        ("LENGTH", "{{ 'K' if terms == 1 else 'K - 1' }}"),
+    ];
+    let folder = linear_in_a_folder(&edits);
+    let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
+    let selection = |tables| Selection { variant: Some("plain".into()), tables, ..of_op("linear") };
+    let check = |tables| check(&library, &Target::host(), &selection(tables));
+    assert!(failures(&check(None)).is_empty());
+    let told = failures(&check(Some(Arc::new(tables))));
+    assert!(told.lines().any(|line| line.contains("(terms 2)")) && !told.contains("(terms 1)"), "{told}");
+}
+
+#[test]
+fn a_kernel_that_needs_workspace_as_the_plan_gave_it_is_caught() {
+    // Right on poisoned workspace, wrong on what its own first launch left there.
+    let checked = check_linear(&[
+        ("[launch]", "[[workspace]]\nname = \"seen\"\ndtype = \"u32\"\nshape = [\"n_tokens\"]\n\n[launch]"),
+        ("AFTER", "if (seen[t] == 1) for (size_t n = 0; n < N; ++n) y[t * N + n] = 0.0f;\n  seen[t] = 1;"),
+    ]);
+    assert!(!wrongs(&checked).is_empty(), "one launch is not enough");
+    assert!(wrongs(&checked).iter().all(|wrong| matches!(wrong, Wrong::Different(_))), "{}", failures(&checked));
 }
 
 #[test]

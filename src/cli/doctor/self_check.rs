@@ -28,7 +28,7 @@ pub(super) fn run() -> anyhow::Result<Vec<String>> {
     let driver = HostDriver::new(0)?;
     let runner = Some(Runner { target: &target, driver: &driver });
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
-    let selection = Selection { op: Some(OP.into()), variant: Some(variant.clone()), all_params: false };
+    let selection = Selection { op: Some(OP.into()), variant: Some(variant.clone()), ..Selection::default() };
     told(&variant, &checker.check(&selection, &mut |_| {}))
 }
 

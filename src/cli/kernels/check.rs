@@ -2,6 +2,7 @@
 //! contracts too. With `--speed` it goes to [`super::speed`].
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ use crate::target::{Platform, Target};
 use crate::template::Precision;
 use crate::template::library::{Broken, Library};
 use crate::workbench::check::uses::Uses;
-use crate::workbench::check::{Checked, Checker, Cost, Runner, Selection};
+use crate::workbench::check::{Checked, Checker, Cost, Runner, Selection, Wrong};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -38,6 +39,10 @@ pub(super) struct CheckArgs {
     /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
     #[arg(long)]
     all_params: bool,
+
+    /// Beside the default parameters those that the target's tuning tables can choose: `--tuned=false` for the default alone
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    tuned: bool,
 
     /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the simulator
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
@@ -95,8 +100,11 @@ struct Row {
     variant: String,
     precision: &'static str,
     cases: usize,
-    /// As a fraction of the tolerance; null if nothing ran, or an error has no size.
+    /// As a fraction of the tolerance; null if nothing was compared, or an error has no size.
     worst_error: Option<f64>,
+    /// Whether an error has no size: a NaN, or a whole number that is another.
+    #[serde(skip)]
+    is_without_size: bool,
     /// In bf16 precision: the error as a multiple of what rounding the activations to bf16 does; 0 below f32's own.
     times_rounding: Option<f64>,
     /// What the objects use; null where they are not a GPU's.
@@ -144,7 +152,9 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     };
     let runner = runs_on.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit };
-    let selection = Selection { op: args.op.clone(), variant: args.variant.clone(), all_params: args.all_params };
+    let tables = args.tuned.then(|| Arc::new(tables.clone()));
+    let (op, variant) = (args.op.clone(), args.variant.clone());
+    let selection = Selection { op, variant, all_params: args.all_params, tables, own_tests: false };
     let broken: Vec<&Broken> = broken(&library, args).collect();
     if broken.is_empty() && checker.selected(&selection).next().is_none() {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
@@ -192,12 +202,16 @@ impl Row {
             (true, true, false) => "ok",
             (true, false, _) => "compiled, not run",
         };
+        let n_wrong = checked.failures.iter().filter(|failure| !matches!(failure.wrong, Wrong::Different(_))).count();
+        // Of kernels that were never compared there is no error to tell.
+        let worst = Some(checked.worst).filter(|worst| checked.ran && (checked.n_cases > n_wrong || *worst > 0.0));
         Self {
             precision: checked.precision.name(),
             cases: checked.n_cases,
             times_rounding: Some(checked.rounding.times())
                 .filter(|_| checked.precision == Precision::Bf16 && checked.ran),
-            worst_error: Some(checked.worst).filter(|worst| checked.n_cases > 0 && checked.ran && worst.is_finite()),
+            worst_error: worst.filter(|worst| worst.is_finite()),
+            is_without_size: worst.is_some_and(|worst| !worst.is_finite()),
             uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
@@ -210,7 +224,11 @@ impl Row {
     }
 
     fn cells(&self, of_gpu: bool) -> Vec<String> {
-        let worst = self.worst_error.map_or("-".to_owned(), |worst| format!("{:.0}", 100.0 * worst));
+        let worst = match self.worst_error {
+            Some(worst) => format!("{:.0}", 100.0 * worst),
+            None if self.is_without_size => "without end".to_owned(),
+            None => "-".to_owned(),
+        };
         let compile_ms = if self.compiled == 0 { "cached".to_owned() } else { self.compile_ms.to_string() };
         let mut cells = vec![self.op.clone(), self.variant.clone(), self.precision.to_owned()];
         let times = self.times_rounding.map_or("-".to_owned(), |times| format!("{times:.1}"));

@@ -43,7 +43,7 @@ impl Checker<'_> {
         let mut codes = Vec::new();
         for template in self.selected(selection) {
             for precision in template.precisions() {
-                for trial in largest(trial::trials(template, precision, self.target, false)) {
+                for trial in largest(trial::trials(template, precision, self.target, &Selection::default())) {
                     codes.push(KernelCode {
                         op: template.ops.join("+"),
                         variant: template.variant.clone(),
@@ -59,7 +59,7 @@ impl Checker<'_> {
 
     fn code(&self, template: &Template, trial: &Trial, llvm: &Llvm) -> Result<(Rendered, Code), CodeError> {
         let kernel = render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
-        let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0).map_err(Wrong::from)?;
+        let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0).map_err(Wrong::compile)?;
         self.examine(&kernel, &object.object)?;
         let code = Code::of(llvm, &object.object, &kernel.entry)?;
         Ok((kernel, code))

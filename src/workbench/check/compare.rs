@@ -23,6 +23,8 @@ pub struct Difference {
     pub want: f64,
     /// How far apart they may be; 0 for whole numbers.
     pub tolerance: f64,
+    /// How far apart they are, as a fraction of that; infinite where nothing is allowed, or one is no number.
+    pub fraction: f64,
     /// Elements that are too far from the reference.
     pub n_wrong: usize,
     /// Elements in all.
@@ -86,6 +88,7 @@ pub(crate) fn output(
         got: got[at],
         want: want.values[at],
         tolerance: allowed(arg.dtype, want, at, tolerance),
+        fraction: worst,
         n_wrong,
         n_elements: got.len(),
     })

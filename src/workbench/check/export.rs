@@ -105,7 +105,7 @@ impl Checker<'_> {
                 };
                 for (trial, kernel, scalars) in self.smallest(template, precision).map_err(wrong)? {
                     let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0);
-                    let object = object.map_err(|error| wrong(error.into()))?.object;
+                    let object = object.map_err(|error| wrong(Wrong::compile(error)))?.object;
                     self.examine(&kernel, &object).map_err(wrong)?;
                     let prepared = trial.prepare(&scalars).map_err(|error| wrong(error.into()))?;
                     let (case, mut files) = self.case(template, &trial, &kernel, &scalars, prepared).map_err(wrong)?;
@@ -123,7 +123,7 @@ impl Checker<'_> {
     /// For each choice of element types the case with the fewest multiply-adds.
     fn smallest(&self, template: &Template, precision: Precision) -> Result<Vec<(Trial, Rendered, Scalars)>, Wrong> {
         let mut of_dtypes: BTreeMap<Vec<&'static str>, (f64, Trial, Rendered, Scalars)> = BTreeMap::new();
-        for trial in trial::trials(template, precision, self.target, false) {
+        for trial in trial::trials(template, precision, self.target, &Selection::default()) {
             let kernel = render(self.library, template, &trial.problem, &trial.params, self.target)?;
             let rows = if kernel.source.contains(MATRIX_CALL) { MATRIX_ROWS } else { ROWS };
             for scalars in &trial.scalars {

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use gpu::{Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
 
 use super::Wrong;
+use super::lds::LdsFill;
 use super::trial::{Scalars, whole};
 use crate::dtype::Dtype;
 use crate::reference::{Tensor, Tensors};
@@ -61,6 +62,8 @@ pub(super) struct Setting<'a> {
     pub weights: &'a BTreeSet<String>,
     pub scalars: &'a Scalars,
     pub placement: Placement,
+    /// Fills LDS before each launch, where the device does not by itself.
+    pub lds: Option<&'a LdsFill>,
 }
 
 /// On which side of an argument memory was written.
@@ -82,11 +85,39 @@ impl fmt::Display for Side {
 }
 
 impl Setting<'_> {
-    /// Launches the kernel on these inputs and gives the tensors that it writes.
-    pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Tensors, Wrong> {
-        let memory = self.place_all(inputs)?;
-        let arguments: Vec<Argument> = self.args().map(|arg| self.argument(arg, &memory)).collect();
+    /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, the second time over what
+    /// the first left there, as in a model.
+    pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Tensors>, Wrong> {
+        let mut memory = self.place_all(inputs)?;
+        let n_launches = if self.kernel.workspace.is_empty() { 1 } else { 2 };
+        let mut outputs = Vec::new();
+        for i in 0..n_launches {
+            if i > 0 {
+                self.restore(&mut memory)?;
+            }
+            outputs.push(self.launch_once(loaded, &memory)?);
+        }
+        Ok(outputs)
+    }
+
+    /// All memory as it was before the first launch, but for the workspace.
+    fn restore(&self, memory: &mut BTreeMap<String, Guarded>) -> Result<(), Wrong> {
+        for (name, guarded) in memory.iter_mut().filter(|(_, guarded)| guarded.is_written) {
+            if self.kernel.workspace.iter().any(|arg| arg.name == *name) {
+                self.driver.read(&guarded.buffer.view(), &mut guarded.before)?;
+            } else {
+                self.driver.write(&guarded.buffer.view(), &guarded.before)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn launch_once(&self, loaded: &Kernel, memory: &BTreeMap<String, Guarded>) -> Result<Tensors, Wrong> {
+        let arguments: Vec<Argument> = self.args().map(|arg| self.argument(arg, memory)).collect();
         let grid = self.kernel.launch.grid(&whole(self.scalars))?;
+        if let Some(lds) = self.lds {
+            lds.launch(self.driver)?;
+        }
         let mut result = Ok(());
         let scratch_bytes = self.kernel.launch.scratch_bytes(&whole(self.scalars))? as usize;
         let launch = Launch { grid, scratch_bytes, args: &arguments };

@@ -12,35 +12,38 @@ pub mod code;
 mod compare;
 pub mod export;
 mod known;
+mod lds;
 mod memory;
 mod rounding;
 pub mod speed;
 mod trial;
 pub mod uses;
+mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use gpu::code_object::KernelFacts;
-use gpu::{Driver, GpuError, Kernel};
-
-use crate::object::compile::Request;
-use crate::object::resources::{ObjectError, examine};
-use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
-use crate::reference::{Outputs, ReferenceError, Tensors};
-use crate::target::Target;
-use crate::target::compute_unit::ComputeUnit;
-use crate::template::contract::{Access, Arg, ArgDtype};
-use crate::template::expression::ExpressionError;
-use crate::template::library::Library;
-use crate::template::render::{RenderError, Rendered, render};
-use crate::template::{Params, Precision, Problem, Resources, Template};
+use gpu::{Driver, Kernel};
+use lds::LdsFill;
 use memory::Setting;
 use trial::Trial;
 use uses::Uses;
+
+use crate::object::compile::Request;
+use crate::object::resources::examine;
+use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
+use crate::reference::{Outputs, Tensors};
+use crate::target::Target;
+use crate::target::compute_unit::ComputeUnit;
+use crate::template::contract::{Access, Arg, ArgDtype};
+use crate::template::library::Library;
+use crate::template::origins::Origins;
+use crate::template::render::{Rendered, render};
+use crate::template::{Params, Precision, Problem, Resources, Template};
+use crate::tuning::TuningTables;
 
 pub use compare::Difference;
 pub(crate) use compare::output;
@@ -48,6 +51,7 @@ pub use memory::{Placement, Side};
 pub use rounding::Rounding;
 pub(crate) use rounding::{examine as examine_rounding, rounded};
 pub(super) use trial::whole;
+pub use wrong::{Failure, Wrong};
 
 /// What templates are checked with.
 pub struct Checker<'a> {
@@ -72,6 +76,12 @@ pub struct Runner<'a> {
     pub driver: &'a dyn Driver,
 }
 
+/// What runs kernels, with what goes before each.
+struct Running<'a> {
+    driver: &'a dyn Driver,
+    lds: Option<LdsFill>,
+}
+
 /// Which templates, and how thoroughly.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
@@ -82,6 +92,10 @@ pub struct Selection {
     /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that differ
     /// from the default in one parameter.
     pub all_params: bool,
+    /// Beside the default parameters those that these tables can choose for the target, at whatever shape they are meant for.
+    pub tables: Option<Arc<TuningTables>>,
+    /// Only the shapes of templates' own front matter.
+    pub own_tests: bool,
 }
 
 /// What became of one template at one precision.
@@ -123,108 +137,6 @@ pub struct Cost {
     pub ms: f64,
 }
 
-/// A case that went wrong.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The shape, types, parameters and placement.
-    pub case: String,
-    /// What went wrong.
-    pub wrong: Wrong,
-}
-
-/// What can be wrong with a kernel in one case.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Wrong {
-    /// No test of the contract fits the template.
-    #[error("no test in op.toml fits the template, so nothing of it is checked")]
-    NoTest,
-    /// It cannot be rendered.
-    #[error(transparent)]
-    Render(#[from] RenderError),
-    /// It cannot be compiled.
-    #[error(transparent)]
-    Compile(#[from] StoreError),
-    /// The object is not what its contract says, or uses more than its template allows.
-    #[error("the object for {target}: {error}")]
-    Object {
-        /// The GPU.
-        target: String,
-        /// What is wrong with it.
-        error: Arc<ObjectError>,
-    },
-    /// A shape or a launch expression does not evaluate.
-    #[error(transparent)]
-    Expression(#[from] ExpressionError),
-    /// The device refuses it.
-    #[error("the device refuses it: {0}")]
-    Device(Arc<GpuError>),
-    /// The case cannot be computed on the host.
-    #[error(transparent)]
-    Reference(#[from] ReferenceError),
-    /// Contract and reference disagree on what there is.
-    #[error("`{argument}` has {contract} elements by the contract and {reference} by the reference")]
-    Length {
-        /// The argument.
-        argument: String,
-        /// By `op.toml`.
-        contract: usize,
-        /// By `src/reference`.
-        reference: usize,
-    },
-    /// An output is too far from the reference.
-    #[error(transparent)]
-    Different(#[from] Difference),
-    /// bf16 precision costs more than rounding the activations explains.
-    #[error(
-        "`{argument}` is {:.1e} of its norm off, {:.1} times what rounding the activations to bf16 does; allowed: 2^-7 and 3 times",
-        rounding.relative, rounding.times()
-    )]
-    Rounding {
-        /// The argument.
-        argument: String,
-        /// Its error.
-        rounding: Rounding,
-    },
-    /// Memory next to an argument was written.
-    #[error("it writes outside of `{argument}`: byte {offset_bytes} {side} it changed")]
-    OutOfBounds {
-        /// The argument.
-        argument: String,
-        /// On which side.
-        side: Side,
-        /// Bytes from the argument's nearest edge.
-        offset_bytes: usize,
-    },
-    /// Workspace that is to be left zero was not.
-    #[error(
-        "it leaves the workspace `{argument}` other than zero, from byte {offset_bytes} on; `zeroed` asks every launch to leave it zero"
-    )]
-    NotZero {
-        /// The workspace.
-        argument: String,
-        /// The first byte that is not zero.
-        offset_bytes: usize,
-    },
-    /// An argument that is only read was written.
-    #[error("it writes to `{argument}`, which its contract only reads")]
-    ReadOnly {
-        /// The argument.
-        argument: String,
-    },
-}
-
-impl From<GpuError> for Wrong {
-    fn from(error: GpuError) -> Self {
-        Self::Device(Arc::new(error))
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.case, self.wrong)
-    }
-}
-
 impl Checked {
     /// Whether nothing went wrong.
     pub fn is_right(&self) -> bool {
@@ -238,7 +150,7 @@ impl Checker<'_> {
         let mut all = Vec::new();
         for template in self.selected(selection) {
             for precision in template.precisions() {
-                let checked = self.check_template(template, precision, selection.all_params);
+                let checked = self.check_template(template, precision, selection);
                 done(&checked);
                 all.push(checked);
             }
@@ -257,7 +169,7 @@ impl Checker<'_> {
         self.library.templates().iter().filter(matches)
     }
 
-    fn check_template(&self, template: &Arc<Template>, precision: Precision, all_params: bool) -> Checked {
+    fn check_template(&self, template: &Arc<Template>, precision: Precision, which: &Selection) -> Checked {
         let mut checked = Checked {
             op: template.ops.join("+"),
             variant: template.variant.clone(),
@@ -272,9 +184,9 @@ impl Checker<'_> {
             costs: Vec::new(),
             failures: Vec::new(),
         };
-        let trials = trial::trials(template, precision, self.target, all_params);
+        let trials = trial::trials(template, precision, self.target, which);
         if trials.is_empty() {
-            checked.failures.push(Failure { case: "(none)".into(), wrong: Wrong::NoTest });
+            checked.fail("(none)".into(), Wrong::NoTest);
         }
         let kernels = self.rendered(template, trials, self.target, &mut checked);
         let stopwatch = Stopwatch::default();
@@ -283,29 +195,62 @@ impl Checker<'_> {
         checked.compile_ms = stopwatch.compile_ms.into_inner();
         let mut good = Vec::new();
         for ((trial, kernel), object) in kernels.into_iter().zip(objects) {
-            match object.map_err(Wrong::from).and_then(|object| {
-                if let Some((facts, occupancy)) = self.examine(&kernel, &object.object)? {
-                    checked.uses.get_or_insert_default().add(&facts, occupancy);
-                }
-                Ok(object)
-            }) {
+            match object.map_err(|error| self.not_compiled(template, &trial, &kernel, self.target, error)).and_then(
+                |object| {
+                    if let Some((facts, occupancy)) = self.examine(&kernel, &object.object)? {
+                        checked.uses.get_or_insert_default().add(&facts, occupancy);
+                    }
+                    Ok(object)
+                },
+            ) {
                 Ok(object) => good.push((trial, kernel, object)),
                 Err(wrong) => checked.fail(trial.to_string(), wrong),
             }
         }
-        match self.runner {
-            None => checked.n_cases += good.len(),
-            Some(runner) if runner.target == self.target => {
-                for (trial, kernel, object) in &good {
-                    checked.run(runner.driver, template, trial, kernel, &object.object);
-                }
+        let Some(runner) = self.runner else {
+            checked.n_cases += good.len();
+            return checked;
+        };
+        let on = match self.running(runner) {
+            Ok(on) => on,
+            Err(wrong) => {
+                checked.fail("filling LDS".into(), wrong);
+                return checked;
             }
-            Some(runner) => {
-                let trials = good.into_iter().map(|(trial, ..)| trial).collect();
-                self.run_elsewhere(template, trials, runner, &mut checked);
+        };
+        if runner.target == self.target {
+            for (trial, kernel, object) in &good {
+                checked.run(&on, template, trial, kernel, &object.object);
             }
+        } else {
+            let trials = good.into_iter().map(|(trial, ..)| trial).collect();
+            self.run_elsewhere(template, trials, runner.target, &on, &mut checked);
         }
         checked
+    }
+
+    /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
+    fn running<'r>(&self, runner: Runner<'r>) -> Result<Running<'r>, Wrong> {
+        let is_gpu = runner.target.is_real_gpu();
+        let lds = if is_gpu { LdsFill::new(self, runner.target, runner.driver)? } else { None };
+        Ok(Running { driver: runner.driver, lds })
+    }
+
+    /// What the compiler said, and which lines of the templates it said it of.
+    fn not_compiled(
+        &self,
+        template: &Template,
+        trial: &Trial,
+        kernel: &Rendered,
+        target: &Target,
+        error: StoreError,
+    ) -> Wrong {
+        let origins = || Origins::of(self.library, template, &trial.problem, &trial.params, target, kernel);
+        let places = match error.log() {
+            "" => Vec::new(),
+            log => origins().map_or_else(Vec::new, |origins| origins.of_errors(log)),
+        };
+        Wrong::Compile { error, places }
     }
 
     /// Renders the trials for a target; what cannot be rendered is a failure.
@@ -327,13 +272,22 @@ impl Checker<'_> {
     }
 
     /// Runs trials, whose objects for the target are right, on what stands in for it.
-    fn run_elsewhere(&self, template: &Template, trials: Vec<Trial>, runner: Runner<'_>, checked: &mut Checked) {
-        let kernels = self.rendered(template, trials, runner.target, checked);
-        let objects = self.store.get_all(&requests(&kernels, runner.target), &());
+    fn run_elsewhere(
+        &self,
+        template: &Template,
+        trials: Vec<Trial>,
+        target: &Target,
+        on: &Running<'_>,
+        checked: &mut Checked,
+    ) {
+        let kernels = self.rendered(template, trials, target, checked);
+        let objects = self.store.get_all(&requests(&kernels, target), &());
         for ((trial, kernel), object) in kernels.iter().zip(objects) {
             match object {
-                Ok(object) => checked.run(runner.driver, template, trial, kernel, &object.object),
-                Err(error) => checked.fail(trial.to_string(), error.into()),
+                Ok(object) => checked.run(on, template, trial, kernel, &object.object),
+                Err(error) => {
+                    checked.fail(trial.to_string(), self.not_compiled(template, trial, kernel, target, error))
+                }
             }
         }
     }
@@ -371,28 +325,34 @@ impl Checker<'_> {
     ) -> Result<Tensors, Wrong> {
         let Runner { target, driver } = self.runner.expect("something to run on");
         let kernel = render(self.library, template, problem, params, target)?;
-        let object = self.store.get_all(&[Request::of(&kernel, target)], &()).remove(0)?;
+        let object = self.store.get_all(&[Request::of(&kernel, target)], &()).remove(0).map_err(Wrong::compile)?;
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
-        let setting = Setting { driver, kernel, weights, scalars, placement };
-        setting.launch(&setting.load(&object.object)?, inputs)
+        let setting = Setting { driver, kernel, weights, scalars, placement, lds: None };
+        Ok(setting.launch(&setting.load(&object.object)?, inputs)?.remove(0))
     }
 }
 
 impl Checked {
     fn fail(&mut self, case: String, wrong: Wrong) {
-        self.failures.push(Failure { case, wrong });
+        let words = wrong.compilers_words();
+        let same = self.failures.iter_mut().find(|other| words.is_some() && other.wrong.compilers_words() == words);
+        match same {
+            Some(told) => told.n_more += 1,
+            None => self.failures.push(Failure { case, wrong, n_more: 0 }),
+        }
     }
 
     /// Runs one kernel for each of its trial's scalars, in every placement.
-    fn run(&mut self, driver: &dyn Driver, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
-        let (weights, start) = (&weights(template), Instant::now());
+    fn run(&mut self, on: &Running<'_>, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
+        let (driver, lds, weights) = (on.driver, on.lds.as_ref(), &weights(template));
+        let start = Instant::now();
         for scalars in &trial.scalars {
             let prepared = known::prepared(trial, scalars).and_then(|prepared| {
                 let of_rounded = known::of_rounded(trial, kernel, scalars, &prepared.0)?;
                 Ok((prepared, of_rounded))
             });
             for &placement in Placement::of(kernel, weights, driver) {
-                let setting = Setting { driver, kernel, weights, scalars, placement };
+                let setting = Setting { driver, kernel, weights, scalars, placement, lds };
                 let result = match &prepared {
                     Err(error) => Err(error.clone().into()),
                     Ok((prepared, of_rounded)) => {
@@ -404,7 +364,12 @@ impl Checked {
                         self.worst = self.worst.max(worst);
                         self.rounding = self.rounding.worse(rounding);
                     }
-                    Err(wrong) => self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong),
+                    Err(wrong) => {
+                        if let Wrong::Different(difference) = &wrong {
+                            self.worst = self.worst.max(difference.fraction);
+                        }
+                        self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong);
+                    }
                 }
                 self.n_cases += 1;
             }
@@ -432,10 +397,14 @@ impl Setting<'_> {
         want: &Outputs,
         of_rounded: Option<&Outputs>,
     ) -> Result<(f64, Rounding), Wrong> {
-        let got = self.launch(&self.load(object)?, inputs)?;
-        let worst = compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?;
-        let rounding = of_rounded.map(|of_rounded| rounding::examine(&got, want, of_rounded)).transpose()?;
-        Ok((worst, rounding.unwrap_or_default()))
+        let (mut worst, mut rounding): (f64, _) = (0.0, Rounding::default());
+        for got in self.launch(&self.load(object)?, inputs)? {
+            worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?);
+            if let Some(of_rounded) = of_rounded {
+                rounding = rounding.worse(rounding::examine(&got, want, of_rounded)?);
+            }
+        }
+        Ok((worst, rounding))
     }
 
     fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {

@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::Selection;
 use crate::dtype::Dtype;
 use crate::reference::{self, Case, Outputs, ReferenceError, Tensors};
 use crate::target::Target;
 use crate::template::contract::TestShape;
 use crate::template::{Params, Precision, Problem, Template};
+use crate::tuning::TuningTables;
 
 /// A grid of parameters up to this many points is run whole.
 pub const MAX_POINTS: usize = 32;
@@ -52,10 +54,15 @@ pub(crate) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
 }
 
 /// Everything that a template is run on at a precision. Empty if no test fits it. The first shape that fits is run with
-/// every combination of dtypes, the others with as few as have every dtype.
-pub(super) fn trials(template: &Template, precision: Precision, target: &Target, all_params: bool) -> Vec<Trial> {
+/// every combination of dtypes, the others with as few as have every dtype. A template that has shapes of its own is run there with
+/// the parameters that tables can choose, another one everywhere.
+pub(super) fn trials(template: &Template, precision: Precision, target: &Target, which: &Selection) -> Vec<Trial> {
     let mut trials = Vec::new();
-    for (i, test) in template.signature.tests().iter().enumerate() {
+    let of_ops = template.signature.tests();
+    let of_ops = if which.own_tests { &[][..] } else { &of_ops };
+    for (i, test) in of_ops.iter().chain(&template.tests).enumerate() {
+        let is_for_tables = template.tests.is_empty() || i >= of_ops.len();
+        let tables = which.tables.as_deref().filter(|_| is_for_tables);
         let with = |dtypes| Problem {
             ops: template.ops.clone(),
             dims: test.dims.clone(),
@@ -68,8 +75,10 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         let all = all_dtypes(template).into_iter().map(with);
         let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
         let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
-        for problem in problems {
-            for (n, params) in points(template, &problem, target, all_params).into_iter().enumerate() {
+        for (k, problem) in problems.into_iter().enumerate() {
+            // Around its tiles, other types are no other tiles.
+            let tables = tables.filter(|_| k == 0 || template.tests.is_empty());
+            for (n, params) in points(template, &problem, target, which.all_params, tables).into_iter().enumerate() {
                 let (problem, scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
             }
@@ -78,8 +87,14 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
     trials
 }
 
-/// The parameters taken by default, and where all are asked for the others.
-fn points(template: &Template, problem: &Problem, target: &Target, all_params: bool) -> Vec<Params> {
+/// The parameters taken by default; those that tables can choose, where tables are given; and where all are asked for the others.
+fn points(
+    template: &Template,
+    problem: &Problem,
+    target: &Target,
+    all_params: bool,
+    tables: Option<&TuningTables>,
+) -> Vec<Params> {
     let legal: Vec<Params> = template.legal_params(problem, target).collect();
     let Some(first) = legal.first().cloned() else { return Vec::new() };
     let n_changes = |params: &Params| params.iter().filter(|(name, value)| first[*name] != **value).count();
@@ -88,7 +103,15 @@ fn points(template: &Template, problem: &Problem, target: &Target, all_params: b
         true if legal.len() <= MAX_POINTS => usize::MAX,
         true => 1,
     };
-    legal.iter().filter(|params| n_changes(params) <= most).cloned().collect()
+    let mut points: Vec<Params> = legal.iter().filter(|params| n_changes(params) <= most).cloned().collect();
+    for params in tables.iter().flat_map(|tables| tables.params_of(&template.label(), &problem.query(), target)) {
+        // What a table says and a constraint forbids here is not chosen here.
+        let Ok(params) = template.resolve_params(params, problem, target) else { continue };
+        if !points.contains(&params) {
+            points.push(params);
+        }
+    }
+    points
 }
 
 /// Every combination of the dtypes that the contract allows.
