@@ -31,11 +31,13 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Hint;
 use crate::graph::StepLimits;
-use crate::graph::kv_cache::{KvLayout, KvTooLarge};
+use crate::graph::error::PlanError;
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvTooLarge};
 use crate::graph::memory::LoadProgress;
-use crate::graph::plan::{Executor, ExecutorOptions, Observer, PlanError};
+use crate::graph::options::ExecutorOptions;
+use crate::graph::plan::{Executor, Observer};
 use crate::graph::profile::{Profile, Profiled};
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use ahead::Ahead;
 use blueprint::{Blueprint, ModelOptions};
@@ -47,6 +49,24 @@ pub struct EngineOptions {
     pub pipeline: Pipeline,
     /// How the model is run there.
     pub model: ModelOptions,
+}
+
+/// Sequences that an engine is sized for.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Most rows of one step that give logits.
+    pub max_logit_rows: usize,
+}
+
+impl Sizes {
+    /// Room for sequences of so many tokens; the cache comes in whole blocks.
+    pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
+        Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
+    }
 }
 
 /// A loaded model.

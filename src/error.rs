@@ -1,5 +1,7 @@
 //! What errors have in common: a hint.
 
+use gpu::Runtime;
+
 /// What a person can do about an error. Printed once, at the edge, after the message.
 pub trait Hint {
     /// One sentence without a full stop; commands and paths in backticks.
@@ -12,10 +14,10 @@ impl Hint for gpu::GpuError {
             Self::OutOfMemory { .. } => {
                 "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()
             }
-            Self::NoRuntime { what, .. } if what.starts_with("CUDA") => {
+            Self::NoRuntime { runtime: Runtime::Cuda, .. } => {
                 "install NVIDIA's driver, or name `libcuda.so.1` with `GPTOSS_JIT_CUDA`; `--device cpu` needs none".into()
             }
-            Self::NoRuntime { .. } => {
+            Self::NoRuntime { runtime: Runtime::Hip, .. } => {
                 "install ROCm's HIP runtime, or name `libamdhip64.so` or its folder with `GPTOSS_JIT_HIP`; `--device cpu` needs none".into()
             }
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),

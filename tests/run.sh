@@ -3,8 +3,9 @@
 # format and the lints. The last line counts them: `N passed, N failed, N skipped`. Fails if anything failed.
 #
 # hipRTC is fetched once into target/hiprtc, where that is possible (tests/fetch-hiprtc.sh), unless GPTOSS_JIT_HIPRTC
-# names one; LLVM's tools likewise into target/llvm (tests/fetch-llvm.sh), unless GPTOSS_JIT_LLVM does. The kernel cache,
-# the temporary folder and the config folder are private to the run and start empty.
+# names one; LLVM's tools likewise into target/llvm (tests/fetch-llvm.sh), unless GPTOSS_JIT_LLVM does. The temporary folder
+# and the config folder are private to the run and start empty. Kernels that tests compile stay in target/tmp: a
+# kernel's key is all that its object depends on, so that what is found there is what would be compiled. They may be removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -18,9 +19,8 @@ trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 mkdir -p target "$scratch/tmp" "$scratch/config" || exit 1
-rm -rf target/test-cache
 unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_LOG
-export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$PWD/target/test-cache"
+export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$scratch/cache"
 
 say "hipRTC"
 if [ -n "${GPTOSS_JIT_HIPRTC:-}" ]; then

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::encoding::{Encoding, MXFP4_BLOCK, Part};
-use super::inventory::{Inventory, Mismatches, StoredTensor, Wanted};
+use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
 use super::rearranged::{Order, Piece, Rearranged, Step};
 use super::stored::{Codec, Number, is_bf16};
 use super::tensors::{EMBEDDING, Group, MLP1_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups};
@@ -122,7 +122,7 @@ pub(super) const GGUF: Format = Format {
 };
 
 /// A tensor of the model made of numbers, whose type is not decided yet.
-struct Draft {
+struct PlannedTensor {
     name: String,
     shape: Vec<usize>,
     pieces: Vec<StoredTensor>,
@@ -140,18 +140,18 @@ pub(super) fn assemble(
     config: &ModelConfig,
 ) -> Result<BTreeMap<String, Tensor>, Mismatches> {
     let mut taking =
-        Taking { format, config, has_mxfp4: format.has_mxfp4(&inventory), drafts: vec![], tensors: vec![] };
+        Taking { format, config, has_mxfp4: format.has_mxfp4(&inventory), planned: vec![], tensors: vec![] };
     for group in &groups(config) {
         for l in 0..group.count(config) {
             taking.group(&mut inventory, group, l);
         }
     }
-    let Taking { drafts, mut tensors, .. } = taking;
+    let Taking { planned, mut tensors, .. } = taking;
     inventory.finish()?;
-    let dtypes = [false, true].map(|is_expert| dtype(drafts.iter().filter(|draft| draft.is_expert == is_expert)));
-    tensors.extend(drafts.into_iter().map(|draft| {
-        let dtype = dtypes[usize::from(draft.is_expert)];
-        draft.tensor(dtype)
+    let dtypes = [false, true].map(|is_expert| dtype(planned.iter().filter(|planned| planned.is_expert == is_expert)));
+    tensors.extend(planned.into_iter().map(|planned| {
+        let dtype = dtypes[usize::from(planned.is_expert)];
+        planned.tensor(dtype)
     }));
     Ok(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect())
 }
@@ -161,7 +161,7 @@ struct Taking<'a> {
     format: &'a Format,
     config: &'a ModelConfig,
     has_mxfp4: bool,
-    drafts: Vec<Draft>,
+    planned: Vec<PlannedTensor>,
     tensors: Vec<Tensor>,
 }
 
@@ -181,7 +181,7 @@ impl Taking<'_> {
         }
         // Numbers in blocks of 32 along rows; a row of what is put together by turns may be a single number.
         let takes_blocks = group.shape.len() > 1 && group.name.ends_with("weight");
-        let wanted = if takes_blocks { Wanted::Number } else { Wanted::Plain };
+        let wanted = if takes_blocks { Form::Number } else { Form::Plain };
         let Some(pieces) = self.pieces(inventory, group, l, wanted) else { return };
         let order = match (made, group.shape.as_slice()) {
             (Made::Same(_) | Made::Heads(_), _) => Order::Concatenated,
@@ -189,11 +189,17 @@ impl Taking<'_> {
             (Made::Transposed(_), &[.., n_rows, _]) => Order::Transposed { n_rows },
             (Made::Transposed(_), _) => panic!("`{}` is no matrix", group.name),
         };
-        self.drafts.push(Draft { name: group.name_in(l), shape: group.shape.clone(), pieces, order, is_expert });
+        self.planned.push(PlannedTensor {
+            name: group.name_in(l),
+            shape: group.shape.clone(),
+            pieces,
+            order,
+            is_expert,
+        });
     }
 
     /// What a tensor is made of; `None` if anything is wrong with any of it.
-    fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Wanted) -> Option<Vec<StoredTensor>> {
+    fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Form) -> Option<Vec<StoredTensor>> {
         let pieces = self.format.made_of(group.name).pieces(group, self.config);
         let taken = pieces.iter().map(|(name, shape)| {
             inventory.take(self.format.name_in(name, group, l), shape, wanted) // each, so that all errors are found
@@ -218,7 +224,7 @@ impl Taking<'_> {
         let shapes = [codes_shape, scales_part.shape.clone()];
         let mut take = |part: Part, suffix: &str, shape: &[usize]| {
             let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
-            let taken = inventory.take(stored, shape, Wanted::Byte)?;
+            let taken = inventory.take(stored, shape, Form::Byte)?;
             Some(Tensor {
                 name: Group { name: part.name, ..group.clone() }.name_in(l),
                 dtype: part.dtype,
@@ -232,7 +238,7 @@ impl Taking<'_> {
 
     /// Codes and scales out of blocks that hold both.
     fn blocks(&self, inventory: &mut Inventory, group: &Group, l: usize, parts: [Part; 2]) -> [Option<Tensor>; 2] {
-        let Some(pieces) = self.pieces(inventory, group, l, Wanted::Mxfp4Blocks) else { return [None, None] };
+        let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
         let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         parts.map(|part| {
@@ -302,8 +308,8 @@ impl Made {
 
 /// The type that holds all of these numbers exactly: what they are, if they are all alike, bf16 if that loses nothing, else f32.
 /// Only where bf16 and f32 are mixed is it read whether the f32 ones are bf16, the smallest first.
-fn dtype<'a>(drafts: impl Iterator<Item = &'a Draft>) -> Dtype {
-    let pieces: Vec<&StoredTensor> = drafts.flat_map(|draft| &draft.pieces).collect();
+fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
+    let pieces: Vec<&StoredTensor> = planned.flat_map(|planned| &planned.pieces).collect();
     let has = |number| pieces.iter().any(|piece| piece.number() == Some(number));
     if has(Number::F16) || has(Number::Q8_0) || !has(Number::Bf16) {
         return Dtype::F32;
@@ -314,7 +320,7 @@ fn dtype<'a>(drafts: impl Iterator<Item = &'a Draft>) -> Dtype {
     if f32s.into_iter().all(|bytes| is_bf16(bytes)) { Dtype::Bf16 } else { Dtype::F32 }
 }
 
-impl Draft {
+impl PlannedTensor {
     fn tensor(self, dtype: Dtype) -> Tensor {
         let Self { name, shape, pieces, order, .. } = self;
         let file_offset = Some(pieces[0].file_offset);

@@ -31,7 +31,7 @@ pub struct StoredTensor {
 
 /// Element types that a place in the model takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum Form {
     /// Numbers that stand alone.
     Plain,
     /// Those, and numbers in blocks.
@@ -131,7 +131,7 @@ impl Inventory {
     }
 
     /// Takes a tensor out, if it is as it is wanted; notes what is wrong otherwise.
-    pub(super) fn take(&mut self, name: String, shape: &[usize], wanted: Wanted) -> Option<StoredTensor> {
+    pub(super) fn take(&mut self, name: String, shape: &[usize], wanted: Form) -> Option<StoredTensor> {
         let Some(found) = self.tensors.remove(&name) else {
             let expected = format!("{}, {}", wanted.names(), shape_text(shape));
             self.mismatches.push(Mismatch::Missing { name, expected });
@@ -173,7 +173,7 @@ impl StoredTensor {
     }
 }
 
-impl Wanted {
+impl Form {
     fn takes(self, codec: Codec) -> bool {
         match self {
             Self::Plain => matches!(codec, Codec::Number(Number::F32 | Number::F16 | Number::Bf16)),

@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 use super::kernels::show::{KernelArgs, RenderedFor};
 use super::output::{Output, human_bytes};
 use super::report::UsageError;
-use crate::kernel::cache::{
+use crate::object::cache::{
     Cache, CacheError, Difference, Explanation, Folder, Limits, Listed, PruneOptions, Removed, parse_size,
 };
-use crate::kernel::compile::Request;
-use crate::kernel::store::Store;
+use crate::object::compile::Request;
+use crate::object::store::Store;
 
 /// The arguments of `gptoss-jit cache`.
 #[derive(clap::Args)]
@@ -245,14 +245,7 @@ fn explain_kernel(label: &str, other: Option<&str>, args: &KernelArgs, output: &
     }
     let RenderedFor { kernel, target, .. } = args.render(label)?;
     let store = Store::from_env()?;
-    let key = store.key(&Request {
-        label: kernel.label,
-        source: kernel.source,
-        entry: kernel.entry,
-        options: kernel.options,
-        target: target.id(),
-        backend: target.backend,
-    })?;
+    let key = store.key(&Request::of(&kernel, &target))?;
     print_explanation(&format!("{label} for {}", target.id()), &store.cache().explain(&key), output)
 }
 

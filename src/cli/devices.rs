@@ -7,13 +7,13 @@
 
 use std::thread;
 
-use gpu::GpuError;
 use gpu::cuda::CudaRuntime;
 use gpu::hip::HipRuntime;
+use gpu::{DeviceFacts, GpuError};
 use serde::Serialize;
 
 use super::output::{Output, human_bytes};
-use super::{cuda, hip};
+use crate::device::{chain, cuda, hip};
 use crate::target::Target;
 
 /// List the devices that `--device` can name here
@@ -56,9 +56,13 @@ struct Cuda {
 /// What printing gives.
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let runtime = hip::runtime();
-    let gpus = runtime.iter().flat_map(|runtime| (0..runtime.n_devices()).map(|i| Listed::hip(runtime, i)));
+    let gpus = runtime
+        .iter()
+        .flat_map(|runtime| (0..runtime.n_devices()).map(|i| Listed::gpu(format!("hip:{i}"), runtime.facts(i))));
     let driver = cuda::runtime();
-    let more = driver.iter().flat_map(|driver| (0..driver.n_devices()).map(|i| Listed::cuda(driver, i)));
+    let more = driver
+        .iter()
+        .flat_map(|driver| (0..driver.n_devices()).map(|i| Listed::gpu(format!("cuda:{i}"), driver.facts(i))));
     let devices: Vec<Listed> = gpus.chain(more).chain([Listed::cpu()]).collect();
     let (hip, cuda) = (Hip::of(&runtime), Cuda::of(&driver));
     if output.is_json() {
@@ -98,27 +102,8 @@ impl Listed {
         }
     }
 
-    fn hip(runtime: &HipRuntime, ordinal: usize) -> Self {
-        let device = format!("hip:{ordinal}");
-        match runtime.facts(ordinal) {
-            Ok(facts) => Self {
-                device,
-                problem: Target::gpu_or_similar(&facts.arch)
-                    .map_or_else(|error| Some(error.to_string()), |(_, said)| said),
-                name: facts.name,
-                arch: facts.arch,
-                cores: facts.compute_units,
-                wave_size: facts.wave_size,
-                free_bytes: Some(facts.free_bytes),
-                total_bytes: Some(facts.total_bytes),
-            },
-            Err(error) => Self { device, problem: Some(chain(&error)), ..Self::default() },
-        }
-    }
-
-    fn cuda(driver: &CudaRuntime, ordinal: usize) -> Self {
-        let device = format!("cuda:{ordinal}");
-        match driver.facts(ordinal) {
+    fn gpu(device: String, facts: Result<DeviceFacts, GpuError>) -> Self {
+        match facts {
             Ok(facts) => Self {
                 device,
                 problem: Target::gpu_or_similar(&facts.arch)
@@ -194,9 +179,4 @@ impl Cuda {
         let library = library.map(|(library, version)| format!("CUDA driver for {version}: {library}"));
         library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
     }
-}
-
-/// An error and its causes.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

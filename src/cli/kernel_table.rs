@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use super::bench::limits::Limits;
 use crate::graph::profile::{Profile, ProfileEntry};
+use crate::workbench::bench::limits::Limits;
 
 /// A profile and what it is held against.
 pub(super) struct KernelTable<'a> {

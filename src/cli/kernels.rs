@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::output::Output;
 use super::source::TargetArgs;
-use crate::kernel::template::Template;
 use crate::target::Target;
+use crate::template::Template;
 
 /// Lists kernel templates and shows their rendered source
 #[derive(clap::Args)]
@@ -65,7 +65,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 struct Listed {
     op: String,
     variant: String,
-    backend: &'static str,
+    language: &'static str,
     origin: String,
     shadows: Vec<String>,
     fits: bool,
@@ -82,7 +82,7 @@ fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
         Listed {
             op: op.to_owned(),
             variant: file.to_owned(),
-            backend: "-",
+            language: "-",
             origin: broken.origin.to_string(),
             shadows: Vec::new(),
             fits: false,
@@ -102,7 +102,7 @@ fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
         return Ok(output.json(&Report { schema: 1, target: target.id(), templates: listed })?);
     }
     let rows: Vec<Vec<String>> = listed.iter().map(|row| row.cells(args.why)).collect();
-    output.table(&["op", "variant", "backend", "origin", "shadows", "fits"], &rows, &[])?;
+    output.table(&["op", "variant", "language", "origin", "shadows", "fits"], &rows, &[])?;
     output.note(&format!("{} templates, for {}", library.templates().len(), target.id()));
     for broken in library.broken() {
         output.warning(&broken.error.to_string());
@@ -115,7 +115,7 @@ fn listed(template: &Template, target: &Target) -> Listed {
     Listed {
         op: template.ops.join("+"),
         variant: template.variant.clone(),
-        backend: template.backend.name(),
+        language: template.language.name(),
         origin: template.file.origin.to_string(),
         shadows: template.shadows.iter().map(ToString::to_string).collect(),
         fits: reason.is_none(),
@@ -133,6 +133,6 @@ impl Listed {
         };
         let shadows = if self.shadows.is_empty() { "-".to_owned() } else { self.shadows.join(", ") };
         let (op, variant) = (self.op.clone(), self.variant.clone());
-        vec![op, variant, self.backend.to_owned(), self.origin.clone(), shadows, fits]
+        vec![op, variant, self.language.to_owned(), self.origin.clone(), shadows, fits]
     }
 }

@@ -8,10 +8,11 @@ use anyhow::Context;
 use npyz::WriterBuilder;
 use serde_json::json;
 
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
+use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::output_file::OutputFile;
 use super::report::UsageError;
+use crate::engine::Sizes;
 use crate::graph::plan::Written;
 
 /// Teacher-forced logits of lines of token ids, as a `.npy` file or compared with one
@@ -47,7 +48,7 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: KvArgs,
 }
 
 /// Rows of logits that are kept on the device at a time.

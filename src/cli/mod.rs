@@ -5,13 +5,10 @@
 
 mod bench;
 mod cache;
-mod cuda;
 mod decode;
-mod device;
 mod devices;
 mod doctor;
 mod export;
-mod hip;
 mod inspect;
 mod kernel_table;
 mod kernels;
@@ -118,6 +115,6 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Tune(args) => tune::run(&args, output),
         Command::Devices(args) => devices::run(args, output),
         Command::Doctor(args) => doctor::run(args, output),
-        Command::CompileWorker { folder } => Ok(crate::kernel::compile::run_worker(&folder)?),
+        Command::CompileWorker { folder } => Ok(crate::object::compile::run_worker(&folder)?),
     }
 }

@@ -8,21 +8,20 @@ use clap::Args;
 
 use gpu::{DeviceMemory, Driver};
 
-use super::device::Device;
 use super::output::Output;
 use super::shapes::ShapeArgs;
 use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Layout;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::engine::blueprint::ModelOptions;
-use crate::engine::{Engine, EngineOptions};
-use crate::graph::kv_cache::BLOCK_TOKENS;
+use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
-use crate::kernel::Precision;
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::store::{Loaded, Progress, Store, StoreError};
+use crate::object::store::{Loaded, Progress, Store, StoreError};
+use crate::pipeline::Pipeline;
+use crate::template::Precision;
 use crate::tokenizer::Tokenizer;
 
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.
@@ -66,7 +65,7 @@ pub struct DeviceArgs {
 
 /// How much memory the KV cache takes, and what it holds.
 #[derive(Args, Clone, Debug)]
-pub struct CacheArgs {
+pub struct KvArgs {
     /// Keep keys and values in bf16 [default with `--precision bf16`]
     #[arg(long, conflicts_with = "kv32")]
     pub kv16: bool,
@@ -86,24 +85,6 @@ pub struct CacheArgs {
     /// Most rows of one step: how long a chunk of a prompt is
     #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub chunk: u32,
-}
-
-/// Sequences that an engine is sized for.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    /// Sequences at a time.
-    pub n_slots: usize,
-    /// Longest sequence, in tokens.
-    pub capacity_tokens: usize,
-    /// Most rows of one step that give logits.
-    pub max_logit_rows: usize,
-}
-
-impl Sizes {
-    /// Room for sequences of so many tokens; the cache comes in whole blocks.
-    pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
-        Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
-    }
 }
 
 impl ModelArgs {
@@ -169,7 +150,7 @@ impl DeviceArgs {
     pub fn load(
         &self,
         checkpoint: &Checkpoint,
-        cache: &CacheArgs,
+        cache: &KvArgs,
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
@@ -206,7 +187,7 @@ pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Prec
     }
 }
 
-impl CacheArgs {
+impl KvArgs {
     /// The element type of keys and values.
     pub fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {

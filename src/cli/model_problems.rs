@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use super::shapes::{self, NamedShape};
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, NamedShape};
 use crate::dtype::Dtype;
 use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest};
-use crate::kernel::signature::Signature;
-use crate::kernel::{Precision, Problem};
-use crate::target::{Backend, Target};
+use crate::target::Target;
+use crate::template::signature::Signature;
+use crate::template::{Precision, Problem};
 
 /// Most rows of a step, as `run` has it.
 const MAX_ROWS: usize = 512;
@@ -38,20 +37,19 @@ pub fn of(
     target: &Target,
     fusions: &[Arc<Signature>],
 ) -> anyhow::Result<Vec<InModel>> {
-    let config = shapes::config(shape, Some(2));
+    let config = shape.config(Some(2));
     let (dtype, expert_dtype) = match precision {
         Precision::F32 => (Dtype::F32, Dtype::F32),
         Precision::Bf16 => (Dtype::Bf16, Dtype::Mxfp4),
     };
-    let is_gpu = target.backend != Backend::Host;
-    let kv = KvLayout::new(&config, &request(&config, dtype, is_gpu))?;
+    let kv = KvLayout::new(&config, &request(&config, dtype, target.has_matrix_layout()))?;
     let options = ForwardOptions {
         precision,
         weight_dtype: dtype,
         expert_dtype,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
-        takes_tokens: is_gpu,
+        takes_tokens: target.is_gpu(),
     };
     let graph = forward(&config, &kv, &options);
     let runs = runs(&graph, fusions);

@@ -6,28 +6,29 @@ use std::process::ExitCode;
 use gpu::GpuError;
 
 use super::decode::DecodeError;
-use super::device::NoDeviceOfArch;
 use super::doctor::NotReady;
 use super::export::ExportError;
 use super::output::Output;
 use super::run::getp::NoCount;
 use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
+use crate::device::DeviceError;
 use crate::engine::EngineError;
 use crate::error::Hint;
 use crate::graph::kv_cache::KvTooLarge;
 use crate::harmony::HarmonyError;
-use crate::kernel::cache::CacheError;
-use crate::kernel::compile::CompileError;
-use crate::kernel::isa::IsaError;
-use crate::kernel::isa::llvm::LlvmError;
-use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::PipelineError;
-use crate::kernel::render::RenderError;
-use crate::kernel::store::StoreError;
+use crate::object::cache::CacheError;
+use crate::object::compile::CompileError;
+use crate::object::store::StoreError;
+use crate::pipeline::PipelineError;
 use crate::target::TargetError;
+use crate::template::library_error::LibraryError;
+use crate::template::render::RenderError;
 use crate::tokenizer::TokenizerError;
 use crate::tuning::TuningError;
+use crate::workbench::bench::limits::LimitsError;
+use crate::workbench::isa::IsaError;
+use crate::workbench::isa::llvm::LlvmError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -61,6 +62,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<CheckpointError>,
         of::<CompileError>,
         of::<DecodeError>,
+        of::<DeviceError>,
         of::<EngineError>,
         of::<ExportError>,
         of::<GpuError>,
@@ -69,9 +71,9 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<IsaError>,
         of::<KvTooLarge>,
         of::<LibraryError>,
+        of::<LimitsError>,
         of::<LlvmError>,
         of::<NoCount>,
-        of::<NoDeviceOfArch>,
         of::<NotReady>,
         of::<PipelineError>,
         of::<RenderError>,

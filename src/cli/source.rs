@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::kernel::library::Library;
 use crate::target::Target;
+use crate::template::library::Library;
 use crate::tuning::TuningTables;
 
 /// Folders that go before the built-in templates and tables.

@@ -1,7 +1,7 @@
 //! `tune`: times the kernels of an op on a device, over rows and parameters.
 //!
 //! [`problems`] says what is timed: the problems of an op in a model's forward pass, or the ones that are named. How a
-//! kernel is checked and timed is [`crate::kernel::timing`]'s; [`report`] prints what came of it.
+//! kernel is checked and timed is [`crate::workbench::timing`]'s; [`report`] prints what came of it.
 
 mod problems;
 mod report;
@@ -13,22 +13,21 @@ use std::time::Instant;
 
 use gpu::Driver;
 
-use super::device::{self, Device};
 use super::model::CompileProgress;
 use super::output::Output;
 use super::report::UsageError;
-use super::shapes::NamedShape;
 use super::source::SourceArgs;
+use crate::choice::{Choice, Why};
+use crate::config::NamedShape;
+use crate::device::{self, Device};
 use crate::dtype::Dtype;
-use crate::kernel::choice::{Choice, Why};
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::store::Store;
-use crate::kernel::template::Template;
-use crate::kernel::timing::search::{Limits, search};
-use crate::kernel::timing::{Bench, Candidate, CandidateError, ROUNDS, Setup, Timed, Weights};
-use crate::kernel::{Params, Precision, Problem};
-use crate::target::{Backend, Target};
+use crate::object::store::Store;
+use crate::pipeline::Pipeline;
+use crate::target::Target;
+use crate::template::{Params, Precision, Problem, Template};
 use crate::tuning::TuningTables;
+use crate::workbench::timing::search::{Limits, search};
+use crate::workbench::timing::{Bench, Candidate, CandidateError, ROUNDS, Setup, Timed, Weights};
 use problems::Workload;
 use report::{Entry, Tuned};
 
@@ -138,7 +137,7 @@ fn dtype(text: &str) -> Result<(String, Dtype), String> {
 pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let (library, tables) = (args.source.library()?, args.source.tables()?);
     let (target, driver) = args.open(&tables)?;
-    if target.backend == Backend::Sim {
+    if target.is_simulated {
         return Err(UsageError("the simulator says nothing of speed: `--device cuda`, `hip` or `cpu`".into()).into());
     }
     let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
@@ -161,9 +160,9 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
 impl Args {
     fn open(&self, tables: &TuningTables) -> anyhow::Result<(Target, Arc<dyn Driver>)> {
         match (&self.device, &self.arch) {
-            (Some(device), _) => device.open(tables, 0),
-            (None, Some(arch)) => device::of_arch(arch, tables),
-            (None, None) => Device::Auto.open(tables, 0),
+            (Some(device), _) => Ok(device.open(tables, 0)?),
+            (None, Some(arch)) => Ok(device::of_arch(arch, tables)?),
+            (None, None) => Ok(Device::Auto.open(tables, 0)?),
         }
     }
 }

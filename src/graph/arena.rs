@@ -1,7 +1,6 @@
 //! One block of memory for all activations: tensors that are never needed at the same time share bytes.
 
-/// Alignment of every tensor in an arena, in bytes: a GPU's widest load from the start of an allocation.
-pub const ALIGNMENT_BYTES: usize = 256;
+use gpu::ALIGNMENT_BYTES;
 
 /// A tensor as the planner sees it: how long, and from which node to which it is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use super::{Graph, Node, Storage, TensorId};
-use crate::kernel::Problem;
-use crate::kernel::choice::{Chooser, NotFused};
-use crate::kernel::contract::Access;
-use crate::kernel::signature::{Joint, Signature};
+use crate::choice::{Chooser, NotFused};
+use crate::template::Problem;
+use crate::template::contract::Access;
+use crate::template::signature::{Joint, Signature};
 use crate::tuning::table::StepKind;
 
 /// One launch to be: a node, or a run of nodes that one kernel covers.
@@ -192,9 +192,10 @@ mod tests {
     use crate::dtype::Dtype;
     use crate::graph::forward::{ForwardOptions, forward};
     use crate::graph::kv_cache::{KvLayout, KvRequest};
-    use crate::kernel::Precision;
-    use crate::kernel::library::{Layer, Library};
+
     use crate::target::Target;
+    use crate::template::Precision;
+    use crate::template::library::{Layer, Library};
     use crate::tuning::TuningTables;
 
     /// The forward pass of gpt-oss-20b.

@@ -1,14 +1,14 @@
-//! Which kernel every launch is, for every range of row counts, and why: the drafts and rankings that loading uses,
+//! Which kernel every launch is, for every range of row counts, and why: the planned and rankings that loading uses,
 //! without a device.
 
 use std::ops::Range;
 
-use super::buckets::{self, Draft};
+use super::buckets::{self, PlannedSegment};
 use super::cover::{self, Unfused};
 use super::{Graph, Rows, StepLimits};
-use crate::kernel::Problem;
-use crate::kernel::choice::{Chooser, Ranking, Rankings};
-use crate::kernel::library_error::LibraryError;
+use crate::choice::{Chooser, Ranking, Rankings};
+use crate::template::Problem;
+use crate::template::library_error::LibraryError;
 use crate::tuning::table::StepKind;
 
 /// One launch of a bucket: a node, or a run of nodes that one kernel does.
@@ -47,16 +47,16 @@ impl Decisions {
     /// If there is a node that no template fits, or a broken file could be the one.
     pub fn new(graph: &Graph, chooser: &Chooser, limits: StepLimits) -> Result<Self, LibraryError> {
         let candidates = cover::segments(graph, &chooser.fusions());
-        let (drafts, rankings) =
+        let (planned, rankings) =
             buckets::served(graph, &candidates, chooser, limits, |wanted| chooser.rank_all(wanted))?;
-        Ok(Self::of(&drafts, rankings))
+        Ok(Self::of(&planned, rankings))
     }
 
-    /// Of drafts, and of the rankings for what they want.
-    pub(super) fn of(drafts: &[Draft], rankings: Rankings) -> Self {
-        let launches = drafts.iter().flat_map(|draft| {
-            let buckets = draft.buckets.iter();
-            buckets.flat_map(move |bucket| bucket.covers.iter().map(move |cover| (draft.rows, bucket, cover)))
+    /// Of planned, and of the rankings for what they want.
+    pub(super) fn of(planned: &[PlannedSegment], rankings: Rankings) -> Self {
+        let launches = planned.iter().flat_map(|segment| {
+            let buckets = segment.buckets.iter();
+            buckets.flat_map(move |bucket| bucket.covers.iter().map(move |cover| (segment.rows, bucket, cover)))
         });
         let all = launches.zip(&rankings.indices).map(|((rows, bucket, cover), &ranking)| Decision {
             label: cover.label.clone(),

@@ -7,8 +7,8 @@
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::graph::kv_cache::KvLayout;
-use crate::graph::{Graph, TensorId};
-use crate::kernel::Precision;
+use crate::graph::{Graph, NodeBuilder, TensorId};
+use crate::template::Precision;
 
 /// Added to the mean square in every norm: OpenAI's `RMSNorm(eps=1e-05)`.
 pub const NORM_EPS: f32 = 1e-5;
@@ -225,38 +225,31 @@ impl Forward<'_> {
 
     /// swiglu(mlp1[e] x + bias[e]) for every assignment.
     fn mlp1(&mut self, block: &str, x: TensorId, routing: &Routing) -> TensorId {
-        let weight = self.graph.weight(format!("{block}.mlp1_weight"), self.options.expert_dtype);
-        let scale = self.mxfp4_scale(&format!("{block}.mlp1_scale"));
-        let bias = self.weight(&format!("{block}.mlp1_bias"));
         let y = self.graph.activation(format!("{block}.activated"), Dtype::F32);
-        self.graph
-            .node(format!("{block}.mlp1"), "moe_mlp1")
-            .dim("hidden_size", self.config.hidden_size)
-            .dim("intermediate_size", self.config.intermediate_size)
-            .dim("num_experts", self.config.num_experts)
-            .dim("experts_per_token", self.config.experts_per_token)
-            .constant("swiglu_limit", self.config.swiglu_limit)
-            .dtype("weight", self.options.expert_dtype)
-            .dtype("bias", self.options.weight_dtype)
-            .arg("x", x)
-            .arg("weight", weight)
-            .args(scale.map(|scale| ("scale", scale)))
-            .arg("bias", bias)
-            .arg("expert_begin", routing.expert_begin)
-            .arg("assignment", routing.assignment)
-            .arg("active_expert", routing.active_expert)
+        let swiglu_limit = self.config.swiglu_limit;
+        self.experts(&format!("{block}.mlp1"), "moe_mlp1", x, routing)
+            .constant("swiglu_limit", swiglu_limit)
             .arg("y", y);
         y
     }
 
     /// residual + the weighted sum over a row's experts of mlp2[e] x + bias[e].
     fn mlp2(&mut self, block: &str, x: TensorId, routing: &Routing, residual: TensorId) -> TensorId {
-        let weight = self.graph.weight(format!("{block}.mlp2_weight"), self.options.expert_dtype);
-        let scale = self.mxfp4_scale(&format!("{block}.mlp2_scale"));
-        let bias = self.weight(&format!("{block}.mlp2_bias"));
         let y = self.graph.activation(format!("{block}.x"), Dtype::F32);
+        self.experts(&format!("{block}.mlp2"), "moe_mlp2", x, routing)
+            .arg("route_weight", routing.weight)
+            .arg("residual", residual)
+            .arg("y", y);
+        y
+    }
+
+    /// One of the two projections of all experts, with its weights and what says which rows are whose.
+    fn experts(&mut self, label: &str, op: &str, x: TensorId, routing: &Routing) -> NodeBuilder<'_> {
+        let weight = self.graph.weight(format!("{label}_weight"), self.options.expert_dtype);
+        let scale = self.mxfp4_scale(&format!("{label}_scale"));
+        let bias = self.weight(&format!("{label}_bias"));
         self.graph
-            .node(format!("{block}.mlp2"), "moe_mlp2")
+            .node(label, op)
             .dim("hidden_size", self.config.hidden_size)
             .dim("intermediate_size", self.config.intermediate_size)
             .dim("num_experts", self.config.num_experts)
@@ -267,13 +260,9 @@ impl Forward<'_> {
             .arg("weight", weight)
             .args(scale.map(|scale| ("scale", scale)))
             .arg("bias", bias)
-            .arg("route_weight", routing.weight)
             .arg("expert_begin", routing.expert_begin)
             .arg("assignment", routing.assignment)
             .arg("active_expert", routing.active_expert)
-            .arg("residual", residual)
-            .arg("y", y);
-        y
     }
 
     /// logits = unembedding(norm(x)) of the rows that want them, then a token for each.

@@ -1,12 +1,9 @@
 //! What every step is told anew: tensors side by side, so that one copy brings them all.
 
-use gpu::BufferView;
+use gpu::{ALIGNMENT_BYTES, BufferView};
 
-use super::plan::PlanError;
-use crate::kernel::pipeline::Pipeline;
-
-/// Every tensor begins at a multiple of it, in bytes, as memory of its own would.
-const ALIGNMENT_BYTES: usize = 256;
+use super::error::PlanError;
+use crate::pipeline::Pipeline;
 
 /// The tensors, in one buffer.
 pub(super) struct Inputs {

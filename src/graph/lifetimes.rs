@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use super::arena::{self, Lifetime};
 use super::cover::Candidates;
-use super::plan::{ExecutorOptions, PlanError};
+use super::error::PlanError;
+use super::options::ExecutorOptions;
 use super::segment::scalars;
 use super::{Graph, Storage};
-use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
+use crate::template::launch::ArgSpec;
 use crate::tuning::table::StepKind;
 
 /// Where in the arena every activation is.

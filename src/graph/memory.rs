@@ -6,7 +6,7 @@ use gpu::{DeviceMemory, Driver, GpuError};
 
 use super::{Graph, Storage};
 use crate::checkpoint::{Checkpoint, Tensor};
-use crate::kernel::store::Progress;
+use crate::object::store::Progress;
 
 /// Bytes by what they are for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

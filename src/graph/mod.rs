@@ -22,11 +22,13 @@ pub mod arena;
 mod buckets;
 pub mod cover;
 pub mod decisions;
+pub mod error;
 pub mod forward;
 mod inputs;
 pub mod kv_cache;
 mod lifetimes;
 pub mod memory;
+pub mod options;
 pub mod overruled;
 pub mod plan;
 pub mod profile;
@@ -38,7 +40,7 @@ mod workspace;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::dtype::Dtype;
-use crate::kernel::{Precision, Problem};
+use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
 
 /// A tensor of a [`Graph`].

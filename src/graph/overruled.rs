@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::Graph;
 use super::decisions::{Decision, Decisions};
-use crate::kernel::choice::{Chooser, NotFused};
-use crate::kernel::source_file::Origin;
-use crate::kernel::template::Template;
+use crate::choice::{Chooser, NotFused};
 use crate::target::Target;
+use crate::template::Template;
+use crate::template::source_file::Origin;
 use crate::tuning::TuningTables;
 use crate::tuning::table::{APART, StepKind};
 

@@ -7,98 +7,22 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
+use gpu::{Argument, BufferView, Kernel, Launch, Mailbox};
 
-use super::buckets;
-use super::cover;
+use super::error::PlanError;
 use super::inputs::Inputs;
 use super::lifetimes::{ArenaLayout, lifetimes};
-use super::memory::{DoesNotFit, LoadProgress, MemoryPlan};
+use super::memory::{LoadProgress, MemoryPlan};
+use super::options::ExecutorOptions;
 use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
-use super::segment::{PlannedLaunch, PreparedLaunch, Segment};
+use super::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, StepLimits, StepShape, Storage};
-use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::error::Hint;
-use crate::kernel::contract::Access;
-use crate::kernel::expression::ExpressionError;
-use crate::kernel::library_error::LibraryError;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
-use crate::kernel::render::RenderError;
-
-/// What can go wrong between a graph and its launches.
-#[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    /// A kernel could not be had.
-    #[error(transparent)]
-    Pipeline(#[from] PipelineError),
-    /// An op has no contract, or a broken one.
-    #[error(transparent)]
-    Library(#[from] LibraryError),
-    /// A launch or a shape did not come to a number.
-    #[error(transparent)]
-    Render(#[from] RenderError),
-    /// A shape or a grid did not come to a number.
-    #[error(transparent)]
-    Expression(#[from] ExpressionError),
-    /// The device has no room for all of it.
-    #[error(transparent)]
-    Memory(#[from] Box<DoesNotFit>),
-    /// The device refuses.
-    #[error("could not run `{label}`")]
-    Device {
-        /// The node, or what was being done.
-        label: String,
-        /// The device's words.
-        #[source]
-        source: GpuError,
-    },
-    /// A kernel takes a scalar that the graph does not give.
-    #[error("`{label}`: the kernel takes the scalar `{name}`, which the graph does not give")]
-    NoScalar {
-        /// The node.
-        label: String,
-        /// The scalar argument.
-        name: String,
-    },
-    /// A tensor could not be made of what the checkpoint's files hold.
-    #[error(transparent)]
-    Weights(#[from] CheckpointError),
-    /// The checkpoint lacks a tensor.
-    #[error("the checkpoint has no tensor `{name}`")]
-    NoTensor {
-        /// Canonical name.
-        name: String,
-    },
-}
-
-impl Hint for PlanError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Pipeline(error) => error.hint(),
-            Self::Library(error) => error.hint(),
-            Self::Render(error) => error.hint(),
-            Self::Expression(error) => error.hint(),
-            Self::Memory(error) => error.hint(),
-            Self::Weights(error) => error.hint(),
-            Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } => None,
-        }
-    }
-}
-
-/// Sizes that the graph does not know.
-pub struct ExecutorOptions {
-    /// How large steps are.
-    pub limits: StepLimits,
-    /// Names and lengths in bytes of the external tensors that every step fills anew: they lie side by side.
-    pub inputs: Vec<(String, usize)>,
-    /// Names and lengths in bytes of the other external tensors.
-    pub externals: Vec<(String, usize)>,
-    /// Bytes of them that are keys and values.
-    pub kv_bytes: usize,
-}
+use super::{Graph, StepShape, Storage, buckets, cover};
+use crate::checkpoint::Checkpoint;
+use crate::pipeline::{LoadedKernel, Pipeline};
+use crate::template::contract::Access;
 
 /// What an [`Observer`] is shown after a launch: one tensor that it wrote.
 pub struct Written<'a> {
@@ -130,15 +54,6 @@ pub struct Executor {
     weights_time: Duration,
     profiler: Option<Profiler>,
     replays: Replays,
-}
-
-/// Prepared steps and where everything is, for those who only look.
-pub(super) struct Steps<'a> {
-    pub pipeline: &'a Pipeline,
-    pub graph: &'a Graph,
-    pub memory: &'a [BufferView],
-    pub workspace: &'a Workspace,
-    pub segments: &'a [Segment],
 }
 
 impl Executor {

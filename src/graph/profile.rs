@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::StepShape;
-use super::plan::{PlanError, Steps};
+use super::error::PlanError;
+use super::segment::Steps;
 use crate::tuning::table::StepKind;
 
 /// Which steps are timed, where timing one takes more than running it.

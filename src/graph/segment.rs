@@ -6,14 +6,23 @@ use std::sync::Arc;
 
 use gpu::{Argument, BufferView, Kernel, Launch};
 
-use super::plan::PlanError;
+use super::error::PlanError;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Rows, StepShape, TensorId};
-use crate::kernel::Problem;
-use crate::kernel::expression::ExpressionError;
-use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::LoadedKernel;
+use super::{Graph, Rows, StepShape, TensorId};
+use crate::pipeline::{LoadedKernel, Pipeline};
+use crate::template::Problem;
+use crate::template::expression::ExpressionError;
+use crate::template::launch::ArgSpec;
 use crate::tuning::table::StepKind;
+
+/// Prepared steps and where everything is, for those who only look.
+pub(super) struct Steps<'a> {
+    pub pipeline: &'a Pipeline,
+    pub graph: &'a Graph,
+    pub memory: &'a [BufferView],
+    pub workspace: &'a Workspace,
+    pub segments: &'a [Segment],
+}
 
 /// Launches for a part of every step.
 pub(super) struct Segment {

@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpu::{Argument, BufferView, Driver, GpuError, Launch};
+use gpu::{Argument, BufferView, Driver, Launch};
 
-use super::plan::PlanError;
+use super::error::PlanError;
 use super::{Graph, Storage};
 use crate::checkpoint::random::RandomNumbers;
 use crate::checkpoint::{Checkpoint, Elements, Tensor};
+use crate::choice::KernelRequest;
 use crate::dtype::Dtype;
-use crate::kernel::choice::Wanted;
-use crate::kernel::launch::ArgSpec;
-use crate::kernel::pipeline::{LoadedKernel, Pipeline};
-use crate::kernel::store::Progress;
-use crate::kernel::{Precision, Problem};
+use crate::object::store::Progress;
+use crate::pipeline::{LoadedKernel, Pipeline};
+use crate::template::launch::ArgSpec;
+use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
 
 /// Places tensors; has the kernels that make random ones.
@@ -38,9 +38,9 @@ impl Weights {
                 dtypes.push(tensor.dtype);
             }
         }
-        let wanted = |dtype: &Dtype| Wanted { problem: problem(*dtype), n_rows: 1, step: StepKind::Decode };
-        let wanted: Vec<Wanted> = dtypes.iter().map(wanted).collect();
-        let kernels = pipeline.load_all(&wanted, progress).map_err(|unserved| unserved.source)?;
+        let request = |dtype: &Dtype| KernelRequest { problem: problem(*dtype), n_rows: 1, step: StepKind::Decode };
+        let requests: Vec<KernelRequest> = dtypes.iter().map(request).collect();
+        let kernels = pipeline.load_all(&requests, progress).map_err(|none| none.source)?;
         Ok(Self { kernels: dtypes.into_iter().zip(kernels).collect() })
     }
 
@@ -50,7 +50,7 @@ impl Weights {
         let failed = |source| PlanError::Device { label: name.to_owned(), source };
         if let Elements::Random(numbers) = &tensor.elements {
             let view = driver.allocate(tensor.len_bytes()).map_err(failed)?.view();
-            self.make(tensor, numbers, &view, driver)?.map_err(failed)?;
+            self.make(name, tensor, numbers, &view, driver)?;
             return Ok(view.read_only());
         }
         // What has to be made of a file is made here: a device that copies lets go of it at once, another one keeps it.
@@ -61,11 +61,12 @@ impl Weights {
     /// Launches the kernel that fills a tensor.
     fn make(
         &self,
+        name: &str,
         tensor: &Tensor,
         numbers: &RandomNumbers,
         view: &BufferView,
         driver: &dyn Driver,
-    ) -> Result<Result<(), GpuError>, PlanError> {
+    ) -> Result<(), PlanError> {
         let loaded = &self.kernels[&tensor.dtype];
         let scalars = scalars(tensor, numbers.stream);
         let argument = |spec: &ArgSpec| match (spec.name.as_str(), scalars.get(&spec.name)) {
@@ -82,7 +83,7 @@ impl Weights {
         };
         let mut result = Ok(());
         driver.enter(&mut || result = driver.launch(&loaded.kernel, &launch));
-        Ok(result)
+        result.map_err(|source| PlanError::Device { label: name.to_owned(), source })
     }
 }
 

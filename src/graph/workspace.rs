@@ -5,11 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use gpu::{Argument, BufferView, Driver, GpuError};
+use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Driver, GpuError};
 
-use super::arena::ALIGNMENT_BYTES;
-use crate::kernel::expression::ExpressionError;
-use crate::kernel::launch::ArgSpec;
+use crate::template::expression::ExpressionError;
+use crate::template::launch::ArgSpec;
 
 /// Lengths of both kinds, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

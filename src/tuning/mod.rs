@@ -1,6 +1,6 @@
 //! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` is the format.
 //!
-//! This knows ops and templates by their names only: [`crate::kernel::choice`] joins them with the library.
+//! This knows ops and templates by their names only: [`crate::choice`] joins them with the library.
 //! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
 
 pub mod edit;
@@ -11,12 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
+use crate::embedded;
 use crate::error::Hint;
-use crate::target::{Target, TargetError, TargetFacts};
+use crate::target::{self, Target, TargetError, TargetFacts};
 use table::{Facts, Provenance, Row, StepKind, Table};
-
-/// The files of `tuning/`, embedded: name and text.
-const BUILT_IN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning.rs"));
 
 /// Every table, in the order of the lookup.
 #[derive(Clone, Debug, Default)]
@@ -117,7 +115,7 @@ impl TuningTables {
     /// The first folder or file that cannot be read or is wrong.
     pub fn load(search: &[PathBuf]) -> Result<Self, TuningError> {
         let mut layers: Vec<Vec<Table>> = search.iter().map(|folder| read_folder(folder)).collect::<Result<_, _>>()?;
-        let built_in = BUILT_IN.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
+        let built_in = embedded::TUNING.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
         layers.push(
             built_in
                 .map(|(name, text)| Table::parse(name, &format!("<built in>/{name}.toml"), text))
@@ -186,7 +184,7 @@ impl TuningTables {
     /// # Errors
     /// If it is of a family that nothing is known about.
     pub fn gpu(&self, arch: &str) -> Result<Target, TargetError> {
-        let built_in = built_in_targets();
+        let built_in = target::built_in();
         let known = self.layers.iter().flatten().filter_map(|table| Some((&*table.name, table.target.as_ref()?)));
         let known: Vec<_> = known.chain(built_in.iter().map(|(name, facts)| (&**name, facts))).collect();
         let (target, assumed) = Target::gpu_among(arch, &known)?;
@@ -243,27 +241,6 @@ fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
     Ok(tables)
 }
 
-/// What the built-in table of an arch says in `[target]`.
-fn built_in_facts(arch: &str) -> Option<TargetFacts> {
-    #[derive(serde::Deserialize)]
-    struct OnlyTarget {
-        target: Option<TargetFacts>,
-    }
-    let (_, text) = BUILT_IN.iter().find(|(name, _)| name.strip_suffix(".toml") == Some(arch))?;
-    toml::from_str::<OnlyTarget>(text).expect("a test reads every built-in table").target
-}
-
-/// The archs that the built-in tables have facts about.
-pub(crate) fn built_in_archs() -> Vec<String> {
-    built_in_targets().into_iter().map(|(name, _)| name).collect()
-}
-
-/// The same, with the facts.
-pub(crate) fn built_in_targets() -> Vec<(String, TargetFacts)> {
-    let names = BUILT_IN.iter().filter_map(|(name, _)| name.strip_suffix(".toml"));
-    names.filter_map(|name| Some((name.to_owned(), built_in_facts(name)?))).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::table::Fact;
@@ -298,7 +275,7 @@ mod tests {
     fn built_in_tables_are_right_and_leave_no_gap() {
         let tables = TuningTables::load(&[]).expect("right");
         assert_eq!(tables.lint(), Vec::<String>::new());
-        assert!(built_in_archs().len() >= 13);
+        assert!(target::built_in().len() >= 13);
     }
 
     #[test]

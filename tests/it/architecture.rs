@@ -8,39 +8,14 @@ use std::process::Command;
 
 use regex::Regex;
 
-/// The layers, each with the layers below it that it may use. Whatever is not named here is beside them: see [`BESIDE`].
-const LAYERS: [(&str, &[&str]); 5] = [
-    ("cli", &["engine", "scheduler", "graph", "kernel"]),
-    ("engine", &["scheduler", "graph", "kernel"]),
-    ("scheduler", &["graph"]),
-    ("graph", &["kernel"]),
-    ("kernel", &[]),
-];
-
-/// Modules beside the layers, each with what it may use. Every layer may use all of them.
-const BESIDE: [(&str, &[&str]); 13] = [
-    ("error", &[]),
-    ("json_entries", &[]),
-    ("dtype", &[]),
-    ("config", &["error"]),
-    ("checkpoint", &["config", "dtype", "error", "json_entries"]),
-    ("tokenizer", &["error", "json_entries"]),
-    ("harmony", &["tokenizer", "error"]),
-    ("chat_template", &["harmony", "tokenizer", "error"]),
-    ("compute_unit", &[]),
-    ("target", &["compute_unit", "tuning", "error"]),
-    ("tuning", &["target", "error"]),
-    ("reference", &["config", "dtype"]),
-    ("main", &[]),
-];
-
 /// Longer than [`MAX_LINES`], because they are one thing.
 const LONG_FILES: [&str; 0] = [];
 
 const MAX_LINES: usize = 500;
 
 /// The compilers' canary kernel, and the head of every kernel, which is written from its contract.
-const KERNEL_TEXT: [&str; 3] = ["src/kernel/compile/hiprtc.rs", "src/kernel/compile/nvrtc.rs", "src/kernel/render.rs"];
+const KERNEL_TEXT: [&str; 3] =
+    ["src/object/compile/hiprtc.rs", "src/object/compile/nvrtc.rs", "src/template/render.rs"];
 
 /// A Rust file of ours.
 struct Source {
@@ -109,35 +84,71 @@ fn code_of(text: &str) -> String {
     code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-fn allowed(module: &str) -> Option<BTreeSet<&'static str>> {
-    let beside = BESIDE.iter().find(|(name, _)| *name == module).map(|(_, uses)| uses.iter().copied().collect());
-    let layer = LAYERS.iter().find(|(name, _)| *name == module);
-    beside.or_else(|| layer.map(|(_, uses)| uses.iter().copied().chain(BESIDE.map(|(name, _)| name)).collect()))
+/// The rooms of `src/` and what each may use, as the table in `ARCHITECTURE.md` says it: `| `room` | what it is | `uses` … |`.
+fn rooms() -> BTreeMap<String, BTreeSet<String>> {
+    let document = read(&root().join("ARCHITECTURE.md"));
+    let table = document.split("## Rooms\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the table");
+    let name = Regex::new(r"`(\w+)`").expect("a pattern");
+    let names = |cell: &str| name.captures_iter(cell).map(|found| found[1].to_owned()).collect::<Vec<_>>();
+    let rows = table.lines().filter(|line| line.starts_with("| `")).map(|line| {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").collect();
+        let [room, _, uses] = cells[..] else { panic!("a row of three cells: {line}") };
+        (names(room), names(uses))
+    });
+    let mut rooms: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (room, uses) in rows {
+        let [room] = &room[..] else { panic!("one room in a row: {room:?}") };
+        rooms.insert(room.clone(), uses.into_iter().collect());
+    }
+    rooms
+}
+
+/// Whether a room could come to use itself by what it may use.
+fn is_in_a_circle(room: &str, rooms: &BTreeMap<String, BTreeSet<String>>) -> bool {
+    let mut reached: BTreeSet<&String> = BTreeSet::new();
+    let mut next: Vec<&String> = rooms[room].iter().collect();
+    while let Some(used) = next.pop() {
+        if reached.insert(used) {
+            next.extend(rooms.get(used).into_iter().flatten());
+        }
+    }
+    reached.iter().any(|used| *used == room)
 }
 
 #[test]
 fn dependencies_point_one_way() {
+    let rooms = rooms();
+    for (room, uses) in &rooms {
+        assert!(!is_in_a_circle(room, &rooms), "ARCHITECTURE.md: `{room}` uses itself in the end");
+        assert!(uses.iter().all(|used| rooms.contains_key(used)), "ARCHITECTURE.md: `{room}` uses no room: {uses:?}");
+    }
     let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut wrong = Vec::new();
-    for source in sources("src").iter().filter(|source| source.path != "src/lib.rs") {
-        let module = source.module()[0].to_owned();
-        let allowed = allowed(&module)
-            .unwrap_or_else(|| panic!("{}: say in this test what the module `{module}` may use", source.path));
-        for used in source.uses().into_iter().filter(|used| *used != module) {
+    for source in sources("src").iter().filter(|source| !["src/lib.rs", "src/main.rs"].contains(&source.path.as_str()))
+    {
+        let room = source.module()[0].to_owned();
+        let allowed = rooms.get(&room).unwrap_or_else(|| panic!("{}: ARCHITECTURE.md has no `{room}`", source.path));
+        for used in source.uses().into_iter().filter(|used| *used != room) {
             if !allowed.contains(used.as_str()) {
-                wrong.push(format!("{}: `{module}` must not use `crate::{used}`", source.path));
+                wrong.push(format!("{}: `{room}` must not use `crate::{used}`", source.path));
             }
-            seen.entry(module.clone()).or_default().insert(used);
+            seen.entry(room.clone()).or_default().insert(used);
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // The scan itself works: these are there for anybody to see.
-    for (module, used) in [("cli", "engine"), ("engine", "scheduler"), ("graph", "kernel"), ("kernel", "target")] {
-        assert!(
-            seen.get(module).is_some_and(|uses| uses.contains(used)),
-            "`{module}` uses `{used}`, and it is not seen"
-        );
+    // The table tells no more than there is, and the scan itself works.
+    for (room, allowed) in &rooms {
+        let unused: Vec<&String> = allowed.difference(seen.entry(room.clone()).or_default()).collect();
+        assert!(unused.is_empty(), "ARCHITECTURE.md: `{room}` uses no {unused:?}");
     }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let room = |name: &str, uses: &[&str]| (name.to_owned(), uses.iter().map(|used| (*used).to_owned()).collect());
+    let rooms = BTreeMap::from([room("a", &["b"]), room("b", &["c"]), room("c", &["b"]), room("d", &["a"])]);
+    let circles: Vec<&str> = ["a", "b", "c", "d"].into_iter().filter(|name| is_in_a_circle(name, &rooms)).collect();
+    assert_eq!(circles, ["b", "c"]);
 }
 
 #[test]
@@ -178,7 +189,7 @@ fn only_the_command_line_prints_and_uses_anyhow() {
 
 #[test]
 fn compilers_are_opened_in_the_compile_worker_alone() {
-    let outside = sources("src").into_iter().filter(|source| !source.path.starts_with("src/kernel/compile/"));
+    let outside = sources("src").into_iter().filter(|source| !source.path.starts_with("src/object/compile/"));
     let found: Vec<String> = outside.filter(|s| s.code.contains("rtc_sys")).map(|source| source.path).collect();
     assert!(found.is_empty(), "{found:?}");
 }

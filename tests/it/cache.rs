@@ -9,9 +9,8 @@ mod processes;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gptoss_jit::kernel::cache::{Cache, Entry, Explanation, Limits, Lookup, Made};
-use gptoss_jit::kernel::key::KernelKey;
-use gptoss_jit::target::Backend;
+use gptoss_jit::object::cache::{Cache, Entry, Explanation, Limits, Lookup, Made};
+use gptoss_jit::object::key::KernelKey;
 use tempfile::TempDir;
 
 /// A cache in a folder of its own.
@@ -48,7 +47,7 @@ fn key(source: &str) -> KernelKey {
         options: vec!["-O3".into(), "-DNAME=\"a b\"".into()],
         target: "gfx90a:sramecc+:xnack-".into(),
         entry: "rmsnorm".into(),
-        backend: Backend::Mock,
+        compiler_name: "fake".into(),
         compiler: "0123".into(),
     }
 }
@@ -60,7 +59,7 @@ fn made(key: &KernelKey) -> Made {
         log: "a warning\n".into(),
         label: "rmsnorm/simt".into(),
         compile_ms: 12,
-        compiler: "a mock".into(),
+        compiler: "a fake".into(),
     }
 }
 
@@ -102,7 +101,7 @@ fn what_is_published_is_found_by_another_process() {
     assert_eq!(found.meta, published.meta);
     assert_eq!(found.meta.label, "rmsnorm/simt");
     assert_eq!(found.meta.compile_ms, 12);
-    assert_eq!(found.meta.compiler_description, "a mock");
+    assert_eq!(found.meta.compiler_description, "a fake");
     assert_eq!(found.meta.key.options, key.options);
 
     let digest = key.digest().to_string();
@@ -123,7 +122,7 @@ fn every_field_of_the_key_tells_entries_apart() {
         KernelKey { options: vec!["-O3".into()], ..base.clone() },
         KernelKey { target: "gfx90a".into(), ..base.clone() },
         KernelKey { entry: "linear".into(), ..base.clone() },
-        KernelKey { backend: Backend::Hiprtc, ..base.clone() },
+        KernelKey { compiler_name: "hiprtc".into(), ..base.clone() },
         KernelKey { compiler: "0124".into(), ..base.clone() },
     ];
     room.publish(&base);
@@ -156,7 +155,7 @@ fn odd_keys_come_back_as_they_were() {
         options: vec![odd.into(), String::new()],
         target: odd.into(),
         entry: String::new(),
-        backend: Backend::Host,
+        compiler_name: "host".into(),
         compiler: odd.into(),
     };
     let made = Made { object: Vec::new(), log: odd.into(), label: odd.into(), compile_ms: 0, compiler: odd.into() };
@@ -204,7 +203,7 @@ fn an_entry_of_another_schema_is_a_miss() {
     let text = fs::read_to_string(dir.join("meta.toml")).expect("text");
     let (_, rest) = text.split_once('\n').expect("a first line");
     let rest = rest.replacen("schema = 1\n", "schema = 2\n", 1);
-    let sum = gptoss_jit::kernel::key::Digest::of(rest.as_bytes());
+    let sum = gptoss_jit::object::key::Digest::of(rest.as_bytes());
     fs::write(dir.join("meta.toml"), format!("rest_sha256 = \"{sum}\"\n{rest}")).expect("written");
     assert!(hit(&room.open(), &key).is_none());
     assert!(!dir.exists(), "it is moved aside");

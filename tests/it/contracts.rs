@@ -4,10 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-use gptoss_jit::kernel::Precision;
-use gptoss_jit::kernel::check::{Checked, Selection, Wrong};
-use gptoss_jit::kernel::library::{Layer, Library};
 use gptoss_jit::target::Target;
+use gptoss_jit::template::Precision;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::workbench::check::{Checked, Selection, Wrong};
 
 use crate::kernels::{check, failures, of_op, wrongs};
 use crate::models::{Counter, letters};

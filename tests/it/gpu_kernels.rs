@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::{Checked, Checker, Runner, Selection};
-use gptoss_jit::kernel::compile::CompilerOptions;
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::store::Store;
-use gptoss_jit::kernel::template::Template;
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
 use gptoss_jit::target::Target;
+use gptoss_jit::template::Template;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection};
 use std::fs;
 
 use gpu::sim::SimDriver;

@@ -11,11 +11,11 @@ use std::sync::OnceLock;
 
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
-use gptoss_jit::kernel::compile::{CompileError, Compiler, CompilerOptions, How, Request, Toolchain};
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::render::render;
-use gptoss_jit::kernel::{Params, Precision, Problem};
-use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::object::compile::{CompileError, CompilerOptions, Compilers, How, Request, Toolchain};
+use gptoss_jit::target::{Language, Target};
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::render::render;
+use gptoss_jit::template::{Params, Precision, Problem};
 
 const ARCHS: [&str; 12] = [
     "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151",
@@ -32,11 +32,11 @@ pub fn options() -> CompilerOptions {
 }
 
 /// One compiler for all tests, so that the canaries are compiled once. None, said aloud, without hipRTC.
-pub fn compiler() -> Option<&'static Compiler> {
-    static COMPILER: OnceLock<Option<Compiler>> = OnceLock::new();
+pub fn compiler() -> Option<&'static Compilers> {
+    static COMPILER: OnceLock<Option<Compilers>> = OnceLock::new();
     let compiler = COMPILER.get_or_init(|| {
-        let compiler = Compiler::new(options());
-        match compiler.identity(Backend::Hiprtc, "gfx1100") {
+        let compiler = Compilers::new(options());
+        match compiler.identity("hiprtc", "gfx1100") {
             Err(CompileError::Canary { how: How::Unavailable, .. }) => None,
             Err(error) => panic!("{error}"),
             Ok(_) => Some(compiler),
@@ -56,14 +56,14 @@ pub fn request(source: &str, target: &str, options: &[&str]) -> Request {
         entry: "k".into(),
         options: options.iter().map(ToString::to_string).collect(),
         target: target.into(),
-        backend: Backend::Hiprtc,
+        compiler: "hiprtc",
     }
 }
 
 const SMALL: &str = "extern \"C\" __global__ void k(float* y) {\n  y[threadIdx.x] = 1.0f;\n}\n";
 
 /// What happened to a request that must fail, and what the compiler said.
-fn failure(compiler: &Compiler, request: &Request) -> (How, String) {
+fn failure(compiler: &Compilers, request: &Request) -> (How, String) {
     match compiler.compile(request).expect_err("must fail") {
         CompileError::Failed { how, log, .. } | CompileError::Canary { how, log, .. } => (how, log),
         error => panic!("{error}"),
@@ -97,12 +97,12 @@ fn named<T: Copy>(pairs: &[(&str, T)]) -> BTreeMap<String, T> {
 fn linear_gemv_compiles_for_every_arch() {
     let Some(compiler) = compiler() else { return };
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let template = library.template("linear/gemv", Backend::Hiprtc).expect("built in");
+    let template = library.template("linear/gemv", Language::Hip).expect("built in");
     for arch in ARCHS {
         let target = Target::gpu(arch).expect(arch);
         for problem in problems() {
             let kernel = render(&library, template, &problem, &Params::new(), &target).expect(arch);
-            let compiled = compiler.compile(&kernel.request(&target)).unwrap_or_else(|error| panic!("{error}"));
+            let compiled = compiler.compile(&Request::of(&kernel, &target)).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(compiled.object[..4], *b"\x7fELF", "{arch}");
             assert_eq!(compiled.log, "", "{arch}: warnings");
         }
@@ -119,7 +119,7 @@ fn the_same_source_gives_the_same_object_in_another_process() {
 #[test]
 fn the_identity_names_the_library_and_differs_between_archs() {
     let Some(compiler) = compiler() else { return };
-    let identity = |arch| compiler.identity(Backend::Hiprtc, arch).expect(arch);
+    let identity = |arch| compiler.identity("hiprtc", arch).expect(arch);
     let (one, other) = (identity("gfx1100"), identity("gfx942"));
     assert!(one.facts.iter().any(|fact| fact.starts_with("libamd_comgr")), "{:?}", one.facts);
     assert_eq!(one.facts, other.facts);
@@ -182,7 +182,7 @@ fn a_library_that_is_not_hiprtc_is_told_with_the_reason() {
     std::fs::write(folder.path().join("libhiprtc.so"), "not a library").expect("writes");
     let mut options = options();
     options.hiprtc = Toolchain::hiprtc_in(folder.path()).expect("the file is there");
-    let error = Compiler::new(options).compile(&request(SMALL, "gfx1100", &[])).expect_err("no library");
+    let error = Compilers::new(options).compile(&request(SMALL, "gfx1100", &[])).expect_err("no library");
     let CompileError::Canary { how: How::Unavailable, log, .. } = &error else { panic!("{error}") };
     assert!(log.contains("libhiprtc.so"), "{log}");
 }

@@ -8,22 +8,21 @@ use std::process::Command;
 use std::sync::Arc;
 
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::{Checked, Checker, Runner, Selection, Side, Wrong};
-use gptoss_jit::kernel::compile::CompilerOptions;
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::store::Store;
-use gptoss_jit::kernel::template::Template;
-use gptoss_jit::kernel::{Params, Precision, Problem};
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
 use gptoss_jit::reference::{self, Case, Tensor, Tensors};
-use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::target::{Language, Target};
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::{Params, Precision, Problem, Template};
+use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gpu::host::HostDriver;
 
-/// Kernels stay compiled between runs of the tests.
+use crate::program::shared_cache;
+
 fn store() -> Store {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    Store::new(Cache::open(&root, Limits::default()), CompilerOptions::new(worker))
+    Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker))
 }
 
 fn built_in() -> Library {
@@ -103,7 +102,7 @@ struct Setting {
 fn settings(library: &Library) -> Vec<Setting> {
     let host = Target::host();
     let mut settings = Vec::new();
-    for template in library.templates().iter().filter(|template| template.backend == Backend::Host) {
+    for template in library.templates().iter().filter(|template| template.language == Language::C) {
         let test = template.signature.tests().remove(0);
         for precision in [Precision::F32, Precision::Bf16] {
             for dtype in [Dtype::F32, Dtype::Bf16] {
@@ -347,7 +346,7 @@ fn kernels_check(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String)
         .args(["kernels", "check", "--variant", "plain", "--templates"])
         .arg(folder)
         .args(flags)
-        .env("GPTOSS_JIT_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"))
+        .env("GPTOSS_JIT_CACHE", shared_cache())
         .output()
         .unwrap();
     let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());

@@ -25,6 +25,7 @@ mod logits;
 mod models;
 mod mxfp4;
 mod occupancy;
+mod odd_sizes;
 mod own_templates;
 mod plan;
 mod program;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use gptoss_jit::checkpoint::conversion::mxfp4_numbers;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::check::{Checker, Runner};
-use gptoss_jit::kernel::compile::CompilerOptions;
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::store::Store;
-use gptoss_jit::kernel::{Params, Precision, Problem};
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
 use gptoss_jit::reference::{Tensor, Tensors};
 use gptoss_jit::target::Target;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::{Params, Precision, Problem};
+use gptoss_jit::workbench::check::{Checker, Runner};
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
@@ -69,7 +69,7 @@ fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn
     let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let template = library.template(&format!("moe_mlp2/{variant}"), target.backend).expect("built in");
+    let template = library.template(&format!("moe_mlp2/{variant}"), target.language()).expect("built in");
     let runner = Some(Runner { target, driver });
     let checker = Checker { library: &library, target, store: &store, runner, compute_unit: None };
     let dims = [

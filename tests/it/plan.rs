@@ -8,19 +8,19 @@ use std::sync::Arc;
 
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::choice::Chooser;
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions};
 use gptoss_jit::engine::{Engine, EngineOptions};
 use gptoss_jit::graph::decisions::Decisions;
 use gptoss_jit::graph::{Rows, StepShape};
-use gptoss_jit::kernel::cache::{Cache, Limits};
-use gptoss_jit::kernel::choice::Chooser;
-use gptoss_jit::kernel::compile::CompilerOptions;
-use gptoss_jit::kernel::library::Library;
-use gptoss_jit::kernel::pipeline::Pipeline;
-use gptoss_jit::kernel::store::Store;
-use gptoss_jit::kernel::{Params, Precision};
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
+use gptoss_jit::pipeline::Pipeline;
 use gptoss_jit::target::Target;
+use gptoss_jit::template::library::Library;
+use gptoss_jit::template::{Params, Precision};
 use gptoss_jit::tuning::TuningTables;
 use gptoss_jit::tuning::table::StepKind;
 use gpu::host::HostDriver;
@@ -219,7 +219,7 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
     assert!(lines[1].contains(" decode ") && lines[1].contains(" <built in>/gfx11.toml:"), "{}", lines[1]);
     let ran = run(&[&plan[..], &["--why"]].concat()).ok();
     for told in
-        ["\n  by row     <built in>/gfx11.toml:", "\n  behind it  ", "\n  no         attention/online is for host"]
+        ["\n  by row     <built in>/gfx11.toml:", "\n  behind it  ", "\n  no         attention/online is for C"]
     {
         assert!(ran.text().contains(told), "{told}: {}", ran.text());
     }

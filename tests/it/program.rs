@@ -1,12 +1,11 @@
-//! The program as people start it: its own process, a cache folder of this test run, nothing of the user's.
+//! The program as people start it: its own process, a cache folder of the tests, nothing of the user's.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
@@ -18,35 +17,45 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// The cache that the tests of one run share, so that a kernel compiles once.
-pub fn shared_cache() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-        fs::create_dir_all(&parent).expect("made");
-        remove_old(&parent);
-        tempfile::Builder::new().prefix("run-").tempdir_in(&parent).expect("made").keep()
-    })
+/// The repository: where these tests were built, or, on a machine that only got them, the folder they are started in.
+pub fn repository() -> PathBuf {
+    let built_in = Path::new(env!("CARGO_MANIFEST_DIR"));
+    match built_in.join("tests/fixtures").is_dir() {
+        true => built_in.to_owned(),
+        false => std::env::current_dir().expect("a folder"),
+    }
 }
 
-/// Nobody drops a static: what earlier runs left goes when it is too old to be in use.
-fn remove_old(parent: &Path) {
-    for child in fs::read_dir(parent).expect("listed").flatten() {
-        let age = child.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|time| time.elapsed().ok());
-        if age.is_some_and(|age| age > Duration::from_secs(3600)) {
-            let _ = fs::remove_dir_all(child.path());
-        }
+/// The program: where cargo put it, or, on a machine that only got the tests, beside them.
+fn program() -> PathBuf {
+    let built = Path::new(env!("CARGO_BIN_EXE_gptoss-jit"));
+    match built.is_file() {
+        true => built.to_owned(),
+        false => std::env::current_exe().expect("this program").with_file_name("gptoss-jit"),
     }
+}
+
+/// A folder for what tests leave behind: of cargo's, or, where that is not, of the system's.
+fn scratch() -> PathBuf {
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    if built.is_dir() { built.to_owned() } else { std::env::temp_dir() }
+}
+
+/// The cache that all tests share, and one run of them with the next: a kernel's key is all that its object depends on, so
+/// what was compiled once need not be again. Tests of the cache itself, and of cold starts, have folders of their own.
+pub fn shared_cache() -> &'static Path {
+    static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| scratch().join("kernels"));
+    &FOLDER
 }
 
 /// The program with a cache of its own choosing, and without what the user has set.
 pub fn command(cache: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
+    let mut command = Command::new(program());
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPTOSS_JIT_")) {
         command.env_remove(name);
     }
     // Nothing is there: no templates and no tables of the user's.
-    command.env("XDG_CONFIG_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-config"));
+    command.env("XDG_CONFIG_HOME", scratch().join("no-config"));
     command.env("GPTOSS_JIT_CACHE", cache).env("NO_COLOR", "1").args(args).stdin(Stdio::null());
     command
 }

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::kernel::library::{Layer, Library};
-use gptoss_jit::kernel::render::{RenderError, Rendered, render};
-use gptoss_jit::kernel::{Params, Precision, Problem};
-use gptoss_jit::target::{Backend, Target};
+use gptoss_jit::target::{Language, Target};
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::render::{RenderError, Rendered, render};
+use gptoss_jit::template::{Params, Precision, Problem};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates")
@@ -80,7 +80,7 @@ fn rendered(
     params: &Params,
     target: &Target,
 ) -> Result<Rendered, RenderError> {
-    render(library, library.template(label, target.backend)?, problem, params, target)
+    render(library, library.template(label, target.language())?, problem, params, target)
 }
 
 fn scalars(n_tokens: u64) -> BTreeMap<String, u64> {
@@ -426,7 +426,7 @@ fn a_run_of_ops_may_have_tests_of_its_own() {
     let tests = "[[tests]]\ndims = { row_size = 8, in_features = 8, out_features = 5 }\nconstants = { eps = 1e-5 }\n\
                  flags = { has_bias = true }\nscalars = { n_tokens = [1, 9] }\n";
     let library = library_under(&[("rmsnorm+linear/tests.toml", tests)]).1;
-    let template = library.template("rmsnorm+linear/naive", Backend::Host).expect("it is right");
+    let template = library.template("rmsnorm+linear/naive", Language::C).expect("it is right");
     let [test] = template.signature.tests().try_into().expect("one test");
     assert_eq!((test.dims["out_features"], test.scalars["n_tokens"].values()), (5, &[1.0, 9.0][..]));
 
@@ -485,7 +485,7 @@ fn the_system_compiler_takes_rendered_source_and_options() {
 
 #[test]
 fn a_tuning_row_goes_first_and_a_wrong_one_is_passed_over() {
-    use gptoss_jit::kernel::choice::{Why, choose};
+    use gptoss_jit::choice::{Why, choose};
     use gptoss_jit::tuning::TuningTables;
     use gptoss_jit::tuning::table::StepKind;
     let table = |params: &str| {
@@ -532,7 +532,7 @@ fn kernels_ls_tells_what_fits_and_why_not() {
     let (code, table, _) = program(&["ls", "--arch", "gfx1100", "--why", "--op", "linear"]);
     assert_eq!(code, Some(0));
     let dot = table.lines().find(|line| line.starts_with("linear ") && line.contains(" dot ")).expect("a line");
-    assert!(dot.ends_with("no: is for host, the target is hiprtc"), "{dot}");
+    assert!(dot.ends_with("no: is for C, the target is HIP"), "{dot}");
     assert!(!table.lines().any(|line| line.starts_with("rmsnorm ")), "rmsnorm alone does not cover linear: {table}");
     let (_, json, _) = program(&["ls", "--json", "--arch", "gfx1100", "--op", "rmsnorm"]);
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");

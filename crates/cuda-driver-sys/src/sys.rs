@@ -40,14 +40,6 @@ pub mod attribute {
 pub mod function_attribute {
     use std::ffi::c_int;
 
-    /// Most threads of a block that this kernel can be launched with.
-    pub const MAX_THREADS_PER_BLOCK: c_int = 0;
-    /// Static shared memory, in bytes.
-    pub const SHARED_BYTES: c_int = 1;
-    /// Memory of each thread: what did not fit into registers, in bytes.
-    pub const LOCAL_BYTES: c_int = 3;
-    /// Registers of a thread.
-    pub const REGISTERS: c_int = 4;
     /// Most dynamic shared memory that a launch may ask for, in bytes; can be set.
     pub const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 }
@@ -65,10 +57,6 @@ macro_rules! functions {
         #[expect(missing_docs, reason = "each is the C function of its symbol")]
         pub struct Api {
             $(pub $field: unsafe extern "C" fn($($name: $type),*) -> Status,)*
-            /// Where an argument of a kernel lies and how long it is; since CUDA 12.4.
-            pub func_get_param_info: Option<
-                unsafe extern "C" fn(function: Handle, index: usize, offset: *mut usize, len_bytes: *mut usize) -> Status,
-            >,
             // Never closed: the driver has threads of its own.
             _library: ManuallyDrop<Library>,
         }
@@ -87,7 +75,6 @@ macro_rules! functions {
                 unsafe {
                     Ok(Self {
                         $($field: *library.get(concat!($symbol, "\0").as_bytes())?,)*
-                        func_get_param_info: library.get(b"cuFuncGetParamInfo\0").ok().map(|symbol| *symbol),
                         _library: ManuallyDrop::new(library),
                     })
                 }
@@ -127,7 +114,6 @@ functions! {
     module_load_data, "cuModuleLoadData": fn(module: *mut Handle, image: *const c_void);
     module_unload, "cuModuleUnload": fn(module: Handle);
     module_get_function, "cuModuleGetFunction": fn(function: *mut Handle, module: Handle, name: *const c_char);
-    func_get_attribute, "cuFuncGetAttribute": fn(value: *mut c_int, attribute: c_int, function: Handle);
     func_set_attribute, "cuFuncSetAttribute": fn(function: Handle, attribute: c_int, value: c_int);
     launch_kernel, "cuLaunchKernel":
         fn(

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use crate::kernel::{Launch, Module};
+use crate::kernel::Launch;
+use crate::kernel::Module;
 use crate::state::{Work, status};
 use crate::{arch, call, current, done, stream_of};
 

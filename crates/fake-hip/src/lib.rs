@@ -9,6 +9,7 @@
 #![expect(clippy::missing_safety_doc, reason = "as above")]
 
 mod errors;
+mod hiprtc;
 mod kernel;
 mod launches;
 pub mod orders;

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use gpu::{Buffer, BufferView};
 
-use crate::kernel::{Launch, Module};
+use crate::kernel::Launch;
+use crate::kernel::Module;
 use crate::orders::Orders;
 use crate::simulator::Simulator;
 

@@ -11,7 +11,7 @@ use object::read::elf::{FileHeader as _, SectionHeader as _};
 use rmpv::ValueRef;
 
 use crate::cubin::{self, EM_CUDA};
-use crate::{ArgumentKind, ArgumentSpec, GpuError, KernelSpec};
+use crate::{ArgumentKind, ArgumentSpec, DeviceFacts, GpuError, KernelSpec};
 
 /// `NT_AMDGPU_METADATA`, of notes whose owner is `AMDGPU`.
 const METADATA_NOTE: u32 = 32;
@@ -82,6 +82,13 @@ pub struct DeviceLimits {
     pub lds_bytes: u32,
 }
 
+impl DeviceLimits {
+    /// Of a device.
+    pub(crate) fn of(facts: &DeviceFacts) -> Self {
+        Self { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes }
+    }
+}
+
 /// What is wrong with the bytes of a code object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodeObjectError {
@@ -145,6 +152,15 @@ impl CodeObject {
             target: target_of(root.text("amdhsa.target")?)?,
             kernels: kernels.iter().map(KernelFacts::of).collect::<Result<_, _>>()?,
         })
+    }
+
+    /// The same of an object that is to be loaded for a kernel.
+    ///
+    /// # Errors
+    /// [`GpuError::NotLoadable`].
+    pub(crate) fn of_kernel(bytes: &[u8], spec: &KernelSpec) -> Result<Self, GpuError> {
+        Self::parse(bytes)
+            .map_err(|error| GpuError::NotLoadable { entry: spec.entry.clone(), reason: error.to_string() })
     }
 
     /// The kernel of this name, if there is one.

@@ -1,8 +1,27 @@
 //! What can go wrong on a device.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use vendor_library::{CallError, OpenError};
+
+/// What GPUs are used through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// AMD's.
+    Hip,
+    /// NVIDIA's.
+    Cuda,
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hip => "HIP runtime",
+            Self::Cuda => "CUDA driver",
+        })
+    }
+}
 
 /// An error of a device or of what it was asked to do.
 #[derive(Debug, thiserror::Error)]
@@ -18,10 +37,10 @@ pub enum GpuError {
         free_bytes: Option<usize>,
     },
     /// There is no runtime for GPUs of this kind.
-    #[error("there is no {what}{}{}", list(searched), refused(source))]
+    #[error("there is no {runtime}{}{}", list(searched), refused(source))]
     NoRuntime {
-        /// `HIP runtime`, `CUDA driver`.
-        what: &'static str,
+        /// Which one.
+        runtime: Runtime,
         /// Folders that were looked into, besides the loader's own.
         searched: Vec<PathBuf>,
         /// What was tried.
@@ -29,10 +48,10 @@ pub enum GpuError {
         source: OpenError,
     },
     /// There is no such device.
-    #[error("there is no device {device}: the {what} finds {n_devices}")]
+    #[error("there is no device {device}: the {runtime} finds {n_devices}")]
     NoDevice {
-        /// `HIP runtime`, `CUDA driver`.
-        what: &'static str,
+        /// Which one.
+        runtime: Runtime,
         /// What was asked for.
         device: String,
         /// How many there are.

@@ -18,15 +18,17 @@ pub mod host;
 pub mod sim;
 
 mod error;
+mod facts;
 mod launch;
 mod mailbox;
 mod memory;
 mod runtime;
 
-pub use error::GpuError;
+pub use error::{GpuError, Runtime};
+pub use facts::DeviceFacts;
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
 pub use mailbox::Mailbox;
-pub use memory::{Buffer, BufferView};
+pub use memory::{ALIGNMENT_BYTES, Buffer, BufferView};
 
 use std::time::{Duration, Instant};
 

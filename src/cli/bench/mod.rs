@@ -1,30 +1,25 @@
 //! `bench`: tokens per second beside what the machine could do at most, and where the time goes.
 //!
-//! Bytes and operations are counted from the model's dimensions ([`roofline`]); the limits they are held against are
-//! measured in the same run ([`limits`]), and so is what other programs took of the cores ([`machine`]). [`suite`] says what is
-//! measured, [`measure`] does it, [`report`] and [`plot`] tell it.
+//! [`crate::workbench::bench`] measures; [`report`] and [`plot`] tell it.
 
-pub(in crate::cli) mod limits;
-mod machine;
-mod measure;
 mod plot;
 mod report;
-mod roofline;
-mod suite;
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
+use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::output_file::OutputFile;
-use super::shapes::NamedShape;
 use crate::checkpoint::Checkpoint;
-use measure::{Bench, Measured};
+use crate::config::NamedShape;
+use crate::engine::Sizes;
+use crate::workbench::bench::limits;
+use crate::workbench::bench::measure::{Bench, Measured};
+use crate::workbench::bench::roofline::Model;
+use crate::workbench::bench::suite::{Asked, Kind, Suite, Work};
 use report::{Kernels, Report};
-use roofline::Model;
-use suite::{Kind, Suite, Wishes, Work};
 
 /// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run
 #[derive(clap::Args, Debug)]
@@ -87,7 +82,7 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: KvArgs,
 }
 
 /// Rows of a step that a GPU takes a prompt in by, where it has as many.
@@ -100,7 +95,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
     let pipeline = args.device.pipeline()?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?;
-    let suite = Suite::of(&args.wishes(), pipeline.target());
+    let suite = Suite::of(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     drop(pipeline); // an engine opens its own
@@ -153,15 +148,15 @@ impl Session<'_> {
         let profiles = self.args.kernels || self.args.svg.is_some();
         let effort = self.suite.effort;
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles, load_s };
-        let measured = works.iter().map(|work| bench.measure(*work)).collect::<anyhow::Result<_>>()?;
+        let measured = works.iter().map(|work| bench.measure(*work)).collect::<Result<_, _>>()?;
         self.kernels.add(&engine);
         Ok(measured)
     }
 }
 
 impl Args {
-    fn wishes(&self) -> Wishes {
-        Wishes {
+    fn asked(&self) -> Asked {
+        Asked {
             kinds: self.work.clone(),
             batches: self.batch.clone(),
             context: self.context,

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::limits::Limits;
-use super::measure::Measured;
 use crate::cli::kernel_table::KernelTable;
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::engine::Engine;
+use crate::workbench::bench::limits::Limits;
+use crate::workbench::bench::measure::Measured;
 
 /// Others may take this much of the cores before a measurement is called disturbed.
 const MOST_OTHERS: f64 = 0.02;

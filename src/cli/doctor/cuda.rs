@@ -2,8 +2,9 @@
 
 use gpu::GpuError;
 
-use super::super::{cuda, devices, output};
+use super::super::output;
 use super::{Check, State};
+use crate::device::{chain, cuda};
 use crate::error::Hint;
 
 /// The check, and the arch of the first device.
@@ -15,7 +16,7 @@ pub(super) fn check() -> (Check, Option<String>) {
         Err(error @ GpuError::NoRuntime { .. }) => {
             return (not_usable(State::Missing, vec![error.to_string()], error.hint()), None);
         }
-        Err(error) => return (not_usable(State::Failed, vec![devices::chain(&error)], error.hint()), None),
+        Err(error) => return (not_usable(State::Failed, vec![chain(&error)], error.hint()), None),
     };
     let mut details = vec![format!("for CUDA {}, {}", runtime.version(), runtime.path().display())];
     let (mut state, mut hint, mut arch) = (State::Ok, None, None);
@@ -34,7 +35,7 @@ pub(super) fn check() -> (Check, Option<String>) {
             }
             Err(error) => {
                 (state, hint) = (State::Failed, error.hint());
-                details.push(devices::chain(&error));
+                details.push(chain(&error));
             }
         }
     }

@@ -6,8 +6,9 @@ use std::io::ErrorKind;
 use gpu::GpuError;
 use gpu::hip::HipRuntime;
 
-use super::super::{devices, hip, output};
+use super::super::output;
 use super::{Check, State};
+use crate::device::{chain, hip};
 use crate::error::Hint;
 
 /// What programs talk to the driver through.
@@ -23,7 +24,7 @@ pub(super) fn check() -> (Check, Option<String>) {
             let details = match &error {
                 // What was tried is a line for each name of the library: where it was looked for says enough.
                 GpuError::NoRuntime { .. } => vec![error.to_string()],
-                _ => vec![devices::chain(&error)],
+                _ => vec![chain(&error)],
             };
             (Check { name: NAME, state, needed: false, details, hint: error.hint() }, None)
         }
@@ -51,7 +52,7 @@ fn of_runtime(name: &'static str, runtime: &HipRuntime) -> (Check, Option<String
             }
             Err(error) => {
                 (state, hint) = (State::Failed, error.hint());
-                details.push(devices::chain(&error));
+                details.push(chain(&error));
             }
         }
     }

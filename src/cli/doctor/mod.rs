@@ -16,12 +16,12 @@ use serde::Serialize;
 use super::output::{Output, human_bytes};
 use super::report;
 use crate::error::Hint;
-use crate::kernel::cache::{Cache, Folder, Limits};
-use crate::kernel::compile::{CompileError, Compiler, CompilerOptions, How};
-use crate::kernel::library::Library;
-use crate::kernel::source_file::Origin;
-use crate::kernel::store::Store;
-use crate::target::{Backend, Target};
+use crate::object::cache::{Cache, Folder, Limits};
+use crate::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for};
+use crate::object::store::Store;
+use crate::target::Target;
+use crate::template::library::Library;
+use crate::template::source_file::Origin;
 use crate::tuning::TuningTables;
 
 /// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
@@ -71,7 +71,7 @@ impl Hint for NotReady {
 /// # Errors
 /// [`NotReady`], or what printing gives.
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
-    let compiler = Compiler::new(CompilerOptions::for_this_program()?);
+    let compiler = Compilers::new(CompilerOptions::for_this_program()?);
     let (hip, arch) = hip::check();
     let (cuda, cuda_arch) = cuda::check();
     let checks = [
@@ -83,9 +83,9 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         Check::of("tuning", true, tuning()),
         Check::of("self-check", true, self_check::run()),
         hip,
-        Check::of("hipRTC", false, rtc(&compiler, Backend::Hiprtc, arch.as_deref().unwrap_or(PROBED_ARCH))),
+        Check::of("hipRTC", false, rtc(&compiler, "hiprtc", arch.as_deref().unwrap_or(PROBED_ARCH))),
         cuda,
-        Check::of("NVRTC", false, rtc(&compiler, Backend::Nvrtc, cuda_arch.as_deref().unwrap_or(PROBED_CUDA_ARCH))),
+        Check::of("NVRTC", false, rtc(&compiler, "nvrtc", cuda_arch.as_deref().unwrap_or(PROBED_CUDA_ARCH))),
     ];
     let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
     if output.is_json() {
@@ -171,16 +171,16 @@ fn memory() -> Check {
 }
 
 /// The version it states, and where its parts are.
-fn c_compiler(compiler: &Compiler) -> anyhow::Result<Vec<String>> {
-    let (identity, files) = compiler.probe(Backend::Host, &Target::host().id())?;
+fn c_compiler(compiler: &Compilers) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compiler.probe(compiler_for(&Target::host()).name(), &Target::host().id())?;
     let mut details = vec![identity.description()];
     details.extend(files.iter().map(|file| file.display().to_string()));
     Ok(details)
 }
 
 /// The libraries it consists of, each with its build id: version numbers do not tell hipRTCs apart.
-fn rtc(compiler: &Compiler, backend: Backend, arch: &str) -> anyhow::Result<Vec<String>> {
-    let (identity, files) = compiler.probe(backend, arch)?;
+fn rtc(compilers: &Compilers, name: &str, arch: &str) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compilers.probe(name, arch)?;
     let mut details = vec![format!("compiles for {arch}")];
     details.extend(files.iter().map(|file| file.display().to_string()));
     details.extend(identity.facts);
@@ -233,7 +233,8 @@ mod tests {
         assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("apt install gcc")), "{check:?}");
 
         let broken = CompileError::Canary {
-            backend: Backend::Hiprtc,
+            compiler: "hipRTC",
+            hint: "a hint".into(),
             target: PROBED_ARCH.into(),
             how: How::Crashed { signal: 6 },
             log: "first\n\nsecond".into(),

@@ -3,12 +3,12 @@
 use anyhow::{Context, bail};
 use gpu::host::HostDriver;
 
-use crate::kernel::cache::Cache;
-use crate::kernel::check::{Checked, Checker, Runner, Selection};
-use crate::kernel::compile::CompilerOptions;
-use crate::kernel::library::Library;
-use crate::kernel::store::Store;
+use crate::object::cache::Cache;
+use crate::object::compile::CompilerOptions;
+use crate::object::store::Store;
 use crate::target::Target;
+use crate::template::library::Library;
+use crate::workbench::check::{Checked, Checker, Runner, Selection};
 
 /// Small, and in every model.
 const OP: &str = "rmsnorm";

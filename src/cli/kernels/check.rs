@@ -6,17 +6,18 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::speed;
-use crate::cli::device::{Device, stand_in};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::cli::source::TargetArgs;
-use crate::compute_unit::ComputeUnit;
-use crate::kernel::Precision;
-use crate::kernel::check::uses::Uses;
-use crate::kernel::check::{Checked, Checker, Runner, Selection};
-use crate::kernel::library::{Broken, Library};
-use crate::kernel::store::Store;
-use crate::target::{Backend, Target};
+use crate::device::{Device, stand_in};
+use crate::object::compile::compiler_for;
+use crate::object::store::Store;
+use crate::target::compute_unit::ComputeUnit;
+use crate::target::{Platform, Target};
+use crate::template::Precision;
+use crate::template::library::{Broken, Library};
+use crate::workbench::check::uses::Uses;
+use crate::workbench::check::{Checked, Checker, Cost, Runner, Selection};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -41,6 +42,10 @@ pub(super) struct CheckArgs {
     /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the simulator
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
     device: Option<Device>,
+
+    /// Also print the twenty kernels that took longest to run
+    #[arg(long, conflicts_with = "speed")]
+    timings: bool,
 
     /// Run nothing: predict the cycles of each kernel's hot loops for a GPU, with llvm-mca
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
@@ -67,6 +72,20 @@ struct Report {
     target: String,
     templates: Vec<Row>,
     broken: Vec<String>,
+    /// With `--timings`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slowest: Vec<Slowest>,
+}
+
+/// One of the kernels that took longest to run.
+#[derive(Serialize)]
+struct Slowest {
+    op: String,
+    variant: String,
+    precision: &'static str,
+    case: String,
+    /// Of all launches, and of what they were compared with.
+    run_ms: f64,
 }
 
 /// One template at one precision.
@@ -84,6 +103,8 @@ struct Row {
     uses: Option<UsesRow>,
     compiled: usize,
     compile_ms: u64,
+    /// Of all launches, and of what they were compared with.
+    run_ms: f64,
     status: &'static str,
     failures: Vec<String>,
 }
@@ -108,14 +129,14 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
     let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
-    if let Some(flag) = for_gpus.filter(|_| target.backend != Backend::Hiprtc) {
+    if let Some(flag) = for_gpus.filter(|_| target.platform != Platform::Amd || target.is_simulated) {
         return Err(
             UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
         );
     }
     let facts = tables.facts(&target.arch).cloned();
     let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
-    let is_simulated = opened.is_none() && matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
+    let is_simulated = opened.is_none() && target.is_real_gpu();
     let runs_on = match opened {
         Some(opened) => Some(opened),
         None if args.speed => None,
@@ -129,7 +150,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
         return Err(UsageError(message).into());
     }
-    store.compiler().identity(target.backend, &target.id())?; // no compiler is one error, not one for each kernel
+    store.compiler().identity(compiler_for(&target).name(), &target.id())?; // no compiler is one error, not one for each kernel
     if args.speed {
         return speed::run(&checker, &selection, facts.as_ref(), output);
     }
@@ -140,15 +161,17 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
-    let checked = checker.check(&selection, &mut done).into_iter();
-    let rows: Vec<Row> = checked.map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
+    let checked = checker.check(&selection, &mut done);
+    let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
+    let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
         let broken = broken.iter().map(|broken| broken.error.to_string()).collect();
-        output.json(&Report { schema: 1, target: target.id(), templates: rows, broken })?;
+        output.json(&Report { schema: 1, target: target.id(), templates: rows, broken, slowest })?;
     } else {
         print(&rows, &broken, &target, output)?;
+        print_slowest(&slowest, output)?;
     }
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
 }
@@ -178,6 +201,7 @@ impl Row {
             uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
+            run_ms: checked.costs.iter().map(|cost| cost.ms).sum(),
             status,
             failures: checked.failures.iter().map(ToString::to_string).collect(),
             op: checked.op,
@@ -199,6 +223,38 @@ impl Row {
     }
 }
 
+impl Slowest {
+    /// How many are told.
+    const N: usize = 20;
+
+    fn of(checked: &[Checked]) -> Vec<Self> {
+        let mut all: Vec<(&Checked, &Cost)> =
+            checked.iter().flat_map(|checked| checked.costs.iter().map(move |cost| (checked, cost))).collect();
+        all.sort_by(|(_, one), (_, other)| other.ms.total_cmp(&one.ms));
+        let told = all.into_iter().take(Self::N).map(|(checked, cost)| Self {
+            op: checked.op.clone(),
+            variant: checked.variant.clone(),
+            precision: checked.precision.name(),
+            case: cost.case.clone(),
+            run_ms: cost.ms,
+        });
+        told.collect()
+    }
+}
+
+fn print_slowest(slowest: &[Slowest], output: &Output) -> anyhow::Result<()> {
+    if slowest.is_empty() {
+        return Ok(());
+    }
+    output.line("")?;
+    let cells = |one: &Slowest| {
+        let ms = format!("{:.1}", one.run_ms);
+        vec![one.op.clone(), one.variant.clone(), one.precision.to_owned(), ms, one.case.clone()]
+    };
+    let cells: Vec<Vec<String>> = slowest.iter().map(cells).collect();
+    Ok(output.table(&["op", "variant", "precision", "run ms", "the slowest kernels"], &cells, &["run ms"])?)
+}
+
 impl UsesRow {
     fn of(uses: Uses, compute_unit: Option<ComputeUnit>) -> Self {
         let Uses { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy } = uses;
@@ -218,7 +274,7 @@ impl UsesRow {
 
 fn print(rows: &[Row], broken: &[&Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
-    let of_gpu = matches!(target.backend, Backend::Hiprtc | Backend::Nvrtc);
+    let of_gpu = target.is_real_gpu();
     const TIMES: &str = "x rounding";
     let mut header = vec!["op", "variant", "precision", "cases", WORST, TIMES];
     if of_gpu {

@@ -6,17 +6,18 @@
 mod report;
 mod spans;
 
-use crate::cli::device::Device;
-use crate::cli::model::{CacheArgs, ModelArgs, Sizes, precision_for};
+use crate::choice::Chooser;
+use crate::cli::model::{KvArgs, ModelArgs, precision_for};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
 use crate::cli::source::{SourceArgs, named_target};
+use crate::device::Device;
+use crate::engine::Sizes;
 use crate::engine::blueprint::Blueprint;
 use crate::graph::decisions::Decisions;
 use crate::graph::overruled::Overruled;
-use crate::kernel::Precision;
-use crate::kernel::choice::Chooser;
 use crate::target::Target;
+use crate::template::Precision;
 use crate::tuning::TuningTables;
 use report::Report;
 use spans::Line;
@@ -45,7 +46,7 @@ pub(super) struct PlanArgs {
     precision: Option<Precision>,
 
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: KvArgs,
 
     /// Sequences at a time
     #[arg(short, long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]

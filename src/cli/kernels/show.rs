@@ -13,16 +13,16 @@ use serde::Serialize;
 use crate::cli::model_problems::{self, InModel};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::cli::shapes::NamedShape;
 use crate::cli::source::TargetArgs;
+use crate::config::NamedShape;
 use crate::dtype::Dtype;
-use crate::kernel::contract::TestShape;
-use crate::kernel::library::Library;
-use crate::kernel::params::ParamsError;
-use crate::kernel::render::{Rendered, render};
-use crate::kernel::template::Template;
-use crate::kernel::{Params, Precision, Problem};
-use crate::target::{Backend, Target};
+use crate::object::compile::options;
+use crate::target::{Language, Target};
+use crate::template::contract::TestShape;
+use crate::template::library::Library;
+use crate::template::params::ParamsError;
+use crate::template::render::{Rendered, render};
+use crate::template::{Params, Precision, Problem, Template};
 
 #[derive(clap::Args)]
 pub(super) struct ShowArgs {
@@ -103,10 +103,10 @@ impl KernelArgs {
     pub(in crate::cli) fn render(&self, label: &str) -> anyhow::Result<RenderedFor> {
         let library = self.target.source.library()?;
         let target = self.target.target(&self.target.source.tables()?)?;
-        let template = match (library.template(label, target.backend), &self.target.arch) {
+        let template = match (library.template(label, target.language()), &self.target.arch) {
             (Ok(template), _) => template,
-            // Without a target the name may be of the other backend: then say which target it needs.
-            (Err(_), None) if library.template(label, Backend::Hiprtc).is_ok() => {
+            // Without a target the name may be in the other language: then say which target it needs.
+            (Err(_), None) if library.template(label, Language::Hip).is_ok() => {
                 let what = format!("`{label}` is for a GPU: add --arch, for example --arch gfx1100");
                 return Err(UsageError(what).into());
             }
@@ -269,7 +269,7 @@ impl RenderedFor {
         let params =
             if params.is_empty() { "no parameters".into() } else { format!("parameters {}", params.join(" ")) };
         let (template, arch) = (&self.kernel.label, &self.target.arch);
-        let simulated = if self.target.backend == Backend::Sim { "sim:" } else { "" };
+        let simulated = if self.target.is_simulated { "sim:" } else { "" };
         format!("{template} for {simulated}{arch}, as in {from}: {}; {params}", values.join(" "))
     }
 }
@@ -289,7 +289,7 @@ struct Shown<'a> {
     entry: &'a str,
     abi: String,
     params: &'a Params,
-    options: &'a [String],
+    options: Vec<String>,
     block_size: u32,
     source: &'a str,
 }
@@ -326,7 +326,7 @@ impl<'a> Shown<'a> {
             entry: &kernel.entry,
             abi: kernel.abi(),
             params: &kernel.params,
-            options: &kernel.options,
+            options: options(kernel, target),
             block_size: kernel.launch.block_size(),
             source: &kernel.source,
         }
@@ -337,7 +337,7 @@ impl<'a> Shown<'a> {
 mod tests {
     use super::*;
     use crate::cli::source::SourceArgs;
-    use crate::kernel::library::Layer;
+    use crate::template::library::Layer;
 
     /// What `kernels show LABEL` renders, with these parameters set.
     fn shown(
@@ -358,7 +358,7 @@ mod tests {
     fn every_template_is_shown_for_every_arch_that_it_is_for() {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let mut targets: Vec<Target> =
-            crate::tuning::built_in_archs().iter().map(|a| Target::gpu(a).expect(a)).collect();
+            crate::target::built_in().iter().map(|(arch, _)| Target::gpu(arch).expect(arch)).collect();
         targets.extend(["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"].map(|arch| Target::named(arch).expect(arch)));
         for template in library.templates() {
             let fitting: Vec<&Target> = targets.iter().filter(|target| template.fits_target(target).is_ok()).collect();
@@ -375,7 +375,7 @@ mod tests {
     fn values_that_are_set_are_kept_and_others_give_way() {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let target = Target::gpu("gfx1100").expect("known");
-        let template = library.template("linear/matrix", target.backend).expect("built in");
+        let template = library.template("linear/matrix", target.language()).expect("built in");
         // Two waves side by side, the default, need 32 tokens.
         for (tile_t, waves_t) in [("64", 2), ("16", 1)] {
             let kernel = shown(&library, template, &target, &[("tile_t", tile_t)]).expect("legal with some others");

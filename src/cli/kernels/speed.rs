@@ -4,12 +4,12 @@ use anyhow::{Context as _, anyhow};
 use serde::Serialize;
 
 use crate::cli::output::Output;
-use crate::compute_unit::{ComputeUnit, Product};
-use crate::kernel::check::code::CodeError;
-use crate::kernel::check::speed::{HotLoop, KernelSpeed};
-use crate::kernel::check::{Checker, Selection};
-use crate::kernel::isa::llvm::Llvm;
 use crate::target::TargetFacts;
+use crate::target::compute_unit::{ComputeUnit, Product};
+use crate::workbench::check::code::CodeError;
+use crate::workbench::check::speed::{HotLoop, KernelSpeed};
+use crate::workbench::check::{Checker, Selection};
+use crate::workbench::isa::llvm::Llvm;
 
 /// The JSON of `kernels check --speed`.
 #[derive(Serialize)]

@@ -10,10 +10,10 @@ use serde_json::json;
 
 use super::{Args, ChatFormat};
 use crate::chat_template::ChatTemplate;
-use crate::cli::model::{Sizes, kernel_counts};
+use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sizes};
 use crate::harmony::parser::Event as Parsed;
 use crate::harmony::{Channel, Harmony, Message, Reasoning, Role, SystemMessage, developer_text, today};
 use crate::scheduler::{Event, Request};

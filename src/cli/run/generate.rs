@@ -5,10 +5,10 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::Args;
-use crate::cli::model::{Sizes, kernel_counts};
+use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sizes};
 use crate::scheduler::{Event, FinishReason, Request};
 use crate::tokenizer::Tokenizer;
 

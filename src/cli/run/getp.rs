@@ -11,11 +11,11 @@ use anyhow::Context;
 use serde_json::json;
 
 use super::{Args, verify};
-use crate::cli::model::{Sizes, kernel_counts};
+use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::output_file::OutputFile;
 use crate::cli::report::UsageError;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sizes};
 use crate::scheduler::{Event, Request};
 use crate::tokenizer::Tokenizer;
 

@@ -13,20 +13,19 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::bench::limits::{self, Limits};
 use super::kernel_table::KernelTable;
-use super::model::{CacheArgs, DeviceArgs, ModelArgs, Sizes};
+use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::report::UsageError;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::engine::Engine;
+use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
 use crate::scheduler::Sampling;
-use crate::target::Backend;
 use crate::tokenizer::Tokenizer;
+use crate::workbench::bench::limits::{self, Limits};
 
 /// What `run` does with its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -124,7 +123,7 @@ pub struct Args {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    cache: CacheArgs,
+    cache: KvArgs,
 }
 
 /// Runs the command.
@@ -153,7 +152,7 @@ fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
 
 /// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without them.
 fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
-    if pipeline.target().backend == Backend::Sim {
+    if pipeline.target().is_simulated {
         return Limits::unknown();
     }
     limits::measure(pipeline, limits::Care::Little).unwrap_or_else(|error| {

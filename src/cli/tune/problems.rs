@@ -6,8 +6,8 @@ use super::Args;
 use crate::cli::model_problems;
 use crate::cli::report::UsageError;
 use crate::graph::kv_cache::{BLOCK_TOKENS, ring_blocks};
-use crate::kernel::Problem;
-use crate::kernel::pipeline::Pipeline;
+use crate::pipeline::Pipeline;
+use crate::template::Problem;
 use crate::tuning::table::StepKind;
 
 /// Rows of a step, for ops that look at positions.

@@ -4,12 +4,12 @@ use gpu::code_object::KernelFacts;
 use serde_json::{Value, json};
 
 use crate::cli::output::Output;
-use crate::kernel::check::Wrong;
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::timing::{Candidate, CandidateError, Timed};
-use crate::kernel::work::Work;
-use crate::kernel::{Params, Problem};
+use crate::pipeline::Pipeline;
+use crate::template::work::Work;
+use crate::template::{Params, Problem};
 use crate::tuning::table::{StepKind, Tokens};
+use crate::workbench::check::Wrong;
+use crate::workbench::timing::{Candidate, CandidateError, Timed};
 
 /// One candidate.
 pub(super) struct Entry {

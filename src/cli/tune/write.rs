@@ -9,12 +9,13 @@ use super::Args;
 use super::report::{Entry, Tuned};
 use crate::cli::output::Output;
 use crate::cli::report::UsageError;
-use crate::kernel::Problem;
-use crate::kernel::pipeline::Pipeline;
-use crate::kernel::timing::Timed;
+use crate::object::compile::compiler_for;
+use crate::pipeline::Pipeline;
+use crate::template::Problem;
 use crate::tuning::TuningTables;
 use crate::tuning::edit::{self, NewRow};
 use crate::tuning::table::{Facts, Provenance, ProvenanceKind, Tokens};
+use crate::workbench::timing::Timed;
 
 /// Times that are no further apart than this are the same, as a fraction.
 const NOISE: f64 = 0.02;
@@ -68,7 +69,8 @@ fn provenance(pipeline: &Pipeline) -> anyhow::Result<Provenance> {
         }
     }
     let target = pipeline.target();
-    let compiler = pipeline.store().compiler().identity(target.backend, &target.id())?.description();
+    let compiler = compiler_for(target).name();
+    let compiler = pipeline.store().compiler().identity(compiler, &target.id())?.description();
     Ok(Provenance {
         kind: ProvenanceKind::Measured,
         date: today(),

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::work;
-use super::{Profile, without_layer};
+use super::{Profile, without_layer, work};
 use crate::graph::StepShape;
-use crate::graph::plan::{PlanError, Steps};
+use crate::graph::error::PlanError;
+use crate::graph::segment::Steps;
 
 /// Runs a step that was prepared.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape) -> Result<Profile, PlanError> {

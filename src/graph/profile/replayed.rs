@@ -7,23 +7,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gpu::{Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
+use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
 
-use super::work;
-use super::{Profile, ProfileEntry, without_layer};
-use crate::graph::plan::{PlanError, Steps};
+use super::{Profile, ProfileEntry, without_layer, work};
+use crate::graph::error::PlanError;
+use crate::graph::segment::Steps;
 use crate::graph::segment::{PlannedLaunch, PreparedLaunch};
 use crate::graph::{StepShape, Storage};
-use crate::kernel::contract::Access;
+use crate::template::contract::Access;
 
 /// A graph of fewer launches makes them again and again: what a replay itself takes would else be seen.
 const FEWEST_LAUNCHES: usize = 8;
 
 /// Timing a step may take so long, in seconds, where that allows more than one round.
 const BUDGET_S: f64 = 1.0;
-
-/// Where activations begin, in bytes.
-const ALIGNMENT_BYTES: usize = 256;
 
 /// A launch of the step.
 struct Isolated<'a> {

@@ -6,11 +6,12 @@ use gpu::Argument;
 
 use super::ProfileEntry;
 use crate::dtype::Dtype;
-use crate::graph::plan::{PlanError, Steps};
+use crate::graph::error::PlanError;
+use crate::graph::segment::Steps;
 use crate::graph::segment::{PlannedLaunch, scalars};
-use crate::kernel::Problem;
-use crate::kernel::launch::ArgSpec;
-use crate::reference::{Tensor, Tensors};
+use crate::template::Problem;
+use crate::template::launch::ArgSpec;
+use crate::template::work::Elements;
 
 /// One launch, not timed yet; its inputs are in memory.
 pub(super) fn count(
@@ -28,8 +29,7 @@ pub(super) fn count(
         let (own, others) = left.into_iter().partition(|arg| declared.contains(arg.name.as_str()));
         left = others;
         let own: Vec<ArgSpec> = own;
-        let counted = contract.work.counts.values().map(|count| count.of.as_str());
-        let inputs = read(steps, planned, args, counted)?;
+        let inputs = read(steps, planned, args, contract.work.counted())?;
         let mut work = contract.work.count(&planned.problem, &own, &scalars, &inputs)?;
         if op == "attention" {
             cap_cache(&mut work.bytes, &planned.problem, &read(steps, planned, args, ["slot", "position"])?);
@@ -43,34 +43,37 @@ pub(super) fn count(
     Ok(entry)
 }
 
-/// Arguments of a launch as they are in memory now; those that the kernel does not have are left out.
+/// Whole numbers that a launch takes, as they are in memory now; those that the kernel does not have are left out.
 fn read<'n>(
     steps: &Steps<'_>,
     planned: &PlannedLaunch,
     args: &[Argument],
     names: impl IntoIterator<Item = &'n str>,
-) -> Result<Tensors, PlanError> {
-    let mut tensors = Tensors::new();
+) -> Result<Elements, PlanError> {
+    let mut elements = Elements::new();
     for name in names {
         let mut specs = planned.kernel.rendered.all_args().zip(args);
-        let Some((spec, Argument::Memory { view, required_bytes })) = specs.find(|(spec, _)| spec.name == name) else {
+        let Some((_, Argument::Memory { view, required_bytes })) =
+            specs.find(|(spec, _)| spec.name == name && matches!(spec.dtype, Dtype::U32 | Dtype::I32))
+        else {
             continue;
         };
         let mut bytes = vec![0; *required_bytes];
         let failed = |source| PlanError::Device { label: planned.label.clone(), source };
         steps.pipeline.driver().read(view, &mut bytes).map_err(failed)?;
-        tensors.insert(name.to_owned(), Tensor::from_bytes(spec.dtype, &bytes));
+        let words = bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter();
+        elements.insert(name.to_owned(), words.map(i64::from).collect());
     }
-    Ok(tensors)
+    Ok(elements)
 }
 
 /// Rows of one slot read its keys and values once for all of them: no more bytes than the positions that any of them sees have.
-fn cap_cache(bytes: &mut BTreeMap<String, f64>, problem: &Problem, rows: &Tensors) {
+fn cap_cache(bytes: &mut BTreeMap<String, f64>, problem: &Problem, rows: &Elements) {
     let (Some(slot), Some(position)) = (rows.get("slot"), rows.get("position")) else { return };
     let dim = |name: &str| problem.dims.get(name).copied().unwrap_or(0) as usize;
     let kv = problem.dtypes.get("kv").copied().unwrap_or(Dtype::F32);
     let of_position = kv.len_bytes(dim("num_key_value_heads") * 2 * dim("half_head_dim"));
-    let seen = positions_seen(slot.values(), position.values(), dim("window"));
+    let seen = positions_seen(slot, position, dim("window"));
     for name in ["k_cache", "v_cache"] {
         if let Some(bytes) = bytes.get_mut(name) {
             *bytes = bytes.min((seen * of_position) as f64);
@@ -79,7 +82,7 @@ fn cap_cache(bytes: &mut BTreeMap<String, f64>, problem: &Problem, rows: &Tensor
 }
 
 /// Positions of all slots that any row sees; a window of 0 is all.
-fn positions_seen(slot: &[f64], position: &[f64], window: usize) -> usize {
+fn positions_seen(slot: &[i64], position: &[i64], window: usize) -> usize {
     let mut seen: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
     for (&slot, &position) in slot.iter().zip(position) {
         let end = position as usize + 1;
@@ -102,9 +105,9 @@ mod tests {
 
     #[test]
     fn positions_that_several_rows_of_a_slot_see_count_once() {
-        assert_eq!(positions_seen(&[0.0, 0.0, 1.0], &[4.0, 5.0, 2.0], 0), 6 + 3);
-        assert_eq!(positions_seen(&[0.0, 0.0, 0.0], &[10.0, 11.0, 90.0], 4), 5 + 4);
-        assert_eq!(positions_seen(&[3.0], &[0.0], 128), 1);
+        assert_eq!(positions_seen(&[0, 0, 1], &[4, 5, 2], 0), 6 + 3);
+        assert_eq!(positions_seen(&[0, 0, 0], &[10, 11, 90], 4), 5 + 4);
+        assert_eq!(positions_seen(&[3], &[0], 128), 1);
     }
 
     #[test]
@@ -118,10 +121,9 @@ mod tests {
             flags: BTreeMap::new(),
             dtypes: [("kv".to_owned(), Dtype::Bf16)].into(),
             keeps: Default::default(),
-            precision: crate::kernel::Precision::Bf16,
+            precision: crate::template::Precision::Bf16,
         };
-        let rows = |values: &[f64]| Tensor::rounded(Dtype::U32, values.to_vec());
-        let rows: Tensors = [("slot".to_owned(), rows(&[0.0, 0.0])), ("position".to_owned(), rows(&[8.0, 9.0]))].into();
+        let rows: Elements = [("slot".to_owned(), vec![0, 0]), ("position".to_owned(), vec![8, 9])].into();
         let mut bytes: BTreeMap<String, f64> = [("k_cache".to_owned(), 1e9), ("v_cache".to_owned(), 100.0)].into();
         cap_cache(&mut bytes, &problem, &rows);
         assert_eq!((bytes["k_cache"], bytes["v_cache"]), (10.0 * 2.0 * 8.0 * 2.0, 100.0));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gptoss_jit::error::Hint;
-use gptoss_jit::kernel::cache::{Cache, CacheError, Distrust, Folder, Limits, Lookup};
+use gptoss_jit::object::cache::{Cache, CacheError, Distrust, Folder, Limits, Lookup};
 
 use super::{Room, hit, key, made, skipped};
 

@@ -45,21 +45,10 @@ impl Context {
         self.cuda.check("cuMemGetInfo", code).map(|()| (free_bytes, total_bytes))
     }
 
-    /// A number that the driver has about a function of this device.
-    ///
-    /// # Safety
-    /// The function must be of a module that is loaded on this device.
-    pub unsafe fn function_attribute(&self, function: Handle, attribute: c_int) -> Result<u32, CallError> {
-        let mut value = 0;
-        // SAFETY: `value` is valid for writes; the rest is the caller's.
-        let code = unsafe { (self.cuda.func_get_attribute)(&mut value, attribute, function) };
-        self.cuda.check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
-    }
-
     /// Allows launches of a function of this device as much dynamic shared memory.
     ///
     /// # Safety
-    /// As [`Self::function_attribute`].
+    /// The function must be of a module that is loaded on this device.
     pub unsafe fn allow_shared_bytes(&self, function: Handle, len_bytes: u32) -> Result<(), CallError> {
         let len_bytes = c_int::try_from(len_bytes).unwrap_or(c_int::MAX);
         // SAFETY: the caller's.
@@ -67,22 +56,6 @@ impl Context {
             (self.cuda.func_set_attribute)(function, function_attribute::MAX_DYNAMIC_SHARED_BYTES, len_bytes)
         };
         self.cuda.check("cuFuncSetAttribute", code)
-    }
-
-    /// Lengths in bytes of a function's first `n` arguments, fewer where it has fewer; none from a driver that does not
-    /// tell. Whether there are more is not asked: checkers of memory report the question as an error of the program.
-    ///
-    /// # Safety
-    /// As [`Self::function_attribute`].
-    pub unsafe fn argument_bytes(&self, function: Handle, n: usize) -> Option<Vec<usize>> {
-        let info = self.cuda.func_get_param_info?;
-        let (mut offset, mut len_bytes) = (0, 0);
-        let mut lens = Vec::new();
-        // SAFETY: both are valid for writes; the rest is the caller's. An index past the last argument is an error.
-        while lens.len() < n && unsafe { info(function, lens.len(), &mut offset, &mut len_bytes) } == 0 {
-            lens.push(len_bytes);
-        }
-        Some(lens)
     }
 }
 

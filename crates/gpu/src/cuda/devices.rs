@@ -8,37 +8,14 @@ use cuda_driver_sys::sys::attribute;
 use cuda_driver_sys::{CallError, Cuda};
 
 use super::context::Context;
-use crate::GpuError;
 use crate::runtime::status;
+use crate::{DeviceFacts, GpuError, Runtime};
 
 /// An opened and initialised CUDA driver.
 #[derive(Clone, Debug)]
 pub struct CudaRuntime {
     pub(super) cuda: Arc<Cuda>,
     n_devices: usize,
-}
-
-/// What a device says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CudaDeviceFacts {
-    /// Counted from 0.
-    pub ordinal: usize,
-    /// The product: `NVIDIA H200`.
-    pub name: String,
-    /// The compute capability as compilers name it: `sm_90`.
-    pub arch: String,
-    /// Lanes of a warp.
-    pub wave_size: u32,
-    /// Shared memory that one block may use without asking for more, in bytes.
-    pub lds_bytes: u32,
-    /// Streaming multiprocessors.
-    pub compute_units: usize,
-    /// Whether it shares the host's memory.
-    pub is_integrated: bool,
-    /// Memory that nobody uses, in bytes.
-    pub free_bytes: usize,
-    /// Memory, in bytes.
-    pub total_bytes: usize,
 }
 
 impl CudaRuntime {
@@ -51,7 +28,7 @@ impl CudaRuntime {
     pub fn open(explicit: Option<&Path>) -> Result<Self, GpuError> {
         let searched = explicit.iter().map(|path| path.to_path_buf()).collect();
         let cuda = Cuda::open(&cuda_driver_sys::candidates(explicit));
-        let cuda = cuda.map_err(|source| GpuError::NoRuntime { what: "CUDA driver", searched, source })?;
+        let cuda = cuda.map_err(|source| GpuError::NoRuntime { runtime: Runtime::Cuda, searched, source })?;
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for writes; the flags must be zero.
         let found = unsafe {
@@ -89,64 +66,60 @@ impl CudaRuntime {
     /// # Errors
     /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
     /// cannot be.
-    pub fn facts(&self, ordinal: usize) -> Result<CudaDeviceFacts, GpuError> {
+    pub fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError> {
         self.open_device(ordinal).map(|(_, facts)| facts)
     }
 
     /// A device's context, and what it says of itself.
-    pub(super) fn open_device(&self, ordinal: usize) -> Result<(Context, CudaDeviceFacts), GpuError> {
+    pub(super) fn open_device(&self, ordinal: usize) -> Result<(Context, DeviceFacts), GpuError> {
         let device = format!("cuda:{ordinal}");
         if ordinal >= self.n_devices {
-            return Err(GpuError::NoDevice { what: "CUDA driver", device, n_devices: self.n_devices });
+            return Err(GpuError::NoDevice { runtime: Runtime::Cuda, device, n_devices: self.n_devices });
         }
         let asked = Context::retain(&self.cuda, ordinal).and_then(|context| {
-            let facts = CudaDeviceFacts::ask(&context, ordinal)?;
+            let facts = ask(&context, ordinal)?;
             Ok((context, facts))
         });
         let (context, facts) =
             asked.map_err(|source| GpuError::Call { device, what: "ask the device what it is", source })?;
-        facts.check()?;
+        check(&facts)?;
         Ok((context, facts))
     }
 }
 
-impl CudaDeviceFacts {
-    fn ask(context: &Context, ordinal: usize) -> Result<Self, CallError> {
-        let cuda = &context.cuda;
-        let number = |attribute: c_int| {
-            let mut value = 0;
-            // SAFETY: `value` is valid for writes.
-            let code = unsafe { (cuda.device_get_attribute)(&mut value, attribute, context.device) };
-            cuda.check("cuDeviceGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
-        };
-        let (major, minor) =
-            (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?);
-        context.enter()?; // what is free is a question to the current device
-        let (free_bytes, total_bytes) = context.memory()?;
-        Ok(Self {
-            ordinal,
-            name: name(context)?,
-            arch: format!("sm_{major}{minor}"),
-            wave_size: number(attribute::WARP_SIZE)?,
-            lds_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
-            compute_units: number(attribute::MULTIPROCESSOR_COUNT)? as usize,
-            is_integrated: number(attribute::INTEGRATED)? != 0,
-            free_bytes,
-            total_bytes,
-        })
-    }
+fn ask(context: &Context, ordinal: usize) -> Result<DeviceFacts, CallError> {
+    let cuda = &context.cuda;
+    let number = |attribute: c_int| {
+        let mut value = 0;
+        // SAFETY: `value` is valid for writes.
+        let code = unsafe { (cuda.device_get_attribute)(&mut value, attribute, context.device) };
+        cuda.check("cuDeviceGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+    };
+    let (major, minor) = (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?);
+    context.enter()?; // what is free is a question to the current device
+    let (free_bytes, total_bytes) = context.memory()?;
+    Ok(DeviceFacts {
+        device: format!("cuda:{ordinal}"),
+        name: name(context)?,
+        arch: format!("sm_{major}{minor}"),
+        wave_size: number(attribute::WARP_SIZE)?,
+        lds_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
+        compute_units: number(attribute::MULTIPROCESSOR_COUNT)? as usize,
+        is_integrated: number(attribute::INTEGRATED)? != 0,
+        free_bytes,
+        total_bytes,
+    })
+}
 
-    /// Refuses what no device is like.
-    fn check(&self) -> Result<(), GpuError> {
-        let wrong = match (self.arch.as_str(), self.wave_size, self.compute_units) {
-            ("sm_00", ..) => Some(("compute capability", "0.0".to_owned())),
-            (_, wave_size, _) if wave_size != 32 => Some(("warp size", wave_size.to_string())),
-            (.., 0) => Some(("number of multiprocessors", "0".to_owned())),
-            _ => None,
-        };
-        let device = || format!("cuda:{}", self.ordinal);
-        wrong.map_or(Ok(()), |(what, found)| Err(GpuError::Nonsense { device: device(), what, found }))
-    }
+/// Refuses what no device is like.
+fn check(facts: &DeviceFacts) -> Result<(), GpuError> {
+    let wrong = match (facts.arch.as_str(), facts.wave_size, facts.compute_units) {
+        ("sm_00", ..) => Some(("compute capability", "0.0".to_owned())),
+        (_, wave_size, _) if wave_size != 32 => Some(("warp size", wave_size.to_string())),
+        (.., 0) => Some(("number of multiprocessors", "0".to_owned())),
+        _ => None,
+    };
+    wrong.map_or(Ok(()), |(what, found)| Err(GpuError::Nonsense { device: facts.device.clone(), what, found }))
 }
 
 fn name(context: &Context) -> Result<String, CallError> {
@@ -165,8 +138,8 @@ mod tests {
 
     #[test]
     fn a_device_that_makes_no_sense_is_refused() {
-        let facts = CudaDeviceFacts {
-            ordinal: 1,
+        let facts = DeviceFacts {
+            device: "cuda:1".into(),
             name: "a GPU".into(),
             arch: "sm_90".into(),
             wave_size: 32,
@@ -176,13 +149,13 @@ mod tests {
             free_bytes: 1,
             total_bytes: 2,
         };
-        facts.check().unwrap();
+        check(&facts).unwrap();
         for (wrong, said) in [
-            (CudaDeviceFacts { arch: "sm_00".into(), ..facts.clone() }, "compute capability is 0.0"),
-            (CudaDeviceFacts { wave_size: 64, ..facts.clone() }, "warp size is 64"),
-            (CudaDeviceFacts { compute_units: 0, ..facts.clone() }, "multiprocessors is 0"),
+            (DeviceFacts { arch: "sm_00".into(), ..facts.clone() }, "compute capability is 0.0"),
+            (DeviceFacts { wave_size: 64, ..facts.clone() }, "warp size is 64"),
+            (DeviceFacts { compute_units: 0, ..facts.clone() }, "multiprocessors is 0"),
         ] {
-            let error = wrong.check().unwrap_err().to_string();
+            let error = check(&wrong).unwrap_err().to_string();
             assert!(error.starts_with("cuda:1: ") && error.contains(said), "{error}");
         }
     }

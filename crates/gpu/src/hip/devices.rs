@@ -8,37 +8,14 @@ use hip_runtime_sys::Hip;
 use hip_runtime_sys::sys::attribute;
 use vendor_library::CallError;
 
-use crate::GpuError;
 use crate::runtime::status;
+use crate::{DeviceFacts, GpuError, Runtime};
 
 /// An opened and initialised HIP runtime.
 #[derive(Clone, Debug)]
 pub struct HipRuntime {
     pub(super) hip: Arc<Hip>,
     n_devices: usize,
-}
-
-/// What a device says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HipDeviceFacts {
-    /// Counted from 0.
-    pub ordinal: usize,
-    /// The product: `AMD Radeon RX 7900 XTX`.
-    pub name: String,
-    /// The target id with its flags: `gfx90a:sramecc+:xnack-`.
-    pub arch: String,
-    /// Lanes of a wave: 32 or 64.
-    pub wave_size: u32,
-    /// LDS that one block may use, in bytes.
-    pub lds_bytes: u32,
-    /// Compute units.
-    pub compute_units: usize,
-    /// Whether it shares the host's memory.
-    pub is_integrated: bool,
-    /// Memory that nobody uses, in bytes.
-    pub free_bytes: usize,
-    /// Memory, in bytes.
-    pub total_bytes: usize,
 }
 
 impl HipRuntime {
@@ -52,7 +29,7 @@ impl HipRuntime {
     pub fn open(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Result<Self, GpuError> {
         let hip =
             Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| GpuError::NoRuntime {
-                what: "HIP runtime",
+                runtime: Runtime::Hip,
                 searched: hip_runtime_sys::searched(explicit, rocm_path),
                 source,
             })?;
@@ -99,10 +76,10 @@ impl HipRuntime {
     /// # Errors
     /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
     /// cannot be: the structure may be another one than was expected.
-    pub fn facts(&self, ordinal: usize) -> Result<HipDeviceFacts, GpuError> {
+    pub fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError> {
         if ordinal >= self.n_devices {
             return Err(GpuError::NoDevice {
-                what: "HIP runtime",
+                runtime: Runtime::Hip,
                 device: format!("hip:{ordinal}"),
                 n_devices: self.n_devices,
             });
@@ -112,11 +89,11 @@ impl HipRuntime {
             what: "ask the device what it is",
             source,
         })?;
-        facts.check()?;
+        check(&facts)?;
         Ok(facts)
     }
 
-    fn ask(&self, ordinal: usize) -> Result<HipDeviceFacts, CallError> {
+    fn ask(&self, ordinal: usize) -> Result<DeviceFacts, CallError> {
         let hip = &*self.hip;
         let device = ordinal as c_int; // below a count that was one
         let number = |attribute: c_int| {
@@ -128,8 +105,8 @@ impl HipRuntime {
         // SAFETY: takes any number. What is free is a question to the current device.
         hip.check("hipSetDevice", unsafe { (hip.set_device)(device) })?;
         let (free_bytes, total_bytes) = memory(hip)?;
-        Ok(HipDeviceFacts {
-            ordinal,
+        Ok(DeviceFacts {
+            device: format!("hip:{ordinal}"),
             name: name(hip, device)?,
             arch: hip.arch_name(device)?,
             wave_size: number(attribute::WARP_SIZE)?,
@@ -142,27 +119,24 @@ impl HipRuntime {
     }
 }
 
-impl HipDeviceFacts {
-    /// Refuses what no device is like.
-    fn check(&self) -> Result<(), GpuError> {
-        let nonsense = |what: &'static str, found: String| {
-            Err(GpuError::Nonsense { device: format!("hip:{}", self.ordinal), what, found })
-        };
-        let target_id = self.arch.strip_prefix("gfx").is_some_and(|rest| {
-            rest.starts_with(|c: char| c.is_ascii_digit())
-                && rest.chars().all(|c| c.is_ascii_alphanumeric() || ":+-".contains(c))
-        });
-        if !target_id {
-            return nonsense("arch", format!("`{}`", self.arch.escape_debug()));
-        }
-        if !matches!(self.wave_size, 32 | 64) {
-            return nonsense("wave size", self.wave_size.to_string());
-        }
-        if self.compute_units == 0 {
-            return nonsense("number of compute units", "0".to_owned());
-        }
-        Ok(())
+/// Refuses what no device is like.
+fn check(facts: &DeviceFacts) -> Result<(), GpuError> {
+    let nonsense =
+        |what: &'static str, found: String| Err(GpuError::Nonsense { device: facts.device.clone(), what, found });
+    let target_id = facts.arch.strip_prefix("gfx").is_some_and(|rest| {
+        rest.starts_with(|c: char| c.is_ascii_digit())
+            && rest.chars().all(|c| c.is_ascii_alphanumeric() || ":+-".contains(c))
+    });
+    if !target_id {
+        return nonsense("arch", format!("`{}`", facts.arch.escape_debug()));
     }
+    if !matches!(facts.wave_size, 32 | 64) {
+        return nonsense("wave size", facts.wave_size.to_string());
+    }
+    if facts.compute_units == 0 {
+        return nonsense("number of compute units", "0".to_owned());
+    }
+    Ok(())
 }
 
 /// Free and total memory of the current device, in bytes.
@@ -186,9 +160,9 @@ fn name(hip: &Hip, device: c_int) -> Result<String, CallError> {
 mod tests {
     use super::*;
 
-    fn facts() -> HipDeviceFacts {
-        HipDeviceFacts {
-            ordinal: 1,
+    fn facts() -> DeviceFacts {
+        DeviceFacts {
+            device: "hip:1".into(),
             name: "a GPU".into(),
             arch: "gfx90a:sramecc+:xnack-".into(),
             wave_size: 64,
@@ -202,14 +176,14 @@ mod tests {
 
     #[test]
     fn a_device_that_makes_no_sense_is_refused() {
-        facts().check().unwrap();
+        check(&facts()).unwrap();
         for (wrong, said) in [
-            (HipDeviceFacts { arch: "AMD Radeon".into(), ..facts() }, "arch is `AMD Radeon`"),
-            (HipDeviceFacts { arch: String::new(), ..facts() }, "arch is ``"),
-            (HipDeviceFacts { wave_size: 0, ..facts() }, "wave size is 0"),
-            (HipDeviceFacts { compute_units: 0, ..facts() }, "compute units is 0"),
+            (DeviceFacts { arch: "AMD Radeon".into(), ..facts() }, "arch is `AMD Radeon`"),
+            (DeviceFacts { arch: String::new(), ..facts() }, "arch is ``"),
+            (DeviceFacts { wave_size: 0, ..facts() }, "wave size is 0"),
+            (DeviceFacts { compute_units: 0, ..facts() }, "compute units is 0"),
         ] {
-            let error = wrong.check().unwrap_err().to_string();
+            let error = check(&wrong).unwrap_err().to_string();
             assert!(error.starts_with("hip:1: ") && error.contains(said), "{error}");
         }
     }

@@ -8,15 +8,18 @@ mod devices;
 
 use std::sync::Arc;
 
-use crate::GpuError;
 use crate::code_object::{CodeObject, DeviceLimits};
 use crate::launch::KernelSpec;
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
+use crate::{DeviceFacts, GpuError};
 use calls::HipCalls;
-pub use devices::{HipDeviceFacts, HipRuntime};
+pub use devices::HipRuntime;
 
 /// An AMD GPU.
-pub type HipDriver = Gpu<HipDeviceFacts>;
+pub type HipDriver = Gpu<HipChip>;
+
+/// What is known of an AMD GPU.
+pub struct HipChip(DeviceFacts);
 
 impl HipDriver {
     /// One of the runtime's devices.
@@ -26,38 +29,37 @@ impl HipDriver {
     pub fn new(runtime: &HipRuntime, ordinal: usize) -> Result<Self, GpuError> {
         let facts = runtime.facts(ordinal)?;
         let calls = HipCalls::new(Arc::clone(&runtime.hip), ordinal);
-        Self::open(Box::new(calls), format!("hip:{ordinal}"), facts)
+        Self::open(Box::new(calls), format!("hip:{ordinal}"), HipChip(facts))
     }
 
     /// What the device says of itself.
-    pub fn facts(&self) -> &HipDeviceFacts {
-        self.chip()
+    pub fn facts(&self) -> &DeviceFacts {
+        &self.chip().0
     }
 }
 
-impl Chip for HipDeviceFacts {
+impl Chip for HipChip {
     fn describe(&self) -> String {
-        format!("{}, {}, {} CUs", self.name, self.arch, self.compute_units)
+        format!("{}, {}, {} CUs", self.0.name, self.0.arch, self.0.compute_units)
     }
 
     fn parallelism(&self) -> usize {
-        self.compute_units
+        self.0.compute_units
     }
 
     fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError> {
-        let said = CodeObject::parse(object)
-            .map_err(|error| GpuError::NotLoadable { entry: spec.entry.clone(), reason: error.to_string() })?;
+        let said = CodeObject::of_kernel(object, spec)?;
         let no_binary = |source| GpuError::NoBinary {
             entry: spec.entry.clone(),
             device: device.label.clone(),
-            device_arch: self.arch.clone(),
+            device_arch: self.0.arch.clone(),
             object_arch: said.target.clone(),
             source,
         };
-        if !runs_on(&said.target, &self.arch) {
+        if !runs_on(&said.target, &self.0.arch) {
             return Err(no_binary(None));
         }
-        said.agrees(spec, DeviceLimits { wave_size: self.wave_size, lds_bytes: self.lds_bytes })?;
+        said.agrees(spec, DeviceLimits::of(&self.0))?;
         Function::load(device, object, spec).map_err(|failed| match failed {
             LoadError::NoBinary(source) => no_binary(Some(source)),
             LoadError::Other(error) => error,

@@ -6,13 +6,10 @@ use std::sync::Arc;
 use super::device::Device;
 use super::event::Event;
 use super::memory::Pinned;
-use crate::GpuError;
+use crate::{ALIGNMENT_BYTES, GpuError};
 
 /// Bytes of one half of the ring, and the longest single copy.
 pub(super) const HALF_BYTES: usize = 16 << 20;
-
-/// Copies begin at multiples of it, in bytes.
-const ALIGNMENT_BYTES: usize = 256;
 
 /// A ring of two halves: while the device copies out of one, the other is filled.
 pub(super) struct Staging {

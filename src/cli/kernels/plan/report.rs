@@ -10,12 +10,11 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::spans::Line;
+use crate::choice::{Choice, Chooser, Ranking, Why};
 use crate::cli::output::Output;
 use crate::graph::overruled::Overruled;
 use crate::graph::{Rows, StepLimits};
-use crate::kernel::choice::{Choice, Chooser, Ranking, Why};
-use crate::kernel::template::Template;
-use crate::kernel::{Params, Precision};
+use crate::template::{Params, Precision, Template};
 use crate::tuning::table::{Provenance, Row};
 
 /// All that there is to tell.

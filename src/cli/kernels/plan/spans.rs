@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::choice::{Ranking, are_same};
 use crate::graph::Rows;
 use crate::graph::decisions::{Decision, Decisions};
-use crate::kernel::Problem;
-use crate::kernel::choice::{Ranking, are_same};
+use crate::template::Problem;
 use crate::tuning::table::StepKind;
 
 /// One line: a launch of some layers, for a range of row counts.

@@ -1,0 +1,276 @@
+//! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
+//! function for `run`, `tune` and `kernels plan`.
+
+use std::sync::Arc;
+
+use crate::target::Target;
+use crate::template::library::{Examined, Library};
+use crate::template::library_error::LibraryError;
+use crate::template::signature::Signature;
+use crate::template::{Misfit, Params, Problem, Template};
+use crate::tuning::table::{APART, Fact, Facts, Row, StepKind};
+use crate::tuning::{Query, TuningTables};
+
+/// A template with complete, legal parameters.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The template.
+    pub template: Arc<Template>,
+    /// Its parameters, complete.
+    pub params: Params,
+    /// Why it stands where it stands.
+    pub why: Why,
+}
+
+/// What decided.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Why {
+    /// A row of a tuning table.
+    Row(Box<Row>),
+    /// The template's priority and its default parameters, or the first legal ones where those are not.
+    Priority(i64),
+}
+
+/// Templates, tables and a target: all that a choice needs. A device is not among it.
+pub struct Chooser {
+    library: Library,
+    tables: TuningTables,
+    target: Target,
+}
+
+/// A kernel that is wanted: for this problem, from this row count on, in steps of this kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelRequest {
+    /// What it is to do.
+    pub problem: Problem,
+    /// Rows of the smallest launch.
+    pub n_rows: usize,
+    /// What the rows are to each other.
+    pub step: StepKind,
+}
+
+/// The rankings for a list of what is wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Rankings {
+    /// Each that differs, with what is wanted.
+    pub distinct: Vec<(KernelRequest, Ranking)>,
+    /// For everything in the list, the index of its ranking.
+    pub indices: Vec<usize>,
+}
+
+/// A problem for which there is no kernel.
+#[derive(Debug, thiserror::Error)]
+#[error("no kernel could be had for `{}`", problem.ops.join("+"))]
+pub struct NoKernel<E: std::error::Error + 'static> {
+    /// The problem.
+    pub problem: Box<Problem>,
+    /// Why its first choice does not serve, or why there is none.
+    #[source]
+    pub source: E,
+}
+
+/// Why a run of nodes is not done by one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotFused {
+    /// Runs are fused where a row says so.
+    #[error("no tuning row for the run applies")]
+    NoRow,
+    /// A row says that they are to be done one by one.
+    #[error("the row {place} has them done one by one")]
+    Apart {
+        /// `file:line`.
+        place: String,
+    },
+    /// A row applies, and no template does the run here.
+    #[error("no template fits: {}", reasons.join("; "))]
+    NoTemplate {
+        /// Every template with its reason.
+        reasons: Vec<String>,
+    },
+    /// No kernel for it could be had.
+    #[error("no kernel for it could be had")]
+    Refused,
+}
+
+/// Choices, the best first, and what was passed over on the way.
+#[derive(Clone, Debug)]
+pub struct Ranking {
+    /// Never empty. A choice that cannot compile or launch gives way to the next.
+    pub choices: Vec<Choice>,
+    /// The other templates of these ops, each with why it is no choice.
+    pub misfits: Vec<(Arc<Template>, Misfit)>,
+    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
+    /// it.
+    pub rows: Vec<Row>,
+    /// Tuning rows that could not be followed, a line for each.
+    pub warnings: Vec<String>,
+}
+
+impl Ranking {
+    /// The row that has decided.
+    pub fn row(&self) -> Option<&Row> {
+        match &self.choices[0].why {
+            Why::Row(row) => Some(row),
+            Why::Priority(_) => None,
+        }
+    }
+
+    /// The choice that would be the first by priority, if a row has put another one before it.
+    pub fn overruled(&self) -> Option<&Choice> {
+        self.row()?;
+        self.choices.get(1).filter(|next| next.template.rank() < self.choices[0].template.rank())
+    }
+}
+
+/// Whether two rankings are of the same kernels in the same order, whatever ranked them.
+pub fn are_same(one: &[Choice], other: &[Choice]) -> bool {
+    let same = |(a, b): (&Choice, &Choice)| a.template.file.name == b.template.file.name && a.params == b.params;
+    one.len() == other.len() && one.iter().zip(other).all(same)
+}
+
+impl Problem {
+    /// What the tuning tables are asked about it.
+    pub fn query(&self) -> Query {
+        let dims = self.dims.iter().map(|(name, &value)| (name.clone(), Fact::Number(value.into())));
+        let flags = self.flags.iter().map(|(name, &value)| (name.clone(), Fact::Flag(value)));
+        let dtypes = self.dtypes.iter().map(|(name, dtype)| (name.clone(), Fact::Text(dtype.name().into())));
+        let precision = ("precision".to_owned(), Fact::Text(self.precision.name().into()));
+        let facts: Facts = dims.chain(flags).chain(dtypes).chain([precision]).collect();
+        Query { op: self.ops.join("+"), facts }
+    }
+}
+
+impl Chooser {
+    /// Joins the parts.
+    pub fn new(library: Library, tables: TuningTables, target: Target) -> Self {
+        Self { library, tables, target }
+    }
+
+    /// The templates.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The tuning tables.
+    pub fn tables(&self) -> &TuningTables {
+        &self.tables
+    }
+
+    /// What is compiled for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The runs of ops that templates for the target fuse, the longest first.
+    pub fn fusions(&self) -> Vec<Arc<Signature>> {
+        self.library.fusions(&self.target)
+    }
+
+    /// The templates that fit a problem, the one that is taken for a number of rows first.
+    ///
+    /// # Errors
+    /// If none fits, or a broken file could be one of them.
+    pub fn ranking(&self, problem: &Problem, n_rows: usize, step: StepKind) -> Result<Ranking, LibraryError> {
+        choose(&self.library, &self.tables, problem, n_rows as u32, step, &self.target)
+    }
+
+    /// A ranking for everything that is wanted; what is wanted often is ranked once.
+    ///
+    /// # Errors
+    /// The first problem that no template fits.
+    pub fn rank_all(&self, wanted: &[KernelRequest]) -> Result<Rankings, NoKernel<LibraryError>> {
+        let mut all = Rankings::default();
+        for one in wanted {
+            let known = all.distinct.iter().position(|(other, _)| other == one);
+            let index = known.unwrap_or(all.distinct.len());
+            if known.is_none() {
+                let ranking = self.ranking(&one.problem, one.n_rows, one.step);
+                let unserved = |source| NoKernel { problem: Box::new(one.problem.clone()), source };
+                all.distinct.push((one.clone(), ranking.map_err(unserved)?));
+            }
+            all.indices.push(index);
+        }
+        Ok(all)
+    }
+
+    /// Row counts from which a tuning row for this problem begins to hold in steps of this kind.
+    pub fn bucket_starts(&self, problem: &Problem, step: StepKind) -> Vec<usize> {
+        let edges = self.tables.token_edges(&problem.query(), step, &self.target);
+        edges.into_iter().map(|edge| edge as usize).collect()
+    }
+
+    /// Whether the tables prefer a fused kernel for this problem, and a template fits.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn prefers(&self, fused: &Problem, n_rows: usize, step: StepKind) -> Result<(), NotFused> {
+        let row = self.tables.lookup(&fused.query(), n_rows as u32, step, &self.target);
+        if let Some(apart) = row.filter(|row| row.template == APART) {
+            return Err(NotFused::Apart { place: apart.place.clone() });
+        }
+        row.ok_or(NotFused::NoRow)?;
+        match self.library.examined(fused, &self.target) {
+            Ok(examined) if !examined.candidates.is_empty() => Ok(()),
+            Ok(Examined { misfits, .. }) => {
+                let reasons = misfits.iter().map(|(template, misfit)| format!("{template} {misfit}")).collect();
+                Err(NotFused::NoTemplate { reasons })
+            }
+            Err(broken) => Err(NotFused::NoTemplate { reasons: vec![broken.to_string()] }),
+        }
+    }
+}
+
+/// Ranks the templates that fit a problem for a number of tokens in a step of some kind.
+///
+/// # Errors
+/// If none fits, or a broken file could be one of them.
+pub fn choose(
+    library: &Library,
+    tables: &TuningTables,
+    problem: &Problem,
+    n_tokens: u32,
+    step: StepKind,
+    target: &Target,
+) -> Result<Ranking, LibraryError> {
+    let Examined { candidates, misfits } = library.examined(problem, target)?;
+    let rows: Vec<Row> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
+    let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
+    if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
+        match follow(row, &candidates, problem, target) {
+            Ok(choice) => ranking.choices.push(choice),
+            Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
+        }
+    }
+    for template in candidates {
+        if ranking.choices.iter().any(|choice| choice.template.label() == template.label()) {
+            continue;
+        }
+        let params = template.legal_params(problem, target).next();
+        match params {
+            Some(params) => {
+                let why = Why::Priority(template.priority);
+                ranking.choices.push(Choice { template, params, why });
+            }
+            None => {
+                let refused = template.resolve_params(&Params::new(), problem, target).err();
+                let constraint = refused.map_or_else(String::new, |error| error.to_string());
+                ranking.misfits.push((template, Misfit::NoLegalParams { constraint }));
+            }
+        }
+    }
+    if ranking.choices.is_empty() {
+        Err(LibraryError::none_fits(problem, target, &ranking.misfits))
+    } else {
+        Ok(ranking)
+    }
+}
+
+/// The choice that a row asks for.
+fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
+    let template = candidates
+        .iter()
+        .find(|template| template.label() == row.template)
+        .ok_or_else(|| format!("`{}` does not exist or does not fit", row.template))?;
+    let params = template.resolve_params(&row.params, problem, target).map_err(|error| error.to_string())?;
+    Ok(Choice { template: Arc::clone(template), params, why: Why::Row(Box::new(row.clone())) })
+}

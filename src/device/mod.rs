@@ -1,0 +1,239 @@
+//! Where kernels run: `--device`, as a target to compile for and a driver to launch on.
+
+pub mod cuda;
+pub mod hip;
+
+use std::error::Error;
+use std::sync::Arc;
+
+use gpu::host::HostDriver;
+use gpu::sim::SimDriver;
+use gpu::{DeviceFacts, Driver, GpuError};
+
+use crate::error::Hint;
+use crate::target::{Platform, Target, TargetError};
+use crate::tuning::TuningTables;
+
+/// A device that was asked for by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The best that there is.
+    Auto,
+    /// This machine's cores.
+    Cpu,
+    /// An AMD GPU, by the HIP runtime's number.
+    Hip {
+        /// From 0.
+        ordinal: usize,
+        /// What to compile for, if not for what the device says it is.
+        arch: Option<String>,
+    },
+    /// An NVIDIA GPU, by the CUDA driver's number, from 0.
+    Cuda(usize),
+    /// A GPU of this arch, executed by this machine's cores.
+    Sim(String),
+}
+
+/// Why a device cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The runtime is not there or refuses, or there is no device of that number.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// Nothing is known about its arch.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// No device of an arch that was asked for is here.
+    #[error("no device of the arch `{arch}` is here, found {found}")]
+    NoneOfArch {
+        /// What was asked for.
+        arch: String,
+        /// The archs that are here, in a line.
+        found: String,
+    },
+}
+
+impl Hint for DeviceError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Gpu(error) => error.hint(),
+            Self::Target(error) => error.hint(),
+            Self::NoneOfArch { arch, .. } => Some(format!(
+                "`gptoss-jit kernels check --arch {arch} --speed` predicts how long kernels' loops take there"
+            )),
+        }
+    }
+}
+
+/// A name that is no device's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no device `{name}`: expected one of {NAMES}")]
+pub struct UnknownName {
+    /// What was asked for.
+    pub name: String,
+}
+
+/// The devices that `--device` names, for help and messages.
+pub const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, cuda, cuda:N, sim:ARCH";
+
+impl std::str::FromStr for Device {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name.split_once(':') {
+            None if name == "auto" => Ok(Self::Auto),
+            None if name == "cpu" => Ok(Self::Cpu),
+            _ if name == "hip" || name.starts_with("hip:") || name.starts_with("hip@") => Self::hip(name),
+            None if name == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| unknown(name)),
+            Some(("sim", arch)) if !arch.is_empty() => Ok(Self::Sim(arch.to_owned())),
+            _ => Err(unknown(name)),
+        }
+    }
+}
+
+fn unknown(name: &str) -> UnknownName {
+    UnknownName { name: name.to_owned() }
+}
+
+impl Device {
+    /// `hip`, `hip:1`, `hip:0@gfx11-generic`.
+    fn hip(name: &str) -> Result<Self, UnknownName> {
+        let (device, arch) = name.split_once('@').map_or((name, None), |(device, arch)| (device, Some(arch)));
+        let ordinal = match device.split_once(':') {
+            None => Some(0),
+            Some((_, number)) => number.parse().ok(),
+        };
+        match ordinal {
+            Some(ordinal) if arch != Some("") => Ok(Self::Hip { ordinal, arch: arch.map(str::to_owned) }),
+            _ => Err(unknown(name)),
+        }
+    }
+
+    /// Opens the device, with `n_threads` threads where it is made of this machine's cores (0: one for each).
+    ///
+    /// # Errors
+    /// If there is no such device, or nothing is known about it.
+    pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
+        match self {
+            Self::Auto => match first_gpu(tables) {
+                Some(opened) => Ok(opened),
+                None => Self::Cpu.open(tables, n_threads),
+            },
+            Self::Cuda(ordinal) => cuda::open(*ordinal, tables),
+            Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
+            Self::Hip { ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
+            Self::Sim(arch) => {
+                let target = tables.gpu(arch)?.simulated();
+                let driver = SimDriver::new(arch, target.wave_size, n_threads)?;
+                Ok((target, Arc::new(driver)))
+            }
+        }
+    }
+}
+
+/// The first AMD GPU, else the first NVIDIA GPU, where there is one that can be used; what is wrong with one that is there is
+/// a warning.
+fn first_gpu(tables: &TuningTables) -> Option<(Target, Arc<dyn Driver>)> {
+    let warn = |name: &str, error: &dyn Error| tracing::warn!("{name} is not used: {}", chain(error));
+    let found = [
+        ("hip", Device::Hip { ordinal: 0, arch: None }, hip::runtime().map(|runtime| runtime.n_devices())),
+        ("cuda", Device::Cuda(0), cuda::runtime().map(|runtime| runtime.n_devices())),
+    ];
+    found.into_iter().find_map(|(name, device, n_devices)| match n_devices {
+        Ok(0) | Err(GpuError::NoRuntime { .. }) => None,
+        Ok(_) => device.open(tables, 0).inspect_err(|error| warn(name, error)).ok(),
+        Err(error) => {
+            warn(name, &error);
+            None
+        }
+    })
+}
+
+/// The first GPU of this arch.
+///
+/// # Errors
+/// If there is none, or nothing is known about the arch.
+pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
+    tables.gpu(arch)?;
+    let hip = hip::runtime().map_or(0, |runtime| runtime.n_devices());
+    let cuda = cuda::runtime().map_or(0, |runtime| runtime.n_devices());
+    let devices = (0..hip).map(|ordinal| Device::Hip { ordinal, arch: None }).chain((0..cuda).map(Device::Cuda));
+    let mut found = Vec::new();
+    for device in devices {
+        let (target, driver) = device.open(tables, 0)?;
+        if target.arch.split(':').next() == arch.split(':').next() {
+            return Ok((target, driver));
+        }
+        found.push(target.arch);
+    }
+    let found = if found.is_empty() { "no GPU".into() } else { found.join(", ") };
+    Err(DeviceError::NoneOfArch { arch: arch.to_owned(), found })
+}
+
+/// The tables' facts about an arch; where the device's own numbers differ, the device's, with a warning that names both.
+fn target_of(facts: &DeviceFacts, arch: &str, tables: &TuningTables) -> Result<(Target, Vec<String>), TargetError> {
+    let mut target = tables.gpu(arch)?;
+    let differs = |what: &str, table: u32, found: u32| {
+        format!("{}: the tables say {what} {table}, {} says {found}, which is used", target.arch, facts.device)
+    };
+    let mut warnings = Vec::new();
+    if target.wave_size != facts.wave_size {
+        warnings.push(differs("waves of", target.wave_size, facts.wave_size));
+    }
+    if facts.lds_bytes < target.lds_bytes {
+        warnings.push(differs("bytes of LDS for a block:", target.lds_bytes, facts.lds_bytes));
+    }
+    target.wave_size = facts.wave_size;
+    target.lds_bytes = target.lds_bytes.min(facts.lds_bytes);
+    Ok((target, warnings))
+}
+
+/// What runs kernels for a target here, and what it needs them compiled for: a GPU's run in the simulator.
+///
+/// # Errors
+/// If the device cannot be set up.
+pub fn stand_in(target: &Target) -> Result<Option<(Target, Arc<dyn Driver>)>, GpuError> {
+    match target.platform {
+        Platform::Host if target.features.is_subset(&Target::host().features) => {
+            Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?))))
+        }
+        Platform::Amd | Platform::Nvidia => {
+            let driver = SimDriver::new(&target.arch, target.wave_size, 0)?;
+            Ok(Some((target.clone().simulated(), Arc::new(driver))))
+        }
+        Platform::Host => Ok(None),
+    }
+}
+
+/// An error and its causes.
+pub fn chain(error: &dyn Error) -> String {
+    std::iter::successors(Some(error), |&error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_with_a_number_and_an_arch() {
+        let hip = |ordinal, arch: Option<&str>| Device::Hip { ordinal, arch: arch.map(str::to_owned) };
+        for (name, expected) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("sim:gfx942", Device::Sim("gfx942".into())),
+            ("cuda", Device::Cuda(0)),
+            ("cuda:3", Device::Cuda(3)),
+            ("hip", hip(0, None)),
+            ("hip:2", hip(2, None)),
+            ("hip@gfx1100", hip(0, Some("gfx1100"))),
+            ("hip:1@gfx90a:xnack-", hip(1, Some("gfx90a:xnack-"))),
+        ] {
+            assert_eq!(name.parse::<Device>().unwrap(), expected, "{name}");
+        }
+        for name in ["", "gpu", "cuda:", "cuda:x", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"] {
+            let error = name.parse::<Device>().unwrap_err().to_string();
+            assert!(error.contains("expected one of auto, cpu, hip"), "{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Sizes that the graph does not know.
+
+use super::StepLimits;
+
+/// How large steps may be, and what memory the graph is given besides its weights and activations.
+pub struct ExecutorOptions {
+    /// How large steps are.
+    pub limits: StepLimits,
+    /// Names and lengths in bytes of the external tensors that every step fills anew: they lie side by side.
+    pub inputs: Vec<(String, usize)>,
+    /// Names and lengths in bytes of the other external tensors.
+    pub externals: Vec<(String, usize)>,
+    /// Bytes of them that are keys and values.
+    pub kv_bytes: usize,
+}

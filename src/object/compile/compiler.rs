@@ -1,0 +1,58 @@
+//! What a compiler is to the program: how it is found, what it is asked, who it is.
+
+use std::fmt;
+
+use super::job::{Failure, How, Job, Made, Toolchain};
+use super::{CompileError, CompilerOptions};
+use crate::target::Target;
+use crate::template::Precision;
+
+/// One of the compilers in [`super::COMPILERS`].
+pub trait Compiler: fmt::Debug + Sync {
+    /// What keys, tables and messages call it: `hiprtc`. No two have the same.
+    fn name(&self) -> &'static str;
+
+    /// What people call it: `hipRTC`, `the C compiler`.
+    fn title(&self) -> &'static str;
+
+    /// What it calls the source in its messages. A constant: some write it into the object.
+    fn source_name(&self) -> &'static str;
+
+    /// Whether it makes the objects for a target.
+    fn compiles_for(&self, target: &Target) -> bool;
+
+    /// The options for a target at a precision. They are part of a kernel's key, so nothing is left to a default.
+    fn options(&self, target: &Target, precision: Precision) -> Vec<String>;
+
+    /// Where it is. In the parent: looks at paths and at the environment, opens nothing.
+    ///
+    /// # Errors
+    /// If it is not there, or not where somebody says that it is.
+    fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError>;
+
+    /// A small kernel whose object tells compilers apart that say the same of themselves.
+    fn canary(&self) -> Canary;
+
+    /// Compiles, in the worker, whose current folder is private. What the compiler prints goes where the worker's own output goes.
+    ///
+    /// # Errors
+    /// Whatever kept it from making an object.
+    fn compile(&self, job: &Job) -> Result<Made, Failure>;
+
+    /// What can be done where not even the canary compiles.
+    fn hint(&self, how: &How, target: &str) -> String {
+        let _ = (how, target);
+        "`gptoss-jit doctor` shows which compiler was found".into()
+    }
+}
+
+/// A fixed kernel. The digest of its object is part of the compiler's identity.
+#[derive(Clone, Copy, Debug)]
+pub struct Canary {
+    /// The source, whole.
+    pub source: &'static str,
+    /// The kernel's name.
+    pub entry: &'static str,
+    /// Options; the compiler adds what follows from the target.
+    pub options: &'static [&'static str],
+}

@@ -1,0 +1,102 @@
+//! A GPU's kernel for the simulator, behind `templates/lib/simulator.hip.j2`, through the system's C++ compiler, to a
+//! shared object.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use super::host::{contraction, first_on_path, how_it_ended, made, unavailable};
+use super::job::{Failure, Job, Made, Toolchain};
+use super::{Canary, CompileError, Compiler, CompilerOptions};
+use crate::target::Target;
+use crate::template::Precision;
+
+const SOURCE: &str = "simulated.cpp";
+
+/// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel is C: it
+/// needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's time.
+const LINK: [&str; 8] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", "compiled.o", "-lm", "-lc", "-lgcc", "-o"];
+
+/// `c++`, `g++` or `clang++`.
+#[derive(Debug)]
+pub(super) struct Simulator;
+
+impl Compiler for Simulator {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn title(&self) -> &'static str {
+        "the C++ compiler"
+    }
+
+    fn source_name(&self) -> &'static str {
+        SOURCE
+    }
+
+    fn compiles_for(&self, target: &Target) -> bool {
+        target.is_simulated
+    }
+
+    fn options(&self, _: &Target, precision: Precision) -> Vec<String> {
+        let mut options = options();
+        options.push(contraction(precision).into());
+        options
+    }
+
+    fn find(&self, _: &CompilerOptions) -> Result<Toolchain, CompileError> {
+        let named = env::var_os("CXX").filter(|cxx| !cxx.is_empty()).map(PathBuf::from);
+        first_on_path(self, named, &["c++", "g++", "clang++"])
+    }
+
+    fn canary(&self) -> Canary {
+        const SOURCE: &str = "extern \"C\" float expf(float);\n\
+            extern \"C\" void canary(const float* x, float* y, unsigned n) {\n\
+            \x20 float sum = 0.0f;\n\
+            \x20 for (unsigned i = 0; i < n; i++) sum += expf(x[i]);\n\
+            \x20 for (unsigned i = 0; i < n; i++) y[i] = x[i] * sum + 1.0f;\n\
+            }\n";
+        Canary { source: SOURCE, entry: "canary", options: &["-O2", "-fPIC"] }
+    }
+
+    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+        compile(job)
+    }
+}
+
+/// The options of every kernel.
+fn options() -> Vec<String> {
+    let options = [
+        "-std=gnu++17",
+        "-O1", // half the compile time of -O2, and hardly slower: what takes time is watching
+        "-g1", // lines, for messages
+        "-fPIC",
+        "-fsanitize=thread", // calls before every access to memory; the functions are the simulator's
+        "-fno-tree-loop-distribute-patterns", // memset and memcpy would hide accesses
+        // Without it LDS of inline functions would be one variable for all copies of an object in the process.
+        "-fvisibility=hidden",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-math-errno",
+        "-fno-strict-aliasing", // as hipRTC's clang has it in effect: kernels read vectors through pointers to elements
+        "-Wno-attributes",
+        "-Wno-unknown-pragmas",
+        "-Wno-psabi",
+    ];
+    options.map(String::from).to_vec()
+}
+
+fn compile(job: &Job) -> Result<Made, Failure> {
+    let cxx = job.toolchain.compiler.as_deref().ok_or_else(|| unavailable("no compiler was named"))?;
+    fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
+    run(cxx, Command::new(cxx).args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
+    run(cxx, Command::new(cxx).args(LINK).arg("object"))?;
+    made(job, cxx, format!("-c {LINK:?}"), "cc1plus")
+}
+
+/// Runs the compiler. What it says goes to stderr, which the parent captures.
+fn run(cxx: &Path, command: &mut Command) -> Result<(), Failure> {
+    let status = command.stdin(Stdio::null()).status();
+    let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", cxx.display())))?;
+    if status.success() { Ok(()) } else { Err(Failure { how: how_it_ended(status), log: String::new() }) }
+}

@@ -1,0 +1,50 @@
+//! What a file looks like from outside: enough to notice that it was replaced.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use std::{fs, io};
+
+use serde::{Deserialize, Serialize};
+
+/// A file as it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    len_bytes: u64,
+    modified_ns: i64,
+    changed_ns: i64,
+}
+
+impl Stamp {
+    /// Follows links: what counts is the file that is run.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            len_bytes: metadata.len(),
+            modified_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// Whether the file is still as it was.
+    pub(super) fn holds(&self) -> bool {
+        Self::of(&self.path).is_ok_and(|now| now == *self)
+    }
+
+    /// Whether the file was last touched well before `time`: file systems keep time in coarse steps.
+    pub(super) fn is_older_than(&self, time: SystemTime) -> bool {
+        let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let limit = since_epoch.saturating_sub(Duration::from_secs(2)).as_nanos();
+        u128::try_from(self.changed_ns).is_ok_and(|changed| changed < limit)
+    }
+}
+
+fn nanoseconds(seconds: i64, nanoseconds: i64) -> i64 {
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
+}

@@ -1,0 +1,306 @@
+//! The front matter of a template: TOML in the file's first comment, read and checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::contract::{Access, Arg};
+use super::declaration::{ArgTable, Toml};
+use super::expression::Expression;
+use super::library_error::LibraryError;
+use super::signature::Signature;
+use super::source_file::{Origin, SourceFile};
+use super::{Launch, NumericsOverride, Param, Precision, Requires, Resources, Template};
+use crate::dtype::Dtype;
+use crate::target::Language;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FrontMatter {
+    op: Spanned<OneOrMore>,
+    #[serde(default)]
+    keeps: Vec<Spanned<String>>,
+    summary: String,
+    #[serde(default)]
+    priority: i64,
+    #[serde(default)]
+    requires: RequiresTable,
+    #[serde(default)]
+    params: BTreeMap<String, Spanned<ParamTable>>,
+    #[serde(default)]
+    constraints: BTreeMap<String, Spanned<String>>,
+    launch: Spanned<LaunchTable>,
+    #[serde(default)]
+    workspace: Vec<ArgTable>,
+    #[serde(default)]
+    compile: CompileTable,
+    resources: Option<Spanned<Resources>>,
+    #[serde(default)]
+    numerics: NumericsOverride,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RequiresTable {
+    arch: Vec<String>,
+    features: Vec<String>,
+    wave: Vec<u32>,
+    precision: Vec<Precision>,
+    dtypes: BTreeMap<String, Spanned<Vec<Dtype>>>,
+    when: Vec<Spanned<String>>,
+    min_lds_bytes: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParamTable {
+    values: Vec<u32>,
+    default: u32,
+    doc: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LaunchTable {
+    grid: Vec<Spanned<String>>,
+    block_size: Option<Spanned<String>>,
+    lds_bytes: Option<Spanned<String>>,
+    scratch_bytes: Option<Spanned<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CompileTable {
+    options: Vec<String>,
+}
+
+impl Template {
+    /// Reads and checks the front matter. The names that the body uses are checked by the library, which knows what it includes.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn parse(
+        file: &SourceFile,
+        shadows: Vec<Origin>,
+        language: Language,
+        mut signature: Signature,
+    ) -> Result<Self, LibraryError> {
+        let (base, text) = front_matter(file)?;
+        let toml = Toml { file, base, what: "front matter" };
+        let table: FrontMatter = toml.parse(text)?;
+        let folder = signature.ops.join("+");
+        let ops = match table.op.get_ref() {
+            OneOrMore::One(op) => op.clone(),
+            OneOrMore::More(ops) => ops.join("+"),
+        };
+        if ops != folder {
+            return Err(toml.refuse(table.op.span(), "op", format!("the folder's: {folder}"), ops));
+        }
+        for path in &table.keeps {
+            let refused = |expected| toml.refuse(path.span(), "keeps", expected, format!("`{}`", path.get_ref()));
+            signature.keep(path.get_ref()).map_err(refused)?;
+        }
+        let reader =
+            Reader { toml: &toml, signature: &signature, language, params: table.params.keys().cloned().collect() };
+        Ok(Self {
+            ops: signature.ops.clone(),
+            variant: variant_of(&file.name).to_owned(),
+            language,
+            file: file.clone(),
+            shadows,
+            keeps: table.keeps.into_iter().map(Spanned::into_inner).collect(),
+            summary: table.summary,
+            priority: table.priority,
+            requires: reader.requires(table.requires)?,
+            params: reader.params(&table.params)?,
+            constraints: reader.constraints(&table.constraints)?,
+            launch: reader.launch(&table.launch)?,
+            workspace: reader.workspace(&table.workspace)?,
+            options: table.compile.options,
+            resources: reader.resources(table.resources)?,
+            numerics: table.numerics,
+            signature: Arc::new(signature),
+        })
+    }
+}
+
+/// Turns the tables of the front matter into checked values.
+struct Reader<'a> {
+    toml: &'a Toml<'a>,
+    signature: &'a Signature,
+    language: Language,
+    params: BTreeSet<String>,
+}
+
+impl Reader<'_> {
+    fn requires(&self, table: RequiresTable) -> Result<Requires, LibraryError> {
+        let conditions = self.signature.condition_names();
+        for (name, needs) in &table.dtypes {
+            let Some(allowed) = self.signature.dtypes.get(name) else {
+                let known: Vec<&str> = self.signature.dtypes.keys().map(String::as_str).collect();
+                let expected = format!("a name from [dtypes] of op.toml: {}", known.join(", "));
+                return Err(self.toml.refuse(needs.span(), "requires.dtypes", expected, format!("`{name}`")));
+            };
+            if let Some(other) = needs.get_ref().iter().find(|dtype| !allowed.contains(dtype)) {
+                let expected = allowed.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
+                return Err(self.toml.refuse(needs.span(), format!("requires.dtypes.{name}"), expected, other.name()));
+            }
+        }
+        Ok(Requires {
+            arch: table.arch,
+            features: table.features,
+            wave: table.wave,
+            precision: table.precision,
+            dtypes: table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect(),
+            when: table.when.iter().map(|text| self.toml.expression(text, &conditions)).collect::<Result<_, _>>()?,
+            min_lds_bytes: table.min_lds_bytes,
+        })
+    }
+
+    fn params(&self, tables: &BTreeMap<String, Spanned<ParamTable>>) -> Result<BTreeMap<String, Param>, LibraryError> {
+        let mut params = BTreeMap::new();
+        let taken: BTreeSet<String> =
+            self.signature.condition_names().into_iter().chain(self.signature.constants.clone()).collect();
+        for (name, table) in tables {
+            // `block_size` is the one name that a parameter may share with the renderer: it then is the launch's.
+            if name != "block_size" {
+                self.toml.name("parameter", name, table.span())?;
+            }
+            if taken.contains(name) {
+                let expected = "a name that op.toml does not declare";
+                return Err(self.toml.refuse(table.span(), "parameter", expected, format!("`{name}`")));
+            }
+            let ParamTable { values, default, doc } = table.get_ref();
+            if !values.contains(default) {
+                let list = values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                let expected = format!("one of its values: {list}");
+                return Err(self.toml.refuse(
+                    table.span(),
+                    format!("params.{name}.default"),
+                    expected,
+                    default.to_string(),
+                ));
+            }
+            params.insert(name.clone(), Param { values: values.clone(), default: *default, doc: doc.clone() });
+        }
+        Ok(params)
+    }
+
+    /// What constraints may use: dims, flags, dtypes, parameters, `wave_size` and `lds_bytes`.
+    fn tuning_names(&self) -> BTreeSet<String> {
+        let mut names = self.signature.condition_names();
+        names.extend(self.params.iter().cloned());
+        names.extend(["wave_size", "lds_bytes"].map(String::from));
+        names
+    }
+
+    /// What shapes and the launch may use: the scalar arguments too.
+    fn launch_names(&self) -> BTreeSet<String> {
+        self.tuning_names().into_iter().chain(self.signature.scalar_names().cloned()).collect()
+    }
+
+    fn constraints(
+        &self,
+        table: &BTreeMap<String, Spanned<String>>,
+    ) -> Result<BTreeMap<String, Expression>, LibraryError> {
+        let known = self.tuning_names();
+        table.iter().map(|(name, text)| Ok((name.clone(), self.toml.expression(text, &known)?))).collect()
+    }
+
+    fn launch(&self, table: &Spanned<LaunchTable>) -> Result<Launch, LibraryError> {
+        let LaunchTable { grid, block_size, lds_bytes, scratch_bytes } = table.get_ref();
+        let (known, fixed) = (self.launch_names(), self.tuning_names());
+        let refuse = |expected: &str, found: &str| Err(self.toml.refuse(table.span(), "[launch]", expected, found));
+        if grid.is_empty() || grid.len() > 3 {
+            return refuse("a grid of one to three axes", &grid.len().to_string());
+        }
+        match (self.language, block_size, scratch_bytes) {
+            (Language::C, Some(_), _) => {
+                return refuse("no `block_size` on the host, which has no threads in a block", "one");
+            }
+            (Language::Hip, None, _) => {
+                return refuse("a `block_size`", "none");
+            }
+            (Language::Hip, _, Some(_)) => {
+                return refuse("no `scratch_bytes` on a GPU", "one");
+            }
+            _ => {}
+        }
+        if let (Language::C, Some(text)) = (self.language, lds_bytes) {
+            return Err(self.toml.refuse(text.span(), "launch.lds_bytes", "none on the host", "one"));
+        }
+        if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
+            && text.get_ref() != "block_size"
+        {
+            return Err(self.toml.refuse(
+                text.span(),
+                "launch.block_size",
+                "the parameter of that name",
+                format!("`{}`", text.get_ref()),
+            ));
+        }
+        Ok(Launch {
+            grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
+            block_size: block_size.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            lds_bytes: lds_bytes.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
+        })
+    }
+
+    fn workspace(&self, tables: &[ArgTable]) -> Result<Vec<Arg>, LibraryError> {
+        let (conditions, known) = (self.signature.condition_names(), self.launch_names());
+        let mut workspace: Vec<Arg> = Vec::new();
+        for table in tables {
+            let mut arg = self.toml.arg(table, &self.signature.dtypes, &conditions, &known)?;
+            if arg.is_scalar() {
+                return Err(self.toml.refuse(
+                    table.name.span(),
+                    format!("workspace `{}`", arg.name),
+                    "a shape",
+                    "none",
+                ));
+            }
+            let mut others = self.signature.args.iter().chain(&workspace);
+            if others.any(|other| other.name == arg.name) {
+                let found = format!("`{}`, which is declared twice", arg.name);
+                return Err(self.toml.refuse(table.name.span(), "workspace", "a name of its own", found));
+            }
+            arg.access = Access::ReadWrite;
+            workspace.push(arg);
+        }
+        Ok(workspace)
+    }
+
+    fn resources(&self, table: Option<Spanned<Resources>>) -> Result<Resources, LibraryError> {
+        match table {
+            Some(table) if self.language == Language::C => {
+                Err(self.toml.refuse(table.span(), "[resources]", "none on the host", "one"))
+            }
+            Some(table) => Ok(table.into_inner()),
+            None => Ok(Resources::default()),
+        }
+    }
+}
+
+/// The TOML in the file's first comment, and where it begins.
+fn front_matter(file: &SourceFile) -> Result<(usize, &str), LibraryError> {
+    let missing = || LibraryError::NoFrontMatter { place: file.place(1) };
+    let inside = file.text.strip_prefix("{#").ok_or_else(missing)?;
+    let end = inside.find("#}").ok_or_else(missing)?;
+    Ok((2, &inside[..end]))
+}
+
+/// `dot` of `linear/dot.c.j2`.
+fn variant_of(name: &str) -> &str {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    file.split('.').next().unwrap_or(file)
+}

@@ -1,0 +1,408 @@
+//! Rendering: a template, a problem, parameters and a target in; source and everything needed to launch it out.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use gpu::KernelSpec;
+use minijinja::{Error, ErrorKind, Value};
+
+use super::contract::{Access, Arg, Tolerance};
+use super::expression::{ExpressionError, Reason, Scope, describe};
+use super::launch::{ArgSpec, LaunchSpec};
+use super::library::Library;
+use super::library_error::LibraryError;
+use super::params::ParamsError;
+use super::signature::ProblemError;
+use super::source_file::{Place, SourceFile};
+use super::{Misfit, Params, Precision, Problem, Resources, Template};
+use crate::error::Hint;
+use crate::target::{Language, Target};
+
+/// Source longer than this is a runaway template, in bytes.
+const MAX_SOURCE_BYTES: usize = 4 << 20;
+
+/// Threads that a block may have on any AMD GPU.
+const MAX_BLOCK_SIZE: u32 = 1024;
+
+/// What goes before a GPU's kernel when a CPU executes it.
+const SIMULATOR: &str = "lib/simulator.hip.j2";
+
+/// A kernel, ready to be compiled and launched.
+#[derive(Clone, Debug)]
+pub struct Rendered {
+    /// `linear/dot`: for messages and tables.
+    pub label: String,
+    /// Self-contained C or HIP C++.
+    pub source: String,
+    /// The kernel's name in the object.
+    pub entry: String,
+    /// The parameters it was rendered with, complete.
+    pub params: Params,
+    /// The contract's arguments, in order.
+    pub args: Vec<ArgSpec>,
+    /// The arguments after those: memory that the plan provides, contents undefined.
+    pub workspace: Vec<ArgSpec>,
+    /// Its geometry.
+    pub launch: LaunchSpec,
+    /// How exactly its sums are done.
+    pub precision: Precision,
+    /// Compilers options that the template asks for, in order.
+    pub options: Vec<String>,
+    /// Gates on the compiled object.
+    pub resources: Resources,
+    /// How far it may be from the reference.
+    pub tolerance: Tolerance,
+}
+
+impl Rendered {
+    /// The contract's arguments, then the workspace.
+    pub fn all_args(&self) -> impl Iterator<Item = &ArgSpec> {
+        self.args.iter().chain(&self.workspace)
+    }
+
+    /// What a driver is told of it.
+    pub fn spec(&self) -> KernelSpec {
+        KernelSpec {
+            entry: self.entry.clone(),
+            abi: self.abi(),
+            args: self.all_args().map(ArgSpec::argument).collect(),
+            block_size: self.launch.block_size(),
+            lds_bytes: self.launch.lds_bytes(),
+        }
+    }
+
+    /// The arguments in a line, as the object repeats them: `x:f32:read … n_tokens:u32`.
+    pub fn abi(&self) -> String {
+        abi(&self.args, &self.workspace)
+    }
+}
+
+/// Why a kernel could not be rendered.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum RenderError {
+    /// A file of the library is wrong.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The template does not fit.
+    #[error("`{label}` {misfit}")]
+    Misfit {
+        /// The template.
+        label: String,
+        /// The requirement that does not hold.
+        misfit: Misfit,
+    },
+    /// The problem does not give what the contract declares.
+    #[error("the problem for `{label}` does not agree with op.toml: {problem}")]
+    Problem {
+        /// The template.
+        label: String,
+        /// What does not agree.
+        problem: ProblemError,
+    },
+    /// The parameters are refused.
+    #[error(transparent)]
+    Params(#[from] ParamsError),
+    /// A launch or shape expression does not evaluate.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The body could not be rendered.
+    #[error("{place}: could not render `{label}`: {message}")]
+    Body {
+        /// The template.
+        label: String,
+        /// The line, in the template or in what it includes.
+        place: Place,
+        /// What the template engine says.
+        message: String,
+    },
+    /// The body renders to more than any kernel needs.
+    #[error("{place}: `{label}` renders to more than {} MiB", MAX_SOURCE_BYTES >> 20)]
+    TooLong {
+        /// The template.
+        label: String,
+        /// The file.
+        place: Place,
+    },
+}
+
+impl Hint for RenderError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Library(error) => error.hint(),
+            Self::Misfit { .. } => Some("`gptoss-jit kernels ls --why` tells what each template needs".into()),
+            Self::Params(_) => {
+                Some("parameters, their values and constraints are in the template's front matter".into())
+            }
+            Self::Expression(error) => error.hint(),
+            Self::Body { .. } => Some("`templates/README.md` lists the names and filters that a body may use".into()),
+            Self::Problem { .. } | Self::TooLong { .. } => None,
+        }
+    }
+}
+
+/// Renders a template.
+///
+/// # Errors
+/// If it does not fit, the parameters are refused, or the text cannot be rendered: see [`RenderError`].
+pub fn render(
+    library: &Library,
+    template: &Template,
+    problem: &Problem,
+    params: &Params,
+    target: &Target,
+) -> Result<Rendered, RenderError> {
+    let label = template.label();
+    template.fits(problem, target).map_err(|misfit| RenderError::Misfit { label: label.clone(), misfit })?;
+    let wrong = |error| RenderError::Problem { label: label.clone(), problem: error };
+    template.signature.check(problem).map_err(wrong)?;
+    let params = template.resolve_params(params, problem, target)?;
+    let scope = Arc::new(template.scope(problem, &params, target));
+    let args = arg_specs(&template.signature.args, problem, &scope)?;
+    let workspace = arg_specs(&template.workspace, problem, &scope)?;
+    let launch = launch_spec(template, &scope)?;
+    let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
+    let words = context(template, problem, &params, target, &head);
+    let body = text(library, &template.file, words.clone(), &label)?;
+    let source = match target.language() {
+        Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
+        Language::Hip if !target.is_simulated => body,
+        Language::Hip => {
+            let simulator = library.file(SIMULATOR).expect("it is built in");
+            let simulator = text(library, simulator, words, &label)?;
+            format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
+        }
+    };
+    Ok(Rendered {
+        source,
+        entry: head.entry,
+        params,
+        args,
+        workspace,
+        launch,
+        precision: problem.precision,
+        options: template.options.clone(),
+        resources: template.resources,
+        tolerance: template.tolerance(problem.precision),
+        label,
+    })
+}
+
+fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<ArgSpec>, ExpressionError> {
+    let mut specs = Vec::new();
+    for arg in args {
+        let exists = arg.when.as_ref().map_or(Ok(true), |when| when.holds(scope))?;
+        if exists {
+            let dtype = arg.dtype.resolve(&problem.dtypes).expect("the problem was checked against the contract");
+            specs.push(ArgSpec::new(arg, dtype, scope));
+        }
+    }
+    // What is not there is nobody's alias.
+    let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+    for spec in &mut specs {
+        spec.may_alias.take_if(|alias| !names.contains(alias));
+    }
+    Ok(specs)
+}
+
+fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, ExpressionError> {
+    let block_size = match &template.launch.block_size {
+        None => 1,
+        Some(text) => match text.whole(scope)? {
+            0 => return Err(text.error(Reason::Engine("a block of no threads".into()))),
+            value if value > MAX_BLOCK_SIZE.into() => {
+                return Err(text.error(Reason::TooLarge { value, limit: MAX_BLOCK_SIZE.into() }));
+            }
+            value => value as u32,
+        },
+    };
+    let lds_bytes = template.launch.lds_bytes.as_ref().map_or(Ok(0), |text| text.whole_u32(scope))?;
+    Ok(LaunchSpec {
+        grid: template.launch.grid.clone(),
+        block_size,
+        lds_bytes,
+        scratch_bytes: template.launch.scratch_bytes.clone(),
+        scope: Arc::clone(scope),
+    })
+}
+
+/// The values that a body sees.
+fn context(template: &Template, problem: &Problem, params: &Params, target: &Target, head: &Head<'_>) -> Value {
+    let mut values: BTreeMap<String, Value> = crate::template::signature::Signature::scope(problem);
+    values.extend(problem.constants.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
+    values.extend(params.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
+    let signature = match template.language {
+        Language::C => head.host_signature(),
+        Language::Hip => {
+            values.insert("block_size".into(), head.block_size.into());
+            head.hip_signature()
+        }
+    };
+    let of_the_target: [(&str, Value); 6] = [
+        ("signature", signature.into()),
+        ("entry", head.entry.clone().into()),
+        ("arch", target.arch.clone().into()),
+        ("wave_size", target.wave_size.into()),
+        ("precision", problem.precision.name().into()),
+        ("features", target.features.iter().cloned().collect()),
+    ];
+    values.extend(of_the_target.map(|(name, value)| (name.to_owned(), value)));
+    Value::from_object(Scope::new(values))
+}
+
+fn text(library: &Library, file: &SourceFile, context: Value, label: &str) -> Result<String, RenderError> {
+    let mut source = Capped(Vec::new());
+    let result = library
+        .environment()
+        .get_template(&file.name)
+        .and_then(|compiled| compiled.render_captured_to(context, &mut source).map(drop));
+    if source.0.len() > MAX_SOURCE_BYTES {
+        return Err(RenderError::TooLong { label: label.to_owned(), place: file.place(0) });
+    }
+    result.map_err(|error| text_error(library, file, &error, label))?;
+    let text = String::from_utf8(source.0).expect("the engine writes whole strings");
+    Ok(text.trim_start_matches('\n').to_owned())
+}
+
+/// Where an error arose: the innermost file and line that the engine knows.
+fn text_error(library: &Library, file: &SourceFile, error: &Error, label: &str) -> RenderError {
+    let mut innermost = error;
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        if let Some(inner) = inner.downcast_ref::<Error>().filter(|inner| inner.name().is_some()) {
+            innermost = inner;
+        }
+        cause = inner.source();
+    }
+    let file = innermost.name().and_then(|name| library.file(name)).unwrap_or(file);
+    let place = file.place(innermost.line().unwrap_or(0));
+    let message = match innermost.kind() {
+        ErrorKind::OutOfFuel => "it runs too long: a loop without end?".to_owned(),
+        _ => describe(innermost),
+    };
+    RenderError::Body { label: label.to_owned(), place, message }
+}
+
+/// Takes bytes up to the limit and one write more.
+struct Capped(Vec<u8>);
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() > MAX_SOURCE_BYTES {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is written from the contract: the head of the kernel and, on the host, the exported function.
+struct Head<'a> {
+    entry: String,
+    args: &'a [ArgSpec],
+    workspace: &'a [ArgSpec],
+    block_size: u32,
+}
+
+impl Head<'_> {
+    fn host_signature(&self) -> String {
+        let mut lines = self.lines("restrict");
+        lines.push(("void* restrict scratch, u32 block_x, u32 block_y, u32 block_z".into(), String::new()));
+        format!("static void kernel(\n{})", joined(&lines))
+    }
+
+    fn hip_signature(&self) -> String {
+        let bounds = format!("extern \"C\" __global__ __launch_bounds__({})", self.block_size);
+        format!("{bounds}\nvoid {}(\n{})", self.entry, joined(&self.lines("__restrict__")))
+    }
+
+    /// Each argument's declaration, and its shape and type for a comment.
+    fn lines(&self, restrict: &str) -> Vec<(String, String)> {
+        let line = |arg: &ArgSpec| {
+            let restrict = if self.is_aliased(arg) { String::new() } else { format!(" {restrict}") };
+            let declaration = match (arg.is_scalar(), arg.access) {
+                (true, _) => format!("{} {}", arg.dtype, arg.name),
+                (false, Access::Read) => format!("const {}*{restrict} {}", arg.dtype, arg.name),
+                (false, _) => format!("{}*{restrict} {}", arg.dtype, arg.name),
+            };
+            (declaration, format!("{} {}", arg.shape_text(), arg.dtype).trim().to_owned())
+        };
+        self.all().map(line).collect()
+    }
+
+    fn host_trailer(&self) -> String {
+        let unpacked = self.unpacked();
+        let (entry, abi) = (&self.entry, abi(self.args, self.workspace));
+        format!(
+            "\n// ---- what the program loads: written by the renderer ----\n\n\
+             const char {entry}_abi[] = \"{abi}\";\n\n\
+             void {entry}(void* const* args, void* scratch, u32 block_x, u32 block_y, u32 block_z) {{\n  \
+             kernel(\n{unpacked}      scratch, block_x, block_y, block_z);\n}}\n"
+        )
+    }
+
+    /// The symbols that `crates/gpu/src/sim/object.rs` looks up.
+    fn sim_trailer(&self) -> String {
+        let (entry, abi) = (&self.entry, abi(self.args, self.workspace));
+        let unpacked = self.unpacked();
+        let unpacked = unpacked.trim_end_matches(",\n");
+        format!(
+            "\n// ---- what the program loads: written by the renderer ----\n\n\
+             #pragma GCC visibility push(default)\nextern \"C\" {{\nextern const char {entry}_abi[];\nconst char {entry}_abi[] = \"{abi}\";\n\
+             extern const char __ehdr_start __attribute__((visibility(\"hidden\")));\n\
+             const void* {entry}_image() {{ return &__ehdr_start; }}\n\
+             SIM_PLAIN void {entry}_bind(sim::Context* context) {{ sim::context = context; }}\n\
+             SIM_PLAIN void {entry}_thread(void* const* args) {{\n  {entry}(\n{unpacked});\n}}\n}}\n#pragma GCC visibility pop\n"
+        )
+    }
+
+    /// A line for each argument that takes it out of the array of a launch.
+    fn unpacked(&self) -> String {
+        let unpack = |(i, arg): (usize, &ArgSpec)| match (arg.is_scalar(), arg.access) {
+            (true, _) => format!("      *(const {}*)args[{i}],\n", arg.dtype),
+            (false, Access::Read) => format!("      (const {}*)args[{i}],\n", arg.dtype),
+            (false, _) => format!("      ({}*)args[{i}],\n", arg.dtype),
+        };
+        self.all().enumerate().map(unpack).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &ArgSpec> {
+        self.args.iter().chain(self.workspace)
+    }
+
+    /// Whether it may share its memory with another argument.
+    fn is_aliased(&self, arg: &ArgSpec) -> bool {
+        arg.may_alias.is_some() || self.all().any(|other| other.may_alias.as_ref() == Some(&arg.name))
+    }
+}
+
+/// Parameters one on a line, their comments aligned.
+fn joined(lines: &[(String, String)]) -> String {
+    let width = lines.iter().filter(|(_, note)| !note.is_empty()).map(|(text, _)| text.len()).max().unwrap_or(0) + 1;
+    let mut text = String::new();
+    for (i, (declaration, note)) in lines.iter().enumerate() {
+        let comma = if i + 1 < lines.len() { "," } else { "" };
+        let line = format!("{declaration}{comma}");
+        text += &if note.is_empty() { format!("    {line}") } else { format!("    {line:width$}  // {note}\n") };
+    }
+    text
+}
+
+fn abi(args: &[ArgSpec], workspace: &[ArgSpec]) -> String {
+    args.iter().chain(workspace).map(ArgSpec::abi).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_line_up_and_the_last_parameter_has_no_comma() {
+        let lines = [("u32 a".to_owned(), "u32".to_owned()), ("const f32* b".to_owned(), "(3) f32".to_owned())];
+        assert_eq!(joined(&lines), "    u32 a,         // u32\n    const f32* b   // (3) f32\n");
+    }
+}

@@ -1,0 +1,11 @@
+//! Tokens per second beside what the machine could do at most.
+//!
+//! [`suite`] says what is measured and [`measure`] does it. Bytes and operations are counted from the model's dimensions
+//! ([`roofline`]); the limits that they are held against are measured in the same run ([`limits`]), and so is what other
+//! programs took of the cores ([`machine`]).
+
+pub mod limits;
+pub mod machine;
+pub mod measure;
+pub mod roofline;
+pub mod suite;

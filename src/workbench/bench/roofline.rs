@@ -1,0 +1,177 @@
+//! How many bytes a step must move and how many operations it must do: counted from the model's dimensions.
+
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::dtype::Dtype;
+
+/// What a step takes at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Bytes of weights that are read, and of keys and values that are read and written. Activations stay in caches.
+    pub bytes: f64,
+    /// Operations; a multiply-add counts as two.
+    pub flop: f64,
+}
+
+impl Cost {
+    /// The least time in seconds, bytes and operations overlapping perfectly.
+    pub fn least_s(&self, bytes_per_s: f64, flop_per_s: f64) -> f64 {
+        (self.bytes / bytes_per_s).max(self.flop / flop_per_s)
+    }
+
+    /// So many of them.
+    pub fn times(self, n: f64) -> Self {
+        Self { bytes: n * self.bytes, flop: n * self.flop }
+    }
+}
+
+/// A model as far as its cost is concerned.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its dimensions.
+    pub config: ModelConfig,
+    /// Element type of everything but the experts' matrices.
+    pub dense: Dtype,
+    /// Element type of the experts' matrices.
+    pub experts: Dtype,
+    /// Element type of the KV cache.
+    pub kv: Dtype,
+}
+
+/// Rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows {
+    /// One row of each sequence.
+    Decode {
+        /// Sequences.
+        batch: usize,
+        /// Positions that a row sees in a layer without a window, on average.
+        context: f64,
+    },
+    /// A prompt from its beginning, of which the last row gives logits.
+    Prompt {
+        /// Its tokens.
+        tokens: usize,
+    },
+}
+
+impl Rows {
+    fn n_rows(self) -> f64 {
+        match self {
+            Self::Decode { batch, .. } => batch as f64,
+            Self::Prompt { tokens } => tokens as f64,
+        }
+    }
+
+    fn n_logit_rows(self) -> f64 {
+        match self {
+            Self::Decode { batch, .. } => batch as f64,
+            Self::Prompt { .. } => 1.0,
+        }
+    }
+
+    /// Pairs of a row and a position that it sees.
+    fn pairs(self, window: Option<usize>) -> f64 {
+        match self {
+            Self::Decode { batch, context } => batch as f64 * window.map_or(context, |w| context.min(w as f64)),
+            Self::Prompt { tokens } => {
+                let (t, w) = (tokens as f64, window.map_or(tokens, |w| w.min(tokens)) as f64);
+                w * (w + 1.0) / 2.0 + (t - w) * w
+            }
+        }
+    }
+
+    /// Positions whose keys and values come from memory: those of a prompt were just made.
+    fn positions_read(self, window: Option<usize>) -> f64 {
+        match self {
+            Self::Decode { .. } => self.pairs(window),
+            Self::Prompt { .. } => 0.0,
+        }
+    }
+}
+
+impl Model {
+    /// The types of a checkpoint's weights.
+    pub fn of(checkpoint: &Checkpoint, kv: Dtype) -> Self {
+        let (dense, experts) = (checkpoint.dense_dtype(), checkpoint.expert_dtype());
+        Self { config: checkpoint.config.clone(), dense, experts, kv }
+    }
+
+    /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
+    /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed, and
+    /// touches fewer.
+    pub fn cost(&self, rows: Rows) -> Cost {
+        let Self { config, .. } = self;
+        let hidden = config.hidden_size as f64;
+        let (n_experts, chosen) = (config.num_experts as f64, config.experts_per_token as f64);
+        let n_rows = rows.n_rows();
+
+        let dense = hidden * (config.qkv_size() + config.attention_size()) as f64 + hidden * n_experts;
+        let per_expert = 3.0 * hidden * config.intermediate_size as f64;
+        let touched = n_experts * (1.0 - (1.0 - chosen / n_experts).powf(n_rows));
+        let unembedding = hidden * config.vocab_size as f64;
+        let of_position = self.kv.len_bytes(2 * config.num_key_value_heads * config.head_dim) as f64;
+
+        let mut cost = Cost { bytes: n_rows * hidden * bytes_each(self.dense), flop: 0.0 }; // the embedding
+        for l in 0..config.num_hidden_layers {
+            let window = config.window(l);
+            cost.bytes += dense * bytes_each(self.dense) + touched * per_expert * bytes_each(self.experts);
+            cost.bytes += (rows.positions_read(window) + n_rows) * of_position;
+            // q . k and p * v: two products of head_dim for every head and position.
+            cost.flop += 4.0 * rows.pairs(window) * config.attention_size() as f64;
+            cost.flop += 2.0 * n_rows * (dense + chosen * per_expert);
+        }
+        cost.bytes += unembedding * bytes_each(self.dense);
+        cost.flop += 2.0 * rows.n_logit_rows() * unembedding;
+        cost
+    }
+}
+
+/// Bytes of a weight; in MXFP4 with its part of the factor that 32 of them share.
+fn bytes_each(dtype: Dtype) -> f64 {
+    let bits = dtype.size_bits() as f64 + if dtype == Dtype::Mxfp4 { 8.0 / 32.0 } else { 0.0 };
+    bits / 8.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NamedShape;
+
+    fn model(layers: Option<usize>, experts: Dtype) -> Model {
+        let config = NamedShape::GptOss20b.config(layers);
+        Model { config, dense: Dtype::Bf16, experts, kv: Dtype::Bf16 }
+    }
+
+    #[test]
+    fn one_row_of_gpt_oss_20b_reads_its_active_parameters() {
+        let cost = model(None, Dtype::Bf16).cost(Rows::Decode { batch: 1, context: 0.0 });
+        // OpenAI's model card: 3.61 B active parameters, without the embedding; norms and biases are not counted here.
+        let active = cost.flop / 2.0;
+        assert!((active / 3.61e9 - 1.0).abs() < 0.01, "{active}");
+        assert!((cost.bytes / cost.flop - 1.0).abs() < 1e-4, "{cost:?}");
+    }
+
+    #[test]
+    fn many_rows_read_every_expert_and_one_reads_its_own() {
+        let bytes = |experts, batch| model(Some(1), experts).cost(Rows::Decode { batch, context: 0.0 }).bytes;
+        for (experts, each) in [(Dtype::Bf16, 2.0), (Dtype::Mxfp4, 17.0 / 32.0)] {
+            let of_rows = 9_999.0 * (2880.0 * 2.0 + 2048.0); // the embedding, and what goes into the cache
+            let expert = each * 3.0 * 2880.0 * 2880.0;
+            let others = bytes(experts, 10_000) - bytes(experts, 1) - of_rows;
+            assert!((others - 28.0 * expert).abs() < 1e-6 * expert, "{others}");
+        }
+    }
+
+    #[test]
+    fn limits_of_an_h200_are_those_that_were_worked_out_by_hand() {
+        // 4.3 TB/s and 790 TFLOP/s, MXFP4 experts, 512 positions: an independent count of the same model.
+        let per_s = |rows, tokens: f64| tokens / model(None, Dtype::Mxfp4).cost(rows).least_s(4.3e12, 790e12);
+        for (batch, limit) in [(1, 1_155.0), (32, 10_623.0), (256, 66_195.0), (1024, 107_628.0)] {
+            let found = per_s(Rows::Decode { batch, context: 512.0 }, batch as f64);
+            assert!((found / limit - 1.0).abs() < 1e-3, "batch {batch}: {found}, expected {limit}");
+        }
+        let found = per_s(Rows::Prompt { tokens: 4096 }, 4096.0);
+        assert!((found / 121_842.0 - 1.0).abs() < 1e-3, "prefill: {found}");
+    }
+}

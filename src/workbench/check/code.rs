@@ -1,0 +1,78 @@
+//! The machine code of a template's kernels: for each precision and each choice of element types, of the kernel for the
+//! op's largest test shape.
+
+use std::collections::BTreeSet;
+
+use super::trial::{self, Trial};
+use super::{Checker, Selection, Wrong};
+use crate::object::compile::Request;
+use crate::template::render::{Rendered, render};
+use crate::template::{Precision, Template};
+use crate::workbench::isa::llvm::Llvm;
+use crate::workbench::isa::{Code, IsaError};
+
+/// One kernel of a template, disassembled.
+#[derive(Debug)]
+pub struct KernelCode {
+    /// The ops it covers, joined by `+`.
+    pub op: String,
+    /// The template's name among those of the op.
+    pub variant: String,
+    /// At which precision.
+    pub precision: Precision,
+    /// The shape and types.
+    pub case: String,
+    /// Its source and code, or why there is none.
+    pub made: Result<(Rendered, Code), CodeError>,
+}
+
+/// Why a kernel has no code to look at.
+#[derive(Debug, thiserror::Error)]
+pub enum CodeError {
+    /// There is no object, or it is not to be used.
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
+    /// There is no disassembly.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+}
+
+impl Checker<'_> {
+    /// Compiles and disassembles kernels of the selected templates, for a GPU.
+    pub fn codes(&self, selection: &Selection, llvm: &Llvm) -> Vec<KernelCode> {
+        let mut codes = Vec::new();
+        for template in self.selected(selection) {
+            for precision in template.precisions() {
+                for trial in largest(trial::trials(template, precision, self.target, false)) {
+                    codes.push(KernelCode {
+                        op: template.ops.join("+"),
+                        variant: template.variant.clone(),
+                        precision,
+                        case: trial.to_string(),
+                        made: self.code(template, &trial, llvm),
+                    });
+                }
+            }
+        }
+        codes
+    }
+
+    fn code(&self, template: &Template, trial: &Trial, llvm: &Llvm) -> Result<(Rendered, Code), CodeError> {
+        let kernel = render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
+        let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0).map_err(Wrong::from)?;
+        self.examine(&kernel, &object.object)?;
+        let code = Code::of(llvm, &object.object, &kernel.entry)?;
+        Ok((kernel, code))
+    }
+}
+
+/// The trials of the shape whose dims have the largest product: it has every element type, if not every choice of them.
+fn largest(mut trials: Vec<Trial>) -> Vec<Trial> {
+    let size = |trial: &Trial| trial.problem.dims.values().map(|&dim| f64::from(dim.max(1))).product::<f64>();
+    let most = trials.iter().map(size).fold(0.0, f64::max);
+    let shape = trials.iter().find(|trial| size(trial) == most).map(|trial| trial.problem.dims.clone());
+    trials.retain(|trial| Some(&trial.problem.dims) == shape.as_ref());
+    let mut seen = BTreeSet::new();
+    trials.retain(|trial| seen.insert(trial.problem.dtypes.clone()));
+    trials
+}

@@ -1,0 +1,237 @@
+//! A launch with guards: every tensor lies between two red zones, what is to be written is poisoned, and all is looked at
+//! afterwards.
+//!
+//! Guards and poison are NaNs where elements are floats: a kernel that reads past an end, or an element that it never
+//! wrote, spoils its result. Where elements are whole numbers guards are small ones, so that such a kernel lives to be told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use bytes::Bytes;
+use gpu::{Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
+
+use super::Wrong;
+use super::trial::{Scalars, whole};
+use crate::dtype::Dtype;
+use crate::reference::{Tensor, Tensors};
+use crate::template::contract::Access;
+use crate::template::launch::ArgSpec;
+use crate::template::render::Rendered;
+
+/// Length of a red zone, in bytes.
+const GUARD_BYTES: usize = 4096;
+
+/// Alignment that kernels may count on everywhere but in a checkpoint that is used where it lies, in bytes.
+const MIN_ALIGNMENT_BYTES: usize = 64;
+
+/// What an output and the workspace hold before: NaN as a float, far out of range as an index.
+pub(super) const POISON: u8 = 0xff;
+
+/// How arguments lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Every tensor aligned to what memory of the device is, at least to 64 bytes, none in the memory of another.
+    Plain,
+    /// As unfriendly as a model may be: where a device uses a checkpoint where it lies, its tensors aligned to their elements
+    /// only (its data begin at byte 60), and each argument that may alias another in its memory.
+    Awkward,
+}
+
+impl Placement {
+    /// The placements in which a kernel is run.
+    pub(super) fn of(kernel: &Rendered, weights: &BTreeSet<String>, driver: &dyn Driver) -> &'static [Self] {
+        let is_awkward = (driver.alignment_bytes() < MIN_ALIGNMENT_BYTES && !weights.is_empty())
+            || kernel.args.iter().any(|arg| arg.may_alias.is_some());
+        if is_awkward { &[Self::Plain, Self::Awkward] } else { &[Self::Plain] }
+    }
+
+    pub(super) const fn note(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Awkward => ", weights unaligned where they can be, aliases in place",
+        }
+    }
+}
+
+/// One launch to make.
+pub(super) struct Setting<'a> {
+    pub driver: &'a dyn Driver,
+    pub kernel: &'a Rendered,
+    /// Names of the arguments that come from the checkpoint.
+    pub weights: &'a BTreeSet<String>,
+    pub scalars: &'a Scalars,
+    pub placement: Placement,
+}
+
+/// On which side of an argument memory was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Before its first byte.
+    Before,
+    /// After its last byte.
+    After,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Before => "before",
+            Self::After => "after",
+        })
+    }
+}
+
+impl Setting<'_> {
+    /// Launches the kernel on these inputs and gives the tensors that it writes.
+    pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Tensors, Wrong> {
+        let memory = self.place_all(inputs)?;
+        let arguments: Vec<Argument> = self.args().map(|arg| self.argument(arg, &memory)).collect();
+        let grid = self.kernel.launch.grid(&whole(self.scalars))?;
+        let mut result = Ok(());
+        let scratch_bytes = self.kernel.launch.scratch_bytes(&whole(self.scalars))? as usize;
+        let launch = Launch { grid, scratch_bytes, args: &arguments };
+        self.driver.enter(&mut || result = self.driver.launch(loaded, &launch));
+        result?;
+        let mut outputs = Tensors::new();
+        for arg in self.args().filter(|arg| memory.contains_key(&arg.name)) {
+            let contents = memory[&arg.name].contents_after(self.driver, &arg.name)?;
+            if let (true, Some(offset_bytes)) = (arg.is_zeroed, contents.iter().position(|byte| *byte != 0)) {
+                return Err(Wrong::NotZero { argument: arg.name.clone(), offset_bytes });
+            }
+            if arg.access != Access::Read && !self.is_workspace(arg) {
+                outputs.insert(arg.name.clone(), Tensor::from_bytes(arg.dtype, &contents));
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn args(&self) -> impl Iterator<Item = &ArgSpec> {
+        self.kernel.args.iter().chain(&self.kernel.workspace)
+    }
+
+    fn is_workspace(&self, arg: &ArgSpec) -> bool {
+        self.kernel.workspace.iter().any(|other| other.name == arg.name)
+    }
+
+    /// The argument in whose memory this one is placed.
+    fn host_of<'a>(&self, arg: &'a ArgSpec) -> Option<&'a String> {
+        arg.may_alias.as_ref().filter(|_| self.placement == Placement::Awkward)
+    }
+
+    /// Memory for every tensor but those that lie in another's.
+    fn place_all(&self, inputs: &Tensors) -> Result<BTreeMap<String, Guarded>, Wrong> {
+        let mut memory = BTreeMap::new();
+        for arg in self.args().filter(|arg| !arg.is_scalar() && self.host_of(arg).is_none()) {
+            let guest = self.kernel.args.iter().find(|other| self.host_of(other) == Some(&arg.name));
+            let held = guest.unwrap_or(arg);
+            let contract = arg.len_elements(&whole(self.scalars))? as usize;
+            let contents = if held.is_zeroed {
+                vec![0; arg.dtype.len_bytes(contract)]
+            } else if held.access == Access::Write || self.is_workspace(held) {
+                vec![POISON; arg.dtype.len_bytes(contract)]
+            } else {
+                inputs.get(&held.name).map(Tensor::to_bytes).unwrap_or_default()
+            };
+            let reference = arg.dtype.elements_in(contents.len());
+            if reference != contract {
+                return Err(Wrong::Length { argument: held.name.clone(), contract, reference });
+            }
+            memory.insert(arg.name.clone(), Guarded::new(self.driver, arg, contents, self.offset_bytes(arg))?);
+        }
+        Ok(memory)
+    }
+
+    fn argument(&self, arg: &ArgSpec, memory: &BTreeMap<String, Guarded>) -> Argument {
+        let value = self.scalars.get(&arg.name).copied().unwrap_or_default();
+        match arg.argument().kind {
+            ArgumentKind::U32 => Argument::U32(value as u32),
+            ArgumentKind::I32 => Argument::I32(value as i32),
+            ArgumentKind::F32 => Argument::F32(value as f32),
+            ArgumentKind::Read | ArgumentKind::Write => {
+                let guarded = &memory[self.host_of(arg).unwrap_or(&arg.name)];
+                Argument::Memory { view: guarded.view(), required_bytes: guarded.contents.len() }
+            }
+        }
+    }
+
+    /// Bytes by which a tensor misses the alignment that all others have.
+    fn offset_bytes(&self, arg: &ArgSpec) -> usize {
+        match self.placement {
+            _ if self.driver.alignment_bytes() >= MIN_ALIGNMENT_BYTES => 0,
+            Placement::Awkward if self.weights.contains(&arg.name) => match arg.dtype.size_bits() {
+                32 => 60,
+                16 => 2,
+                _ => 1,
+            },
+            Placement::Awkward | Placement::Plain => 0,
+        }
+    }
+}
+
+/// A tensor between two red zones.
+struct Guarded {
+    buffer: Buffer,
+    /// Where the tensor begins.
+    offset_bytes: usize,
+    /// What it held before.
+    contents: Vec<u8>,
+    /// All of the memory as it was before, red zones included.
+    before: Vec<u8>,
+    /// Whether the kernel may change the tensor itself.
+    is_written: bool,
+}
+
+impl Guarded {
+    fn new(driver: &dyn Driver, arg: &ArgSpec, contents: Vec<u8>, offset_bytes: usize) -> Result<Self, GpuError> {
+        let guard: &[u8] = match arg.dtype {
+            Dtype::F32 | Dtype::Bf16 | Dtype::F16 => &[POISON],
+            Dtype::U8 | Dtype::Mxfp4 => &[POISON], // as a scale NaN
+            Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0],
+        };
+        let fill = |bytes: &mut [u8]| bytes.iter_mut().zip(guard.iter().cycle()).for_each(|(byte, fill)| *byte = *fill);
+        let mut before = vec![0; 2 * GUARD_BYTES + 128 + contents.len()];
+        // Memory of the driver's own is aligned; what a driver uses where it lies begins anywhere.
+        let is_written = arg.access != Access::Read;
+        let is_copied = is_written || driver.alignment_bytes() >= MIN_ALIGNMENT_BYTES;
+        let base = if is_copied { 0 } else { before.as_ptr() as usize };
+        let offset_bytes = (base + GUARD_BYTES).next_multiple_of(MIN_ALIGNMENT_BYTES) - base + offset_bytes;
+        let end = offset_bytes + contents.len();
+        fill(&mut before[..offset_bytes]);
+        before[offset_bytes..end].copy_from_slice(&contents);
+        fill(&mut before[end..]);
+        let buffer = if is_written {
+            let buffer = driver.allocate(before.len())?;
+            driver.write(&buffer.view(), &before)?;
+            buffer
+        } else {
+            let copy = before.clone();
+            // The vector that was aligned is the one that is used; the copy is kept to compare with.
+            let used = std::mem::replace(&mut before, copy);
+            driver.upload(Bytes::from(used))?
+        };
+        Ok(Self { buffer, offset_bytes, contents, before, is_written })
+    }
+
+    fn view(&self) -> BufferView {
+        self.buffer.view().slice(self.offset_bytes, self.contents.len()).expect("the tensor lies in its buffer")
+    }
+
+    /// The tensor after the launch, if nothing else changed.
+    fn contents_after(&self, driver: &dyn Driver, argument: &str) -> Result<Vec<u8>, Wrong> {
+        let mut after = vec![0; self.before.len()];
+        driver.read(&self.buffer.view(), &mut after)?;
+        let end = self.offset_bytes + self.contents.len();
+        let changed = |i: &usize| after[*i] != self.before[*i];
+        let outside = |side, offset_bytes| Wrong::OutOfBounds { argument: argument.to_owned(), side, offset_bytes };
+        if let Some(i) = (0..self.offset_bytes).rev().find(changed) {
+            return Err(outside(Side::Before, self.offset_bytes - i));
+        }
+        if let Some(i) = (end..after.len()).find(changed) {
+            return Err(outside(Side::After, i - end));
+        }
+        if !self.is_written && after[self.offset_bytes..end] != self.contents {
+            return Err(Wrong::ReadOnly { argument: argument.to_owned() });
+        }
+        Ok(after[self.offset_bytes..end].to_vec())
+    }
+}

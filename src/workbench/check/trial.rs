@@ -1,0 +1,200 @@
+//! What is run: every test shape at every legal dtype, with its parameters and scalars.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::dtype::Dtype;
+use crate::reference::{self, Case, Outputs, ReferenceError, Tensors};
+use crate::target::Target;
+use crate::template::contract::TestShape;
+use crate::template::{Params, Precision, Problem, Template};
+
+/// A grid of parameters up to this many points is run whole.
+pub const MAX_POINTS: usize = 32;
+
+/// Scalar arguments of a launch by name.
+pub(super) type Scalars = BTreeMap<String, f64>;
+
+/// One kernel to render, and the scalars that it is run with.
+#[derive(Clone, Debug)]
+pub(super) struct Trial {
+    pub problem: Problem,
+    pub params: Params,
+    pub scalars: Vec<Scalars>,
+    /// The kind of random inputs that the test asks for.
+    inputs: Option<String>,
+    /// Whether the parameters are not the ones taken by default.
+    is_varied: bool,
+    seed: u64,
+}
+
+impl fmt::Display for Trial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem { dims, constants, flags, dtypes, .. } = &self.problem;
+        let lists = [list(dims), list(constants), list(flags), list(dtypes)];
+        let lists: Vec<String> = lists.into_iter().filter(|list| !list.is_empty()).collect();
+        write!(f, "{}", lists.join(", "))?;
+        if let Some(kind) = &self.inputs {
+            write!(f, ", inputs {kind}")?;
+        }
+        if self.is_varied { write!(f, " ({})", list(&self.params)) } else { Ok(()) }
+    }
+}
+
+/// `a 1, b 2`.
+pub(super) fn list<T: fmt::Display>(values: &BTreeMap<String, T>) -> String {
+    values.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+}
+
+/// The scalars that shapes may use.
+pub(crate) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
+    scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect()
+}
+
+/// Everything that a template is run on at a precision. Empty if no test fits it. The first shape that fits is run with
+/// every combination of dtypes, the others with as few as have every dtype.
+pub(super) fn trials(template: &Template, precision: Precision, target: &Target, all_params: bool) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (i, test) in template.signature.tests().iter().enumerate() {
+        let with = |dtypes| Problem {
+            ops: template.ops.clone(),
+            dims: test.dims.clone(),
+            constants: test.constants.clone(),
+            flags: test.flags.clone(),
+            dtypes,
+            precision,
+            keeps: template.keeps.clone(),
+        };
+        let all = all_dtypes(template).into_iter().map(with);
+        let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
+        let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
+        for problem in problems {
+            for (n, params) in points(template, &problem, target, all_params).into_iter().enumerate() {
+                let (problem, scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
+                trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
+            }
+        }
+    }
+    trials
+}
+
+/// The parameters taken by default, and where all are asked for the others.
+fn points(template: &Template, problem: &Problem, target: &Target, all_params: bool) -> Vec<Params> {
+    let legal: Vec<Params> = template.legal_params(problem, target).collect();
+    let Some(first) = legal.first().cloned() else { return Vec::new() };
+    let n_changes = |params: &Params| params.iter().filter(|(name, value)| first[*name] != **value).count();
+    let most = match all_params {
+        false => 0,
+        true if legal.len() <= MAX_POINTS => usize::MAX,
+        true => 1,
+    };
+    legal.iter().filter(|params| n_changes(params) <= most).cloned().collect()
+}
+
+/// Every combination of the dtypes that the contract allows.
+fn all_dtypes(template: &Template) -> Vec<BTreeMap<String, Dtype>> {
+    let mut all = vec![BTreeMap::new()];
+    for (name, allowed) in &template.signature.dtypes {
+        let with = |dtype: &Dtype| all.iter().map(|one| with_value(one, name, *dtype)).collect::<Vec<_>>();
+        all = allowed.iter().flat_map(with).collect();
+    }
+    all
+}
+
+/// As few of these problems as have every dtype that any of them has.
+fn with_every_dtype(mut problems: Vec<Problem>) -> Vec<Problem> {
+    let mut seen = BTreeSet::new();
+    let mut kept = Vec::new();
+    loop {
+        let n_new = |problem: &Problem| problem.dtypes.iter().filter(|entry| !seen.contains(&owned(*entry))).count();
+        // Of equally many the first.
+        let best = (0..problems.len()).rev().max_by_key(|&i| n_new(&problems[i]));
+        match best.filter(|&i| kept.is_empty() || n_new(&problems[i]) > 0) {
+            None => return kept,
+            Some(i) => {
+                let problem = problems.remove(i);
+                seen.extend(problem.dtypes.iter().map(owned));
+                kept.push(problem);
+            }
+        }
+    }
+}
+
+fn owned((name, dtype): (&String, &Dtype)) -> (String, Dtype) {
+    (name.clone(), *dtype)
+}
+
+fn all_scalars(test: &TestShape) -> Vec<Scalars> {
+    let mut all = vec![Scalars::new()];
+    for (name, values) in &test.scalars {
+        let with = |value: &f64| all.iter().map(|one| with_value(one, name, *value)).collect::<Vec<_>>();
+        all = values.values().iter().flat_map(with).collect();
+    }
+    all
+}
+
+fn with_value<T: Clone>(one: &BTreeMap<String, T>, name: &str, value: T) -> BTreeMap<String, T> {
+    let mut one = one.clone();
+    one.insert(name.to_owned(), value);
+    one
+}
+
+impl Trial {
+    /// Inputs for these scalars, and what should come out.
+    pub fn prepare(&self, scalars: &Scalars) -> Result<(Tensors, Outputs), ReferenceError> {
+        let (ops, case) = (&self.problem.ops, self.case(scalars));
+        let seed =
+            scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
+        let inputs = reference::inputs(ops, &case, seed)?;
+        let want = reference::run(ops, &case, &inputs)?;
+        Ok((inputs, want))
+    }
+
+    /// What should come out of these inputs.
+    pub fn reference(&self, scalars: &Scalars, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+        reference::run(&self.problem.ops, &self.case(scalars), inputs)
+    }
+
+    /// All that inputs and reference depend on: neither template nor chip, parameters or precision.
+    pub fn problem_key(&self, scalars: &Scalars) -> String {
+        format!("{:?} {:?} {}", self.problem.ops, self.case(scalars), self.seed)
+    }
+
+    fn case(&self, scalars: &Scalars) -> Case {
+        let Problem { dims, constants, flags, dtypes, .. } = &self.problem;
+        Case {
+            dims: dims.clone(),
+            constants: constants.clone(),
+            flags: flags.clone(),
+            dtypes: dtypes.clone(),
+            inputs: self.inputs.clone(),
+            scalars: scalars.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_problems_have_every_dtype() {
+        let problem = |weight, bias| Problem {
+            ops: vec!["op".into()],
+            dims: BTreeMap::new(),
+            constants: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            dtypes: BTreeMap::from([("weight".into(), weight), ("bias".into(), bias)]),
+            precision: Precision::Bf16,
+            keeps: BTreeSet::new(),
+        };
+        let weights = [Dtype::F32, Dtype::Bf16, Dtype::Mxfp4];
+        let all = weights.into_iter().flat_map(|w| [Dtype::F32, Dtype::Bf16].map(|b| problem(w, b))).collect();
+        let kept = with_every_dtype(all);
+        assert_eq!(kept.len(), 3, "{kept:?}");
+        let has = |name: &str, dtype| kept.iter().any(|problem| problem.dtypes[name] == dtype);
+        assert!(weights.into_iter().all(|dtype| has("weight", dtype)));
+        assert!(has("bias", Dtype::F32) && has("bias", Dtype::Bf16));
+        assert!(with_every_dtype(Vec::new()).is_empty());
+    }
+}

@@ -1,0 +1,321 @@
+//! How long kernels take: one problem at one number of rows, on a device, with fresh random inputs.
+//!
+//! A [`Bench`] puts the inputs on the device, checks each candidate on them ([`gate`]) and times it: launches over copies of
+//! the weights that no cache holds together ([`memory`]), captured and replayed as one where the device can, so that the
+//! gaps between launches are those of a real step. [`search`] says which parameters are tried.
+
+mod gate;
+mod memory;
+pub mod search;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu::code_object::KernelFacts;
+use gpu::{Driver, GpuError, Graph, Kernel, Launch};
+use sha2::{Digest, Sha256};
+
+use crate::object::store::{Progress, StoreError};
+use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
+use crate::reference::{self, Case, ReferenceError, Tensors};
+use crate::template::expression::ExpressionError;
+use crate::template::library_error::LibraryError;
+use crate::template::render::{RenderError, Rendered, render};
+use crate::template::work::Work;
+use crate::template::{Params, Problem, Template};
+use crate::workbench::check::Wrong;
+use gate::Gate;
+pub use memory::Weights;
+use memory::{Launches, Memory};
+
+/// Rounds in which every candidate is timed once: enough for a median to choose by.
+pub const ROUNDS: usize = 5;
+
+/// A replay takes at least so long, in microseconds: much longer than taking the time does.
+const REPLAY_US: f64 = 400.0;
+
+/// A candidate that is slower than the best by this factor in every round so far is not timed again.
+const HOPELESS: f64 = 1.5;
+
+/// One problem at one number of rows.
+pub struct Bench<'a> {
+    pipeline: &'a Pipeline,
+    problem: &'a Problem,
+    scalars: BTreeMap<String, u64>,
+    memory: Memory,
+    gate: Gate,
+    work: Work,
+}
+
+/// What is to be timed.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Every scalar argument, `n_tokens` above all.
+    pub scalars: BTreeMap<String, u64>,
+    /// The kind of inputs, by a name that the op's reference knows.
+    pub inputs: Option<String>,
+    /// What the device's last cache holds, in bytes: launches that follow each other touch more.
+    pub cache_bytes: usize,
+    /// Of the random inputs.
+    pub seed: u64,
+}
+
+/// A template with complete, legal parameters.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The template.
+    pub template: Arc<Template>,
+    /// Its parameters.
+    pub params: Params,
+}
+
+/// What came of a candidate that is right.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// Which.
+    pub candidate: Candidate,
+    /// Time of one launch in each round, in microseconds, rising.
+    pub times_us: Vec<f64>,
+    /// The largest error of the gate, as a fraction of the tolerance.
+    pub worst: f64,
+    /// What a GPU's object uses.
+    pub uses: Option<KernelFacts>,
+    /// SHA-256 of the rendered source, in hex.
+    pub source: String,
+}
+
+/// Why nothing can be timed.
+#[derive(Debug, thiserror::Error)]
+pub enum TimingError {
+    /// The op has no contract, or no template fits.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// A shape does not come to a number.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The op has no reference, or the case does not fit it.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// The device refuses.
+    #[error("could not put the inputs on the device")]
+    Device(#[from] GpuError),
+}
+
+/// Why one candidate has no time.
+#[derive(Debug, thiserror::Error)]
+pub enum CandidateError {
+    /// It cannot be rendered.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// It cannot be compiled.
+    #[error(transparent)]
+    Compile(#[from] StoreError),
+    /// Its object is not to be used, or the device refuses it.
+    #[error(transparent)]
+    Load(#[from] PipelineError),
+    /// It gives something else than the reference.
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
+    /// A launch expression does not come to a number.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The device refuses a launch.
+    #[error(transparent)]
+    Device(#[from] GpuError),
+}
+
+impl Timed {
+    /// The middle of its times, in microseconds.
+    pub fn median_us(&self) -> f64 {
+        quantile(&self.times_us, 0.5)
+    }
+
+    /// How far apart the middle half of its times lies, as a fraction of the median.
+    pub fn spread(&self) -> f64 {
+        (quantile(&self.times_us, 0.75) - quantile(&self.times_us, 0.25)) / self.median_us()
+    }
+}
+
+/// A quantile of rising numbers, between neighbours where it falls between them.
+fn quantile(rising: &[f64], q: f64) -> f64 {
+    let at = q * (rising.len() - 1) as f64;
+    let (low, part) = (at.floor() as usize, at.fract());
+    rising[low] + part * (rising[(low + 1).min(rising.len() - 1)] - rising[low])
+}
+
+/// A candidate on the device, right, with its launches.
+struct Ready {
+    candidate: Candidate,
+    kernel: LoadedKernel,
+    launches: Launches,
+    graph: Option<Graph>,
+    worst: f64,
+}
+
+impl<'a> Bench<'a> {
+    /// Makes inputs, puts them on the device, and computes what should come out, of a sample where all of it would take
+    /// long. `weights` are kept from one number of rows to the next.
+    ///
+    /// # Errors
+    /// [`TimingError`].
+    pub fn new(
+        pipeline: &'a Pipeline,
+        problem: &'a Problem,
+        setup: &Setup,
+        weights: &mut Weights,
+    ) -> Result<Self, TimingError> {
+        let contract = pipeline.library().contract(&problem.ops[0])?;
+        let case = case(problem, setup);
+        let mut inputs: Tensors = reference::inputs(&problem.ops, &case, setup.seed)?;
+        let args = memory::args(contract, problem)?;
+        weights.keep(&args, &setup.scalars, &mut inputs)?;
+        let counted = contract.work.counted().filter_map(|name| {
+            let elements = inputs.get(name)?.values().iter().map(|&value| value as i64);
+            Some((name.to_owned(), elements.collect()))
+        });
+        let work = contract.work.count(problem, &args, &setup.scalars, &counted.collect())?;
+        let memory = Memory::new(pipeline.driver(), &args, setup, &inputs, &work, weights)?;
+        let gate = Gate::new(contract, problem, &case, &inputs, &work)?;
+        Ok(Self { pipeline, problem, scalars: setup.scalars.clone(), memory, gate, work })
+    }
+
+    /// What a launch has to do at least.
+    pub fn work(&self) -> &Work {
+        &self.work
+    }
+
+    /// How much of the outputs is compared with the reference, in words.
+    pub fn compared(&self) -> &str {
+        self.gate.describe()
+    }
+
+    /// Copies of the weights that launches go round in.
+    pub fn n_copies(&self) -> usize {
+        self.memory.n_copies()
+    }
+
+    /// Compiles candidates, checks them and times those that are right, in rounds in which each takes its turn.
+    pub fn time(
+        &self,
+        candidates: Vec<Candidate>,
+        n_rounds: usize,
+        progress: &dyn Progress,
+    ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
+        let rendered: Vec<_> = candidates.iter().map(|candidate| self.render(candidate)).collect();
+        let requests: Vec<_> = rendered.iter().flatten().map(|rendered| self.pipeline.request(rendered)).collect();
+        let mut objects = self.pipeline.store().get_all(&requests, progress).into_iter();
+        let mut ready = Vec::new();
+        for (candidate, rendered) in candidates.into_iter().zip(rendered) {
+            let object = rendered.as_ref().ok().and_then(|_| objects.next());
+            let loaded = rendered.map_err(CandidateError::from).and_then(|rendered| {
+                let object = object.expect("one for each request")?;
+                Ok(self.pipeline.load(rendered, &object.object, object.origin)?)
+            });
+            let made = loaded.and_then(|kernel| self.ready(candidate.clone(), kernel));
+            ready.push((candidate, made));
+        }
+        self.time_all(ready, n_rounds)
+    }
+
+    fn render(&self, candidate: &Candidate) -> Result<Rendered, RenderError> {
+        let Candidate { template, params } = candidate;
+        render(self.pipeline.library(), template, self.problem, params, self.pipeline.target())
+    }
+
+    /// Checks a kernel, and prepares its launches.
+    fn ready(&self, candidate: Candidate, kernel: LoadedKernel) -> Result<Ready, CandidateError> {
+        let driver = self.pipeline.driver();
+        let mut launches = self.memory.launches(driver, &kernel.rendered, &self.scalars)?;
+        self.memory.reset(driver, &self.gate)?;
+        entered(driver, || driver.launch(&kernel.kernel, &launches.nth(0)))?;
+        let worst = self.gate.check(driver, &self.memory, &kernel.rendered)?;
+        let once = entered(driver, || driver.launch_timed(&kernel.kernel, &launches.nth(1)))?;
+        launches.repeat((REPLAY_US / (once.as_secs_f64() * 1e6).max(0.1)).ceil() as usize);
+        let graph = driver.capture(&launches.all(&kernel.kernel))?;
+        Ok(Ready { candidate, kernel, launches, graph, worst })
+    }
+
+    fn time_all(
+        &self,
+        ready: Vec<(Candidate, Result<Ready, CandidateError>)>,
+        n_rounds: usize,
+    ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
+        let mut times: Vec<Vec<f64>> = vec![Vec::new(); ready.len()];
+        let mut failed: Vec<Option<CandidateError>> = ready.iter().map(|_| None).collect();
+        for round in 0..=n_rounds {
+            let best = times.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+            for (i, (_, ready)) in ready.iter().enumerate() {
+                let Ok(ready) = ready else { continue };
+                let fastest = times[i].iter().copied().fold(f64::INFINITY, f64::min);
+                if failed[i].is_some() || (round > 1 && fastest > HOPELESS * best) {
+                    continue;
+                }
+                match ready.time_us(self.pipeline.driver()) {
+                    Ok(time_us) if round > 0 => times[i].push(time_us), // the first round warms up
+                    Ok(_) => {}
+                    Err(error) => failed[i] = Some(error.into()),
+                }
+            }
+        }
+        let timed = ready.into_iter().zip(times).zip(failed);
+        timed
+            .map(|(((candidate, ready), times), failed)| {
+                let result = ready.and_then(|ready| match failed {
+                    Some(error) => Err(error),
+                    None => Ok(ready.timed(times)),
+                });
+                (candidate, result)
+            })
+            .collect()
+    }
+}
+
+impl Ready {
+    /// Time of one launch, of one replay of all.
+    fn time_us(&self, driver: &dyn Driver) -> Result<f64, GpuError> {
+        let kernel: &Kernel = &self.kernel.kernel;
+        let total = match &self.graph {
+            Some(graph) => driver.replay_timed(graph)?,
+            None => entered(driver, || {
+                self.launches.each().map(|launch| driver.launch_timed(kernel, &launch)).sum::<Result<Duration, _>>()
+            })?,
+        };
+        Ok(total.as_secs_f64() * 1e6 / self.launches.len() as f64)
+    }
+
+    fn timed(self, mut times_us: Vec<f64>) -> Timed {
+        times_us.sort_by(f64::total_cmp);
+        let source = Sha256::digest(self.kernel.rendered.source.as_bytes());
+        let source = source.iter().map(|byte| format!("{byte:02x}")).collect();
+        Timed { candidate: self.candidate, times_us, worst: self.worst, uses: self.kernel.uses, source }
+    }
+}
+
+/// Does something in the place from which launches are cheapest.
+fn entered<T: Send>(driver: &dyn Driver, work: impl FnOnce() -> T + Send) -> T {
+    let (mut work, mut done) = (Some(work), None);
+    driver.enter(&mut || done = work.take().map(|work| work()));
+    done.expect("a driver does the work")
+}
+
+fn case(problem: &Problem, setup: &Setup) -> Case {
+    let Problem { dims, constants, flags, dtypes, .. } = problem.clone();
+    let scalars = setup.scalars.iter().map(|(name, &value)| (name.clone(), value as f64)).collect();
+    Case { dims, constants, flags, dtypes, inputs: setup.inputs.clone(), scalars }
+}
+
+/// Launches of one kernel, as drivers take them.
+type Captured<'k> = Vec<(&'k Kernel, Launch<'k>)>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        let rising = [1.0, 2.0, 4.0, 8.0];
+        assert_eq!([0.0, 0.5, 1.0].map(|q| quantile(&rising, q)), [1.0, 3.0, 8.0]);
+        assert_eq!(quantile(&[5.0], 0.75), 5.0);
+    }
+}
