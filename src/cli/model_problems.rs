@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::ModelConfig;
-use crate::config::NamedShape;
+use crate::config::{ModelConfig, NamedShape};
 use crate::dtype::Dtype;
 use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
@@ -43,15 +42,14 @@ pub fn of(
         Precision::F32 => (Dtype::F32, Dtype::F32),
         Precision::Bf16 => (Dtype::Bf16, Dtype::Mxfp4),
     };
-    let is_gpu = target.is_gpu();
-    let kv = KvLayout::new(&config, &request(&config, dtype, is_gpu))?;
+    let kv = KvLayout::new(&config, &request(&config, dtype, target.has_matrix_layout()))?;
     let options = ForwardOptions {
         precision,
         weight_dtype: dtype,
         expert_dtype,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
-        takes_tokens: is_gpu,
+        takes_tokens: target.is_gpu(),
     };
     let graph = forward(&config, &kv, &options);
     let runs = runs(&graph, fusions);

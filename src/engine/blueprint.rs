@@ -47,13 +47,12 @@ impl Blueprint {
     pub fn new(checkpoint: &Checkpoint, options: &ModelOptions, target: &Target) -> Result<Self, KvTooLarge> {
         let max_rows = options.max_rows.max(options.n_slots);
         let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
-        let is_gpu = target.is_gpu();
         let request = KvRequest {
             n_slots: options.n_slots,
             capacity_tokens: options.capacity_tokens,
             max_rows,
             dtype: options.kv_dtype,
-            matrix_layout: is_gpu,
+            matrix_layout: target.has_matrix_layout(),
             odd_window: options.odd_window,
             budget_bytes: options.kv_budget_bytes,
         };
@@ -64,7 +63,7 @@ impl Blueprint {
             expert_dtype: checkpoint.expert_dtype(),
             max_rows,
             max_logit_rows,
-            takes_tokens: is_gpu,
+            takes_tokens: target.is_gpu(),
         };
         let graph = forward(&checkpoint.config, &layout, &forward_options);
         let limits = StepLimits { max_rows, max_logit_rows, max_decode_rows: options.n_slots };

@@ -16,6 +16,7 @@ use crate::cli::report::UsageError;
 use crate::cli::source::TargetArgs;
 use crate::config::NamedShape;
 use crate::dtype::Dtype;
+use crate::object::compile::options;
 use crate::target::{Language, Target};
 use crate::template::contract::TestShape;
 use crate::template::library::Library;
@@ -104,7 +105,7 @@ impl KernelArgs {
         let target = self.target.target(&self.target.source.tables()?)?;
         let template = match (library.template(label, target.language()), &self.target.arch) {
             (Ok(template), _) => template,
-            // Without a target the name may be of the other backend: then say which target it needs.
+            // Without a target the name may be in the other language: then say which target it needs.
             (Err(_), None) if library.template(label, Language::Hip).is_ok() => {
                 let what = format!("`{label}` is for a GPU: add --arch, for example --arch gfx1100");
                 return Err(UsageError(what).into());
@@ -288,7 +289,7 @@ struct Shown<'a> {
     entry: &'a str,
     abi: String,
     params: &'a Params,
-    options: &'a [String],
+    options: Vec<String>,
     block_size: u32,
     source: &'a str,
 }
@@ -325,7 +326,7 @@ impl<'a> Shown<'a> {
             entry: &kernel.entry,
             abi: kernel.abi(),
             params: &kernel.params,
-            options: &kernel.options,
+            options: options(kernel, target),
             block_size: kernel.launch.block_size(),
             source: &kernel.source,
         }
