@@ -58,7 +58,6 @@ struct RequiresTable {
     precision: Vec<Precision>,
     dtypes: BTreeMap<String, Spanned<Vec<Dtype>>>,
     when: Vec<Spanned<String>>,
-    min_lds_bytes: u32,
 }
 
 #[derive(Deserialize)]
@@ -67,6 +66,12 @@ struct ParamTable {
     values: Vec<u32>,
     default: u32,
     doc: String,
+    #[serde(default = "yes")]
+    tunable: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -163,7 +168,6 @@ impl Reader<'_> {
             precision: table.precision,
             dtypes: table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect(),
             when: table.when.iter().map(|text| self.toml.expression(text, &conditions)).collect::<Result<_, _>>()?,
-            min_lds_bytes: table.min_lds_bytes,
         })
     }
 
@@ -180,7 +184,7 @@ impl Reader<'_> {
                 let expected = "a name that op.toml does not declare";
                 return Err(self.toml.refuse(table.span(), "parameter", expected, format!("`{name}`")));
             }
-            let ParamTable { values, default, doc } = table.get_ref();
+            let ParamTable { values, default, doc, tunable } = table.get_ref();
             if !values.contains(default) {
                 let list = values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
                 let expected = format!("one of its values: {list}");
@@ -191,7 +195,8 @@ impl Reader<'_> {
                     default.to_string(),
                 ));
             }
-            params.insert(name.clone(), Param { values: values.clone(), default: *default, doc: doc.clone() });
+            let (values, doc) = (values.clone(), doc.clone());
+            params.insert(name.clone(), Param { values, default: *default, doc, is_tunable: *tunable });
         }
         Ok(params)
     }

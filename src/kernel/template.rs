@@ -68,8 +68,6 @@ pub struct Requires {
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
     /// Conditions over dims, flags and dtypes; all of them.
     pub when: Vec<Expression>,
-    /// LDS that a block may use, at least, in bytes.
-    pub min_lds_bytes: u32,
 }
 
 /// A tunable parameter.
@@ -81,6 +79,8 @@ pub struct Param {
     pub default: u32,
     /// What it is.
     pub doc: String,
+    /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never chosen.
+    pub is_tunable: bool,
 }
 
 /// The launch geometry, as expressions.
@@ -100,12 +100,8 @@ pub struct Launch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resources {
-    /// Vector registers of a lane.
-    pub max_vgprs: Option<u32>,
     /// Registers spilled to memory.
     pub max_spills: Option<u32>,
-    /// LDS of a block, in bytes.
-    pub max_lds_bytes: Option<u32>,
 }
 
 /// Tolerances that replace the op's.
@@ -146,14 +142,6 @@ pub enum Misfit {
         /// The sizes.
         needs: Vec<u32>,
         /// The target's.
-        found: u32,
-    },
-    /// A block may not use enough LDS.
-    #[error("requires {needs} bytes of LDS, the target has {found}")]
-    Lds {
-        /// Bytes.
-        needs: u32,
-        /// Bytes.
         found: u32,
     },
     /// It is not for this precision.
@@ -277,9 +265,6 @@ impl Requires {
         }
         if !self.wave.is_empty() && !self.wave.contains(&target.wave_size) {
             return Err(Misfit::Wave { needs: self.wave.clone(), found: target.wave_size });
-        }
-        if self.min_lds_bytes > target.lds_bytes {
-            return Err(Misfit::Lds { needs: self.min_lds_bytes, found: target.lds_bytes });
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Integration tests, one binary: a module per room.
 
 mod architecture;
+mod attention;
 mod bad_input;
 mod bench;
 mod cache;

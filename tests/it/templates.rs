@@ -180,7 +180,7 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
         ),
         (
             "[launch]",
-            "[resources]\nmax_vgprs = 1\n[launch]",
+            "[resources]\nmax_spills = 1\n[launch]",
             "linear/dot.c.j2:13: [resources]: expected none on the host",
         ),
         (
