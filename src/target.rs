@@ -21,7 +21,7 @@ pub enum Backend {
     /// HIP C++ for an NVIDIA GPU, compiled by NVRTC; `.hip.j2` templates.
     Nvrtc,
     /// HIP C++ for a GPU, compiled for this machine's cores by the system's C++ compiler behind
-    /// `templates/lib/simulator.hip.j2`; `.hip.j2` templates.
+    /// `templates/lib/hip/simulator.hip.j2`; `.hip.j2` templates.
     Sim,
     /// A pretended compiler for tests: it can crash, hang and emit garbage on request.
     Mock,

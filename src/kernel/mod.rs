@@ -31,6 +31,7 @@ mod front_matter;
 pub mod isa;
 pub mod key;
 pub mod launch;
+mod lib_header;
 pub mod library;
 pub mod library_error;
 mod names;

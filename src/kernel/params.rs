@@ -105,7 +105,7 @@ impl Template {
         problem: &Problem,
         target: &Target,
     ) -> Result<(), ParamsError> {
-        let scope = Arc::new(self.scope(problem, params, target));
+        let scope = Arc::new(self.scope(problem, params, target)?);
         for (constraint, expression) in &self.constraints {
             if !expression.holds(&scope)? {
                 return Err(ParamsError::Constraint {

@@ -39,6 +39,8 @@ pub struct Template {
     pub requires: Requires,
     /// What can be tuned.
     pub params: BTreeMap<String, Param>,
+    /// What follows from problem, parameters and target, by name; each may use those before it.
+    pub facts: Vec<(String, Expression)>,
     /// What must hold of the parameters, by a name that says it.
     pub constraints: BTreeMap<String, Expression>,
     /// Blocks, threads, private memory.
@@ -234,17 +236,28 @@ impl Template {
         let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
         let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
-        let all = launch.chain(workspace).chain(self.constraints.values());
+        let facts = self.facts.iter().map(|(_, expression)| expression);
+        let all = launch.chain(workspace).chain(self.constraints.values()).chain(facts);
         all.flat_map(|expression| expression.names().iter().cloned()).collect()
     }
 
     /// The values that expressions over parameters see, except the scalar arguments.
-    pub(super) fn scope(&self, problem: &Problem, params: &BTreeMap<String, u32>, target: &Target) -> Scope {
+    pub(super) fn scope(
+        &self,
+        problem: &Problem,
+        params: &BTreeMap<String, u32>,
+        target: &Target,
+    ) -> Result<Scope, ExpressionError> {
         let mut known = Signature::scope(problem);
         known.extend(params.iter().map(|(name, &value)| (name.clone(), value.into())));
         known.insert("wave_size".into(), target.wave_size.into());
         known.insert("lds_bytes".into(), target.lds_bytes.into());
-        Scope::new(known)
+        known.insert("precision".into(), problem.precision.name().into());
+        for (name, expression) in &self.facts {
+            let value = expression.fact(&Arc::new(Scope::new(known.clone())))?;
+            known.insert(name.clone(), value);
+        }
+        Ok(Scope::new(known))
     }
 }
 

@@ -22,6 +22,7 @@ mod hostile;
 mod isa;
 mod kernels;
 mod kinds;
+mod lib_names;
 mod logits;
 mod models;
 mod mxfp4;

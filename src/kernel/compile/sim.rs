@@ -1,4 +1,4 @@
-//! The simulator's backend: a GPU's kernel behind `templates/lib/simulator.hip.j2`, through the system's C++ compiler, to a
+//! The simulator's backend: a GPU's kernel behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to a
 //! shared object.
 
 use std::collections::BTreeMap;
