@@ -33,11 +33,6 @@ struct Header {
     gives: Names,
 }
 
-struct LibFile {
-    header: Header,
-    text: String,
-}
-
 fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/templates"))
 }
@@ -59,11 +54,11 @@ fn files() -> BTreeMap<String, String> {
     files
 }
 
-fn lib() -> BTreeMap<String, LibFile> {
+fn lib() -> BTreeMap<String, Header> {
     let of_lib = files().into_iter().filter(|(name, _)| name.starts_with("lib/"));
     let read = of_lib.map(|(name, text)| {
         let header = text.strip_prefix("{#").and_then(|rest| rest.split_once("#}")).expect(&name).0;
-        (name, LibFile { header: toml::from_str(header).expect("checked when it is loaded"), text })
+        (name, toml::from_str(header).expect("checked when it is loaded"))
     });
     read.collect()
 }
@@ -81,7 +76,7 @@ fn language(name: &str) -> &str {
 fn one_name_means_one_thing() {
     let lib = lib();
     let mut givers: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
-    for (file, LibFile { header, .. }) in &lib {
+    for (file, header) in &lib {
         for name in header.gives.c.iter().chain(&header.gives.jinja) {
             givers.entry((language(file), name)).or_default().push(file);
         }
@@ -115,11 +110,14 @@ fn a_kernel_includes_nothing_that_it_does_not_use() {
     let mut unused = Vec::new();
     for (file, text) in files() {
         let mut words = words(&text);
-        if text.contains("f32_from_{{") || text.contains("f32_to_{{") {
+        if text.contains("f32_from_{{") {
             words.insert("f32_from_f32".into());
         }
+        if text.contains("f32_to_{{") {
+            words.insert("f32_to_f32".into());
+        }
         for included in includes(&text) {
-            let gives = &lib[&included].header.gives;
+            let gives = &lib[&included].gives;
             // Of alternatives it is their common includer's includers that use them.
             let is_alternative = ALTERNATIVES.iter().any(|group| group.contains(&included.as_str()));
             let is_for_others = FOR_INCLUDERS.contains(&(file.as_str(), included.as_str()));
