@@ -89,14 +89,16 @@ fn one_name_means_one_thing() {
     assert!(several.is_empty(), "given by more than one file:\n{}", several.join("\n"));
 }
 
-/// The words of C in a file: without comments, tags and strings.
+/// The words of C in a file: without comments, and without tags and strings but for what is printed.
 fn words(text: &str) -> BTreeSet<String> {
     let tags = regex::Regex::new(r"(?s)\{#.*?#\}|\{%.*?%\}|\{\{.*?\}\}").expect("a pattern");
     let rest = regex::Regex::new(r#"//[^\n]*|"[^"\n]*""#).expect("a pattern");
     let word = regex::Regex::new(r"[A-Za-z_]\w*").expect("a pattern");
     let code = tags.replace_all(text, "\0");
     let code = rest.replace_all(&code, "");
-    word.find_iter(&code).map(|found| found.as_str().to_owned()).collect()
+    let printed = tags.find_iter(text).map(|tag| tag.as_str()).filter(|tag| tag.starts_with("{{"));
+    let all = printed.chain([&*code]).flat_map(|part| word.find_iter(part));
+    all.map(|found| found.as_str().to_owned()).collect()
 }
 
 fn includes(text: &str) -> BTreeSet<String> {
