@@ -230,7 +230,12 @@ impl Reader<'_> {
             let Some(name) = open.keys().find(is_ready).cloned() else {
                 let names = open.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
                 let first = open.keys().next().expect("not empty");
-                return Err(self.toml.refuse(table[first].span(), "let", "facts that end", format!("a circle of {names}")));
+                return Err(self.toml.refuse(
+                    table[first].span(),
+                    "let",
+                    "facts that end",
+                    format!("a circle of {names}"),
+                ));
             };
             let expression = open.remove(&name).expect("it was found there");
             facts.push((name, expression));

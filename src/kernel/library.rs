@@ -302,7 +302,8 @@ impl Layer {
     /// If a folder cannot be listed. A file that cannot be read is kept with its error.
     pub fn read(folder: &Path) -> Result<Self, LibraryError> {
         let mut files = BTreeMap::new();
-        for (name, path) in entries(folder)?.into_iter().filter(|(name, path)| path.is_dir() && !name.starts_with('.')) {
+        for (name, path) in entries(folder)?.into_iter().filter(|(name, path)| path.is_dir() && !name.starts_with('.'))
+        {
             read_into(&mut files, &name, &path)?;
         }
         Ok(Self { origin: Origin::Folder(folder.to_path_buf()), files })

@@ -43,8 +43,7 @@ struct Seen<'a> {
 impl<'a> Walk<'a> {
     /// Checks that every name used is in `known` or given by what is included; gives the names used.
     pub fn check(&self, root: &'a SourceFile, known: &BTreeSet<String>) -> Result<BTreeSet<String>, LibraryError> {
-        let mut seen =
-            Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new() };
+        let mut seen = Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new() };
         self.walk(root, &mut seen)?;
         if let Some(name) = self.names_of(root).into_iter().find(|name| !seen.jinja.contains(name)) {
             let place = root.place_at(first_use(&root.text, &name));

@@ -82,9 +82,9 @@ fn one_name_means_one_thing() {
         }
     }
     assert!(givers.len() > 200, "few names: {}", givers.len());
-    let several = givers.iter().filter(|((_, name), files)| {
-        files.len() > 1 && !OF_A_TILE.contains(name) && !are_alternatives(files)
-    });
+    let several = givers
+        .iter()
+        .filter(|((_, name), files)| files.len() > 1 && !OF_A_TILE.contains(name) && !are_alternatives(files));
     let several: Vec<String> = several.map(|((_, name), files)| format!("`{name}`: {}", files.join(", "))).collect();
     assert!(several.is_empty(), "given by more than one file:\n{}", several.join("\n"));
 }
@@ -140,7 +140,9 @@ fn a_file_of_the_library_is_shared() {
         }
     }
     let is_lone = |(name, n): &(&String, &usize)| {
-        **n < 2 && !ALTERNATIVES.iter().any(|group| group.contains(&name.as_str())) && !name.ends_with("/simulator.hip.j2")
+        **n < 2
+            && !ALTERNATIVES.iter().any(|group| group.contains(&name.as_str()))
+            && !name.ends_with("/simulator.hip.j2")
     };
     let lone: Vec<&String> = n_includers.iter().filter(is_lone).map(|(name, _)| name).collect();
     assert!(lone.is_empty(), "a single kernel includes {lone:?}: it can hold the text itself");

@@ -212,7 +212,10 @@ fn mistakes_in_a_body_are_told_with_the_line_of_their_file() {
 #[test]
 fn an_undefined_name_in_an_include_is_told_with_the_include() {
     for (text, error) in [
-        ("{#\n#}\ntypedef float f32;\n// {{ lanes }}\n", "lib/prelude.c.j2:4: `lanes` is used, and the file's header does not"),
+        (
+            "{#\n#}\ntypedef float f32;\n// {{ lanes }}\n",
+            "lib/prelude.c.j2:4: `lanes` is used, and the file's header does not",
+        ),
         (
             "{#\n[takes]\njinja = [\"lanes\"]\n#}\n// {{ lanes }}\n",
             "linear/dot.c.j2:18: includes `lib/prelude.c.j2`, which takes the Jinja name `lanes`: nothing before this line",
@@ -233,7 +236,10 @@ fn an_undefined_name_in_an_include_is_told_with_the_include() {
     }
     for (text, error) in [
         ("typedef float f32;\n", "lib/prelude.c.j2:1: no front matter"),
-        ("{#\n[gives]\nc = [\"f64\"]\n#}\ntypedef float f32;\n", "lib/prelude.c.j2:1: the header lists `f64`, which the file"),
+        (
+            "{#\n[gives]\nc = [\"f64\"]\n#}\ntypedef float f32;\n",
+            "lib/prelude.c.j2:1: the header lists `f64`, which the file",
+        ),
     ] {
         let found = broken(&[("lib/prelude.c.j2", text)], "lib/prelude.c.j2");
         assert!(found.starts_with(error), "{found}");
