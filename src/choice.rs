@@ -271,6 +271,9 @@ fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &T
         .iter()
         .find(|template| template.label() == row.template)
         .ok_or_else(|| format!("`{}` does not exist or does not fit", row.template))?;
+    if template.is_another_op(&row.params) {
+        return Err(format!("it sets a parameter of `{template}` that changes what is computed"));
+    }
     let params = template.resolve_params(&row.params, problem, target).map_err(|error| error.to_string())?;
     Ok(Choice { template: Arc::clone(template), params, why: Why::Row(Box::new(row.clone())) })
 }

@@ -1,7 +1,5 @@
 //! What a compiled GPU kernel uses, against its contract and its template's `[resources]`.
 
-use std::fmt;
-
 use gpu::code_object::{CodeObject, CodeObjectError, DeviceLimits, KernelFacts};
 use gpu::{GpuError, KernelSpec};
 
@@ -26,46 +24,20 @@ pub enum ObjectError {
         /// What the object states.
         found: String,
     },
-    /// It uses more than is allowed.
-    #[error("expected at most {limit} {what}, found {found}")]
-    TooMuch {
-        /// Of what.
-        what: Resource,
+    /// More of its registers are kept in memory than is allowed.
+    #[error("expected at most {limit} spilled registers, found {found}")]
+    Spills {
         /// What the template allows, or its check.
         limit: u32,
-        /// What the object uses.
+        /// What the object spills.
         found: u32,
     },
 }
 
-/// Something of which a kernel may use too much.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// Vector registers of a lane.
-    Vgprs,
-    /// Registers kept in memory.
-    Spills,
-    /// LDS of a block.
-    Lds,
-}
-
-impl fmt::Display for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Vgprs => "VGPRs",
-            Self::Spills => "spilled registers",
-            Self::Lds => "bytes of LDS",
-        })
-    }
-}
-
 impl Hint for ObjectError {
     fn hint(&self) -> Option<String> {
-        let Self::TooMuch { .. } = self else { return None };
-        Some(
-            "`[resources]` in the template's front matter sets limits; smaller tiles need fewer registers and less LDS"
-                .into(),
-        )
+        let Self::Spills { .. } = self else { return None };
+        Some("smaller tiles need fewer registers".into())
     }
 }
 
@@ -73,19 +45,12 @@ impl Resources {
     /// Whether a kernel stays within them.
     ///
     /// # Errors
-    /// [`ObjectError::TooMuch`], for the first that it does not.
+    /// [`ObjectError::Spills`].
     pub fn check(&self, kernel: &KernelFacts) -> Result<(), ObjectError> {
-        let uses = [
-            (Resource::Vgprs, self.max_vgprs, kernel.vgprs),
-            (Resource::Spills, self.max_spills, kernel.spills()),
-            (Resource::Lds, self.max_lds_bytes, kernel.lds_bytes),
-        ];
-        for (what, limit, found) in uses {
-            if let Some(limit) = limit.filter(|limit| found > *limit) {
-                return Err(ObjectError::TooMuch { what, limit, found });
-            }
+        match self.max_spills.filter(|limit| kernel.spills() > *limit) {
+            Some(limit) => Err(ObjectError::Spills { limit, found: kernel.spills() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -129,30 +94,22 @@ mod tests {
         KernelSpec { entry: "linear_tile".into(), abi: String::new(), args, block_size: 256, lds_bytes: 0 }
     }
 
-    fn refusal(resources: Resources, arch: &str) -> String {
-        let target = Target::gpu(arch).expect("known");
-        examine(TILE, &spec(), &resources, &target).expect_err("refused").to_string()
-    }
-
     #[test]
-    fn limits_hold_up_to_their_value() {
-        // It uses 54 VGPRs and 8320 bytes of LDS, and spills nothing.
-        let exact = Resources { max_vgprs: Some(54), max_spills: Some(0), max_lds_bytes: Some(8320) };
-        let facts = examine(TILE, &spec(), &exact, &Target::gpu("gfx90a:xnack-").expect("known")).expect("within");
-        assert_eq!((facts.vgprs, facts.lds_bytes), (54, 8320));
-        let error = refusal(Resources { max_vgprs: Some(53), ..exact }, "gfx90a");
-        assert_eq!(error, "expected at most 53 VGPRs, found 54");
-        let error = refusal(Resources { max_lds_bytes: Some(8319), ..exact }, "gfx90a");
-        assert_eq!(error, "expected at most 8319 bytes of LDS, found 8320");
+    fn spills_hold_up_to_their_limit() {
+        let none = Resources { max_spills: Some(0) };
+        let facts = examine(TILE, &spec(), &none, &Target::gpu("gfx90a:xnack-").expect("known")).expect("within");
+        assert_eq!((facts.vgprs, facts.lds_bytes, facts.spills()), (54, 8320, 0));
         let mut spilling = facts;
         (spilling.vgpr_spills, spilling.sgpr_spills) = (2, 1);
-        let error = exact.check(&spilling).expect_err("it spills").to_string();
+        let error = none.check(&spilling).expect_err("it spills").to_string();
         assert_eq!(error, "expected at most 0 spilled registers, found 3");
+        assert!(Resources { max_spills: Some(3) }.check(&spilling).is_ok());
     }
 
     #[test]
     fn an_object_for_another_chip_is_refused() {
-        let error = refusal(Resources::default(), "gfx942");
+        let other = Target::gpu("gfx942").expect("known");
+        let error = examine(TILE, &spec(), &Resources::default(), &other).expect_err("refused").to_string();
         assert_eq!(error, "expected an object for gfx942, found one for gfx90a");
         let mut broken = TILE.to_vec();
         broken.truncate(1000);

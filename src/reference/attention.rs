@@ -126,14 +126,14 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         return Err(ReferenceError::Contradiction { why });
     }
     let table = layout.block_table(random);
-    let sight = Sight { window, n_positions: n_positions(case, &layout, &rows, random)? };
+    let sight = Sight { window, n_positions: n_positions(case, &layout, rows.iter().copied()) };
     let (k_cache, v_cache) = match case.inputs.as_deref() {
         Some("decode" | "end") => {
             (random.normals(kv, layout.cache_size(), 1.0), random.normals(kv, layout.cache_size(), 1.0))
         }
         _ => caches(&layout, &sight, &rows, &table, kv, random),
     };
-    let mut inputs = named([
+    Ok(named([
         ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
         ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
         ("position", Tensor::whole(rows.iter().map(|row| row.1))),
@@ -141,11 +141,7 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         ("k_cache", k_cache),
         ("v_cache", v_cache),
         ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
-    ]);
-    if let Some(n_positions) = sight.n_positions {
-        inputs.insert("n_positions".into(), Tensor::whole(n_positions));
-    }
-    Ok(inputs)
+    ]))
 }
 
 /// Every row alone in its slot, at the last position before `end`.
@@ -187,24 +183,6 @@ fn caches(
     (Tensor::rounded(kv, k_cache), Tensor::rounded(kv, v_cache))
 }
 
-/// Positions that are in every slot, where attention is not causal: those of its rows and some behind them, as many as the
-/// slot's blocks hold, or past what the last row's window reaches.
-fn n_positions(
-    case: &Case,
-    layout: &Layout,
-    rows: &[(usize, usize)],
-    random: &mut Random,
-) -> Result<Option<Vec<usize>>, ReferenceError> {
-    if case.flag("causal")? {
-        return Ok(None);
-    }
-    let window = case.dim("window")?;
-    let in_slot = |i: usize| rows.iter().filter(|row| row.0 == i).map(|row| row.1 + 1).max().unwrap_or(0);
-    let behind = |own: usize| if window == 0 { layout.capacity() - own + 1 } else { window + layout.block_tokens };
-    let ends = (0..layout.n_slots).map(in_slot).map(|own| own + random.below(behind(own)));
-    Ok(Some(ends.collect()))
-}
-
 /// The position of row t: the edges of window, block and ring first, then any.
 fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> usize {
     let (block, capacity, end) = (layout.block_tokens, layout.capacity(), layout.end(window));
@@ -217,11 +195,24 @@ fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> 
     }
 }
 
+/// Positions of every slot, up to that of its last row, where the flag `causal`, which no contract declares and which is true
+/// where nobody gives it, is false.
+fn n_positions(case: &Case, layout: &Layout, rows: impl Iterator<Item = (usize, usize)>) -> Option<Vec<usize>> {
+    if case.flags.get("causal") != Some(&false) {
+        return None;
+    }
+    let mut ends = vec![0; layout.n_slots];
+    for (slot, position) in rows {
+        ends[slot] = ends[slot].max(position + 1);
+    }
+    Some(ends)
+}
+
 /// What tokens see.
 struct Sight {
     /// Positions on one side, the token's own included; 0 is all.
     window: usize,
-    /// Positions in each slot; none where nobody looks behind his own.
+    /// Positions in each slot; none where attention is causal, so that nobody looks behind his own.
     n_positions: Option<Vec<usize>>,
 }
 
@@ -242,9 +233,8 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     let (qkv, slot, position, table) = (qkv?, slot?, position?, table?);
     let [k, v, sinks] = ["k_cache", "v_cache", "sinks"].map(|name| tensor(inputs, name));
     let (k, v, sinks) = (k?.values(), v?.values(), sinks?.values());
-    let n_positions = if case.flag("causal")? { None } else { Some(tensor(inputs, "n_positions")?) };
-    let n_positions = n_positions.map(|n| (0..layout.n_slots).map(|i| n.index(i)).collect());
-    let sight = Sight { window, n_positions };
+    let rows = (0..n_tokens).map(|t| (slot.index(t), position.index(t)));
+    let sight = Sight { window, n_positions: n_positions(case, &layout, rows) };
     let group = layout.n_heads / layout.n_kv_heads;
     let mut y = Vec::new();
     for t in 0..n_tokens {
@@ -290,7 +280,7 @@ mod tests {
         let scalars = [("n_tokens", 9.0), ("n_slots", 3.0), ("table_blocks", 3.0), ("n_blocks", 9.0)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
-            flags: [("matrix_layout".to_owned(), true), ("causal".to_owned(), true)].into(),
+            flags: [("matrix_layout".to_owned(), true)].into(),
             dtypes: ["kv", "sinks"].map(|name| (name.to_owned(), Dtype::F32)).into(),
             inputs: Some(op_inputs.to_owned()),
             scalars: scalars.map(|(name, n)| (name.to_owned(), n)).into(),
@@ -361,27 +351,28 @@ mod tests {
     }
 
     #[test]
-    fn attention_that_is_not_causal_sees_what_is_behind() {
-        // Position 1 of the three in the slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
-        let mut inputs = named([
-            ("qkv", f32s(&[0.0; 8])),
-            ("slot", u32s(&[0])),
-            ("position", u32s(&[1])),
-            ("n_positions", u32s(&[3])),
+    fn attention_that_is_not_causal_sees_up_to_the_last_row_of_its_slot() {
+        // Rows at positions 1 and 2 of a slot; q = 0, so all scores are 0; head 1 has no sink to speak of.
+        let inputs = named([
+            ("qkv", f32s(&[0.0; 16])),
+            ("slot", u32s(&[0, 0])),
+            ("position", u32s(&[1, 2])),
             ("block_table", u32s(&[0, 1])),
             ("k_cache", f32s(&[1.0; 8])),
             ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
             ("sinks", f32s(&[0.0, -1e3])),
         ]);
         let mut case = attention_case(0);
+        case.scalars.insert("n_tokens".into(), 2.0);
         case.flags.insert("causal".into(), false);
-        close(&run_one("attention", &case, inputs.clone(), "y"), &[18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0]);
-        // A window of 1 is the token alone, whatever the side.
+        let all = [18.0 / 4.0, 180.0 / 4.0, 6.0, 60.0];
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[all, all].concat());
+        // A window of 1 is the token alone, one of 2 a neighbour on either side.
         case.dims.insert("window".into(), 1);
-        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0]);
+        close(&run_one("attention", &case, inputs.clone(), "y"), &[3.0, 30.0, 6.0, 60.0, 4.5, 45.0, 9.0, 90.0]);
         case.dims.insert("window".into(), 2);
-        inputs.insert("position".into(), u32s(&[0]));
-        close(&run_one("attention", &case, inputs, "y"), &[3.0, 30.0, 4.5, 45.0]);
+        let last = [5.0, 50.0, 7.5, 75.0];
+        close(&run_one("attention", &case, inputs, "y"), &[all, last].concat());
     }
 
     #[test]

@@ -32,37 +32,21 @@ pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors
     }
     let scale = (0..hidden_size).map(|_| 1.0 + 0.3 * random.normal()).collect();
     let scale = Tensor::rounded(case.dtype("scale")?, scale);
-    let mut inputs = named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]);
-    if case.flag("has_update")? {
-        inputs.insert("update".into(), random.normals(Dtype::F32, n_tokens * hidden_size, 1.0));
-    }
-    Ok(inputs)
+    Ok(named([("x", Tensor::rounded(Dtype::F32, x)), ("scale", scale)]))
 }
 
-/// y[t, c] = s[t, c] / sqrt(mean(s[t, :]^2) + eps) * scale[c], s = x or sum = x + update. The scales are those of
-/// |x| + |update|.
+/// y[t, c] = x[t, c] / sqrt(mean(x[t, :]^2) + eps) * scale[c]
 pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (x, scale) = (tensor(inputs, "x")?, tensor(inputs, "scale")?);
     let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
-    let update = case.flag("has_update")?.then(|| tensor(inputs, "update")).transpose()?;
-    let sum: Vec<(f64, f64)> = match update {
-        Some(update) => {
-            x.values().iter().zip(update.values()).map(|(x, more)| (x + more, x.abs() + more.abs())).collect()
-        }
-        None => x.values().iter().map(|x| (*x, x.abs())).collect(),
-    };
     let mut y = Vec::new();
-    for row in sum.chunks(hidden_size) {
-        let mean = row.iter().map(|(value, _)| value * value).sum::<f64>() / hidden_size as f64;
+    for row in x.values().chunks(hidden_size) {
+        let mean = row.iter().map(|x| x * x).sum::<f64>() / hidden_size as f64;
         let root = (mean + eps).sqrt();
-        let scaled = |((value, size), scale): (&(f64, f64), &f64)| (value / root * scale, (size / root * scale).abs());
-        y.extend(row.iter().zip(scale.values()).map(scaled));
+        let normed = row.iter().zip(scale.values()).map(|(x, scale)| x / root * scale);
+        y.extend(normed.map(|value| (value, value.abs())));
     }
-    let mut outputs = only("y", Output::scaled(y));
-    if update.is_some() {
-        outputs.insert("sum".into(), Output::scaled(sum));
-    }
-    Ok(outputs)
+    Ok(only("y", Output::scaled(y)))
 }
 
 pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -109,25 +93,18 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::tests::{case, close, f32s, run_one};
+    use super::super::tests::{case, close, f32s};
     use super::*;
     use crate::reference::run;
 
     #[test]
     fn rmsnorm_divides_by_the_root_of_the_mean_square() {
-        let mut case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
-        case.flags.insert("has_update".into(), false);
-        let mut inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, 2.0]))]);
+        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        let inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, -2.0]))]);
         let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
-        close(&run_one("rmsnorm", &case, inputs.clone(), "y"), &[3.0 / root, 8.0 / root]);
-
-        case.flags.insert("has_update".into(), true);
-        inputs.extend(named([("x", f32s(&[5.0, 4.5])), ("update", f32s(&[-2.0, -0.5]))]));
-        let moved = run(&["rmsnorm".into()], &case, &inputs).unwrap();
-        close(&moved["sum"].values, &[3.0, 4.0]);
-        close(&moved["sum"].scale, &[7.0, 5.0]);
-        close(&moved["y"].values, &[3.0 / root, 8.0 / root]);
-        close(&moved["y"].scale, &[7.0 / root, 10.0 / root]);
+        let y = &run(&["rmsnorm".into()], &case, &inputs).unwrap()["y"];
+        close(&y.values, &[3.0 / root, -8.0 / root]);
+        close(&y.scale, &[3.0 / root, 8.0 / root]);
     }
 
     #[test]

@@ -339,7 +339,7 @@ mod tests {
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars
             .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
-        case.flags.extend([("matrix_layout".into(), false), ("causal".into(), true)]);
+        case.flags.extend([("matrix_layout".into(), false)]);
         case
     }
 
@@ -441,7 +441,7 @@ mod tests {
     fn a_fused_run_is_the_composition_of_its_ops() {
         let mut case = case(&[("hidden_size", 5), ("in_features", 5), ("out_features", 3)], 2);
         case.constants.insert("eps".into(), 1e-5);
-        case.flags.extend(["has_bias", "has_residual", "has_update"].map(|name| (name.into(), false)));
+        case.flags.extend(["has_bias", "has_residual"].map(|name| (name.into(), false)));
         case.dtypes.extend([("scale".into(), Dtype::F32), ("weight".into(), Dtype::Bf16)]);
         let [rmsnorm, linear] = ["rmsnorm", "linear"].map(String::from);
         let fused = [rmsnorm.clone(), linear.clone()];

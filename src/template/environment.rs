@@ -12,6 +12,14 @@ const FUEL: u64 = 20_000_000;
 /// The longest `range`.
 const MAX_RANGE: u32 = 65_536;
 
+/// The function that is true the first time that a rendering calls it with a file's name.
+pub(super) const ONCE: &str = "is_first_include";
+
+/// The text of a file of the library, which renders to nothing where it was included before. Its lines keep their numbers.
+pub(super) fn once(name: &str, text: &str) -> String {
+    format!("{{% if {ONCE}({name:?}) %}}{text}{{% endif %}}")
+}
+
 /// An engine that holds no template yet.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::empty();
@@ -23,6 +31,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment.add_filter("div_exact", div_exact);
     environment.add_filter("f32", f32_literal);
     environment.add_function("range", range);
+    environment.add_function(ONCE, is_first_include);
     add_functions(&mut environment);
     environment.set_formatter(print_value);
     environment
@@ -50,6 +59,10 @@ fn range(n: u32) -> Result<Value, Error> {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("range({n}): at most {MAX_RANGE}")));
     }
     Ok(Value::from_iter(0..n))
+}
+
+fn is_first_include(state: &mut State<'_, '_>, name: String) -> bool {
+    state.set_temp(&name, Value::from(true)).is_none()
 }
 
 /// Prints a value as C spells it. Floats must say their type: `{{ x | f32 }}`.

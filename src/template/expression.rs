@@ -147,6 +147,17 @@ impl Expression {
             .ok_or_else(|| self.error(Reason::NotCondition(value.to_string())))
     }
 
+    /// Its value: a whole number or a condition.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub(super) fn fact(&self, scope: &Arc<Scope>) -> Result<Value, ExpressionError> {
+        match self.value(scope)?.kind() {
+            ValueKind::Bool => self.holds(scope).map(Value::from),
+            _ => self.whole(scope).map(Value::from),
+        }
+    }
+
     /// An error about this expression.
     pub(crate) fn error(&self, reason: Reason) -> ExpressionError {
         ExpressionError { place: self.place.clone(), text: self.text.clone(), reason }

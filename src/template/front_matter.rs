@@ -29,6 +29,8 @@ struct FrontMatter {
     requires: RequiresTable,
     #[serde(default)]
     params: BTreeMap<String, Spanned<ParamTable>>,
+    #[serde(default, rename = "let")]
+    facts: BTreeMap<String, Spanned<String>>,
     #[serde(default)]
     constraints: BTreeMap<String, Spanned<String>>,
     launch: Spanned<LaunchTable>,
@@ -59,7 +61,6 @@ struct RequiresTable {
     precision: Vec<Precision>,
     dtypes: BTreeMap<String, Spanned<Vec<Dtype>>>,
     when: Vec<Spanned<String>>,
-    min_lds_bytes: u32,
 }
 
 #[derive(Deserialize)]
@@ -68,6 +69,12 @@ struct ParamTable {
     values: Vec<u32>,
     default: u32,
     doc: String,
+    #[serde(default = "yes")]
+    tunable: bool,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -111,8 +118,9 @@ impl Template {
             let refused = |expected| toml.refuse(path.span(), "keeps", expected, format!("`{}`", path.get_ref()));
             signature.keep(path.get_ref()).map_err(refused)?;
         }
-        let reader =
-            Reader { toml: &toml, signature: &signature, language, params: table.params.keys().cloned().collect() };
+        let names = |keys: Vec<&String>| keys.into_iter().cloned().collect();
+        let (params, facts) = (names(table.params.keys().collect()), names(table.facts.keys().collect()));
+        let reader = Reader { toml: &toml, signature: &signature, language, params, facts };
         Ok(Self {
             ops: signature.ops.clone(),
             variant: variant_of(&file.name).to_owned(),
@@ -124,6 +132,7 @@ impl Template {
             priority: table.priority,
             requires: reader.requires(table.requires)?,
             params: reader.params(&table.params)?,
+            facts: reader.facts(&table.facts)?,
             constraints: reader.constraints(&table.constraints)?,
             launch: reader.launch(&table.launch)?,
             workspace: reader.workspace(&table.workspace)?,
@@ -142,6 +151,7 @@ struct Reader<'a> {
     signature: &'a Signature,
     language: Language,
     params: BTreeSet<String>,
+    facts: BTreeSet<String>,
 }
 
 impl Reader<'_> {
@@ -165,24 +175,21 @@ impl Reader<'_> {
             precision: table.precision,
             dtypes: table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect(),
             when: table.when.iter().map(|text| self.toml.expression(text, &conditions)).collect::<Result<_, _>>()?,
-            min_lds_bytes: table.min_lds_bytes,
         })
     }
 
     fn params(&self, tables: &BTreeMap<String, Spanned<ParamTable>>) -> Result<BTreeMap<String, Param>, LibraryError> {
         let mut params = BTreeMap::new();
-        let taken: BTreeSet<String> =
-            self.signature.condition_names().into_iter().chain(self.signature.constants.clone()).collect();
         for (name, table) in tables {
             // `block_size` is the one name that a parameter may share with the renderer: it then is the launch's.
             if name != "block_size" {
                 self.toml.name("parameter", name, table.span())?;
             }
-            if taken.contains(name) {
+            if self.signature.declares(name) {
                 let expected = "a name that op.toml does not declare";
                 return Err(self.toml.refuse(table.span(), "parameter", expected, format!("`{name}`")));
             }
-            let ParamTable { values, default, doc } = table.get_ref();
+            let ParamTable { values, default, doc, tunable } = table.get_ref();
             if !values.contains(default) {
                 let list = values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
                 let expected = format!("one of its values: {list}");
@@ -193,17 +200,49 @@ impl Reader<'_> {
                     default.to_string(),
                 ));
             }
-            params.insert(name.clone(), Param { values: values.clone(), default: *default, doc: doc.clone() });
+            let (values, doc) = (values.clone(), doc.clone());
+            params.insert(name.clone(), Param { values, default: *default, doc, is_tunable: *tunable });
         }
         Ok(params)
     }
 
-    /// What constraints may use: dims, flags, dtypes, parameters, `wave_size` and `lds_bytes`.
+    /// What constraints may use: dims, flags, dtypes, parameters, named facts, `precision`, `wave_size` and `lds_bytes`.
     fn tuning_names(&self) -> BTreeSet<String> {
         let mut names = self.signature.condition_names();
-        names.extend(self.params.iter().cloned());
-        names.extend(["wave_size", "lds_bytes"].map(String::from));
+        names.extend(self.params.union(&self.facts).cloned());
+        names.extend(["precision", "wave_size", "lds_bytes"].map(String::from));
         names
+    }
+
+    /// The facts, each behind those that it uses.
+    fn facts(&self, table: &BTreeMap<String, Spanned<String>>) -> Result<Vec<(String, Expression)>, LibraryError> {
+        let known = self.tuning_names();
+        let mut open = BTreeMap::new();
+        for (name, text) in table {
+            self.toml.name("let", name, text.span())?;
+            if self.signature.declares(name) || self.params.contains(name) {
+                let expected = "a name that neither op.toml nor [params] declares";
+                return Err(self.toml.refuse(text.span(), "let", expected, format!("`{name}`")));
+            }
+            open.insert(name.clone(), self.toml.expression(text, &known)?);
+        }
+        let mut facts = Vec::new();
+        while !open.is_empty() {
+            let is_ready = |fact: &&String| open[*fact].names().iter().all(|name| !open.contains_key(name));
+            let Some(name) = open.keys().find(is_ready).cloned() else {
+                let names = open.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+                let first = open.keys().next().expect("not empty");
+                return Err(self.toml.refuse(
+                    table[first].span(),
+                    "let",
+                    "facts that end",
+                    format!("a circle of {names}"),
+                ));
+            };
+            let expression = open.remove(&name).expect("it was found there");
+            facts.push((name, expression));
+        }
+        Ok(facts)
     }
 
     /// What shapes and the launch may use: the scalar arguments too.
@@ -295,7 +334,7 @@ impl Reader<'_> {
 }
 
 /// The TOML in the file's first comment, and where it begins.
-fn front_matter(file: &SourceFile) -> Result<(usize, &str), LibraryError> {
+pub(super) fn front_matter(file: &SourceFile) -> Result<(usize, &str), LibraryError> {
     let missing = || LibraryError::NoFrontMatter { place: file.place(1) };
     let inside = file.text.strip_prefix("{#").ok_or_else(missing)?;
     let end = inside.find("#}").ok_or_else(missing)?;

@@ -11,8 +11,9 @@ use std::{env, fs, io};
 use minijinja::Environment;
 
 use super::contract::{self, Contract};
-use super::environment::environment;
+use super::environment::{environment, once};
 use super::expression::describe;
+use super::lib_header::LibHeader;
 use super::library_error::LibraryError;
 use super::names::Walk;
 use super::signature::Signature;
@@ -32,6 +33,8 @@ pub struct Library {
     templates: Vec<Arc<Template>>,
     broken: Vec<Broken>,
     files: BTreeMap<String, SourceFile>,
+    /// What the files of `lib/` say of themselves.
+    headers: BTreeMap<String, LibHeader>,
     environment: Environment<'static>,
 }
 
@@ -89,8 +92,9 @@ impl Library {
         let mut broken = BTreeMap::new();
         let (files, shadows) = overlay(layers, &mut broken);
         let environment = compile(&files, &mut broken);
-        let mut library =
-            Self { origins, contracts: BTreeMap::new(), templates: Vec::new(), broken: Vec::new(), files, environment };
+        let headers = read_headers(&files, &mut broken);
+        let (contracts, templates) = (BTreeMap::new(), Vec::new());
+        let mut library = Self { origins, contracts, templates, broken: Vec::new(), files, headers, environment };
         library.read_contracts(&mut broken);
         library.read_templates(&shadows, &mut broken);
         library.broken = broken
@@ -278,18 +282,22 @@ impl Library {
         let signature = &template.signature;
         let mut known: BTreeSet<String> = signature.condition_names();
         known.extend(signature.constants.iter().chain(template.params.keys()).cloned());
+        known.extend(template.facts.iter().map(|(name, _)| name.clone()));
         known.extend(GLOBALS.map(String::from));
         if template.launch.block_size.is_some() {
             known.insert("block_size".into());
         }
-        let walk = Walk { environment: &self.environment, files: &self.files, broken };
+        let Self { environment, files, headers, .. } = self;
+        let walk = Walk { environment, files, headers, broken };
         let mut used = walk.check(&template.file, &known)?;
         used.extend(template.expression_names());
-        match template.params.keys().find(|name| !used.contains(*name)) {
-            Some(name) => Err(LibraryError::UnusedParam {
-                place: template.file.place_at(template.file.text.find(&format!("params.{name}")).unwrap_or(0)),
-                name: name.clone(),
-            }),
+        let params = template.params.keys().map(|name| (name, "parameter", format!("params.{name}")));
+        let facts = template.facts.iter().map(|(name, _)| (name, "fact", format!("\n{name}")));
+        match params.chain(facts).find(|(name, ..)| !used.contains(*name)) {
+            Some((name, what, text)) => {
+                let offset = template.file.text.find(&text).map_or(0, |at| at + usize::from(text.starts_with('\n')));
+                Err(LibraryError::Unused { place: template.file.place_at(offset), what, name: name.clone() })
+            }
             None => Ok(()),
         }
     }
@@ -326,18 +334,29 @@ impl Layer {
     /// If a folder cannot be listed. A file that cannot be read is kept with its error.
     pub fn read(folder: &Path) -> Result<Self, LibraryError> {
         let mut files = BTreeMap::new();
-        for (name, path) in entries(folder)? {
-            if !path.is_dir() || name.starts_with('.') {
-                continue;
-            }
-            for (file, path) in entries(&path)? {
-                if (file.ends_with(".j2") || file.ends_with(".toml")) && !file.starts_with('.') {
-                    files.insert(format!("{name}/{file}"), fs::read_to_string(&path).map_err(Arc::new));
-                }
-            }
+        for (name, path) in entries(folder)?.into_iter().filter(|(name, path)| path.is_dir() && !name.starts_with('.'))
+        {
+            read_into(&mut files, &name, &path)?;
         }
         Ok(Self { origin: Origin::Folder(folder.to_path_buf()), files })
     }
+}
+
+/// Reads the files of a folder, as `prefix/file`; of `lib`, those of its folders too.
+fn read_into(
+    files: &mut BTreeMap<String, Result<String, Arc<io::Error>>>,
+    prefix: &str,
+    folder: &Path,
+) -> Result<(), LibraryError> {
+    for (name, path) in entries(folder)?.into_iter().filter(|(name, _)| !name.starts_with('.')) {
+        let full = format!("{prefix}/{name}");
+        if prefix == "lib" && path.is_dir() {
+            read_into(files, &full, &path)?;
+        } else if name.ends_with(".j2") || name.ends_with(".toml") {
+            files.insert(full, fs::read_to_string(&path).map_err(Arc::new));
+        }
+    }
+    Ok(())
 }
 
 /// Names and paths in a folder.
@@ -405,6 +424,24 @@ fn overlay(
     (files, shadows)
 }
 
+/// Reads what the files of `lib/` say of themselves; those that say nothing, or what is not so, become broken.
+fn read_headers(
+    files: &BTreeMap<String, SourceFile>,
+    broken: &mut BTreeMap<String, LibraryError>,
+) -> BTreeMap<String, LibHeader> {
+    let mut headers = BTreeMap::new();
+    for (name, file) in files.iter().filter(|(name, _)| matches!(kind(name), Kind::Lib)) {
+        if broken.contains_key(name) {
+            continue;
+        }
+        match LibHeader::parse(file) {
+            Ok(header) => drop(headers.insert(name.clone(), header)),
+            Err(error) => drop(broken.insert(name.clone(), error)),
+        }
+    }
+    headers
+}
+
 /// Compiles every body; those that are no templates become broken.
 fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, LibraryError>) -> Environment<'static> {
     let mut environment = environment();
@@ -412,7 +449,8 @@ fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, L
         if !matches!(kind(name), Kind::Template { .. } | Kind::Lib) || broken.contains_key(name) {
             continue;
         }
-        if let Err(error) = environment.add_template_owned(name.clone(), file.text.to_string()) {
+        let text = if name.starts_with("lib/") { once(name, &file.text) } else { file.text.to_string() };
+        if let Err(error) = environment.add_template_owned(name.clone(), text) {
             let place = file.place(error.line().unwrap_or(0));
             broken.insert(name.clone(), LibraryError::Syntax { place, message: describe(&error) });
         }

@@ -4,10 +4,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Problem;
 use super::expression::ExpressionError;
 use super::source_file::Place;
-use super::{Misfit, Template};
+use super::{Misfit, Problem, Template};
 use crate::error::Hint;
 use crate::target::Target;
 
@@ -81,12 +80,14 @@ pub enum LibraryError {
         /// The names that could have been meant.
         known: Vec<String>,
     },
-    /// A parameter is declared that nothing uses.
-    #[error("{place}: the parameter `{name}` is declared and never used")]
-    UnusedParam {
+    /// A parameter or a fact is declared that nothing uses.
+    #[error("{place}: the {what} `{name}` is declared and never used")]
+    Unused {
         /// The line.
         place: Place,
-        /// The parameter.
+        /// `parameter` or `fact`.
+        what: &'static str,
+        /// Its name.
         name: String,
     },
     /// A template includes a file that is nowhere.
@@ -95,6 +96,34 @@ pub enum LibraryError {
         /// The line.
         place: Place,
         /// The file asked for.
+        name: String,
+    },
+    /// A file of the library is included where a name that it takes is not there yet.
+    #[error("{place}: includes `{file}`, which takes the {language} name `{name}`: nothing before this line gives it")]
+    NotGiven {
+        /// The line of the include.
+        place: Place,
+        /// The file that is included.
+        file: String,
+        /// What it takes.
+        name: String,
+        /// `C` or `Jinja`.
+        language: &'static str,
+    },
+    /// A file of the library uses a name that its header does not list.
+    #[error("{place}: `{name}` is used, and the file's header does not list it in `takes.jinja`")]
+    Unlisted {
+        /// The line.
+        place: Place,
+        /// The name.
+        name: String,
+    },
+    /// A header lists a name that is not in its file.
+    #[error("{place}: the header lists `{name}`, which the file does not have")]
+    StaleName {
+        /// The file.
+        place: Place,
+        /// The name.
         name: String,
     },
     /// An op has no contract.
@@ -173,6 +202,9 @@ impl Hint for LibraryError {
                 "names come from the op's `op.toml`, from the template's `[params]`, and from `templates/README.md`"
                     .into(),
             ),
+            Self::NotGiven { .. } | Self::Unlisted { .. } | Self::StaleName { .. } => {
+                Some("`templates/README.md` says what the header of a file in `lib/` lists".into())
+            }
             _ => None,
         }
     }

@@ -15,6 +15,7 @@ mod environment;
 pub mod expression;
 mod front_matter;
 pub mod launch;
+mod lib_header;
 pub mod library;
 pub mod library_error;
 mod names;
@@ -67,6 +68,8 @@ pub struct Template {
     pub requires: Requires,
     /// What can be tuned.
     pub params: BTreeMap<String, Param>,
+    /// What follows from problem, parameters and target, by name; each may use those before it.
+    pub facts: Vec<(String, Expression)>,
     /// What must hold of the parameters, by a name that says it.
     pub constraints: BTreeMap<String, Expression>,
     /// Blocks, threads, private memory.
@@ -98,8 +101,6 @@ pub struct Requires {
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
     /// Conditions over dims, flags and dtypes; all of them.
     pub when: Vec<Expression>,
-    /// LDS that a block may use, at least, in bytes.
-    pub min_lds_bytes: u32,
 }
 
 /// A tunable parameter.
@@ -111,6 +112,8 @@ pub struct Param {
     pub default: u32,
     /// What it is.
     pub doc: String,
+    /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never chosen.
+    pub is_tunable: bool,
 }
 
 /// The launch geometry, as expressions.
@@ -130,12 +133,8 @@ pub struct Launch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resources {
-    /// Vector registers of a lane.
-    pub max_vgprs: Option<u32>,
     /// Registers spilled to memory.
     pub max_spills: Option<u32>,
-    /// LDS of a block, in bytes.
-    pub max_lds_bytes: Option<u32>,
 }
 
 /// Tolerances that replace the op's.
@@ -176,14 +175,6 @@ pub enum Misfit {
         /// The sizes.
         needs: Vec<u32>,
         /// The target's.
-        found: u32,
-    },
-    /// A block may not use enough LDS.
-    #[error("requires {needs} bytes of LDS, the target has {found}")]
-    Lds {
-        /// Bytes.
-        needs: u32,
-        /// Bytes.
         found: u32,
     },
     /// It is not for this precision.
@@ -280,17 +271,28 @@ impl Template {
         let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
         let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
-        let all = launch.chain(workspace).chain(self.constraints.values());
+        let facts = self.facts.iter().map(|(_, expression)| expression);
+        let all = launch.chain(workspace).chain(self.constraints.values()).chain(facts);
         all.flat_map(|expression| expression.names().iter().cloned()).collect()
     }
 
     /// The values that expressions over parameters see, except the scalar arguments.
-    pub(super) fn scope(&self, problem: &Problem, params: &BTreeMap<String, u32>, target: &Target) -> Scope {
+    pub(super) fn scope(
+        &self,
+        problem: &Problem,
+        params: &BTreeMap<String, u32>,
+        target: &Target,
+    ) -> Result<Scope, ExpressionError> {
         let mut known = Signature::scope(problem);
         known.extend(params.iter().map(|(name, &value)| (name.clone(), value.into())));
         known.insert("wave_size".into(), target.wave_size.into());
         known.insert("lds_bytes".into(), target.lds_bytes.into());
-        Scope::new(known)
+        known.insert("precision".into(), problem.precision.name().into());
+        for (name, expression) in &self.facts {
+            let value = expression.fact(&Arc::new(Scope::new(known.clone())))?;
+            known.insert(name.clone(), value);
+        }
+        Ok(Scope::new(known))
     }
 }
 
@@ -311,9 +313,6 @@ impl Requires {
         }
         if !self.wave.is_empty() && !self.wave.contains(&target.wave_size) {
             return Err(Misfit::Wave { needs: self.wave.clone(), found: target.wave_size });
-        }
-        if self.min_lds_bytes > target.lds_bytes {
-            return Err(Misfit::Lds { needs: self.min_lds_bytes, found: target.lds_bytes });
         }
         Ok(())
     }

@@ -1,66 +1,78 @@
 //! The names that a template and all that it includes use, against those that are declared.
 //!
-//! The engine tells which names a file looks up and does not set, but not across includes; so the includes are
-//! walked here. What a file of the walk sets, imports or defines as a macro is known in all of them.
+//! The engine tells which names of its own a file looks up and does not set, but not across includes; so the includes are
+//! walked here, in the order of the text. A file of the library sees what its header takes, and leaves what it gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use minijinja::Environment;
 
+use super::environment::ONCE;
+use super::lib_header::{LibHeader, words};
 use super::library_error::LibraryError;
 use super::source_file::SourceFile;
 
 /// Names of the engine's own.
-const FUNCTIONS: [&str; 4] = ["range", "ceil_div", "min", "max"];
+const FUNCTIONS: [&str; 5] = ["range", "ceil_div", "min", "max", ONCE];
+
+/// Names of the target, which a file of the library need not list.
+const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 
 /// The files of a library by name, with the engine that has compiled them.
 pub(super) struct Walk<'a> {
     pub environment: &'a Environment<'static>,
     pub files: &'a BTreeMap<String, SourceFile>,
+    /// What the files of `lib/` say of themselves.
+    pub headers: &'a BTreeMap<String, LibHeader>,
     /// Files that could not be compiled.
     pub broken: &'a BTreeMap<String, LibraryError>,
 }
 
-impl Walk<'_> {
-    /// Checks that every name used is in `known`; gives the names used.
-    pub fn check(&self, root: &SourceFile, known: &BTreeSet<String>) -> Result<BTreeSet<String>, LibraryError> {
-        let mut visited: BTreeMap<String, &SourceFile> = BTreeMap::new();
-        self.visit(root, &mut visited)?;
-        let mut own = BTreeSet::new();
-        for file in visited.values() {
-            own.extend(tags(&file.text).iter().flat_map(|tag| assigned(tag.content)));
+/// What is known where the walk stands.
+struct Seen<'a> {
+    /// Files that have been included: a second time they render to nothing.
+    files: BTreeSet<String>,
+    /// Words of C, of the text so far or given by what it includes.
+    c: BTreeSet<&'a str>,
+    /// Names of the template language.
+    jinja: BTreeSet<String>,
+    /// Names that were looked up.
+    used: BTreeSet<String>,
+}
+
+impl<'a> Walk<'a> {
+    /// Checks that every name used is in `known` or given by what is included; gives the names used.
+    pub fn check(&self, root: &'a SourceFile, known: &BTreeSet<String>) -> Result<BTreeSet<String>, LibraryError> {
+        let mut seen = Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new() };
+        self.walk(root, &mut seen)?;
+        if let Some(name) = self.names_of(root).into_iter().find(|name| !seen.jinja.contains(name)) {
+            let place = root.place_at(first_use(&root.text, &name));
+            return Err(LibraryError::UnknownName { place, name, known: known.iter().cloned().collect() });
         }
-        let mut used = BTreeSet::new();
-        for (name, file) in &visited {
-            let names = self.environment.get_template(name).map(|template| template.undeclared_variables(false));
-            for name in names.unwrap_or_default() {
-                if own.contains(&name) || FUNCTIONS.contains(&name.as_str()) {
-                    continue;
-                }
-                if !known.contains(&name) {
-                    let place = file.place_at(first_use(&file.text, &name));
-                    return Err(LibraryError::UnknownName { place, name, known: known.iter().cloned().collect() });
-                }
-                used.insert(name);
-            }
-        }
-        Ok(used)
+        Ok(seen.used)
     }
 
-    fn visit<'s>(
-        &'s self,
-        file: &'s SourceFile,
-        visited: &mut BTreeMap<String, &'s SourceFile>,
-    ) -> Result<(), LibraryError> {
+    /// The names that a file looks up, and does not set itself.
+    fn names_of(&self, file: &SourceFile) -> BTreeSet<String> {
+        let names = self.environment.get_template(&file.name).map(|template| template.undeclared_variables(false));
+        let own: BTreeSet<String> = tags(&file.text).iter().flat_map(|tag| assigned(tag.content)).collect();
+        let is_foreign = |name: &String| !own.contains(name) && !FUNCTIONS.contains(&name.as_str());
+        names.unwrap_or_default().into_iter().filter(is_foreign).collect()
+    }
+
+    /// Goes through a file and what it includes.
+    fn walk(&self, file: &'a SourceFile, seen: &mut Seen<'a>) -> Result<(), LibraryError> {
         if let Some(error) = self.broken.get(&file.name) {
             return Err(error.clone());
         }
-        if visited.insert(file.name.clone(), file).is_some() {
-            return Ok(());
-        }
+        seen.used.extend(self.names_of(file));
+        let mut at = comment_end(&file.text);
         for tag in tags(&file.text) {
-            let mut words = tag.content.split_whitespace();
-            if !matches!(words.next(), Some("include" | "import" | "from" | "extends")) {
+            seen.c.extend(words(&file.text[at.min(tag.offset)..tag.offset]));
+            at = tag.end;
+            seen.jinja.extend(assigned(tag.content));
+            let mut keyword = tag.content.split_whitespace();
+            if !matches!(keyword.next(), Some("include" | "import" | "from" | "extends")) {
                 continue;
             }
             let Some(name) = quoted(tag.content) else {
@@ -72,10 +84,57 @@ impl Walk<'_> {
                 });
             };
             match self.files.get(name).filter(|_| name.starts_with("lib/")) {
-                Some(included) => self.visit(included, visited)?,
+                Some(included) => self.include(file, &tag, included, seen)?,
                 None => return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name: name.into() }),
             }
         }
+        Ok(())
+    }
+
+    /// Goes through a file of the library that `from` includes: what it takes must be there, and it must list all that it uses.
+    fn include(
+        &self,
+        from: &'a SourceFile,
+        tag: &Tag<'_>,
+        file: &'a SourceFile,
+        seen: &mut Seen<'a>,
+    ) -> Result<(), LibraryError> {
+        if !seen.files.insert(file.name.clone()) {
+            return Ok(());
+        }
+        if let Some(error) = self.broken.get(&file.name) {
+            return Err(error.clone());
+        }
+        let header = &self.headers[&file.name];
+        let missing = |name: &String, language| LibraryError::NotGiven {
+            place: from.place_at(tag.offset),
+            file: file.name.clone(),
+            name: name.clone(),
+            language,
+        };
+        if let Some(name) = header.takes.c.iter().find(|name| !seen.c.contains(name.as_str())) {
+            return Err(missing(name, "C"));
+        }
+        if let Some(name) = header.takes.jinja.iter().find(|name| !seen.jinja.contains(*name)) {
+            return Err(missing(name, "Jinja"));
+        }
+        if let Some(name) = header.takes.jinja.difference(&self.names_of(file)).next() {
+            return Err(LibraryError::StaleName { place: file.place(1), name: name.clone() });
+        }
+        let before = (seen.c.clone(), seen.jinja.clone());
+        self.walk(file, seen)?;
+        let given: BTreeSet<String> = seen.jinja.difference(&before.1).cloned().collect();
+        for name in self.names_of(file) {
+            let is_listed = header.takes.jinja.contains(&name) || OF_THE_TARGET.contains(&name.as_str());
+            if !is_listed && !given.contains(&name) {
+                let place = file.place_at(first_use(&file.text, &name));
+                return Err(LibraryError::Unlisted { place, name });
+            }
+        }
+        (seen.c, seen.jinja) = before;
+        let nested: Vec<&LibHeader> = seen.files.iter().map(|name| &self.headers[name]).collect();
+        seen.c.extend(nested.iter().flat_map(|header| header.gives.c.iter().map(String::as_str)));
+        seen.jinja.extend(nested.iter().flat_map(|header| header.gives.jinja.iter().cloned()));
         Ok(())
     }
 }
@@ -84,6 +143,13 @@ impl Walk<'_> {
 struct Tag<'a> {
     content: &'a str,
     offset: usize,
+    /// Behind it.
+    end: usize,
+}
+
+/// Where a file's first comment, its front matter or header, ends.
+fn comment_end(text: &str) -> usize {
+    if text.starts_with("{#") { text.find("#}").map_or(text.len(), |end| end + 2) } else { 0 }
 }
 
 /// The tags of a file, comments left out.
@@ -103,7 +169,7 @@ fn tags(text: &str) -> Vec<Tag<'_>> {
         let Some(end) = text[open + 2..].find(close).map(|i| open + 2 + i) else { break };
         if close != "#}" {
             let content = text[open + 2..end].trim_matches(['-', '+']).trim();
-            tags.push(Tag { content, offset: open });
+            tags.push(Tag { content, offset: open, end: end + 2 });
         }
         at = end + 2;
     }

@@ -1,7 +1,7 @@
 //! The parameters of a template: which values are legal for a problem on a target.
 
 use super::expression::{ExpressionError, Scope};
-use super::{Params, Problem, Template};
+use super::{Param, Params, Problem, Template};
 use crate::target::Target;
 use std::sync::Arc;
 
@@ -77,10 +77,16 @@ impl Template {
         let count = self.params.values().map(|param| param.values.len()).product::<usize>();
         let others = (0..count).map(|i| self.nth_params(i)).filter({
             let defaults = defaults.clone();
-            move |params| *params != defaults
+            move |params| *params != defaults && !self.is_another_op(params)
         });
         let all = std::iter::once(defaults).chain(others);
         all.filter(|params| self.check_constraints(params, problem, target).is_ok())
+    }
+
+    /// Whether they change what is computed: a parameter that is not tunable is not at its default.
+    pub(super) fn is_another_op(&self, params: &Params) -> bool {
+        let differs = |(name, param): (&String, &Param)| params.get(name).is_some_and(|value| *value != param.default);
+        self.params.iter().filter(|(_, param)| !param.is_tunable).any(differs)
     }
 
     fn nth_params(&self, mut i: usize) -> Params {
@@ -98,7 +104,7 @@ impl Template {
         problem: &Problem,
         target: &Target,
     ) -> Result<(), ParamsError> {
-        let scope = Arc::new(self.scope(problem, params, target));
+        let scope = Arc::new(self.scope(problem, params, target)?);
         for (constraint, expression) in &self.constraints {
             if !expression.holds(&scope)? {
                 return Err(ParamsError::Constraint {

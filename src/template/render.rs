@@ -26,7 +26,7 @@ const MAX_SOURCE_BYTES: usize = 4 << 20;
 const MAX_BLOCK_SIZE: u32 = 1024;
 
 /// What goes before a GPU's kernel when a CPU executes it.
-const SIMULATOR: &str = "lib/simulator.hip.j2";
+const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
 
 /// A kernel, ready to be compiled and launched.
 #[derive(Clone, Debug)]
@@ -156,9 +156,9 @@ pub fn render(
     template.fits(problem, target).map_err(|misfit| RenderError::Misfit { label: label.clone(), misfit })?;
     let wrong = |error| RenderError::Problem { label: label.clone(), problem: error };
     template.signature.check(problem).map_err(wrong)?;
-    let Parts { params, args, workspace, launch } = Parts::of(template, problem, params, target)?;
+    let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
-    let words = context(template, problem, &params, target, &head);
+    let words = context(template, problem, &scope, target, &head);
     let body = text(library, &template.file, words.clone(), &label)?;
     let source = match target.language() {
         Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
@@ -194,14 +194,15 @@ pub(super) fn words(
     params: &Params,
     target: &Target,
 ) -> Result<Value, RenderError> {
-    let Parts { params, args, workspace, launch } = Parts::of(template, problem, params, target)?;
+    let Parts { scope, args, workspace, launch, .. } = Parts::of(template, problem, params, target)?;
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
-    Ok(context(template, problem, &params, target, &head))
+    Ok(context(template, problem, &scope, target, &head))
 }
 
 /// What follows from a template's front matter for a problem.
 struct Parts {
     params: Params,
+    scope: Arc<Scope>,
     args: Vec<ArgSpec>,
     workspace: Vec<ArgSpec>,
     launch: LaunchSpec,
@@ -210,11 +211,11 @@ struct Parts {
 impl Parts {
     fn of(template: &Template, problem: &Problem, params: &Params, target: &Target) -> Result<Self, RenderError> {
         let params = template.resolve_params(params, problem, target)?;
-        let scope = Arc::new(template.scope(problem, &params, target));
+        let scope = Arc::new(template.scope(problem, &params, target)?);
         let args = arg_specs(&template.signature.args, problem, &scope)?;
         let workspace = arg_specs(&template.workspace, problem, &scope)?;
         let launch = launch_spec(template, &scope)?;
-        Ok(Self { params, args, workspace, launch })
+        Ok(Self { params, scope, args, workspace, launch })
     }
 }
 
@@ -257,10 +258,11 @@ fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, Ex
 }
 
 /// The values that a body sees.
-fn context(template: &Template, problem: &Problem, params: &Params, target: &Target, head: &Head<'_>) -> Value {
+fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Target, head: &Head<'_>) -> Value {
     let mut values: BTreeMap<String, Value> = crate::template::signature::Signature::scope(problem);
     values.extend(problem.constants.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
-    values.extend(params.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
+    let tuned = template.params.keys().chain(template.facts.iter().map(|(name, _)| name));
+    values.extend(tuned.filter_map(|name| scope.get(name).map(|value| (name.clone(), value))));
     let signature = match template.language {
         Language::C => head.host_signature(),
         Language::Hip => {
@@ -291,7 +293,18 @@ fn text(library: &Library, file: &SourceFile, context: Value, label: &str) -> Re
     }
     result.map_err(|error| text_error(library, file, &error, label))?;
     let text = String::from_utf8(source.0).expect("the engine writes whole strings");
-    Ok(text.trim_start_matches('\n').to_owned())
+    Ok(single_spaced(&text))
+}
+
+/// The text with one empty line where several follow each other, as what includes leave behind does, and none at its beginning.
+fn single_spaced(text: &str) -> String {
+    let mut spaced = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        if line != "\n" || !(spaced.is_empty() || spaced.ends_with("\n\n")) {
+            spaced += line;
+        }
+    }
+    spaced
 }
 
 /// Where an error arose: the innermost file and line that the engine knows.

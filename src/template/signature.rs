@@ -96,6 +96,11 @@ impl Signature {
         self.dims.iter().chain(&self.flags).chain(self.dtypes.keys()).cloned().collect()
     }
 
+    /// Whether a name is a dim, flag, dtype or constant.
+    pub(super) fn declares(&self, name: &str) -> bool {
+        self.constants.contains(name) || self.condition_names().contains(name)
+    }
+
     /// The scalar arguments that shapes and launch expressions may use.
     pub fn scalar_names(&self) -> impl Iterator<Item = &String> {
         let is_whole = |arg: &&Arg| arg.is_scalar() && arg.dtype != ArgDtype::Fixed(Dtype::F32);

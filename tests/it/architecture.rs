@@ -201,6 +201,27 @@ fn files_stay_short_enough_to_be_read() {
     assert_eq!(long, LONG_FILES.map(String::from).into(), "files of more than {MAX_LINES} lines");
 }
 
+#[test]
+fn lines_of_templates_fit_a_screen() {
+    const MAX_COLUMNS: usize = 120;
+    let (mut open, mut n_files, mut long) = (vec![root().join("templates")], 0, Vec::new());
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(&path).expect("listed").map(|entry| entry.expect("listed").path()));
+            continue;
+        }
+        if path.extension().is_none_or(|extension| extension != "j2" && extension != "toml") {
+            continue;
+        }
+        n_files += 1;
+        let text = read(&path);
+        let lines = text.lines().enumerate().filter(|(_, line)| line.chars().count() > MAX_COLUMNS);
+        long.extend(lines.map(|(i, _)| format!("{}:{}", path.display(), i + 1)));
+    }
+    assert!(n_files > 80, "{n_files} templates");
+    assert!(long.is_empty(), "lines of more than {MAX_COLUMNS} columns:\n{}", long.join("\n"));
+}
+
 // ---- documents ----
 
 /// Documents whose commands are tried.

@@ -106,7 +106,7 @@ dtypes = { weight = ["mxfp4"] }
 [launch]
 grid = ["n_tokens * experts_per_token"]
 #}
-{% include "lib/host.c.j2" %}
+{% include "lib/host/types.c.j2" %}
 enum { K = {{ hidden_size }}, N = {{ intermediate_size }} };
 DOT
 {{ signature }} {
@@ -136,7 +136,7 @@ dtypes = { weight = ["mxfp4"] }
 [launch]
 grid = ["n_tokens"]
 #}
-{% include "lib/host.c.j2" %}
+{% include "lib/host/types.c.j2" %}
 enum { K = {{ intermediate_size }}, N = {{ hidden_size }}, N_CHOSEN = {{ experts_per_token }} };
 DOT
 {{ signature }} {
@@ -189,7 +189,7 @@ name  = "noise"
 dtype = "f32"
 shape = ["n_tokens", "out_features"]
 #}
-{% include "lib/host.c.j2" %}
+{% include "lib/host/types.c.j2" %}
 
 {{ signature }} {
   const size_t K = {{ in_features }}, N = {{ out_features }}, t = block_x, half = (N + 1) / 2;

@@ -220,7 +220,7 @@ summary = "plain loops"
 [launch]
 grid = ["n_tokens"]
 #}
-{% include "lib/host.c.j2" %}
+{% include "lib/host/types.c.j2" %}
 
 {{ signature }} {
   const size_t K = {{ in_features }}, N = {{ out_features }}, t = block_x;

@@ -1,6 +1,7 @@
 //! Integration tests, one binary: a module per room.
 
 mod architecture;
+mod attention;
 mod bad_input;
 mod bench;
 mod cache;
@@ -24,6 +25,7 @@ mod hub;
 mod isa;
 mod kernels;
 mod kinds;
+mod lib_names;
 mod logits;
 mod models;
 mod mxfp4;

@@ -137,7 +137,12 @@ fn a_mistake_in_a_template_is_told_with_file_and_line() {
         ("[\"n_tokens\"]", "[\"n_token\"]", grid, "`n_token` is not declared"),
         (BODY, "const u32 t = {{ blok_x }};", body, "`blok_x` is not declared"),
         (BODY, "const u32 t = {{ hidden_size };", body, "syntax error"),
-        ("lib/host.c.j2", "lib/hots.c.j2", line_of("lib/host.c.j2"), "includes `lib/hots.c.j2`"),
+        (
+            "lib/host/types.c.j2",
+            "lib/hots/types.c.j2",
+            line_of("lib/host/types.c.j2"),
+            "includes `lib/hots/types.c.j2`",
+        ),
     ] {
         // Whether it shadows or is one more: a broken file is never passed over in silence.
         for name in [TEMPLATE, "embedding/more.c.j2"] {

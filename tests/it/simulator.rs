@@ -14,7 +14,8 @@ dtypes = { table = ["f32"] }
 grid = ["n_tokens"]
 block_size = "64"
 #}
-{% include "lib/prelude.hip.j2" %}
+{% include "lib/hip/vectors.hip.j2" %}
+{% include "lib/hip/wave.hip.j2" %}
 
 {{ signature }} {
   __shared__ f32 held[64];

@@ -180,7 +180,7 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
         ),
         (
             "[launch]",
-            "[resources]\nmax_vgprs = 1\n[launch]",
+            "[resources]\nmax_spills = 1\n[launch]",
             "linear/dot.c.j2:13: [resources]: expected none on the host",
         ),
         (
@@ -211,13 +211,71 @@ fn mistakes_in_a_body_are_told_with_the_line_of_their_file() {
 
 #[test]
 fn an_undefined_name_in_an_include_is_told_with_the_include() {
-    let files = [("lib/prelude.c.j2", "typedef float f32;\n\n// {{ lanes }}\n")];
-    let (folder, library) = library_under(&files);
-    let names: Vec<&str> = library.broken().iter().map(|broken| broken.name.as_str()).collect();
-    assert_eq!(names, ["linear/dot.c.j2", "rmsnorm+linear/naive.c.j2"]);
-    let error = library.broken()[0].error.to_string();
-    let place = folder.path().join("lib/prelude.c.j2:3");
-    assert!(error.starts_with(&format!("{}: `lanes` is not declared", place.display())), "{error}");
+    for (text, error) in [
+        (
+            "{#\n#}\ntypedef float f32;\n// {{ lanes }}\n",
+            "lib/prelude.c.j2:4: `lanes` is used, and the file's header does not",
+        ),
+        (
+            "{#\n[takes]\njinja = [\"lanes\"]\n#}\n// {{ lanes }}\n",
+            "linear/dot.c.j2:18: includes `lib/prelude.c.j2`, which takes the Jinja name `lanes`: nothing before this line",
+        ),
+        (
+            "{#\n[takes]\nc = [\"LANES\"]\n#}\ntypedef float row[LANES];\n",
+            "linear/dot.c.j2:18: includes `lib/prelude.c.j2`, which takes the C name `LANES`: nothing before this line gives it",
+        ),
+        ("{#\n[takes]\njinja = [\"lanes\"]\n#}\nint x;\n", "linear/dot.c.j2:18: includes"),
+    ] {
+        let (folder, library) = library_under(&[("lib/prelude.c.j2", text)]);
+        let names: Vec<&str> = library.broken().iter().map(|broken| broken.name.as_str()).collect();
+        assert_eq!(names, ["linear/dot.c.j2", "rmsnorm+linear/naive.c.j2"]);
+        let found = library.broken()[0].error.to_string();
+        let found = found.replace(&format!("{}/", folder.path().display()), "");
+        let found = found.replace(&format!("{}/", fixtures().display()), "");
+        assert!(found.starts_with(error), "{found}");
+    }
+    for (text, error) in [
+        ("typedef float f32;\n", "lib/prelude.c.j2:1: no front matter"),
+        (
+            "{#\n[gives]\nc = [\"f64\"]\n#}\ntypedef float f32;\n",
+            "lib/prelude.c.j2:1: the header lists `f64`, which the file",
+        ),
+    ] {
+        let found = broken(&[("lib/prelude.c.j2", text)], "lib/prelude.c.j2");
+        assert!(found.starts_with(error), "{found}");
+    }
+}
+
+#[test]
+fn what_is_included_twice_is_there_once() {
+    let text = fs::read_to_string(fixtures().join("linear/dot.c.j2")).expect("a fixture");
+    let include = "{% include \"lib/prelude.c.j2\" %}\n";
+    let twice = text.replace(include, &include.repeat(2));
+    let (_folder, library) = library_under(&[("linear/dot.c.j2", &*twice)]);
+    let once = rendered(&self::library(), "linear/dot", &linear(), &Params::new(), &host()).expect("renders");
+    let twice = rendered(&library, "linear/dot", &linear(), &Params::new(), &host()).expect("renders");
+    assert_eq!(once.source, twice.source);
+}
+
+#[test]
+fn a_fact_is_known_to_expressions_and_to_the_body() {
+    let text = fs::read_to_string(fixtures().join("linear/dot.c.j2")).expect("a fixture");
+    let with = |facts: &str| text.replace("[launch]", &format!("[let]\n{facts}\n[launch]"));
+    let text_of = |text: &str| text.replace("{{ signature }}", "// {{ twice }} {{ is_wide }}\n{{ signature }}");
+    let facts = with("twice = \"2 * base\"\nbase = \"in_features + 1\"\nis_wide = \"twice > base\"");
+    let (_folder, library) = library_under(&[("linear/dot.c.j2", &*text_of(&facts))]);
+    let kernel = rendered(&library, "linear/dot", &linear(), &Params::new(), &host()).expect("renders");
+    assert!(kernel.source.contains("// 98 true\n"), "{}", kernel.source);
+    for (facts, error) in [
+        ("a = \"b\"\nb = \"a + 1\"", "let: expected facts that end, found a circle of `a`, `b`"),
+        ("tile_n = \"1\"", "let: expected a name that neither op.toml nor [params] declares, found `tile_n`"),
+        ("in_features = \"1\"", "let: expected a name that neither"),
+        ("lone = \"1\"", "the fact `lone` is declared and never used"),
+        ("odd = \"n_tokens\"", "`n_tokens` is not declared"),
+    ] {
+        let found = broken(&[("linear/dot.c.j2", &*with(facts))], "linear/dot.c.j2");
+        assert!(found.contains(error), "{facts}: {found}");
+    }
 }
 
 #[test]
@@ -225,7 +283,10 @@ fn what_a_template_sets_is_known_to_what_it_includes() {
     let text = fs::read_to_string(fixtures().join("linear/dot.c.j2")).expect("a fixture");
     let text = text.replace("{% include", "{% set lanes = 2 * tile_n %}\n{% include");
     let files = [
-        ("lib/prelude.c.j2", "{{ lanes }}\n{% macro twice(a) %}{{ 2 * a }}{% endmacro %}\n"),
+        (
+            "lib/prelude.c.j2",
+            "{#\n[takes]\njinja = [\"lanes\"]\n#}\n{{ lanes }}\n{% macro twice(a) %}{{ 2 * a }}{% endmacro %}\n",
+        ),
         ("linear/dot.c.j2", &*text),
     ];
     let (_folder, library) = library_under(&files);

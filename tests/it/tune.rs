@@ -72,7 +72,7 @@ priority = 9
 [launch]
 grid = ["n_tokens"]
 #}
-{% include "lib/host.c.j2" %}
+{% include "lib/host/types.c.j2" %}
 {{ signature }} {
   for (u32 n = 0; n < {{ out_features }}; ++n) y[block_x * {{ out_features }} + n] = 0.0f;
 }

@@ -1,4 +1,4 @@
-//! A GPU's kernel for the simulator, behind `templates/lib/simulator.hip.j2`, through the system's C++ compiler, to a
+//! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to a
 //! shared object.
 
 use std::path::{Path, PathBuf};

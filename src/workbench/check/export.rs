@@ -22,7 +22,7 @@ const MATRIX_ROWS: f64 = 16.0;
 /// Rows of a case for the other kernels, where a test has them.
 const ROWS: f64 = 2.0;
 
-/// What every kernel calls that multiplies on a matrix unit (`lib/matrix`).
+/// What every kernel calls that multiplies on a matrix unit (`lib/hip/matrix`).
 const MATRIX_CALL: &str = "matrix_multiply(";
 
 /// Why a case is not written.

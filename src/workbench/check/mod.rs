@@ -300,7 +300,7 @@ impl Checker<'_> {
         }
         let spec = kernel.spec();
         let wrong = |error| Wrong::Object { target: self.target.id(), error: Arc::new(error) };
-        let resources = Resources { max_spills: Some(0), ..kernel.resources };
+        let resources = Resources { max_spills: Some(0) };
         let facts = examine(object, &spec, &resources, self.target).map_err(wrong)?;
         let (wave_size, block_size) = (self.target.wave_size, kernel.launch.block_size());
         let waves = |unit: ComputeUnit| unit.occupancy(wave_size, facts.vgprs, facts.lds_bytes, block_size);
