@@ -84,7 +84,7 @@ impl Template {
     }
 
     /// Whether they change what is computed: a parameter that is not tunable is not at its default.
-    pub(super) fn is_another_op(&self, params: &Params) -> bool {
+    pub(crate) fn is_another_op(&self, params: &Params) -> bool {
         let differs = |(name, param): (&String, &Param)| params.get(name).is_some_and(|value| *value != param.default);
         self.params.iter().filter(|(_, param)| !param.is_tunable).any(differs)
     }
