@@ -1,37 +1,13 @@
-//! Integration tests, one binary: a module per room.
+//! Integration tests, one binary: a folder per room, as in `src`.
 
 mod architecture;
-mod bad_input;
-mod bench;
-mod cache;
-mod chat;
 mod checkpoint;
-mod compile;
-mod contracts;
-mod doctor;
-mod export;
-mod forward;
-mod fuzzed;
-mod generate;
-mod getp;
-mod gpu_kernels;
-mod hip;
-mod hiprtc;
-mod hostile;
-mod isa;
-mod kernels;
-mod kinds;
-mod logits;
-mod models;
-mod mxfp4;
-mod occupancy;
-mod own_templates;
-mod program;
-mod seeds;
-mod simulator;
-mod startup;
-mod templates;
-mod tiny;
+mod cli;
+mod device;
+mod engine;
+mod fixtures;
+mod graph;
+mod object;
+mod template;
 mod tokenizer;
-mod tune;
-mod weights;
+mod workbench;

@@ -1,0 +1,5 @@
+//! Templates and contracts: what they may say, and what becomes of it.
+
+pub mod contracts;
+pub mod own_templates;
+pub mod rendering;

@@ -1,0 +1,4 @@
+//! Text to ids and back, and chats.
+
+pub mod chat;
+pub mod encoding;

@@ -1,0 +1,8 @@
+//! What `run` does not need: checking, reading and timing kernels.
+
+pub mod bench;
+pub mod gpu_kernels;
+pub mod isa;
+pub mod kernels;
+pub mod occupancy;
+pub mod tune;
