@@ -1,5 +1,5 @@
 //! What is done with the bytes that a fuzzer makes up, one function per target: read, and if that succeeds, used. The fuzz targets
-//! and `tests/it/fuzzed.rs`, which keeps the cases that were found, include this file.
+//! and `tests/it/checkpoint/fuzzed.rs`, which keeps the cases that were found, include this file.
 
 use std::fs;
 use std::path::Path;

@@ -112,7 +112,7 @@ impl Checkpoint {
     ///
     /// **The router**: its logits have a standard deviation of about 1 from row to row of the step, and its biases lie in -0.75
     /// to 0.75, so that some experts are chosen more often than others, as in a model that was trained. What that gives is in
-    /// `tests/it/weights.rs`; how skewed gpt-oss itself is, we have not measured.
+    /// `tests/it/checkpoint/weights.rs`; how skewed gpt-oss itself is, we have not measured.
     ///
     /// # Errors
     /// Dimensions that make no model, or one of more than 2^64 bytes.

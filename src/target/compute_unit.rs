@@ -89,7 +89,7 @@ mod tests {
     const CDNA2: ComputeUnit =
         ComputeUnit { simds: 4, waves_per_simd: 8, vgprs: 512, vgpr_granule: 8, lds_bytes: 65_536 };
 
-    // That LLVM computes the same is tested in tests/it/occupancy.rs, on grids of these numbers.
+    // That LLVM computes the same is tested in tests/it/workbench/occupancy.rs, on grids of these numbers.
 
     #[test]
     fn registers_lds_and_blocks_each_limit_the_waves() {

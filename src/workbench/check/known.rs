@@ -1,7 +1,7 @@
 //! References that were computed before: templates, precisions and chips of one process that are checked on the same problem
 //! share its inputs and what should come out of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::rounding;
@@ -72,7 +72,7 @@ pub(super) fn of_rounded(
         return Ok(Arc::new(None));
     }
     let tensors = kernel.args.iter().filter(|arg| !arg.is_scalar());
-    let names: BTreeSet<&str> = tensors.map(|arg| arg.name.as_str()).collect();
+    let names: Vec<&str> = tensors.map(|arg| arg.name.as_str()).collect(); // in order: the first of f32 is rounded
     let key = format!("{} {names:?}", trial.problem_key(scalars));
     let len_elements = |outputs: &Option<Outputs>| outputs.as_ref().map_or(0, len_of_outputs);
     OF_ROUNDED.get(key, len_elements, || {

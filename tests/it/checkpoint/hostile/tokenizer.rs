@@ -1,0 +1,77 @@
+//! `tokenizer.json`, and the tokenizer in a GGUF file.
+
+use std::fs;
+
+use bytes::Bytes;
+use gptoss_jit::tokenizer::Tokenizer;
+use proptest::prelude::*;
+
+use super::run_limited;
+use crate::checkpoint::kinds;
+use crate::fixtures::program::file;
+
+#[test]
+fn files_that_are_no_tokenizer_of_gpt_oss_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let whole = fs::read_to_string(kinds::path("tokenizer/tokenizer.json")).expect("a fixture");
+    let cases = [
+        (whole[..whole.len() / 2].to_owned(), "could not read the JSON"),
+        ("{\"model\":".repeat(100_000), "could not read the JSON"),
+        (whole.replacen("\"BPE\"", "\"Unigram\"", 1), "`model.type` is \"Unigram\", expected \"BPE\""),
+        (whole.replacen("\\\\p{N}{1,3}", "\\\\p{N}", 1), "hint: `--split o200k` takes o200k's way"),
+        (
+            whole.replacen("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", 1),
+            "`normalizer` is {\"type\":\"NFC\"}",
+        ),
+        (whole.replacen("\"byte_fallback\": false", "\"byte_fallback\": true", 1), "`model.byte_fallback` is true"),
+        (whole.replacen("\"lstrip\": false", "\"lstrip\": true", 1), "`added_tokens` is"),
+        (
+            whole.replacen("\"!\": 0", "\"!\": 4294967295", 1),
+            "the token `!` has the id 4294967295, expected one below 326",
+        ),
+        (whole.replacen("\"!\": 0", "\"!\": 1", 1), "two tokens have the id 1"),
+        (whole.replacen("\"!\": 0", "\"\u{65e5}\": 0", 1), "stands for no byte"),
+        (whole.replacen("\"!\": 0", "\"!!\": 0", 1), "no token stands for the byte 0x21 alone"),
+    ];
+    for (text, message) in cases {
+        assert_ne!(text, whole, "{message}");
+        let path = file(folder.path(), "tokenizer.json", text.as_bytes());
+        let stderr = run_limited(&["tokenize", "-z", &path, "-i", "x"]).fails_with_hint(1);
+        assert!(stderr.starts_with(&format!("error: could not use tokenizer `{path}`\n")), "{stderr}");
+        assert!(stderr.contains(message), "expected `{message}` in: {stderr}");
+    }
+}
+
+#[test]
+fn a_gguf_file_whose_tokenizer_is_another_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let whole = fs::read(kinds::path("gguf/mxfp4-bf16.gguf")).expect("a fixture");
+    for (from, to, message) in [
+        ("\x04\0\0\0\0\0\0\0gpt2", "\x04\0\0\0\0\0\0\0bert", "`tokenizer.ggml.model` is `bert`, expected `gpt2`"),
+        ("\x06\0\0\0\0\0\0\0gpt-4o", "\x06\0\0\0\0\0\0\0gpt-42", "`tokenizer.ggml.pre` is `gpt-42`, expected `gpt-4o`"),
+        ("tokenizer.ggml.tokens", "tokenizer.ggml.tokenz", "the key `tokenizer.ggml.tokens` is missing"),
+    ] {
+        let mut bytes = whole.clone();
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect("there");
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        let path = file(folder.path(), "model.gguf", &bytes);
+        let stderr = run_limited(&["tokenize", "-z", &path, "-i", "x"]).fails_with_hint(1);
+        assert!(stderr.contains(&path) && stderr.contains(message), "expected `{message}` in: {stderr}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #[test]
+    fn no_damage_panics(changes in prop::collection::vec((0usize..15_000, any::<u8>()), 1..4)) {
+        let mut bytes = fs::read(kinds::path("tokenizer/tokenizer.json")).expect("a fixture");
+        for (at, byte) in changes {
+            let at = at % bytes.len();
+            bytes[at] = byte;
+        }
+        if let Ok(tokenizer) = Tokenizer::from_json(Bytes::from(bytes), Some(331), None) {
+            let ids = tokenizer.encode("Once upon a time, 1234 times".as_bytes()).expect("text");
+            tokenizer.decode_all(&ids).expect("its own ids");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Files of weights: read, refused, written, decoded.
+
+pub mod downloads;
+pub mod export;
+pub mod fuzzed;
+pub mod hostile;
+pub mod kinds;
+pub mod mxfp4;
+pub mod odd_sizes;
+pub mod reading;
+pub mod weights;

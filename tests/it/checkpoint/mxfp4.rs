@@ -1,0 +1,143 @@
+//! MXFP4 decoded: all 16 codes under all 256 scales, against an implementation that is not ours, wherever something here decodes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use gptoss_jit::checkpoint::conversion::mxfp4_numbers;
+use gptoss_jit::dtype::Dtype;
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
+use gptoss_jit::reference::{Tensor, Tensors};
+use gptoss_jit::target::Target;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::{Params, Precision, Problem};
+use gptoss_jit::workbench::check::{Checker, Runner};
+use gpu::Driver;
+use gpu::host::HostDriver;
+use gpu::sim::SimDriver;
+
+use crate::fixtures::program::shared_cache;
+
+const N_SCALES: usize = 256;
+const N_CODES: usize = 16;
+
+/// What `tests/fixtures/make_mxfp4_fixture.py` wrote: (scales, codes).
+fn expected() -> Vec<f32> {
+    let npy = include_bytes!("../../fixtures/mxfp4.npy");
+    let array = npyz::NpyFile::new(&npy[..]).expect("an array");
+    assert_eq!(array.shape(), [N_SCALES as u64, N_CODES as u64]);
+    array.into_vec().expect("f32")
+}
+
+/// The same by the words of the specification (OCP Microscaling Formats 1.0, 5.3.3 and 5.4.1): a sign, two bits of exponent
+/// with bias 1, one of mantissa; the scale is a power of two with bias 127, all ones NaN.
+fn specified(scale: usize, code: usize) -> f32 {
+    let (sign, exponent, mantissa) = (code >> 3, code >> 1 & 3, (code & 1) as f64);
+    let size = if exponent == 0 { 0.5 * mantissa } else { (1.0 + 0.5 * mantissa) * (exponent as f64 - 1.0).exp2() };
+    let factor = if scale == 255 { f64::NAN } else { (scale as f64 - 127.0).exp2() };
+    (if sign == 1 { -size * factor } else { size * factor }) as f32
+}
+
+/// Bit for bit, but that there are many NaNs, and that a sum has no zero below zero.
+#[track_caller]
+fn assert_same(got: &[f32], of_sums: bool, what: &str) {
+    let expected = expected();
+    assert_eq!(got.len(), expected.len());
+    for (i, (got, want)) in got.iter().zip(&expected).enumerate() {
+        let is_same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan() || of_sums && got == want;
+        assert!(is_same, "{what}: scale {}, code {}: {got:e}, expected {want:e}", i / N_CODES, i % N_CODES);
+    }
+}
+
+#[test]
+fn the_fixture_says_what_the_specification_says() {
+    let table: Vec<f32> = (0..N_SCALES * N_CODES).map(|i| specified(i / N_CODES, i % N_CODES)).collect();
+    assert_same(&table, false, "the specification");
+}
+
+#[test]
+fn the_host_decodes_every_code_under_every_scale() {
+    let table: Vec<f32> = (0..=255).flat_map(mxfp4_numbers).collect();
+    assert_same(&table, false, "the host");
+}
+
+/// What kernels of `moe_mlp2` make of every code under every scale: each has a row of the one expert, in which all others are zero, and
+/// the one token is all ones, so that a row's sum is that number.
+fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn Driver) -> Vec<f32> {
+    let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let template = library.template(&format!("moe_mlp2/{variant}"), target.language()).expect("built in");
+    let runner = Some(Runner { target, driver });
+    let checker = Checker { library: &library, target, store: &store, runner, compute_unit: None };
+    let dims = [
+        ("hidden_size", (N_SCALES * N_CODES) as u32),
+        ("intermediate_size", 32),
+        ("num_experts", 1),
+        ("experts_per_token", 1),
+    ];
+    let problem = Problem {
+        ops: vec!["moe_mlp2".into()],
+        dims: dims.map(|(name, size)| (name.to_owned(), size)).into(),
+        constants: BTreeMap::new(),
+        flags: BTreeMap::new(),
+        dtypes: BTreeMap::from([("weight".into(), Dtype::Mxfp4), ("bias".into(), Dtype::Bf16)]),
+        precision,
+        keeps: BTreeSet::new(),
+    };
+    let scalars = [("n_tokens".to_owned(), 1.0)].into();
+    let outputs = checker.outputs(template, &problem, &Params::new(), &scalars, &inputs()).expect("runs");
+    outputs["y"].values().iter().map(|value| *value as f32).collect()
+}
+
+fn inputs() -> Tensors {
+    let whole = |value: u32| Tensor::from_bytes(Dtype::U32, &value.to_le_bytes());
+    let floats = |value: f64, n: usize| Tensor::rounded(Dtype::F32, vec![value; n]);
+    let n_rows = N_SCALES * N_CODES;
+    let mut codes = vec![0u8; 16 * n_rows];
+    for row in 0..n_rows {
+        let at = (row + row / N_CODES) % 32; // every code is at every place of a block, under one scale or another
+        codes[16 * row + at / 2] = ((row % N_CODES) << (at % 2 * 4)) as u8;
+    }
+    let scales: Vec<u8> = (0..n_rows).map(|row| (row / N_CODES) as u8).collect();
+    let inputs = [
+        ("x", floats(1.0, 32)),
+        ("weight", Tensor::from_bytes(Dtype::Mxfp4, &codes)),
+        ("scale", Tensor::from_bytes(Dtype::U8, &scales)),
+        ("bias", Tensor::rounded(Dtype::Bf16, vec![0.0; n_rows])),
+        ("route_weight", floats(1.0, 1)),
+        ("expert_begin", Tensor::from_bytes(Dtype::U32, &[0, 0, 0, 0, 1, 0, 0, 0])),
+        ("assignment", whole(0)),
+        ("active_expert", whole(0)),
+        ("residual", floats(0.0, n_rows)),
+    ];
+    inputs.map(|(name, tensor)| (name.to_owned(), tensor)).into()
+}
+
+#[test]
+fn kernels_of_the_cpu_decode_every_code_under_every_scale() {
+    let driver = HostDriver::new(2).expect("threads");
+    let host = Target::host();
+    let lower = ["x86-64-v3", "x86-64-v2"].map(|level| Target::named(level).ok()).into_iter().flatten();
+    for target in [host.clone()].into_iter().chain(lower.filter(|lower| lower.arch < host.arch)) {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let got = by_kernels("grouped", precision, &target, &driver);
+            assert_same(&got, true, &format!("{} at {precision}", target.arch));
+        }
+    }
+}
+
+#[test]
+fn kernels_of_gpus_decode_every_code_under_every_scale() {
+    for arch in ["gfx1100", "gfx942"] {
+        let target = Target::gpu(arch).expect(arch).simulated();
+        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(arch, target.wave_size, 2).expect("threads"));
+        // Not those with matrix instructions, which take numbers below 2^-126 for zeros.
+        for (variant, precision) in [("gemv", Precision::Bf16), ("tile", Precision::F32)] {
+            let got = by_kernels(variant, precision, &target, &*driver);
+            assert_same(&got, true, &format!("{variant} on {arch} at {precision}"));
+        }
+    }
+}

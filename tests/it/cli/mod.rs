@@ -1,0 +1,8 @@
+//! Commands: what they refuse, and what they tell of this machine.
+
+pub mod bad_input;
+pub mod completions;
+pub mod doctor;
+pub mod hub;
+pub mod plan;
+pub mod run_input;

@@ -1,0 +1,199 @@
+//! `run --device hip`, whole: kernels compiled by real hipRTC, on a fake device that executes them in the simulator.
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::Room;
+use super::commands::text;
+use crate::object::hiprtc;
+
+const PROMPT: [&str; 3] = ["run", "-i", "Once upon a time"];
+
+/// A cache for these tests, kept from run to run. No other tests' kernels: the fake device looks through all of it.
+fn cache() -> &'static Path {
+    Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/hip-kernels"))
+}
+
+impl Room {
+    /// `run` on a device, with the shared cache and real hipRTC.
+    fn command(&self, device: &str, more: &[&str]) -> Command {
+        let mut command = self.program(&PROMPT);
+        let steps: &[&str] = if more.contains(&"--max-new-tokens") { &[] } else { &["-n", "14"] };
+        command.args(steps).args(["--device", device]).args(more).env("GPTOSS_JIT_CACHE", cache());
+        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/hiprtc");
+        if env::var_os("GPTOSS_JIT_HIPRTC").is_none() && fetched.join(".complete").exists() {
+            command.env("GPTOSS_JIT_HIPRTC", fetched);
+        }
+        command
+    }
+
+    pub(super) fn on(&self, device: &str, more: &[&str]) -> Output {
+        self.command(device, more).output().expect("the program starts")
+    }
+
+    /// A room whose device executes what `sim:<arch>` runs; what that says.
+    pub(super) fn executing(arch: &str, more: &[&str], orders: &str) -> (Self, String) {
+        let room = Self::new(&format!("arch = {arch}\nkernels = {}\n{orders}", cache().display()));
+        let simulated = room.on(&format!("sim:{arch}"), more);
+        assert!(simulated.status.success(), "{}", text(&simulated.stderr));
+        (room, text(&simulated.stdout))
+    }
+}
+
+#[test]
+fn the_tiny_model_says_on_hip_what_it_says_on_the_cpu() {
+    let Some(_) = hiprtc::compiler() else { return };
+    for more in [&["--precision", "f32"][..], &[]] {
+        let (room, simulated) = Room::executing("gfx1100", more, "");
+        let output = room.on("hip", more);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), simulated);
+        assert_eq!(text(&output.stdout), text(&room.on("cpu", more).stdout));
+        // A step that came before is one copy in, one replay and one copy out, and is waited for when the next is on its way.
+        let calls = room.calls();
+        let first = calls.iter().position(|line| line.starts_with("hipGraphLaunch")).expect("a replay");
+        let last = calls.iter().rposition(|line| line.starts_with("hipGraphLaunch")).expect("a replay");
+        let between = &calls[first..last];
+        let count = |name: &str| between.iter().filter(|line| line.starts_with(name)).count();
+        let n = count("hipGraphLaunch");
+        assert!(n >= 3, "{between:?}");
+        let made = (count("hipMemcpyAsync"), count("hipEventSynchronize"), count("hipStreamSynchronize"));
+        assert_eq!(made, (2 * n, n, 0), "{between:?}");
+        assert_eq!((count("hipMalloc"), count("hipFree"), count("hipModuleLaunchKernel")), (0, 0, 0));
+        room.assert_all_given_back();
+    }
+}
+
+#[test]
+fn the_profile_takes_times_on_the_device() {
+    let Some(_) = hiprtc::compiler() else { return };
+    // One step: the fake runs it some thirty times over.
+    let (room, simulated) = Room::executing("gfx1100", &["--max-new-tokens", "1"], "");
+    let output = room.on("hip", &["--profile", "--max-new-tokens", "1"]);
+    assert_eq!(text(&output.stdout), simulated, "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("block.*.attn.qkv"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("warning: the device's limits could not be measured"),
+        "the fake has no such kernels"
+    );
+    // Every kernel on its own, then graphs of one node's: both between events.
+    assert!(room.count("hipEventElapsedTime") > 50 && room.count("hipGraphLaunch") > 20, "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_runtime_without_graphs_or_a_capture_that_fails_launches_one_by_one() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let (room, simulated) = Room::executing("gfx1100", &[], "fail = hipStreamBeginCapture:900");
+    let output = room.on("hip", &[]);
+    assert_eq!(text(&output.stdout), simulated);
+    assert!(text(&output.stderr).contains("steps are launched kernel by kernel"), "{}", text(&output.stderr));
+    assert_eq!((room.count("hipStreamBeginCapture"), room.count("hipGraphLaunch")), (1, 0));
+    room.assert_all_given_back();
+}
+
+#[test]
+fn an_object_that_the_device_does_not_take_is_compiled_again_once() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let (room, simulated) = Room::executing("gfx1100", &[], "");
+    room.on("hip", &[]); // what is needed is in the cache
+    let orders = format!("kernels = {}\nfail = hipModuleLoadData:209:1", cache().display());
+    let again = Room::new(&orders);
+    let output = again.on("hip", &[]);
+    let err = text(&output.stderr);
+    assert_eq!(text(&output.stdout), simulated, "{err}");
+    assert!(err.contains("is compiled again: kernel `") && err.contains("1 compiled"), "{err}");
+
+    let never = Room::new("fail = hipModuleLoadData:209");
+    let output = never.on("hip", &[]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("was compiled for gfx1100, and hip:0, a gfx1100, does not take it"), "{err}");
+    assert!(err.contains("hipErrorNoBinaryForGpu (209)"), "{err}");
+    assert!(err.contains("hint: `--device hip:0@ARCH`"), "{err}");
+}
+
+#[test]
+fn what_a_kernel_does_wrong_is_told_with_what_to_do() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let room = Room::new("fail = kernel:719");
+    let output = room.on("hip", &[]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("hip:0: could not finish what was launched"), "{err}");
+    assert!(err.contains("hipErrorLaunchFailure (719), unspecified launch failure"), "{err}");
+    assert!(err.contains("hint: a kernel failed before; `--profile` waits for each"), "{err}");
+    room.assert_all_given_back();
+    assert!(!err.contains("warning"), "once is enough: {err}");
+    let named = text(&room.on("hip", &["--profile"]).stderr);
+    assert!(named.contains("could not run `take_token`") && !named.contains("hint"), "{named}");
+}
+
+#[test]
+fn memory_that_does_not_suffice_says_how_much_was_wanted_and_is_there() {
+    let room = Room::new("memory = 100000");
+    let output = room.on("hip", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(
+        err.contains("could not fit the model into the memory of hip:0") && err.contains("of 0.000 GB free"),
+        "{err}"
+    );
+    assert!(err.contains("hint: the weights alone are too large"), "{err}");
+    room.assert_all_given_back();
+}
+
+#[test]
+fn devices_that_are_not_there_say_so() {
+    let room = Room::new("arch =");
+    let said = |device: &str| {
+        let output = room.on(device, &[]);
+        assert_eq!(output.status.code(), Some(1), "{device}");
+        text(&output.stderr)
+    };
+    assert!(said("hip").contains("there is no device hip:0: the HIP runtime finds 0"), "{}", said("hip"));
+    assert!(said("hip:3").contains("hint: `gptoss-jit devices` lists what there is"), "{}", said("hip:3"));
+    let output = room.command("hip", &[]).env("GPTOSS_JIT_HIP", "/nowhere").output().expect("it starts");
+    let err = text(&output.stderr);
+    assert!(err.contains("there is no HIP runtime: looked in `/nowhere`"), "{err}");
+    assert!(err.contains("hint: install ROCm's HIP runtime"), "{err}");
+    assert_eq!(room.on("hip:x", &[]).status.code(), Some(2));
+
+    let room = Room::new("arch = gfx803");
+    let err = text(&room.on("hip", &[]).stderr);
+    assert!(err.contains("nothing is known about the arch `gfx803`"), "{err}");
+}
+
+#[test]
+fn auto_takes_the_gpu_and_without_one_that_works_the_cpu() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let (room, simulated) = Room::executing("gfx1100", &[], "");
+    assert_eq!(text(&room.on("auto", &[]).stdout), simulated);
+    assert!(room.count("hipModuleLaunchKernel") > 0);
+
+    let on_cpu = text(&room.on("cpu", &[]).stdout);
+    let none = Room::new("arch =");
+    let output = none.on("auto", &[]);
+    assert_eq!((text(&output.stdout), text(&output.stderr).contains("warning")), (on_cpu.clone(), false));
+    let strange = Room::new("arch = gfx803");
+    let output = strange.on("auto", &[]);
+    assert_eq!(text(&output.stdout), on_cpu);
+    assert!(text(&output.stderr).contains("hip:0 is not used: nothing is known about the arch `gfx803`"));
+}
+
+#[test]
+fn a_chip_that_nobody_knows_is_compiled_for_by_its_own_name() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let (room, simulated) = Room::executing("gfx1152", &[], "");
+    let output = room.command("hip", &[]).env("HSA_OVERRIDE_GFX_VERSION", "11.5.2").output().expect("it starts");
+    let err = text(&output.stderr);
+    assert_eq!(text(&output.stdout), simulated, "{err}");
+    assert!(err.contains("nothing is known about gfx1152: assumed to be like gfx1151"), "{err}");
+    assert!(err.contains("HSA_OVERRIDE_GFX_VERSION=11.5.2 is set: hip:0 says that it is a gfx1152"), "{err}");
+
+    let output = room.on("hip:0@gfx1151", &[]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("kernels are compiled for gfx1151, as you asked"), "{err}");
+    assert!(err.contains("was compiled for gfx1151, and hip:0, a gfx1152, does not take it"), "{err}");
+}

@@ -1,0 +1,4 @@
+//! Devices: a HIP runtime that is not one, and the simulator.
+
+pub mod hip;
+pub mod simulator;

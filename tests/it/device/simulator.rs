@@ -1,0 +1,161 @@
+//! The simulator: it runs GPUs' kernels as their chips would, and says where one does what it must not.
+
+use crate::fixtures::models::prompt_file;
+use crate::fixtures::program::{file, run};
+
+/// A right kernel; the tests put something wrong in the place of a line.
+const RIGHT: &str = r#"{#
+op = "embedding"
+summary = "one block copies one row"
+[requires]
+precision = ["f32"]
+dtypes = { table = ["f32"] }
+[launch]
+grid = ["n_tokens"]
+block_size = "64"
+#}
+{% include "lib/hip/vectors.hip.j2" %}
+{% include "lib/hip/wave.hip.j2" %}
+
+{{ signature }} {
+  __shared__ f32 held[64];
+  const u32 t = blockIdx.x, own = threadIdx.x, other = own ^ 1;
+  const f32* from = table + (size_t)row[t] * {{ hidden_size }};
+  f32* to = y + (size_t)t * {{ hidden_size }};
+  for (u32 first = 0; first < {{ hidden_size }}; first += 64) {
+    if (first + own < {{ hidden_size }}) held[own] = from[first + own];
+    __syncthreads();  // here
+    if (first + other < {{ hidden_size }}) to[first + other] = held[other];
+    __syncthreads();
+  }
+}
+"#;
+
+/// `kernels check` of the kernel with `from` replaced, in the simulator of a chip: what it prints.
+fn checked(arch: &str, from: &str, to: &str) -> (i32, String) {
+    assert_eq!(RIGHT.matches(from).count(), 1, "`{from}`");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = RIGHT.replace(from, to);
+    let _ = file(folder.path(), "embedding/own.hip.j2", text.as_bytes());
+    let templates = folder.path().to_str().expect("text").to_owned();
+    let args = ["--op", "embedding", "--variant", "own", "--templates", &templates, "--arch", arch];
+    let ran = run(&[&["kernels", "check"], &args[..]].concat());
+    (ran.code, ran.text().to_owned())
+}
+
+/// The line of the rendered text in which `mark` is.
+fn line_of(from: &str, to: &str, mark: &str) -> usize {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let _ = file(folder.path(), "embedding/own.hip.j2", RIGHT.replace(from, to).as_bytes());
+    let templates = folder.path().to_str().expect("text").to_owned();
+    let shown = run(&["kernels", "show", "embedding/own", "--arch", "gfx1100", "--templates", &templates]).ok();
+    shown.text().lines().position(|line| line.contains(mark)).expect(mark) + 1
+}
+
+/// The kernel is refused with these words, told of the line in which `mark` is.
+fn refused(from: &str, to: &str, mark: &str, words: &str) {
+    let (code, text) = checked("sim:gfx1100", from, to);
+    let line = line_of(from, to, mark);
+    assert_eq!(code, 1, "{to}: {text}");
+    assert!(text.contains(&format!("kernel `embedding_own` line {line}, block (")), "{to}: {text}");
+    assert!(text.contains(words), "{to}: {text}");
+}
+
+#[test]
+fn a_right_kernel_is_right_in_waves_of_32_and_of_64() {
+    for arch in ["sim:gfx1100", "sim:gfx942"] {
+        let (code, text) = checked(arch, "// here", "// there");
+        assert_eq!(code, 0, "{text}");
+    }
+}
+
+#[test]
+fn access_outside_of_arguments_is_refused() {
+    let past = "to[first + other] = held[other];";
+    let read = "held[own] = from[{{ n_rows * hidden_size }}];";
+    refused("held[own] = from[first + own];", read, read_mark(read), "bytes past the end of `table`");
+    refused(past, "to[first + other - 2] = held[other];", "other - 2]", "writes 4 bytes");
+    refused(past, "((f32*)from)[first + other] = held[other];", "((f32*)from)", "which its contract only reads");
+}
+
+/// What is left of a line when its expressions are rendered.
+fn read_mark(line: &str) -> &str {
+    line.split("{{").next().expect("the part before")
+}
+
+#[test]
+fn access_outside_of_lds_is_refused() {
+    let to = "held[own + 20] = from[first + own];";
+    refused("held[own] = from[first + own];", to, "held[own + 20]", "past the end of LDS (256 bytes)");
+}
+
+#[test]
+fn misaligned_vectors_are_refused() {
+    let to = "{ struct alignas(16) Four { f32 at[4]; }; const Four four = *(const Four*)(from + 1); held[own] = four.at[own % 4]; }";
+    refused("held[own] = from[first + own];", to, "four.at", "misaligned");
+}
+
+#[test]
+fn races_in_lds_are_refused() {
+    refused("__syncthreads();  // here", "", "held[own] = from", "no barrier is between the two");
+    let to = "held[own & ~3u] = from[first + own];";
+    refused("held[own] = from[first + own];", to, "held[own & ~3u]", "races with thread 0");
+}
+
+#[test]
+fn a_barrier_that_not_all_threads_reach_is_refused() {
+    let to = "__syncthreads(); if (own < 32) __syncthreads();  // half of them";
+    refused("__syncthreads();  // here", to, "half of them", "which thread 32 does not reach: it waits at the barrier");
+    let to = "if (own == 5) return; __syncthreads();  // but one";
+    refused("__syncthreads();  // here", to, "but one", "which thread 5 does not reach: it has ended");
+}
+
+#[test]
+fn a_wave_operation_that_not_all_lanes_reach_is_refused() {
+    let to = "__syncthreads(); if (own % 2) held[own] = __shfl_xor(held[own], 1, 32);  // odd lanes";
+    refused("__syncthreads();  // here", to, "odd lanes", "wave operation");
+}
+
+#[test]
+fn what_is_not_written_is_seen() {
+    for (from, to) in [
+        ("to[first + other] = held[other];", "if (own != 7) to[first + other] = held[other];"),
+        ("held[own] = from[first + own];", "if (own != 7) held[own] = from[first + own];"),
+    ] {
+        let (code, text) = checked("sim:gfx1100", from, to);
+        assert_eq!(code, 1, "{text}");
+        assert!(text.contains("got NaN"), "{text}");
+    }
+}
+
+const ARCHS: [&str; 4] = ["sim:gfx1100", "sim:gfx1201", "sim:gfx90a", "sim:gfx942"];
+
+/// Prompts of several lengths, so that some are read while others are continued.
+const PROMPTS: [&str; 4] = ["The capital of France is", "The", "Question: What is 2 + 2?\nAnswer:", "One day a"];
+
+#[test]
+fn the_tiny_model_says_on_every_chip_what_it_says_on_the_cpu() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = file(folder.path(), "input.txt", &prompt_file(&PROMPTS));
+    let getp = |device: &str, precision: &str| {
+        let args = ["run", "-m", "getp", "-i", &input, "--max-new-tokens", "12", "-b", "3", "--chunk", "9"];
+        run(&[&args[..], &["--device", device, "--precision", precision]].concat()).ok().ids()
+    };
+    for precision in ["f32", "bf16"] {
+        let expected = getp("cpu", precision);
+        assert!(expected.iter().all(|ids| !ids.is_empty()), "{expected:?}");
+        for arch in ARCHS {
+            assert_eq!(getp(arch, precision), expected, "{arch} {precision}");
+        }
+    }
+}
+
+#[test]
+fn the_simulator_starts_warm_the_second_time() {
+    let first = run(&["run", "-i", PROMPTS[0], "-n", "8", "--device", "sim:gfx1201"]).ok();
+    let second = run(&["run", "-i", PROMPTS[0], "-n", "8", "--device", "sim:gfx1201"]).ok();
+    assert_eq!(first.text(), second.text());
+    assert!(second.stderr.contains(" 0 compiled"), "{}", second.stderr);
+    let unknown = run(&["run", "-i", "a", "--device", "sim:gfx9999"]);
+    assert!(unknown.code == 1 && unknown.stderr.contains("gfx9999"), "{}", unknown.stderr);
+}

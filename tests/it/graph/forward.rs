@@ -1,0 +1,232 @@
+//! The forward pass against Hugging Face's: logits after every token, and what argmax makes of them.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::dtype::Dtype;
+use gptoss_jit::engine::blueprint::ModelOptions;
+use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
+use gptoss_jit::error::Hint;
+use gptoss_jit::graph::kv_cache::KvTooLarge;
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
+use gptoss_jit::pipeline::Pipeline;
+use gptoss_jit::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
+use gptoss_jit::target::Target;
+use gptoss_jit::template::Precision;
+use gptoss_jit::template::library::Library;
+use gptoss_jit::tuning::TuningTables;
+use gpu::host::HostDriver;
+use gpu::{Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
+
+use crate::fixtures::models::Fixture;
+use crate::fixtures::program::{run, shared_cache};
+
+/// How a fixture is run in this process.
+#[derive(Clone, Copy)]
+pub struct How {
+    n_slots: usize,
+    max_rows: usize,
+    threads: usize,
+    kv_budget_bytes: usize,
+}
+
+pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30 };
+
+/// Three at a time in pieces of five, so that windows go round.
+const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30 };
+
+fn engine(fixture: &Fixture, how: How) -> Engine {
+    load(fixture, how).expect("loads")
+}
+
+fn load(fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
+    load_on(Arc::new(HostDriver::new(how.threads).expect("threads")), fixture, how)
+}
+
+fn load_on(driver: Arc<dyn Driver>, fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
+    let checkpoint = Checkpoint::open(Path::new(&fixture.path("model.bin")), Layout::Auto).expect("a model");
+    let longest = fixture.prompts.iter().map(Vec::len).max().expect("prompts");
+    load_checkpoint(driver, &checkpoint, longest + fixture.n_greedy(), how)
+}
+
+/// An engine in f32 for sequences of so many tokens.
+pub fn load_checkpoint(
+    driver: Arc<dyn Driver>,
+    checkpoint: &Checkpoint,
+    capacity_tokens: usize,
+    how: How,
+) -> Result<Engine, Box<EngineError>> {
+    let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
+    let library = Library::load(&[]).expect("the built-in templates");
+    let tables = TuningTables::load(&[]).expect("the built-in tables");
+    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver);
+    let model = ModelOptions {
+        precision: Precision::F32,
+        kv_dtype: Dtype::F32,
+        n_slots: how.n_slots,
+        capacity_tokens,
+        max_rows: how.max_rows,
+        max_logit_rows: how.n_slots,
+        odd_window: None,
+        kv_budget_bytes: how.kv_budget_bytes,
+    };
+    Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
+}
+
+pub fn greedy(prompt: &[u32], max_new_tokens: usize, stop: &[u32]) -> Request {
+    Request { prompt: prompt.to_vec(), max_new_tokens, stop: stop.to_vec(), sampling: Sampling::GREEDY }
+}
+
+/// Runs until nothing is left. Gives the tokens of each request and why it ended.
+pub fn drain(engine: &mut Engine) -> HashMap<RequestId, (Vec<u32>, Option<FinishReason>)> {
+    let mut answers: HashMap<RequestId, (Vec<u32>, Option<FinishReason>)> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("runs") {
+            match event {
+                Event::Token { request, token } => {
+                    let answer = answers.entry(request).or_default();
+                    assert_eq!(answer.1, None, "a token after the end");
+                    answer.0.push(token);
+                }
+                Event::Finished { request, reason } => answers.entry(request).or_default().1 = Some(reason),
+            }
+        }
+    }
+    answers
+}
+
+#[test]
+fn greedy_tokens_of_every_fixture_are_those_of_hugging_face() {
+    for fixture in Fixture::all() {
+        for how in [ONE_BY_ONE, MIXED] {
+            check_greedy(&fixture, &mut engine(&fixture, how));
+        }
+    }
+}
+
+/// Memory is what its last owner left: here NaNs, and indices that point nowhere.
+struct Littered(HostDriver);
+
+impl Driver for Littered {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn parallelism(&self) -> usize {
+        self.0.parallelism()
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        let buffer = self.0.allocate(len_bytes)?;
+        self.0.write(&buffer.view(), &vec![0xff; len_bytes])?;
+        Ok(buffer)
+    }
+
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
+        self.0.upload(bytes)
+    }
+
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
+        self.0.load(object, spec)
+    }
+
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
+        self.0.launch(kernel, launch)
+    }
+
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
+        self.0.write(view, bytes)
+    }
+
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.0.read(view, bytes)
+    }
+
+    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        self.0.enter(work);
+    }
+}
+
+#[test]
+fn what_memory_held_before_changes_nothing() {
+    for fixture in ["odd", "window", "gqa8"].map(Fixture::open) {
+        let driver = Arc::new(Littered(HostDriver::new(2).expect("threads")));
+        check_greedy(&fixture, &mut load_on(driver, &fixture, MIXED).expect("loads"));
+    }
+}
+
+/// All prompts at once give the fixture's greedy tokens.
+fn check_greedy(fixture: &Fixture, engine: &mut Engine) {
+    let submit = |prompt: &Vec<u32>| engine.submit(greedy(prompt, fixture.n_greedy(), &[])).expect("fits");
+    let requests: Vec<RequestId> = fixture.prompts.iter().map(submit).collect();
+    let answers = drain(engine);
+    for (i, request) in requests.iter().enumerate() {
+        let (tokens, reason) = &answers[request];
+        assert_eq!(tokens, &fixture.greedy[i], "{} prompt {}", fixture.name, i + 1);
+        assert_eq!(*reason, Some(FinishReason::Length));
+    }
+}
+
+#[test]
+fn sequences_that_share_little_memory_wait_for_each_other() {
+    let fixture = Fixture::open("yarn_long");
+    let refused = load(&fixture, How { kv_budget_bytes: 0, ..MIXED }).err().expect("no memory is too little");
+    let EngineError::Kv(KvTooLarge { needed_bytes, .. }) = *refused else { panic!("{refused}") };
+    assert!(load(&fixture, How { kv_budget_bytes: needed_bytes - 1, ..MIXED }).is_err());
+    let mut engine = engine(&fixture, How { kv_budget_bytes: needed_bytes, ..MIXED });
+    assert!(engine.kv_layout().total_bytes() <= needed_bytes);
+    check_greedy(&fixture, &mut engine);
+}
+
+#[test]
+fn an_engine_stops_refuses_forgets_and_goes_on() {
+    let fixture = Fixture::open("odd");
+    let mut engine = engine(&fixture, MIXED);
+    let expected = &fixture.greedy[2];
+    let stop = expected[4];
+    let first = expected.iter().position(|&token| token == stop).expect("it is there");
+
+    engine.submit(greedy(&fixture.prompts[3], 24, &[])).expect("fits");
+    engine.step().expect("runs");
+    engine.abort();
+    assert!(engine.is_idle());
+
+    let refused = [
+        (greedy(&[], 1, &[]), "the prompt has no tokens"),
+        (greedy(&[3, 131], 1, &[]), "token id 131 at position 1 is not below the model's vocab_size, 131"),
+        (greedy(&[1; 58], 2, &[]), "the prompt has 58 tokens and 2 are wanted, a sequence may have 57"),
+    ];
+    for (request, message) in refused {
+        let error: EngineError = engine.submit(request).expect_err(message);
+        assert_eq!(error.to_string(), message);
+        assert!(error.hint().is_some(), "{message}");
+    }
+
+    let nothing = engine.submit(greedy(&[1], 0, &[])).expect("fits");
+    let stopped = engine.submit(greedy(&fixture.prompts[2], 24, &[7777, stop])).expect("fits");
+    let longest = engine.submit(greedy(&[1; 57], 1, &[])).expect("fits to the last position");
+    let answers = drain(&mut engine);
+    assert_eq!(answers[&nothing], (vec![], Some(FinishReason::Length)));
+    assert_eq!(answers[&stopped], (expected[..=first].to_vec(), Some(FinishReason::Stop)));
+    assert_eq!((answers[&longest].0.len(), answers[&longest].1), (1, Some(FinishReason::Length)));
+}
+
+#[test]
+fn logits_of_every_fixture_are_those_of_hugging_face() {
+    for fixture in Fixture::all() {
+        let (model, ids, expect) = (fixture.path("model.bin"), fixture.path("ids.txt"), fixture.path("logits.npy"));
+        let args = ["logits", &model, "--ids", &ids, "--expect", &expect, "--json"];
+        let exact = run(&[&args[..], &["--precision", "f32", "--rtol", "0", "--atol", "2e-4"]].concat()).ok().json();
+        let values = fixture.prompts.iter().map(Vec::len).sum::<usize>() * fixture.vocab_size;
+        assert_eq!((exact["values"].as_u64(), exact["beyond"].as_u64()), (Some(values as u64), Some(0)));
+        let largest = exact["largest_difference"].as_f64().expect("a number");
+        assert!(largest > 0.0 && largest < 2e-4, "{}: {largest}", fixture.name);
+    }
+}

@@ -1,0 +1,4 @@
+//! The forward pass and its logits.
+
+pub mod forward;
+pub mod logits;

@@ -1,0 +1,5 @@
+//! Objects: compilers in processes of their own, and the cache.
+
+pub mod cache;
+pub mod compile;
+pub mod hiprtc;

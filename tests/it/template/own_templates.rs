@@ -1,0 +1,206 @@
+//! A folder of one's own templates: used at once where they are right, told with file and line where they are not.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::fixtures::models::{Counter, letters};
+use crate::fixtures::program::{Ran, argument, file, run};
+
+/// The built-in template that the tests change, and the tokens of a short run.
+const TEMPLATE: &str = "embedding/rows.c.j2";
+const TEXT: &str = "AaAbAcAdAeAf\n";
+
+/// A model and a folder of templates.
+struct Workshop {
+    counter: Counter,
+}
+
+impl Workshop {
+    fn new() -> Self {
+        Self { counter: Counter::new(64) }
+    }
+
+    fn templates(&self) -> String {
+        argument(&self.counter.folder.path().join("templates"))
+    }
+
+    /// Puts the built-in template into the folder under another name, parts of it replaced.
+    fn put(&self, name: &str, edits: &[(&str, &str)]) {
+        let mut text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates").join(TEMPLATE))
+            .expect("a built-in template");
+        for (from, to) in edits {
+            assert_eq!(text.matches(from).count(), 1, "`{from}` is not once in {text}");
+            text = text.replace(from, to);
+        }
+        let _ = file(Path::new(&self.templates()), name, text.as_bytes());
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        self.counter.run(&[&["-i", &letters(&[0]), "-n", "5", "--templates", &self.templates()], args].concat())
+    }
+
+    /// `kernels ls` of the op.
+    fn ls(&self) -> Vec<Value> {
+        let args = ["kernels", "ls", "--op", "embedding", "--templates", &self.templates(), "--json"];
+        run(&args).ok().json()["templates"].as_array().expect("a list").clone()
+    }
+}
+
+/// Where a line of the changed template is.
+fn line_of(text: &str) -> usize {
+    let template = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates").join(TEMPLATE));
+    let template = template.expect("a built-in template");
+    template.lines().position(|line| line.contains(text)).expect(text) + 1
+}
+
+const PRIORITY: (&str, &str) = ("\nsummary = ", "\npriority = 7\nsummary = ");
+
+/// A line of the kernel's body, and a comment behind it that makes the source another one.
+const BODY: &str = "const u32 t = block_x;";
+
+#[test]
+fn a_file_dropped_into_a_folder_is_a_kernel() {
+    let workshop = Workshop::new();
+    fs::create_dir(workshop.templates()).expect("made");
+    assert_eq!(workshop.run(&[]).ok().text(), TEXT);
+    workshop.put("embedding/dropped.c.j2", &[PRIORITY, (BODY, "const u32 t = block_x;  // dropped")]);
+
+    let listed = workshop.ls();
+    let row = |variant: &str| listed.iter().find(|row| row["variant"] == variant && row["backend"] != "hiprtc");
+    let dropped = row("dropped").unwrap_or_else(|| panic!("{listed:?}"));
+    assert_eq!((&dropped["origin"], &dropped["fits"]), (&workshop.templates().into(), &true.into()));
+    assert_eq!(dropped["shadows"], serde_json::json!([]));
+    assert_eq!(row("rows").expect("still there")["origin"], "built in");
+
+    let ran = workshop.run(&[]).ok();
+    assert_eq!(ran.text(), TEXT);
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+    let compiled = run(&["cache", "ls"]).ok();
+    assert!(compiled.text().contains("embedding/dropped"), "{}", compiled.text());
+    let trace = trace(&workshop);
+    assert!(trace.contains("embedding/dropped") && !trace.contains("embedding/rows"), "{trace}");
+
+    // A lower priority only joins the candidates.
+    workshop.put("embedding/dropped.c.j2", &[("\nsummary = ", "\npriority = -7\nsummary = ")]);
+    assert!(!self::trace(&workshop).contains("embedding/dropped"));
+}
+
+/// Which template ran where.
+fn trace(workshop: &Workshop) -> String {
+    let ids = file(workshop.counter.folder.path(), "ids.txt", b"0\n");
+    let (model, templates) = (workshop.counter.path("model.bin"), workshop.templates());
+    run(&["logits", &model, "--ids", &ids, "--trace", "--templates", &templates]).ok().stderr
+}
+
+#[test]
+fn a_file_of_the_same_name_shadows() {
+    let workshop = Workshop::new();
+    workshop.put(TEMPLATE, &[(BODY, "const u32 t = block_x;  // shadow")]);
+    let listed = workshop.ls();
+    let row = listed.iter().find(|row| row["variant"] == "rows").expect("listed");
+    assert_eq!((&row["origin"], &row["shadows"]), (&workshop.templates().into(), &serde_json::json!(["built in"])));
+    let ran = workshop.run(&["--verbose"]).ok();
+    assert_eq!(ran.text(), TEXT);
+
+    // It is really this one that runs: with other rows come other tokens.
+    workshop.put(TEMPLATE, &[("(size_t)row[t] *", "(size_t)(row[t] + 1) *")]);
+    assert_ne!(workshop.run(&[]).ok().text(), TEXT);
+}
+
+#[test]
+fn a_folder_in_the_environment_is_searched_after_the_flag() {
+    let workshop = Workshop::new();
+    workshop.put(TEMPLATE, &[("(size_t)row[t] *", "(size_t)(row[t] + 1) *")]);
+    let (model, tokenizer) = (workshop.counter.path("model.bin"), workshop.counter.path("tokenizer.bin"));
+    let empty = tempfile::tempdir().expect("a temporary folder");
+    let text = |flag: &[&str]| {
+        let args = [&["run", &model, "-z", &tokenizer, "-i", "Aa", "-n", "5"], flag].concat();
+        let mut command = crate::fixtures::program::command(crate::fixtures::program::shared_cache(), &args);
+        let output = command.env("GPTOSS_JIT_TEMPLATES", workshop.templates()).output().expect("started");
+        Ran::new(&args, output).ok().text().to_owned()
+    };
+    assert_ne!(text(&[]), TEXT);
+    assert_ne!(text(&["--templates", empty.path().to_str().expect("text")]), TEXT);
+    let over = Workshop::new();
+    over.put(TEMPLATE, &[(BODY, "const u32 t = block_x;  // over")]);
+    assert_eq!(text(&["--templates", &over.templates()]), TEXT);
+}
+
+#[test]
+fn a_mistake_in_a_template_is_told_with_file_and_line() {
+    let grid = line_of("grid = ");
+    let body = line_of(BODY);
+    for (from, to, line, message) in [
+        ("grid = ", "gird = ", grid, "unknown field `gird`"),
+        ("[\"n_tokens\"]", "[\"n_token\"]", grid, "`n_token` is not declared"),
+        (BODY, "const u32 t = {{ blok_x }};", body, "`blok_x` is not declared"),
+        (BODY, "const u32 t = {{ hidden_size };", body, "syntax error"),
+        (
+            "lib/host/types.c.j2",
+            "lib/hots/types.c.j2",
+            line_of("lib/host/types.c.j2"),
+            "includes `lib/hots/types.c.j2`",
+        ),
+    ] {
+        // Whether it shadows or is one more: a broken file is never passed over in silence.
+        for name in [TEMPLATE, "embedding/more.c.j2"] {
+            let workshop = Workshop::new();
+            workshop.put(name, &[(from, to)]);
+            let stderr = workshop.run(&[]).fails_with_hint(1);
+            assert!(stderr.starts_with(&format!("error: the template `{name}` is broken\n")), "{stderr}");
+            let place = format!("{}/{name}:{line}: ", workshop.templates());
+            assert!(stderr.contains(&place) && stderr.contains(message), "{place} {message}: {stderr}");
+            let listed = workshop.ls();
+            let row = listed.iter().find(|row| row["fits"] == false && row["origin"] == *workshop.templates());
+            assert!(row.is_some_and(|row| row["reason"].as_str().is_some_and(|why| why.contains(message))));
+        }
+    }
+}
+
+#[test]
+fn a_template_that_is_not_c_gives_way_to_the_next_or_is_an_error() {
+    let wrong = (BODY, "const u32 t = block_x; y = undeclared_thing;");
+    let workshop = Workshop::new();
+    workshop.put("embedding/more.c.j2", &[PRIORITY, wrong]);
+    for _ in 0..2 {
+        // The second time the compiler is not asked again, and the words are the same.
+        let ran = workshop.run(&[]).ok();
+        assert_eq!(ran.text(), TEXT);
+        let expected =
+            "warning: `embedding/more` is passed over for `embedding/rows`: could not compile kernel `embedding/more`";
+        assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+        check_place(&ran.stderr);
+    }
+
+    let workshop = Workshop::new();
+    workshop.put(TEMPLATE, &[wrong]);
+    for _ in 0..2 {
+        let stderr = workshop.run(&[]).fails_with_hint(1);
+        assert!(stderr.starts_with("error: could not compile kernel `embedding/rows` for "), "{stderr}");
+        assert!(stderr.contains("hint: `gptoss-jit kernels show embedding/rows`"), "{stderr}");
+        check_place(&stderr);
+    }
+}
+
+/// The compiler's words come with the line, and the source that they are about is kept.
+fn check_place(stderr: &str) {
+    let (before, _) = stderr.split_once(": error: ").unwrap_or_else(|| panic!("{stderr}"));
+    let place: Vec<&str> = before.rsplit(':').take(2).collect();
+    let line: usize = place[1].parse().unwrap_or_else(|_| panic!("no line: {stderr}"));
+    let (_, source) = stderr.split_once("source: ").unwrap_or_else(|| panic!("no source: {stderr}"));
+    let source = fs::read_to_string(source.lines().next().expect("a path")).expect("it is kept");
+    assert!(source.lines().nth(line - 1).is_some_and(|line| line.contains("undeclared_thing")), "{stderr}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_and_a_stray_file_are_told() {
+    let workshop = Workshop::new();
+    let stderr = workshop.run(&[]).fails(1);
+    assert!(stderr.contains(&format!("could not read `{}`", workshop.templates())), "{stderr}");
+
+    workshop.put("embedding/mine.hop.j2", &[]);
+    let stderr = workshop.run(&[]).fails_with_hint(1);
+    assert!(stderr.contains("embedding/mine.hop.j2") && stderr.contains("not a kernel, expected"), "{stderr}");
+}

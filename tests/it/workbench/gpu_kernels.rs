@@ -1,0 +1,149 @@
+//! Every GPU template on every test shape of its contract, executed by the simulator and compared with the reference: in
+//! waves of 32 and of 64, on every matrix unit.
+
+use std::path::{Path, PathBuf};
+
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
+use gptoss_jit::target::Target;
+use gptoss_jit::template::Template;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::tuning::TuningTables;
+use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection};
+use std::fs;
+use std::sync::Arc;
+
+use gpu::sim::SimDriver;
+
+use crate::fixtures::program::shared_cache;
+use crate::object::hiprtc;
+
+/// A chip without a matrix unit: what fits it is the same text for all chips of its wave size.
+const PLAIN: &str = "gfx1030";
+
+/// Runs the templates that `wanted` picks of those that fit the arch.
+fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
+    check_as(&Selection::default(), arch, wanted)
+}
+
+/// The same, as thoroughly as `how` says.
+fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let target = Target::gpu(arch).expect(arch).simulated();
+    let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+    let driver = SimDriver::new(arch, target.wave_size, 0).expect("threads");
+    let runner = Some(Runner { target: &target, driver: &driver });
+    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
+    let everything = Selection::default();
+    let picked = checker.selected(&everything).filter(|template| wanted(template));
+    let selections = picked.map(|template| Selection {
+        op: Some(template.ops.join("+")),
+        variant: Some(template.variant.clone()),
+        ..how.clone()
+    });
+    selections.collect::<Vec<_>>().iter().flat_map(|selection| checker.check(selection, &mut |_| {})).collect()
+}
+
+fn all_right(arch: &str, checked: &[Checked]) {
+    let wrong = checked.iter().flat_map(|checked| {
+        let name = format!("{arch}: {}/{} {}", checked.op, checked.variant, checked.precision);
+        checked.failures.iter().map(move |failure| format!("{name}: {failure}"))
+    });
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(!checked.is_empty() && checked.iter().all(|checked| checked.ran && checked.n_cases > 0), "{arch}");
+}
+
+#[test]
+fn templates_are_right_in_waves_of_32() {
+    let checked = check("gfx1100", |_| true);
+    all_right("gfx1100", &checked);
+    let ops: std::collections::BTreeSet<&str> = checked.iter().map(|checked| checked.op.as_str()).collect();
+    for op in ["embedding", "rmsnorm", "linear", "rope_angles", "rope_kv", "attention", "sample"] {
+        assert!(ops.contains(op), "{op} has no GPU template");
+    }
+    for op in ["moe_route", "moe_sort", "moe_mlp1", "moe_mlp2"] {
+        assert!(ops.contains(op), "{op} has no GPU template");
+    }
+}
+
+#[test]
+fn templates_are_right_in_waves_of_64() {
+    all_right("gfx90a", &check("gfx90a", |_| true));
+}
+
+#[test]
+fn templates_are_right_on_every_matrix_unit() {
+    let plain = Target::gpu(PLAIN).expect(PLAIN);
+    for arch in ["gfx1201", "gfx950"] {
+        let checked = check(arch, |template| template.fits_target(&plain).is_err());
+        all_right(arch, &checked);
+        assert!(checked.len() >= 4, "{arch}: linear, attention and both products of the experts");
+    }
+}
+
+/// Tiles that a shape does not fill, fills, and more than fills, at all parameters that Hopper's table can choose.
+#[test]
+fn hoppers_templates_are_right_around_their_tiles() {
+    let tables = Some(Arc::new(TuningTables::load(&[]).expect("right")));
+    let how = Selection { tables, own_tests: true, ..Selection::default() };
+    let checked = check_as(&how, "sm_90", |template| !template.tests.is_empty());
+    all_right("sm_90", &checked);
+    let names: Vec<String> = checked.iter().map(|checked| format!("{}/{}", checked.op, checked.variant)).collect();
+    assert_eq!(names, ["moe_mlp1/rows", "moe_mlp2/rows"]);
+}
+
+/// Numbers of `N` bytes each in a file.
+fn numbers<const N: usize>(path: &Path) -> Vec<[u8; N]> {
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert_eq!(bytes.len() % N, 0, "{}", path.display());
+    bytes.chunks_exact(N).map(|chunk| chunk.try_into().expect("whole")).collect()
+}
+
+/// The folders that hold a case.
+fn cases_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("listed").flatten().map(|entry| entry.path());
+    let below = entries.filter(|path| path.is_dir()).flat_map(|path| cases_below(&path));
+    let own = folder.join("case.json").exists().then(|| folder.to_owned());
+    own.into_iter().chain(below).collect()
+}
+
+#[test]
+fn exported_cases_hold_what_it_takes_to_run_and_to_judge_them() {
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let (library, target) = (Library::from_layers(vec![Layer::built_in()]), Target::gpu("gfx1100").expect("known"));
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), hiprtc::options());
+    let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let selection = Selection { op: Some("embedding".into()), ..Selection::default() };
+    let n_cases = checker.export(&selection, folder.path()).expect("written");
+    let mut n_f32 = 0;
+    for case in cases_below(folder.path()) {
+        let read = |name: &str| fs::read(case.join(name)).expect(name);
+        assert_eq!(read("object")[..4], *b"\x7fELF");
+        let case_json: serde_json::Value = serde_json::from_slice(&read("case.json")).expect("JSON");
+        let arg = |name: &str| {
+            let args = case_json["args"].as_array().expect("a list");
+            args.iter().find(|arg| arg["name"] == name).unwrap_or_else(|| panic!("{name}: {case_json}")).clone()
+        };
+        let file = |name: &str, which: &str| case.join(arg(name)[which].as_str().expect(which));
+        if case_json["dtypes"]["table"] != "f32" {
+            continue;
+        }
+        // An embedding is rows of the table: what should come out is copied from what goes in, by hand.
+        let table: Vec<f32> = numbers(&file("table", "file")).into_iter().map(f32::from_le_bytes).collect();
+        let rows: Vec<u32> = numbers(&file("row", "file")).into_iter().map(u32::from_le_bytes).collect();
+        let want: Vec<f64> = numbers(&file("y", "want")).into_iter().map(f64::from_le_bytes).collect();
+        let width = want.len() / rows.len();
+        assert_eq!(arg("n_tokens")["value"], rows.len() as f64);
+        let copied =
+            rows.iter().flat_map(|&row| &table[row as usize * width..][..width]).map(|&value| f64::from(value));
+        assert_eq!(copied.collect::<Vec<f64>>(), want);
+        n_f32 += 1;
+    }
+    assert_eq!((n_cases, n_f32), (4, 2), "two dtypes at two precisions");
+}

@@ -1,0 +1,218 @@
+//! What hipRTC makes of the GPU templates, read from the disassembly: matrix instructions where a template says that it
+//! uses the matrix unit, wide loads, nothing in private memory. And that the reader of disassemblies sees what is there.
+
+use std::io::{self, Write};
+
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::store::Store;
+use gptoss_jit::target::Target;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::tuning::TuningTables;
+use gptoss_jit::workbench::check::code::KernelCode;
+use gptoss_jit::workbench::check::{Checker, Selection};
+use gptoss_jit::workbench::isa::llvm::{Llvm, LlvmError};
+use gptoss_jit::workbench::isa::speed::{LoopSpeed, Machine};
+use gptoss_jit::workbench::isa::{Code, Instruction};
+
+use crate::fixtures::program::shared_cache;
+use crate::object::hiprtc;
+
+/// The archs that are promised.
+const ARCHS: [&str; 8] = ["gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1151", "gfx1200", "gfx1201"];
+
+/// LLVM's tools; none, said aloud, where this one is missing.
+pub fn llvm(tool: &'static str) -> Option<Llvm> {
+    let llvm = Llvm::find();
+    match llvm.run(tool, &["--version"], b"") {
+        Ok(_) => Some(llvm),
+        Err(LlvmError::NotFound { .. }) => {
+            skip(&format!("no {tool} (tests/fetch-llvm.sh target/llvm fetches one)"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Not by the macro, whose words the harness keeps to itself when a test passes.
+fn skip(why: &str) {
+    let _ = writeln!(io::stderr(), "skipped: {why}");
+}
+
+// ---- the reader ----
+
+/// `rounds` matrix multiplications of 16 x 16, whose operands are loaded 16 bytes at a time; `UNIT` is the builtin.
+const MATRIX: &str = r#"
+typedef short Row __attribute__((ext_vector_type(8)));
+typedef __bf16 Bf16Row __attribute__((ext_vector_type(8)));
+typedef float Sum8 __attribute__((ext_vector_type(8)));
+typedef float Sum4 __attribute__((ext_vector_type(4)));
+extern "C" __global__ __launch_bounds__(64) void k(const Row* a, const Row* b, SUM* d, unsigned rounds) {
+  SUM sum[4] = {};
+#pragma unroll 1
+  for (unsigned i = 0; i < rounds; ++i) {
+    const Row x = a[i * 64 + threadIdx.x], y = b[i * 64 + threadIdx.x];
+    for (int j = 0; j < 4; ++j) sum[j] = UNIT;
+  }
+  for (int j = 0; j < 4; ++j) d[j * 64 + threadIdx.x] = sum[j];
+}
+"#;
+
+/// For an arch: the builtin, what it adds to, how many instructions the four of it are, and the operations of each.
+fn matrix_unit(arch: &str) -> (&'static str, &'static str, usize, u64) {
+    const TWICE: &str = "__builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x.hi, y.hi, \
+         __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x.lo, y.lo, sum[j], 0, 0, 0), 0, 0, 0)";
+    const WIDE: &str = "__builtin_amdgcn_mfma_f32_16x16x32_bf16((Bf16Row)x, (Bf16Row)y, sum[j], 0, 0, 0)";
+    const REPEATED: &str = "__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(\
+         __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7), \
+         __builtin_shufflevector(y, y, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7), sum[j])";
+    const SPLIT: &str = "__builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(x, y, sum[j])";
+    let flop = |k: u64| 2 * 16 * 16 * k;
+    match arch {
+        "gfx90a" | "gfx942" => (TWICE, "Sum4", 8, flop(16)),
+        "gfx950" => (WIDE, "Sum4", 4, flop(32)),
+        "gfx1100" => (REPEATED, "Sum8", 4, flop(16)),
+        _ => (SPLIT, "Sum8", 4, flop(16)),
+    }
+}
+
+/// The kernel above for an arch, disassembled, and a round of its loop.
+fn matrix_loop(llvm: &Llvm, arch: &str) -> Option<(Code, LoopSpeed)> {
+    let compiler = hiprtc::compiler()?;
+    let (unit, sum, n_instructions, flop) = matrix_unit(arch);
+    let source = MATRIX.replace("UNIT", unit).replace("SUM", sum);
+    let option = format!("--offload-arch={arch}");
+    let object = compiler.compile(&hiprtc::request(&source, arch, &["-O3", &option])).expect(arch).object;
+    let code = Code::of(llvm, &object, "k").expect(arch);
+    let loops = code.loops();
+    let [found] = loops.as_slice() else { panic!("{arch}: {loops:?}") };
+    let tables = TuningTables::load(&[]).expect("built in");
+    let facts = tables.facts(arch).expect(arch);
+    let (unit, product) = (facts.compute_unit.expect(arch), facts.product.clone().expect(arch));
+    let machine = Machine { arch, wave_size: facts.wave_size, compute_unit: &unit, product: &product };
+    assert!(found.is_hot(&code) && found.is_innermost(), "{arch}");
+    let speed = found.speed(&code, llvm, machine).expect(arch).expect("LLVM has a model");
+    assert_eq!(code.instructions.iter().filter(|i| i.is_matrix()).count(), n_instructions, "{arch}");
+    assert_eq!(speed.matrix_flop, n_instructions as u64 * flop, "{arch}");
+    assert_eq!(speed.memory_bytes, 2 * 16 * u64::from(facts.wave_size), "{arch}");
+    Some((code, speed))
+}
+
+#[test]
+fn the_loop_of_a_matrix_kernel_is_found_on_every_matrix_unit() {
+    let Some(llvm) = llvm("llvm-mca") else { return };
+    for arch in ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"] {
+        let Some((code, speed)) = matrix_loop(&llvm, arch) else { return };
+        assert!(code.instructions.iter().all(|i| !i.is_scratch()), "{arch}");
+        let (busy, alone) = (speed.matrix_share_busy(), speed.matrix_share_alone());
+        assert!(0.0 < alone && alone <= busy && busy <= 1.0, "{arch}: {speed:?}");
+        // Loads take hundreds of cycles, and the loop does not load ahead.
+        assert!(speed.alone_cycles > 250.0, "{arch}: {speed:?}");
+    }
+}
+
+#[test]
+fn llvm_and_amd_agree_on_the_time_of_a_matrix_operation() {
+    let Some(llvm) = llvm("llvm-mca") else { return };
+    // Only on CDNA does LLVM's model give matrix operations the time that they take.
+    for (arch, cycles) in [("gfx90a", 32), ("gfx942", 16), ("gfx950", 16)] {
+        let Some((code, speed)) = matrix_loop(&llvm, arch) else { return };
+        let matrix: Vec<&Instruction> = code.instructions.iter().filter(|i| i.is_matrix()).collect();
+        assert_eq!(speed.matrix_cycles, (matrix.len() * cycles) as f64, "{arch}: by AMD's rate");
+        let text: String = matrix.iter().map(|instruction| format!("{}\n", instruction.text)).collect();
+        let cpu = format!("-mcpu={arch}");
+        let said = llvm.run("llvm-mca", &["-mtriple=amdgcn-amd-amdhsa", &cpu], text.as_bytes()).expect(arch);
+        let throughput = said.lines().find_map(|line| line.strip_prefix("Block RThroughput:")).expect("told");
+        let throughput: f64 = throughput.trim().parse().expect("a number");
+        assert_eq!(4.0 * throughput, speed.matrix_cycles, "{arch}: by LLVM's model, four clock cycles each");
+    }
+}
+
+// ---- the templates ----
+
+/// The kernels of all GPU templates that fit an arch. None, said aloud, without hipRTC or LLVM's tools.
+fn kernels(arch: &str) -> Option<Vec<KernelCode>> {
+    let llvm = llvm("llvm-objdump")?;
+    hiprtc::compiler()?;
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let cache = Cache::open(shared_cache(), Limits::default());
+    let (store, target) = (Store::new(cache, hiprtc::options()), Target::gpu(arch).expect(arch));
+    let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
+    let kernels = checker.codes(&Selection::default(), &llvm);
+    assert!(!kernels.is_empty(), "{arch}: no template fits");
+    Some(kernels)
+}
+
+fn name(arch: &str, kernel: &KernelCode) -> String {
+    format!("{arch}: {}/{} {} ({})", kernel.op, kernel.variant, kernel.precision, kernel.case)
+}
+
+/// Whether a loop of the code, loops inside of it included, has such an instruction.
+fn in_a_loop(code: &Code, what: fn(&Instruction) -> bool) -> bool {
+    code.loops().iter().any(|found| found.all.iter().any(|&i| what(&code.instructions[i])))
+}
+
+/// What is wrong with the code of a kernel. `uses_matrix_unit` says whether it is to.
+fn faults(source: &str, code: &Code, variant: &str) -> Vec<&'static str> {
+    let uses_matrix_unit = source.contains("__builtin_amdgcn_wmma_") || source.contains("__builtin_amdgcn_mfma_");
+    let has = |what: fn(&Instruction) -> bool| code.instructions.iter().any(what);
+    // A wave of 64 takes a row of 2880 in few enough steps, six runs of 8, for none of them to be left a loop.
+    let is_unrolled = code.instructions.iter().filter(|instruction| instruction.is_wide_load()).count() >= 6;
+    let faults = [
+        (has(Instruction::is_scratch), "it uses private memory"),
+        (uses_matrix_unit && !in_a_loop(code, Instruction::is_matrix), "no matrix instruction in a loop"),
+        (uses_matrix_unit && !has(Instruction::is_wide_load), "no load of 128 bits"),
+        (!uses_matrix_unit && has(Instruction::is_matrix), "matrix instructions that its source does not ask for"),
+        (
+            variant == "gemv" && !in_a_loop(code, Instruction::is_wide_load) && !is_unrolled,
+            "no loads of 128 bits, neither in a loop nor one after the other",
+        ),
+    ];
+    faults.into_iter().filter(|(is_wrong, _)| *is_wrong).map(|(_, what)| what).collect()
+}
+
+#[test]
+fn templates_become_the_instructions_that_they_are_made_for() {
+    let (mut wrong, mut n_matrix) = (Vec::new(), 0);
+    for arch in ARCHS {
+        let Some(kernels) = kernels(arch) else { return };
+        for kernel in &kernels {
+            match &kernel.made {
+                Err(error) => wrong.push(format!("{}: {error}", name(arch, kernel))),
+                Ok((rendered, code)) => {
+                    n_matrix += usize::from(code.instructions.iter().any(Instruction::is_matrix));
+                    let found = faults(&rendered.source, code, &kernel.variant);
+                    wrong.extend(found.into_iter().map(|what| format!("{}: {what}", name(arch, kernel))));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(n_matrix > 0, "no template uses a matrix unit");
+}
+
+#[test]
+fn the_wrong_instructions_are_seen() {
+    let code = |lines: &[&str]| {
+        let line = |(i, text): (usize, &&str)| format!("\t{text} // {:012X}: 00000000{}\n", 4 * i, branch(text));
+        let body: String = lines.iter().enumerate().map(line).collect();
+        Code::parse(&format!("0000000000000000 <k>:\n{body}")).expect("a disassembly").remove(0)
+    };
+    let matrix = "v_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[16:23], v[0:7]";
+    let (wide, back, end) = ("global_load_b128 v[0:3], v[4:5], off", "s_cbranch_scc1 0", "s_endpgm");
+    let source = "__builtin_amdgcn_wmma_f32";
+    assert_eq!(faults(source, &code(&[matrix, wide, back, end]), "matrix"), [""; 0]);
+    assert_eq!(faults(source, &code(&[wide, back, matrix, end]), "matrix"), ["no matrix instruction in a loop"]);
+    assert_eq!(faults(source, &code(&[matrix, back, end]), "matrix"), ["no load of 128 bits"]);
+    assert_eq!(faults("", &code(&[matrix, back, end]), "tile").len(), 1);
+    let narrow = ["no loads of 128 bits, neither in a loop nor one after the other"];
+    assert_eq!(faults("", &code(&["v_add_f32 v0, v1, v2", back, wide, end]), "gemv"), narrow);
+    assert_eq!(faults("", &code(&["v_add_f32 v0, v1, v2", end]), "gemv"), narrow);
+    assert_eq!(faults("", &code(&[wide, back, end]), "gemv"), [""; 0]);
+    assert_eq!(faults("", &code(&[wide, wide, wide, wide, wide, wide, end]), "gemv"), [""; 0], "unrolled whole");
+    assert_eq!(faults("", &code(&["scratch_store_b32 off, v0, s32", end]), "row"), ["it uses private memory"]);
+}
+
+/// The loop's branch goes to the first instruction.
+fn branch(text: &str) -> &'static str {
+    if text.starts_with("s_cbranch") { " <k>" } else { "" }
+}

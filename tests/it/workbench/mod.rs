@@ -1,0 +1,9 @@
+//! What `run` does not need: checking, reading and timing kernels.
+
+pub mod attention;
+pub mod bench;
+pub mod gpu_kernels;
+pub mod isa;
+pub mod kernels;
+pub mod occupancy;
+pub mod tune;
