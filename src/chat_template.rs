@@ -1,8 +1,9 @@
-//! The chat template of a checkpoint: Jinja that turns messages into a prompt, rendered as Hugging Face's `apply_chat_template`
-//! does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, blocks trimmed.
+//! The chat template of a checkpoint: Jinja that turns messages into a prompt, rendered as Hugging Face's
+//! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, blocks
+//! trimmed.
 //!
-//! A template sees marks where people's and the model's words will be. Names of special tokens that the template writes are
-//! those tokens; inside of a message they are text, so nobody ends a message by writing `<|end|>`.
+//! A template sees marks where people's and the model's words will be. Names of special tokens that the template writes
+//! are those tokens; inside of a message they are text, so nobody ends a message by writing `<|end|>`.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value, context};

@@ -20,8 +20,8 @@ pub enum Dtype {
     I32,
     /// Unsigned 8-bit integer; as a scale of MXFP4 the exponent of 2, plus 127 (E8M0).
     U8,
-    /// 4-bit float (sign, 2 exponent bits, 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6), two to a byte, the even element in
-    /// the low half. The C type `mxfp4` is that byte.
+    /// 4-bit float (sign, 2 exponent bits, 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6), two to a byte, the even element
+    /// in the low half. The C type `mxfp4` is that byte.
     Mxfp4,
 }
 

@@ -2,7 +2,10 @@
 //!
 //! ```no_run
 //! # use gptoss_jit::{checkpoint, engine, scheduler};
-//! # fn example(checkpoint: checkpoint::Checkpoint, options: engine::EngineOptions) -> Result<(), engine::EngineError> {
+//! # fn example(
+//! #     checkpoint: checkpoint::Checkpoint,
+//! #     options: engine::EngineOptions,
+//! # ) -> Result<(), engine::EngineError> {
 //! let mut engine = engine::Engine::load(&checkpoint, options, &())?;
 //! engine.submit(scheduler::Request {
 //!     prompt: vec![1, 2, 3],
@@ -214,8 +217,8 @@ impl Engine {
         self.scheduler.abort();
     }
 
-    /// Runs one step: rows of prompts and one row of every sequence that generates. A device that runs launches later is one
-    /// step ahead: the tokens are then those of the step before, and the device is never without work.
+    /// Runs one step: rows of prompts and one row of every sequence that generates. A device that runs launches later
+    /// is one step ahead: the tokens are then those of the step before, and the device is never without work.
     ///
     /// # Errors
     /// [`EngineError::Plan`].

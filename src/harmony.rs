@@ -318,8 +318,8 @@ fn segments(conversation: &[Message]) -> Vec<Segment<'_>> {
     segments
 }
 
-/// Appends one whole message. It ends in `<|end|>` even where the model wrote `<|return|>`: that token is only ever written
-/// by the model.
+/// Appends one whole message. It ends in `<|end|>` even where the model wrote `<|return|>`: that token is only ever
+/// written by the model.
 fn message_segments<'a>(message: &'a Message, segments: &mut Vec<Segment<'a>>) {
     segments.extend([Segment::Special("<|start|>"), Segment::Text(message.role.name())]);
     if let Some(recipient) = &message.recipient {

@@ -1,7 +1,7 @@
 //! gpt-oss on AMD GPUs, with kernels that are data.
 //!
-//! `ARCHITECTURE.md` has the table of these modules and of what each may use. Start reading in [`graph::forward`], the forward pass of the
-//! model.
+//! `ARCHITECTURE.md` has the table of these modules and of what each may use. Start reading in [`graph::forward`], the
+//! forward pass of the model.
 
 pub mod chat_template;
 pub mod checkpoint;

@@ -229,8 +229,8 @@ impl Scheduler {
         step
     }
 
-    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened. Steps are told in the order
-    /// in which they were made; the one after `step` may have been made already, no other.
+    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened. Steps are told in the
+    /// order in which they were made; the one after `step` may have been made already, no other.
     pub fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
         assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
         let mut events = Vec::new();

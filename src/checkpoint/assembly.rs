@@ -1,8 +1,9 @@
 //! From the tensors that files hold to those of the model: each format is a table of names and of what lies how.
 //!
-//! What is as the kernels want it stays where it is mapped; the rest becomes a [`Rearranged`]. Kernels take one type for
-//! all tensors but the experts' matrices, and one for those: bf16 where everything stored is exactly that, else f32. Files
-//! mix types (GGUF keeps vectors and the router in f32 whatever the rest is), so this is where they are brought to one.
+//! What is as the kernels want it stays where it is mapped; the rest becomes a [`Rearranged`]. Kernels take one type
+//! for all tensors but the experts' matrices, and one for those: bf16 where everything stored is exactly that, else
+//! f32. Files mix types (GGUF keeps vectors and the router in f32 whatever the rest is), so this is where they are
+//! brought to one.
 
 use std::collections::BTreeMap;
 
@@ -306,8 +307,8 @@ impl Made {
     }
 }
 
-/// The type that holds all of these numbers exactly: what they are, if they are all alike, bf16 if that loses nothing, else f32.
-/// Only where bf16 and f32 are mixed is it read whether the f32 ones are bf16, the smallest first.
+/// The type that holds all of these numbers exactly: what they are, if they are all alike, bf16 if that loses nothing,
+/// else f32. Only where bf16 and f32 are mixed is it read whether the f32 ones are bf16, the smallest first.
 fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
     let pieces: Vec<&StoredTensor> = planned.flat_map(|planned| &planned.pieces).collect();
     let has = |number| pieces.iter().any(|piece| piece.number() == Some(number));

@@ -1,8 +1,8 @@
 //! A model's dimensions out of a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`) and 5
 //! (`rope_parameters`), or OpenAI's own, which has our names.
 //!
-//! What the program computes with constants must be what the file says, where it says anything: a model that would be computed
-//! otherwise is refused and not run wrongly.
+//! What the program computes with constants must be what the file says, where it says anything: a model that would be
+//! computed otherwise is refused and not run wrongly.
 
 use serde_json::{Map, Value};
 
@@ -12,7 +12,8 @@ use crate::error::Hint;
 /// The longest file that is read; a real one has 2 kB.
 const MAX_BYTES: usize = 1 << 20;
 
-/// The clamp of SwiGLU, where config.json does not say: transformers 4 computes with this constant (`GptOssExperts.limit`).
+/// The clamp of SwiGLU, where config.json does not say: transformers 4 computes with this constant
+/// (`GptOssExperts.limit`).
 const SWIGLU_LIMIT: f64 = 7.0;
 
 /// What is wrong with a `config.json`.
@@ -203,7 +204,8 @@ impl<'a> Object<'a> {
         ConfigFileError::Value { key: self.full(key), expected: expected.to_owned(), found: shown }
     }
 
-    /// The value under any of these keys; where it stands under several, it must be the same. `null` is as good as nothing.
+    /// The value under any of these keys; where it stands under several, it must be the same. `null` is as good as
+    /// nothing.
     fn any(&self, keys: &[&str]) -> Result<Option<&'a Value>, ConfigFileError> {
         let mut found: Option<(&str, &Value)> = None;
         for key in keys {

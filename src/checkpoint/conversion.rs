@@ -8,8 +8,8 @@ use crate::dtype::Dtype;
 /// The numbers of e2m1's 16 codes: a sign, 2 bits of exponent, 1 of mantissa (OCP Microscaling Formats, 5.3.3).
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The numbers of MXFP4's 16 codes in a block with this scale, which stands for the factor `2^(scale - 127)`, and 255 for NaN
-/// (5.4.1). They are exact, or infinite from 2^128 on; bf16 holds them exactly too.
+/// The numbers of MXFP4's 16 codes in a block with this scale, which stands for the factor `2^(scale - 127)`, and 255
+/// for NaN (5.4.1). They are exact, or infinite from 2^128 on; bf16 holds them exactly too.
 pub fn mxfp4_numbers(scale: u8) -> [f32; 16] {
     let factor = match scale {
         0 => 0x0040_0000, // 2^-127, below the normal numbers
@@ -28,8 +28,8 @@ pub(super) enum Row<'a> {
     Mxfp4(&'a [u8], &'a [u8]),
 }
 
-/// Writes a row's numbers in `to`, which is f32 or bf16, little-endian, as many as `out` holds. Gives how many had to be rounded:
-/// to the nearest, of two equally near ones to the even.
+/// Writes a row's numbers in `to`, which is f32 or bf16, little-endian, as many as `out` holds. Gives how many had to
+/// be rounded: to the nearest, of two equally near ones to the even.
 pub(super) fn convert(row: Row, to: Dtype, out: &mut [u8]) -> u64 {
     match row {
         Row::Plain(Dtype::F32, bytes) => numbers(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))), to, out),

@@ -51,8 +51,8 @@ impl Encoding {
         }
     }
 
-    /// The tensors that hold a group's numbers: one, or for MXFP4 the packed numbers and a u8 scale for every block of a
-    /// row, which stands for the factor 2^(scale - 127).
+    /// The tensors that hold a group's numbers: one, or for MXFP4 the packed numbers and a u8 scale for every block of
+    /// a row, which stands for the factor 2^(scale - 127).
     pub fn parts(self, group: &Group) -> Vec<Part> {
         let whole = |dtype| vec![Part { name: group.name, dtype, shape: group.shape.clone() }];
         let scale = match group.name {

@@ -31,8 +31,8 @@ pub struct BinFile<'a> {
 impl<'a> BinFile<'a> {
     /// A file whose numbers are all of `dtype`, which is f32 or bf16.
     ///
-    /// The header's `max_seq_len` is the checkpoint's, or as asked for. No file gets the value that marks those of the gfx11 fork,
-    /// whose router and `mlp2` readers transpose: it becomes one less.
+    /// The header's `max_seq_len` is the checkpoint's, or as asked for. No file gets the value that marks those of the
+    /// gfx11 fork, whose router and `mlp2` readers transpose: it becomes one less.
     ///
     /// # Errors
     /// [`CheckpointError::TooLarge`], or a dimension that a header cannot hold.

@@ -1,13 +1,15 @@
 //! Checkpoints: files in, named tensors out.
 //!
 //! Whatever the format, a [`Checkpoint`] holds OpenAI's canonical names, one tensor per layer, shapes outermost
-//! first, and bytes that are slices of the mapped file wherever they are as the kernels want them; the rest is [`rearranged`]
-//! where it is used. [`tensors`] is the list of names and shapes, [`encoding`] says which tensors hold a matrix.
+//! first, and bytes that are slices of the mapped file wherever they are as the kernels want them; the rest is
+//! [`rearranged`] where it is used. [`tensors`] is the list of names and shapes, [`encoding`] says which tensors hold a
+//! matrix.
 //!
-//! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them. [`safetensors`],
-//! in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors, of which [`assembly`] makes
-//! those of the model. [`download`] knows what is there of a file that is not. [`random`] describes weights that are
-//! made where they are used; [`export`] writes any checkpoint as a `.bin` file, and [`size`] says what one takes.
+//! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them.
+//! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
+//! of which [`assembly`] makes those of the model. [`download`] knows what is there of a file that is not. [`random`]
+//! describes weights that are made where they are used; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
+//! says what one takes.
 
 pub mod assembly;
 pub mod bin;
@@ -254,9 +256,10 @@ fn misfit(found: u64, f32_bytes: u64, bf16_bytes: u64) -> String {
 }
 
 impl Checkpoint {
-    /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file with a
-    /// `config.json` beside it, a GGUF file, or a `.bin` file, to which alone `layout` applies. Which of them it is is told by what
-    /// it holds. Weights stay where they are mapped; what is not there as it is needed is made where it is used.
+    /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file
+    /// with a `config.json` beside it, a GGUF file, or a `.bin` file, to which alone `layout` applies. Which of them it
+    /// is is told by what it holds. Weights stay where they are mapped; what is not there as it is needed is made where
+    /// it is used.
     ///
     /// # Errors
     /// [`CheckpointError::File`] around what is wrong with it.
@@ -318,8 +321,9 @@ impl Checkpoint {
         self.tensors.get(name).unwrap_or_else(|| panic!("no reader leaves out `{name}`"))
     }
 
-    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16 or Q8_0, or among such,
-    /// become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and MXFP4 stays MXFP4.
+    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16 or Q8_0, or among
+    /// such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and MXFP4 stays
+    /// MXFP4.
     pub fn rounded(&self) -> Self {
         let of = |is_expert: bool| self.tensors.values().filter(move |tensor| tensor.is_expert() == is_expert);
         let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));

@@ -1,8 +1,8 @@
 //! Random weights, described by a few numbers and made where they are used, so that a shape can be measured without a
 //! checkpoint of it: neither a file, nor memory of this process, nor a copy to the device.
 //!
-//! `templates/random_weights` makes the elements, and states the formula. What is here is which numbers a tensor gets, and the same
-//! formula for this machine, for whoever needs the bytes.
+//! `templates/random_weights` makes the elements, and states the formula. What is here is which numbers a tensor gets,
+//! and the same formula for this machine, for whoever needs the bytes.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use crate::dtype::Dtype;
 
 /// Uniform random numbers, all of a tensor's from one seed.
 ///
-/// Floats are `centre + step * r` with r in -32768 to 32767 (bf16: its upper half); bytes are that, rounded down; of MXFP4
-/// all 16 codes are equally likely, whatever `centre` and `step` are.
+/// Floats are `centre + step * r` with r in -32768 to 32767 (bf16: its upper half); bytes are that, rounded down; of
+/// MXFP4 all 16 codes are equally likely, whatever `centre` and `step` are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomNumbers {
     /// Which numbers: made from the seed, and no other tensor's.
@@ -32,8 +32,8 @@ pub struct RandomNumbers {
 const CHUNK: usize = 1 << 16;
 
 impl RandomNumbers {
-    /// The elements from number `first` on, as many as `out` holds, on this machine: the same bytes as every device makes.
-    /// `first` is even where two elements share a byte.
+    /// The elements from number `first` on, as many as `out` holds, on this machine: the same bytes as every device
+    /// makes. `first` is even where two elements share a byte.
     pub fn write(&self, dtype: Dtype, first: usize, out: &mut [u8]) {
         let piece = dtype.len_bytes(CHUNK);
         out.par_chunks_mut(piece).enumerate().for_each(|(i, out)| self.write_piece(dtype, first + i * CHUNK, out));
@@ -107,12 +107,13 @@ impl Checkpoint {
     /// per tensor.
     ///
     /// **MXFP4**: a code is random, and its block's scale one of two neighbours, so often the larger one that the
-    /// deviation is that of the other encodings. With n the smaller one, f how often the larger one, and 2.93 the root mean
-    /// square of the codes, that is `2.93^2 * 4^(n - 127) * (1 + 3 f) = 1/inputs`. For 2880 inputs: n = 119, f = 0.55.
+    /// deviation is that of the other encodings. With n the smaller one, f how often the larger one, and 2.93 the root
+    /// mean square of the codes, that is `2.93^2 * 4^(n - 127) * (1 + 3 f) = 1/inputs`. For 2880 inputs: n = 119, f =
+    /// 0.55.
     ///
-    /// **The router**: its logits have a standard deviation of about 1 from row to row of the step, and its biases lie in -0.75
-    /// to 0.75, so that some experts are chosen more often than others, as in a model that was trained. What that gives is in
-    /// `tests/it/checkpoint/weights.rs`; how skewed gpt-oss itself is, we have not measured.
+    /// **The router**: its logits have a standard deviation of about 1 from row to row of the step, and its biases lie
+    /// in -0.75 to 0.75, so that some experts are chosen more often than others, as in a model that was trained. What
+    /// that gives is in `tests/it/checkpoint/weights.rs`; how skewed gpt-oss itself is, we have not measured.
     ///
     /// # Errors
     /// Dimensions that make no model, or one of more than 2^64 bytes.

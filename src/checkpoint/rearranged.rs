@@ -100,8 +100,9 @@ impl Piece {
 /// Bytes that one task makes at least: less would not be worth its beginning.
 const TASK_BYTES: usize = 1 << 16;
 
-/// A matrix is turned in tiles of so many of its own rows and columns, which are columns and rows of the stored one: a tile fits in the
-/// first cache on both sides, and what is read of a stored row fills whole cache lines, few of them for each page that is touched.
+/// A matrix is turned in tiles of so many of its own rows and columns, which are columns and rows of the stored one: a
+/// tile fits in the first cache on both sides, and what is read of a stored row fills whole cache lines, few of them
+/// for each page that is touched.
 const TILE_ROWS: usize = 128;
 const TILE_COLUMNS: usize = 32;
 

@@ -1,8 +1,9 @@
-//! The header of a safetensors file: eight bytes that say how long it is, JSON that says where each tensor lies, then the
-//! tensors, without gaps.
+//! The header of a safetensors file: eight bytes that say how long it is, JSON that says where each tensor lies, then
+//! the tensors, without gaps.
 //!
-//! Read here and not by the crate `safetensors`: that one lets the last of several tensors of the same name win, and its
-//! errors do not say what was expected. Nothing is allocated but names and shapes, which the header itself spells out.
+//! Read here and not by the crate `safetensors`: that one lets the last of several tensors of the same name win, and
+//! its errors do not say what was expected. Nothing is allocated but names and shapes, which the header itself spells
+//! out.
 
 use std::fmt;
 

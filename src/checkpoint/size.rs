@@ -14,8 +14,8 @@ impl Checkpoint {
         self.tensors.values().map(|tensor| tensor.len_bytes() as u64).sum()
     }
 
-    /// Bytes of weights that a step for one token reads: everything once, but of the embedding one row, and of the experts those
-    /// that the token is sent to.
+    /// Bytes of weights that a step for one token reads: everything once, but of the embedding one row, and of the
+    /// experts those that the token is sent to.
     pub fn bytes_per_token(&self) -> u64 {
         self.tensors.values().map(|tensor| self.bytes_for_a_token(tensor)).sum()
     }
@@ -45,8 +45,8 @@ mod tests {
             assert_eq!(checkpoint.parameters(), 20_914_757_184);
             (checkpoint.tensor_bytes(), checkpoint.bytes_per_token())
         };
-        // By hand. Bytes of a layer's experts: 32 * 3 * 2880 * 2880 numbers of 4.25 bits and 32 * 3 * 2880 biases of 2 bytes,
-        // an eighth of them for a token. Everything else is 2 bytes a number.
+        // By hand. Bytes of a layer's experts: 32 * 3 * 2880 * 2880 numbers of 4.25 bits and 32 * 3 * 2880 biases of 2
+        // bytes, an eighth of them for a token. Everything else is 2 bytes a number.
         let n_biases = 24 * 32 * 3 * 2880;
         let n_in_experts = n_biases * 2880;
         let n_in_tables = 2 * 201_088 * 2880;

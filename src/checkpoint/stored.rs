@@ -23,7 +23,8 @@ pub struct StoredType {
 pub enum Codec {
     /// Numbers that become f32 or bf16.
     Number(Number),
-    /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes, code i in the low half of byte i and code i + 16 in its high half.
+    /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes, code i in the low half of byte i and code i + 16 in its high
+    /// half.
     Mxfp4Blocks,
     /// Bytes that are taken as they are: the codes and the scales of MXFP4 in safetensors.
     Byte,

@@ -24,8 +24,8 @@ use crate::units::human_bytes;
 
 /// Writes any checkpoint as a `.bin` file: f32 or bf16, MXFP4 written out.
 ///
-/// One line on stdout, as `sha256sum` prints it. The file appears when it is whole; an export that fails, or is interrupted or
-/// killed, leaves nothing.
+/// One line on stdout, as `sha256sum` prints it. The file appears when it is whole; an export that fails, or is
+/// interrupted or killed, leaves nothing.
 #[derive(clap::Args)]
 #[command(allow_missing_positional = true)]
 pub struct Args {
@@ -231,8 +231,8 @@ fn progress(doing: &'static str, len_bytes: u64, output: &Output) -> indicatif::
     indicatif::ProgressBar::new(len_bytes).with_style(style).with_message(doing)
 }
 
-/// Whether somebody wants the program to end. It ends at the next chunk, so that a file beside its place is removed; a second Ctrl-C
-/// ends it at once.
+/// Whether somebody wants the program to end. It ends at the next chunk, so that a file beside its place is removed; a
+/// second Ctrl-C ends it at once.
 struct Interrupted(Arc<AtomicBool>);
 
 impl Interrupted {

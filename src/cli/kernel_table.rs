@@ -1,5 +1,5 @@
-//! Where the time of steps went, kernel by kernel, beside what the machine could do: what `bench --kernels` and `run --profile`
-//! print.
+//! Where the time of steps went, kernel by kernel, beside what the machine could do: what `bench --kernels` and `run
+//! --profile` print.
 
 use serde_json::{Value, json};
 

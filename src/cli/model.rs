@@ -137,8 +137,8 @@ impl ModelArgs {
 }
 
 impl DeviceArgs {
-    /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider than it
-    /// only because of how they are stored are rounded.
+    /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider
+    /// than it only because of how they are stored are rounded.
     pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
         precision_for(checkpoint, self.precision)
     }
@@ -226,8 +226,8 @@ impl KvArgs {
         }
     }
 
-    /// What keys and values may take: as asked, or half of what the weights leave free. Where the weights leave nothing, it is
-    /// they that do not fit, which the memory plan will say.
+    /// What keys and values may take: as asked, or half of what the weights leave free. Where the weights leave
+    /// nothing, it is they that do not fit, which the memory plan will say.
     fn budget_bytes(&self, checkpoint: &Checkpoint, driver: &dyn Driver) -> anyhow::Result<usize> {
         let Some(mib) = self.kv_memory else {
             let weights = weight_bytes(checkpoint, driver);

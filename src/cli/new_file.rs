@@ -11,8 +11,8 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
-/// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere it
-/// lies beside its place until it is whole, and stays there if the program is killed in a way that it cannot notice.
+/// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere
+/// it lies beside its place until it is whole, and stays there if the program is killed in a way that it cannot notice.
 pub(super) struct NewFile {
     path: PathBuf,
     place: Place,
@@ -41,7 +41,8 @@ impl NewFile {
         Ok(Self { path, place })
     }
 
-    /// Has this much of the disk kept for it, so that a disk that is too small is known of before there is anything to write.
+    /// Has this much of the disk kept for it, so that a disk that is too small is known of before there is anything to
+    /// write.
     ///
     /// # Errors
     /// [`NoSpace`]. Where a file system cannot tell or cannot keep space, writing will.

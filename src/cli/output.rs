@@ -92,7 +92,8 @@ impl Output {
         self.text(&table(header, rows, right))
     }
 
-    /// Tells something on stderr, unless `--quiet`. `{bold}` and colour come in as ANSI and are stripped where unwanted.
+    /// Tells something on stderr, unless `--quiet`. `{bold}` and colour come in as ANSI and are stripped where
+    /// unwanted.
     pub fn note(&self, text: &str) {
         if !self.quiet {
             self.stderr(text);

@@ -21,8 +21,8 @@ pub struct TokenizerArgs {
     #[arg(short = 'z', long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
 
-    /// How text is cut into words before merging: as the seeds' program does, or as OpenAI's tokenizer does [default: as the
-    /// tokenizer's file says]
+    /// How text is cut into words before merging: as the seeds' program does, or as OpenAI's tokenizer does [default:
+    /// as the tokenizer's file says]
     #[arg(long, value_enum)]
     pub split: Option<Split>,
 }

@@ -90,7 +90,8 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]
     params: Vec<(String, u32)>,
 
-    /// Most parameter sets of a template that are tried for a number of rows; of more, a walk downhill from the present ones
+    /// Most parameter sets of a template that are tried for a number of rows; of more, a walk downhill from the present
+    /// ones
     #[arg(long, default_value_t = 48, value_name = "N")]
     most: usize,
 
@@ -98,8 +99,8 @@ pub struct Args {
     #[arg(long, default_value_t = 5, value_name = "N")]
     show: usize,
 
-    /// Write the best into the target's table in `--tuning`, else in the user's config folder: rows that are there keep the
-    /// numbers of rows that these do not cover
+    /// Write the best into the target's table in `--tuning`, else in the user's config folder: rows that are there keep
+    /// the numbers of rows that these do not cover
     #[arg(long)]
     write: bool,
 

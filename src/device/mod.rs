@@ -166,7 +166,8 @@ pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<(Target, Arc<dyn Dri
     Err(DeviceError::NoneOfArch { arch: arch.to_owned(), found })
 }
 
-/// The tables' facts about an arch; where the device's own numbers differ, the device's, with a warning that names both.
+/// The tables' facts about an arch; where the device's own numbers differ, the device's, with a warning that names
+/// both.
 fn target_of(facts: &DeviceFacts, arch: &str, tables: &TuningTables) -> Result<(Target, Vec<String>), TargetError> {
     let mut target = tables.gpu(arch)?;
     let differs = |what: &str, table: u32, found: u32| {

@@ -1,4 +1,5 @@
-//! One step ahead of what is known: while the device works at a step, its tokens are unknown and the next one is launched.
+//! One step ahead of what is known: while the device works at a step, its tokens are unknown and the next one is
+//! launched.
 
 use gpu::Mailbox;
 
@@ -23,7 +24,8 @@ impl Ahead {
         Ok(Some(Self { mailboxes: [first, second], turn: 0, in_flight: None }))
     }
 
-    /// Takes note of the step that was just launched, if one was, and waits for the one before it: that step and its tokens.
+    /// Takes note of the step that was just launched, if one was, and waits for the one before it: that step and its
+    /// tokens.
     pub fn turn(
         &mut self,
         executor: &Executor,

@@ -1,7 +1,7 @@
 //! Which launches a bucket of row counts has: the nodes of a segment, or runs of them that one kernel covers.
 //!
-//! A run is what a template says that it fuses, found node by node in launch order. Whether it is preferred to its nodes is the
-//! tuning tables' affair, through the chooser; how launches are made of a cover is [`super::plan`]'s.
+//! A run is what a template says that it fuses, found node by node in launch order. Whether it is preferred to its
+//! nodes is the tuning tables' affair, through the chooser; how launches are made of a cover is [`super::plan`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
@@ -87,8 +87,8 @@ impl Candidates {
         starts.into_iter().filter(|start| occurring.contains(start)).collect()
     }
 
-    /// The launches of a bucket: from the first node on the longest run that the tuning tables prefer, else a kernel for the
-    /// node alone. No run is taken that is among `refused`.
+    /// The launches of a bucket: from the first node on the longest run that the tuning tables prefer, else a kernel
+    /// for the node alone. No run is taken that is among `refused`.
     pub fn cover(&self, chooser: &Chooser, n_rows: usize, step: StepKind, refused: &[Problem]) -> Vec<Cover> {
         let mut cover = Vec::new();
         let mut at = 0;
@@ -114,8 +114,8 @@ fn single(graph: &Graph, at: usize) -> Cover {
     Cover { label, problem, args, scalars, nodes: at..at + 1, unfused: Vec::new() }
 }
 
-/// The first nodes of `within` as one, if they are the ops of a run, hand on what it expects, and no name means two things. What
-/// is handed on and others need is to be kept.
+/// The first nodes of `within` as one, if they are the ops of a run, hand on what it expects, and no name means two
+/// things. What is handed on and others need is to be kept.
 fn fused(graph: &Graph, run: &Signature, within: Range<usize>) -> Option<Cover> {
     let range = within.start..within.start + run.ops.len();
     let nodes = graph.nodes.get(range.clone()).filter(|_| range.end <= within.end)?;
@@ -147,8 +147,8 @@ fn fused(graph: &Graph, run: &Signature, within: Range<usize>) -> Option<Cover> 
     writes_are_apart(run, &args).then_some(Cover { label, problem, args, scalars, nodes: range, unfused: Vec::new() })
 }
 
-/// Whether others than the two nodes need the tensor between node `i` of the run and the next one; `None` if these do not
-/// share it, or a node of the run needs it that does not get it handed.
+/// Whether others than the two nodes need the tensor between node `i` of the run and the next one; `None` if these do
+/// not share it, or a node of the run needs it that does not get it handed.
 fn is_needed(graph: &Graph, joint: &Joint, range: &Range<usize>, i: usize) -> Option<bool> {
     let (writer, taker) = (&graph.nodes[range.start + i], &graph.nodes[range.start + i + 1]);
     let between = writer.args.get(&joint.written.name)?;
@@ -161,8 +161,8 @@ fn is_needed(graph: &Graph, joint: &Joint, range: &Range<usize>, i: usize) -> Op
     Some(everywhere > in_run || graph.tensor_of(*between).storage != Storage::Arena)
 }
 
-/// Whether no tensor that the run writes is another of its arguments too: one node's result would be another one's input, and
-/// the blocks of one kernel do not wait for each other.
+/// Whether no tensor that the run writes is another of its arguments too: one node's result would be another one's
+/// input, and the blocks of one kernel do not wait for each other.
 fn writes_are_apart(run: &Signature, args: &BTreeMap<String, TensorId>) -> bool {
     let is_written = |name: &String| run.args.iter().any(|arg| arg.name == *name && arg.access != Access::Read);
     let written = args.iter().filter(|(name, _)| is_written(name));
@@ -239,8 +239,8 @@ mod tests {
             let one_by_one = chooser(arch, TuningTables::default());
             let built_in = chooser(arch, TuningTables::load(&[]).expect("right"));
             let count = |graph: &Graph, chooser: &Chooser, n| launches(graph, chooser, n, StepKind::Decode).len();
-            // In a layer 11: norm, qkv, rope, attention, out, norm, gate, route, sort, two products; around them token, angles,
-            // embedding, the rows that give logits, norm, unembedding, sampler.
+            // In a layer 11: norm, qkv, rope, attention, out, norm, gate, route, sort, two products; around them token,
+            // angles, embedding, the rows that give logits, norm, unembedding, sampler.
             assert_eq!(count(&bf16, &one_by_one, 1), 24 * 11 + 7, "{arch}");
             // norm + qkv, and norm + gate + route + sort, are one each; so are norm + unembedding.
             assert_eq!(count(&bf16, &built_in, 1), 24 * 7 + 6, "{arch}");

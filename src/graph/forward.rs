@@ -33,10 +33,10 @@ pub struct ForwardOptions {
 
 /// The forward pass as a graph.
 ///
-/// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s `from`),
-/// `slot`, `position` (max_rows, u32); `logit_row`, `temperature`,
-/// `top_k`, `top_p`, `coin` (a row for each logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`,
-/// `v_cache.<l>`. It leaves `logits` and `sampled`.
+/// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s
+/// `from`), `slot`, `position` (max_rows, u32); `logit_row`, `temperature`, `top_k`, `top_p`, `coin` (a row for each
+/// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`. It leaves `logits` and
+/// `sampled`.
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };

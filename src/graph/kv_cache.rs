@@ -166,8 +166,8 @@ impl KvLayout {
         &self.groups[self.group_index(l)]
     }
 
-    /// Positions that layer `l` sees; `None` is all. The model's, whether or not a sequence can be longer: kernels have it as
-    /// a literal, and how long sequences may be is to compile nothing.
+    /// Positions that layer `l` sees; `None` is all. The model's, whether or not a sequence can be longer: kernels have
+    /// it as a literal, and how long sequences may be is to compile nothing.
     pub fn window_of_layer(&self, l: usize) -> Option<usize> {
         self.windows[l]
     }

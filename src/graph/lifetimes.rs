@@ -28,8 +28,8 @@ impl ArenaLayout {
     }
 }
 
-/// Size and life of every activation, by tensor index. Where one kernel may do several nodes, its blocks read and write what
-/// they please at any time: whatever one of these nodes needs lives for all of them.
+/// Size and life of every activation, by tensor index. Where one kernel may do several nodes, its blocks read and write
+/// what they please at any time: whatever one of these nodes needs lives for all of them.
 pub(super) fn lifetimes(
     graph: &Graph,
     candidates: &[Candidates],

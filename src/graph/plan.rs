@@ -1,8 +1,9 @@
 //! A graph, chosen kernels and memory, ready to run step after step.
 //!
 //! The nodes fall into segments that work on the same rows. For each segment there is one list of launches per
-//! bucket of row counts and kind of step: the tuning tables may prefer other templates, and other fusions, for one row than for
-//! many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and launches.
+//! bucket of row counts and kind of step: the tuning tables may prefer other templates, and other fusions, for one row
+//! than for many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and
+//! launches.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -177,8 +178,8 @@ impl Executor {
         self.inputs.write(&self.pipeline, inputs)
     }
 
-    /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches are
-    /// done when they return.
+    /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches
+    /// are done when they return.
     ///
     /// # Errors
     /// [`PlanError::Device`].

@@ -1,9 +1,9 @@
 //! Where the time of the steps goes, node by node; the layers of a model are added up.
 //!
-//! Taking the time of a launch waits for it, which costs more than a short kernel takes. So where the device replays graphs, the
-//! launches of one node in all layers are captured alone and replayed between two marks: they follow each other as in a step,
-//! and over the step's own data, for which the activations of every layer get memory of their own (`replayed`). Elsewhere each
-//! launch is timed as it is made (`in_order`). `work` counts what a launch has to do.
+//! Taking the time of a launch waits for it, which costs more than a short kernel takes. So where the device replays
+//! graphs, the launches of one node in all layers are captured alone and replayed between two marks: they follow each
+//! other as in a step, and over the step's own data, for which the activations of every layer get memory of their own
+//! (`replayed`). Elsewhere each launch is timed as it is made (`in_order`). `work` counts what a launch has to do.
 
 mod in_order;
 mod replayed;
@@ -25,7 +25,8 @@ pub enum Profiled {
         /// Replays of every node.
         rounds: usize,
     },
-    /// Of steps that are alike in kind and, but for a factor of two, in rows: the 1st, 4th, 16th, 64th…; each stands for those up to the next.
+    /// Of steps that are alike in kind and, but for a factor of two, in rows: the 1st, 4th, 16th, 64th…; each stands
+    /// for those up to the next.
     Some,
 }
 
@@ -105,8 +106,8 @@ impl Profiler {
         Self { which, total: Profile::default(), alike: HashMap::new(), is_in_order: false }
     }
 
-    /// Takes times of a step that was prepared and is to run now. `true`, and it has run, where its launches were timed as
-    /// they were made; else it must still run, which puts right whatever was changed here.
+    /// Takes times of a step that was prepared and is to run now. `true`, and it has run, where its launches were timed
+    /// as they were made; else it must still run, which puts right whatever was changed here.
     pub fn step(&mut self, steps: &Steps<'_>, shape: StepShape) -> Result<bool, PlanError> {
         let alike = self.alike.entry((shape.kind, shape.n_rows.next_power_of_two().ilog2())).or_default();
         let rounds = match self.which {

@@ -91,7 +91,8 @@ fn tensor_of<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<&'a Tensor, P
     checkpoint.tensors.get(name).ok_or_else(|| PlanError::NoTensor { name: name.to_owned() })
 }
 
-/// The op that makes elements of a type. Weights depend on their seed alone: whatever the model's precision, this one is exact.
+/// The op that makes elements of a type. Weights depend on their seed alone: whatever the model's precision, this one
+/// is exact.
 fn problem(dtype: Dtype) -> Problem {
     Problem {
         ops: vec!["random_weights".into()],

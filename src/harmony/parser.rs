@@ -177,8 +177,8 @@ impl Header {
         }
     }
 
-    /// `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}`, all but the role optional, and the
-    /// recipient in either place. A word that is none of these after the channel is a type too.
+    /// `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}`, all but the role optional, and
+    /// the recipient in either place. A word that is none of these after the channel is a type too.
     fn parse(self) -> Message {
         let [role, channel, content_type] =
             [self.role, self.channel, self.content_type].map(|text| String::from_utf8_lossy(&text).into_owned());

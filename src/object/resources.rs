@@ -54,8 +54,8 @@ impl Resources {
     }
 }
 
-/// What an object says of the kernel that `spec` names, if it is for this GPU, agrees with the contract and stays within
-/// the template's limits.
+/// What an object says of the kernel that `spec` names, if it is for this GPU, agrees with the contract and stays
+/// within the template's limits.
 ///
 /// # Errors
 /// [`ObjectError`].

@@ -86,8 +86,8 @@ impl Layout {
     }
 }
 
-/// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says, given
-/// their count, and single rows of the other slots before and behind them.
+/// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says,
+/// given their count, and single rows of the other slots before and behind them.
 pub(super) fn chunk(
     layout: &Layout,
     n_tokens: usize,
@@ -166,7 +166,8 @@ fn caches(
     kv: Dtype,
     random: &mut Random,
 ) -> (Tensor, Tensor) {
-    // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold either.
+    // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold
+    // either.
     let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
     let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
@@ -195,8 +196,8 @@ fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> 
     }
 }
 
-/// Positions of every slot, up to that of its last row, where the flag `causal`, which no contract declares and which is true
-/// where nobody gives it, is false.
+/// Positions of every slot, up to that of its last row, where the flag `causal`, which no contract declares and which
+/// is true where nobody gives it, is false.
 fn n_positions(case: &Case, layout: &Layout, rows: impl Iterator<Item = (usize, usize)>) -> Option<Vec<usize>> {
     if case.flags.get("causal") != Some(&false) {
         return None;
@@ -225,8 +226,8 @@ impl Sight {
     }
 }
 
-/// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, which has
-/// no value. The scale is the largest visible |v|.
+/// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, which
+/// has no value. The scale is the largest visible |v|.
 pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (layout, window, n_tokens) = (Layout::of(case)?, case.dim("window")?, case.n_tokens()?);
     let [qkv, slot, position, table] = ["qkv", "slot", "position", "block_table"].map(|name| tensor(inputs, name));

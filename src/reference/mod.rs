@@ -1,8 +1,8 @@
 //! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`], [`peak`] and [`weights`] hold the ops. What is compared with what
-//! comes out of here is said in [`Output`].
+//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`], [`peak`] and [`weights`] hold the ops. What is
+//! compared with what comes out of here is said in [`Output`].
 
 mod attention;
 mod dense;
@@ -190,8 +190,8 @@ fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
     Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
-/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the outputs under
-/// the name of the op and its own: `rmsnorm_y`.
+/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the
+/// outputs under the name of the op and its own: `rmsnorm_y`.
 ///
 /// # Errors
 /// If an op has no reference, the case does not fit it, or an input is missing.

@@ -21,7 +21,8 @@ pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, 
     Ok(named([("logit", Tensor::rounded(Dtype::F32, logit))]))
 }
 
-/// The experts_per_token largest logits, of equal ones the lower expert, in rising order of expert; the softmax over them.
+/// The experts_per_token largest logits, of equal ones the lower expert, in rising order of expert; the softmax over
+/// them.
 pub(super) fn route(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (logit, chosen) = (tensor(inputs, "logit")?, case.dim("experts_per_token")?);
     let (mut expert, mut weight) = (Vec::new(), Vec::new());
@@ -41,8 +42,8 @@ pub(super) fn sort_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     Ok(named([("expert", routing(case, random)?)]))
 }
 
-/// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get none; with
-/// `same_experts` all but those of the first token; with `spread` every choice is equally likely.
+/// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get
+/// none; with `same_experts` all but those of the first token; with `spread` every choice is equally likely.
 fn routing(case: &Case, random: &mut Random) -> Result<Tensor, ReferenceError> {
     let (n_experts, chosen) = (case.dim("num_experts")?, case.dim("experts_per_token")?);
     if chosen > n_experts {
@@ -110,7 +111,8 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 /// Elements of MXFP4 that share a scale.
 const MX_BLOCK: usize = 32;
 
-/// `weight`, and for MXFP4 its `scale`: rows of `k` numbers of about this size. Scales of neighbouring blocks differ by up to 2^4.
+/// `weight`, and for MXFP4 its `scale`: rows of `k` numbers of about this size. Scales of neighbouring blocks differ by
+/// up to 2^4.
 fn weight_inputs(
     case: &Case,
     n_rows: usize,
@@ -148,8 +150,8 @@ fn power_of_two(scale: f64) -> f64 {
     if scale == 255.0 { f64::NAN } else { (scale - 127.0).exp2() }
 }
 
-/// y[a, i] = g * sigmoid(1.702 g) * (u + 1), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h = weight[e] x[t] + bias[e].
-/// 1.702 and the clamps: OpenAI's gpt_oss/torch/model.py, swiglu.
+/// y[a, i] = g * sigmoid(1.702 g) * (u + 1), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h = weight[e]
+/// x[t] + bias[e]. 1.702 and the clamps: OpenAI's gpt_oss/torch/model.py, swiglu.
 pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
     let (limit, chosen) = (case.constant("swiglu_limit")?, case.dim("experts_per_token")?);
@@ -192,7 +194,8 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     Ok(inputs)
 }
 
-/// y[t, c] = residual[t, c] + sum_k route_weight[t, k] * (weight[e] x[a] + bias[e])[c], e the k-th expert of token t, a = t * K + k.
+/// y[t, c] = residual[t, c] + sum_k route_weight[t, k] * (weight[e] x[a] + bias[e])[c], e the k-th expert of token t, a
+/// = t * K + k.
 pub(super) fn mlp2(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
     let (x, weight, bias) = (tensor(inputs, "x")?, weight_rows(inputs, intermediate_size)?, tensor(inputs, "bias")?);

@@ -66,7 +66,8 @@ fn rope_kv_rows(case: &Case, layout: &Layout, random: &mut Random) -> Result<Vec
     Ok(runs(layout, n_tokens, random))
 }
 
-/// Each slot stores a run of positions; one starts at position 0, one crosses the end of the ring, the others start anywhere.
+/// Each slot stores a run of positions; one starts at position 0, one crosses the end of the ring, the others start
+/// anywhere.
 fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, usize)> {
     let (len, capacity) = (n_tokens.div_ceil(layout.n_slots), layout.capacity());
     let first_slot = random.below(layout.n_slots);
@@ -84,8 +85,8 @@ fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, us
     rows
 }
 
-/// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to the
-/// cache. What is left of k in qkv is open.
+/// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to
+/// the cache. What is left of k in qkv is open.
 pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let layout = Layout::of(case)?;
     let (slot, position, table) =

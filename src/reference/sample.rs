@@ -1,8 +1,8 @@
 //! References of `take_token` and of `sample`: the seeds' sampler, with ties decided.
 //!
 //! Which token is drawn hangs on comparisons of sums that every kernel rounds in its own way, so the inputs are chosen
-//! such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose coin, top_p
-//! or cutoff comes within a margin of an edge is made again.
+//! such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose coin,
+//! top_p or cutoff comes within a margin of an edge is made again.
 
 use super::random::Random;
 use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};

@@ -45,7 +45,8 @@ pub struct Product {
 
 impl ComputeUnit {
     /// Waves of one kernel that a SIMD can hold, when nothing else runs: the fullest one, where blocks do not spread
-    /// evenly. 0 if not even one block fits. Scalar registers are left out: on gfx9 more than 100 of them would leave 7.
+    /// evenly. 0 if not even one block fits. Scalar registers are left out: on gfx9 more than 100 of them would leave
+    /// 7.
     ///
     /// - `wave_size`: 32 or 64
     /// - `vgprs`: of a lane, accumulation registers included

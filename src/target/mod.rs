@@ -174,8 +174,8 @@ impl Target {
         }
     }
 
-    /// A GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`, `sm_90`. Facts come from the built-in tuning tables; an
-    /// arch that they do not have is assumed to be like its relatives, with a warning that says so.
+    /// A GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`, `sm_90`. Facts come from the built-in tuning
+    /// tables; an arch that they do not have is assumed to be like its relatives, with a warning that says so.
     ///
     /// # Errors
     /// If it is of a family that nothing is known about.
@@ -249,8 +249,8 @@ impl Target {
         self.is_gpu()
     }
 
-    /// The string in a kernel's key: a GPU's target id; on the host the arch and what it has beyond that. In the simulator
-    /// the text says all: chips that render the same one share the object.
+    /// The string in a kernel's key: a GPU's target id; on the host the arch and what it has beyond that. In the
+    /// simulator the text says all: chips that render the same one share the object.
     pub fn id(&self) -> String {
         match self.platform {
             _ if self.is_simulated => "sim".to_owned(),

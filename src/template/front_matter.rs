@@ -93,7 +93,8 @@ struct CompileTable {
 }
 
 impl Template {
-    /// Reads and checks the front matter. The names that the body uses are checked by the library, which knows what it includes.
+    /// Reads and checks the front matter. The names that the body uses are checked by the library, which knows what it
+    /// includes.
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.
@@ -206,7 +207,8 @@ impl Reader<'_> {
         Ok(params)
     }
 
-    /// What constraints may use: dims, flags, dtypes, parameters, named facts, `precision`, `wave_size` and `lds_bytes`.
+    /// What constraints may use: dims, flags, dtypes, parameters, named facts, `precision`, `wave_size` and
+    /// `lds_bytes`.
     fn tuning_names(&self) -> BTreeSet<String> {
         let mut names = self.signature.condition_names();
         names.extend(self.params.union(&self.facts).cloned());

@@ -1,4 +1,5 @@
-//! The template language: contracts, templates and the library of both, and rendering, which gives self-contained source.
+//! The template language: contracts, templates and the library of both, and rendering, which gives self-contained
+//! source.
 //!
 //! - [`contract`]: what an op is (`op.toml`); [`signature`]: the arguments of a run of fused ops
 //! - [`Template`]: what a template says of itself (its front matter), and whether it fits a [`Problem`]
@@ -112,7 +113,8 @@ pub struct Param {
     pub default: u32,
     /// What it is.
     pub doc: String,
-    /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never chosen.
+    /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never
+    /// chosen.
     pub is_tunable: bool,
 }
 
@@ -151,7 +153,7 @@ pub struct NumericsOverride {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
     /// The template is for another compiler.
-    #[error("is for {needs}, the target is {found}")]
+    #[error("is for {needs}, the target takes {found}")]
     Language {
         /// The template's language.
         needs: Language,

@@ -1,7 +1,8 @@
 //! The names that a template and all that it includes use, against those that are declared.
 //!
-//! The engine tells which names of its own a file looks up and does not set, but not across includes; so the includes are
-//! walked here, in the order of the text. A file of the library sees what its header takes, and leaves what it gives.
+//! The engine tells which names of its own a file looks up and does not set, but not across includes; so the includes
+//! are walked here, in the order of the text. A file of the library sees what its header takes, and leaves what it
+//! gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,7 +92,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Goes through a file of the library that `from` includes: what it takes must be there, and it must list all that it uses.
+    /// Goes through a file of the library that `from` includes: what it takes must be there, and it must list all that
+    /// it uses.
     fn include(
         &self,
         from: &'a SourceFile,

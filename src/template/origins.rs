@@ -1,7 +1,8 @@
 //! Where lines of a rendered kernel come from: the template, or what it includes.
 //!
-//! The kernel is rendered a second time, of templates whose lines begin with a marker of their file and number. Where the text without
-//! markers is what was rendered, the markers say where it comes from; what is compiled, and keyed, never holds any.
+//! The kernel is rendered a second time, of templates whose lines begin with a marker of their file and number. Where
+//! the text without markers is what was rendered, the markers say where it comes from; what is compiled, and keyed,
+//! never holds any.
 
 use super::Template;
 use super::environment::environment;
@@ -74,7 +75,8 @@ fn line_in(message: &str) -> Option<usize> {
     })
 }
 
-/// A template whose lines begin with markers, but for those that begin inside of a tag, or with one that prints nothing.
+/// A template whose lines begin with markers, but for those that begin inside of a tag, or with one that prints
+/// nothing.
 fn marked(text: &str, file: usize) -> String {
     let mut marked = String::new();
     let mut within: Option<&str> = None; // the end of the tag that the line begins in
@@ -103,8 +105,8 @@ fn marked(text: &str, file: usize) -> String {
     marked
 }
 
-/// The text without markers, and the file and line of each of its lines: that of the marker before its first letter, or of the last one
-/// before.
+/// The text without markers, and the file and line of each of its lines: that of the marker before its first letter, or
+/// of the last one before.
 fn unmarked(text: &str) -> (String, Vec<(usize, usize)>) {
     let (mut plain, mut origins) = (String::new(), Vec::new());
     let (mut last, mut of_line) = ((0, 1), None);

@@ -70,8 +70,8 @@ impl Template {
         Ok(params)
     }
 
-    /// Every legal choice of parameters for a problem on a target: the defaults first if they are legal, then in the order
-    /// of the values, the last parameter changing fastest.
+    /// Every legal choice of parameters for a problem on a target: the defaults first if they are legal, then in the
+    /// order of the values, the last parameter changing fastest.
     pub fn legal_params<'a>(&'a self, problem: &'a Problem, target: &'a Target) -> impl Iterator<Item = Params> + 'a {
         let defaults: Params = self.params.iter().map(|(name, param)| (name.clone(), param.default)).collect();
         let count = self.params.values().map(|param| param.values.len()).product::<usize>();

@@ -296,7 +296,8 @@ fn text(library: &Library, file: &SourceFile, context: Value, label: &str) -> Re
     Ok(single_spaced(&text))
 }
 
-/// The text with one empty line where several follow each other, as what includes leave behind does, and none at its beginning.
+/// The text with one empty line where several follow each other, as what includes leave behind does, and none at its
+/// beginning.
 fn single_spaced(text: &str) -> String {
     let mut spaced = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {

@@ -1,8 +1,8 @@
 //! The contracts of one op, or of a run of fused ops, as one: the arguments of a kernel, in order.
 //!
 //! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; what is left
-//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. A tensor
-//! that would vanish and that others need is kept: it follows last, under the name of its op and its own.
+//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. A
+//! tensor that would vanish and that others need is kept: it follows last, under the name of its op and its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -134,8 +134,8 @@ impl Signature {
         self.check_joints(problem)
     }
 
-    /// The run's own tests; without them those of the single ops, joined: the first shape of each op, and so on; a dim of a
-    /// vanished tensor takes the earlier op's value. For one op: its tests.
+    /// The run's own tests; without them those of the single ops, joined: the first shape of each op, and so on; a dim
+    /// of a vanished tensor takes the earlier op's value. For one op: its tests.
     pub fn tests(&self) -> Vec<TestShape> {
         if let Some(own) = &self.own_tests {
             return own.clone();

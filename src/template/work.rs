@@ -75,8 +75,8 @@ struct CountTable {
 }
 
 impl WorkTable {
-    /// Checks the table: `tensors` are the contract's arguments in memory, `known` what shapes may use, `axes` the dims and
-    /// scalars among those.
+    /// Checks the table: `tensors` are the contract's arguments in memory, `known` what shapes may use, `axes` the dims
+    /// and scalars among those.
     pub(super) fn read(
         &self,
         toml: &Toml<'_>,

@@ -1,5 +1,6 @@
-//! Byte-level BPE as GPT-2 spells it: tokens whose bytes are written as printable characters, and a list of the pairs that
-//! merge, the first before the others. `tokenizer.json` and GGUF files both have it; [`super::json`] reads the former.
+//! Byte-level BPE as GPT-2 spells it: tokens whose bytes are written as printable characters, and a list of the pairs
+//! that merge, the first before the others. `tokenizer.json` and GGUF files both have it; [`super::json`] reads the
+//! former.
 
 use std::collections::HashMap;
 
@@ -118,8 +119,8 @@ pub struct SpelledBpe {
 }
 
 impl Tokenizer {
-    /// Makes a tokenizer of a file's lists. `vocab_size` is the number of the model's tokens: ids that the file gives no token
-    /// are nothing when decoded.
+    /// Makes a tokenizer of a file's lists. `vocab_size` is the number of the model's tokens: ids that the file gives
+    /// no token are nothing when decoded.
     ///
     /// # Errors
     /// [`TokenizerError::Bpe`].
@@ -208,8 +209,8 @@ impl Slots {
     }
 }
 
-/// GPT-2's way of writing bytes: printable characters of Latin-1 stand for themselves, the other bytes, in order, for the
-/// characters from U+0100 on.
+/// GPT-2's way of writing bytes: printable characters of Latin-1 stand for themselves, the other bytes, in order, for
+/// the characters from U+0100 on.
 struct Spelling {
     bytes: [Option<u8>; 0x100 + 68],
 }

@@ -1,5 +1,6 @@
-//! Byte-pair encoding of one piece: the pair of the lowest rank is merged, the leftmost of equals, until none is left. The
-//! rank is the id of what the pair makes, or its place in a list of merges. A heap of candidate pairs makes that O(n log n) in the length of the piece.
+//! Byte-pair encoding of one piece: the pair of the lowest rank is merged, the leftmost of equals, until none is left.
+//! The rank is the id of what the pair makes, or its place in a list of merges. A heap of candidate pairs makes that
+//! O(n log n) in the length of the piece.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,8 +15,8 @@ pub(super) fn encode_piece(vocabulary: &Vocabulary, piece: &[u8], ids: &mut Vec<
     merge(vocabulary, piece, |part| ids.push(vocabulary.id(part).unwrap_or(UNKNOWN)));
 }
 
-/// Encodes a word as OpenAI does: a word that is a token is that token (unless a list of merges says that it is not so). A byte without a token of its own is given
-/// the token `<0xHH>`: in a `tokenizer.bin` the NUL byte is stored so.
+/// Encodes a word as OpenAI does: a word that is a token is that token (unless a list of merges says that it is not
+/// so). A byte without a token of its own is given the token `<0xHH>`: in a `tokenizer.bin` the NUL byte is stored so.
 pub(super) fn encode_word(vocabulary: &Vocabulary, word: &str, ids: &mut Vec<u32>) {
     let word = word.as_bytes();
     if let Some(id) = vocabulary.word(word) {

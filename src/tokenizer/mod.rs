@@ -1,8 +1,9 @@
 //! Text to token ids and back.
 //!
 //! A [`Tokenizer`] is a `vocabulary` and a way of splitting text into pieces ([`split`]), each of which is merged
-//! on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's `tokenizer.bin` (`seeds`), a checkpoint's
-//! own ([`bpe`], which `json` reads from a `tokenizer.json`), or OpenAI's `o200k_harmony`, which is built in (`o200k`). [`stream`] turns tokens that arrive one by one into text.
+//! on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's `tokenizer.bin` (`seeds`), a
+//! checkpoint's own ([`bpe`], which `json` reads from a `tokenizer.json`), or OpenAI's `o200k_harmony`, which is built
+//! in (`o200k`). [`stream`] turns tokens that arrive one by one into text.
 
 pub mod bpe;
 mod json;
@@ -172,9 +173,10 @@ impl Tokenizer {
         Self { vocabulary: o200k::vocabulary(), split: Split::O200k }
     }
 
-    /// Reads a `tokenizer.json` or a `tokenizer.bin`, whichever it is. The file stays mapped and must not be rewritten in place
-    /// meanwhile. `vocab_size` is the number of the model's tokens: so many records are read of a `tokenizer.bin` (all of them if
-    /// that is `None`), and a `tokenizer.json` may have fewer. Text is split as `split` says, else as the file does.
+    /// Reads a `tokenizer.json` or a `tokenizer.bin`, whichever it is. The file stays mapped and must not be rewritten
+    /// in place meanwhile. `vocab_size` is the number of the model's tokens: so many records are read of a
+    /// `tokenizer.bin` (all of them if that is `None`), and a `tokenizer.json` may have fewer. Text is split as `split`
+    /// says, else as the file does.
     ///
     /// # Errors
     /// The file cannot be read, or is not what it should be: [`TokenizerError::File`] says why.
@@ -250,8 +252,8 @@ impl Tokenizer {
         self.encode_around(text, self.vocabulary.specials_in(text))
     }
 
-    /// As [`Self::encode_with_specials`] of all parts put together, but names of special tokens become those tokens only in the
-    /// trusted parts, whole; between them, words go across the parts.
+    /// As [`Self::encode_with_specials`] of all parts put together, but names of special tokens become those tokens
+    /// only in the trusted parts, whole; between them, words go across the parts.
     ///
     /// # Errors
     /// As [`Self::encode`]; the offset is that in the whole text.

@@ -24,8 +24,8 @@ pub(super) fn seeds(text: &[u8], mut piece: impl FnMut(&[u8])) {
 
 /// o200k's pieces. Together they are the whole text.
 ///
-/// The original pattern ends in `\s+(?!\S)|\s+`, and its look-ahead needs an engine that backtracks and that gives up on
-/// some texts. Without it the pattern is regular; what the look-ahead does is done here: white space before a word
+/// The original pattern ends in `\s+(?!\S)|\s+`, and its look-ahead needs an engine that backtracks and that gives up
+/// on some texts. Without it the pattern is regular; what the look-ahead does is done here: white space before a word
 /// leaves its last character to that word.
 pub(super) fn o200k(text: &str, mut piece: impl FnMut(&str)) {
     static PATTERN: OnceLock<Regex> = OnceLock::new();
@@ -46,7 +46,8 @@ pub(super) fn o200k(text: &str, mut piece: impl FnMut(&str)) {
     }
 }
 
-/// Whether this is the regular expression that files give for o200k's pieces. Some have line ends in it and not escapes.
+/// Whether this is the regular expression that files give for o200k's pieces. Some have line ends in it and not
+/// escapes.
 pub(super) fn is_o200k(pattern: &str) -> bool {
     let escaped = pattern.replace('\r', r"\r").replace('\n', r"\n");
     escaped.strip_suffix(r"\s+(?!\S)|\s+").is_some_and(|rest| O200K_PATTERN.strip_suffix(r"\s+") == Some(rest))

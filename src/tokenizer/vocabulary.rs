@@ -147,7 +147,8 @@ impl Vocabulary {
         self.specials.get(name).copied()
     }
 
-    /// The special tokens named in a text, as (offset, length, id): the leftmost first, the longest where several begin.
+    /// The special tokens named in a text, as (offset, length, id): the leftmost first, the longest where several
+    /// begin.
     pub fn specials_in<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (usize, usize, u32)> + 'a {
         let mut at = 0;
         std::iter::from_fn(move || {

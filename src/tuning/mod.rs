@@ -167,8 +167,8 @@ impl TuningTables {
         dirs::config_dir().map(|dir| dir.join("gptoss-jit/tuning"))
     }
 
-    /// The numbers of tokens at which another row may begin to apply in steps of this kind, in rising order; the first is 1.
-    /// Between two of them the lookup gives the same row.
+    /// The numbers of tokens at which another row may begin to apply in steps of this kind, in rising order; the first
+    /// is 1. Between two of them the lookup gives the same row.
     pub fn token_edges(&self, query: &Query, step: StepKind, target: &Target) -> Vec<u32> {
         let mut edges = BTreeSet::from([1]);
         for row in self.rows(query, step, target) {
@@ -194,8 +194,8 @@ impl TuningTables {
         Ok(target)
     }
 
-    /// The parameters that rows name for a template (`linear/dot`) on a target, at any number of tokens, in any step and at any
-    /// dims: those of the query need only have the types that a row asks for.
+    /// The parameters that rows name for a template (`linear/dot`) on a target, at any number of tokens, in any step
+    /// and at any dims: those of the query need only have the types that a row asks for.
     pub fn params_of<'a>(
         &'a self,
         template: &str,
@@ -220,7 +220,8 @@ impl TuningTables {
         self.layers.iter().flatten().flat_map(Table::gaps).collect()
     }
 
-    /// The rows of an op that apply at some number of tokens, the first to be taken first: of a file those that want more.
+    /// The rows of an op that apply at some number of tokens, the first to be taken first: of a file those that want
+    /// more.
     fn rows<'a, 'q>(
         &'a self,
         query: &'q Query,

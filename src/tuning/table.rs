@@ -288,8 +288,8 @@ impl Table {
         rows
     }
 
-    /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out any:
-    /// there the ops are not fused; so may rows behind which others stand.
+    /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out
+    /// any: there the ops are not fused; so may rows behind which others stand.
     pub fn gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
         let mut seen: Vec<&Row> = Vec::new();

@@ -84,7 +84,8 @@ fn code_of(text: &str) -> String {
     code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The rooms of `src/` and what each may use, as the table in `ARCHITECTURE.md` says it: `| `room` | what it is | `uses` … |`.
+/// The rooms of `src/` and what each may use, as the table in `ARCHITECTURE.md` says it: `| `room` | what it is |
+/// `uses` … |`.
 fn rooms() -> BTreeMap<String, BTreeSet<String>> {
     let document = read(&root().join("ARCHITECTURE.md"));
     let table = document.split("## Rooms\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the table");
@@ -220,6 +221,23 @@ fn lines_of_templates_fit_a_screen() {
     }
     assert!(n_files > 80, "{n_files} templates");
     assert!(long.is_empty(), "lines of more than {MAX_COLUMNS} columns:\n{}", long.join("\n"));
+}
+
+/// rustfmt keeps code within `max_width` and leaves comments as they are.
+#[test]
+fn comments_fit_a_screen() {
+    const MAX_COLUMNS: usize = 120;
+    let mut paths = Vec::new();
+    ["src", "crates", "tests"].iter().for_each(|folder| walk(&root().join(folder), &mut paths));
+    assert!(paths.len() > 200, "{} files", paths.len());
+    let is_long = |line: &str| line.trim_start().starts_with("//") && line.chars().count() > MAX_COLUMNS;
+    let of_file = |path: &PathBuf| {
+        let text = read(path);
+        let long = text.lines().enumerate().filter(|(_, line)| is_long(line));
+        long.map(|(i, _)| format!("{}:{}", path.display(), i + 1)).collect::<Vec<_>>()
+    };
+    let long: Vec<String> = paths.iter().flat_map(of_file).collect();
+    assert!(long.is_empty(), "comments of more than {MAX_COLUMNS} columns:\n{}", long.join("\n"));
 }
 
 // ---- documents ----

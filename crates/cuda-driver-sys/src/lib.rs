@@ -1,7 +1,7 @@
 //! The CUDA driver, opened with dlopen; nothing is linked at build time.
 //!
-//! The first two of three layers, as in `hip-runtime-sys`: [`sys`] (types and function pointers) and the check of a status
-//! ([`Cuda::check`]). The third, owners of memory, streams and modules, is `gpu::runtime`.
+//! The first two of three layers, as in `hip-runtime-sys`: [`sys`] (types and function pointers) and the check of a
+//! status ([`Cuda::check`]). The third, owners of memory, streams and modules, is `gpu::runtime`.
 
 pub mod sys;
 

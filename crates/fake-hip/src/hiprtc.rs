@@ -1,7 +1,8 @@
-//! hipRTC, as ROCm 5 has it in HIP's library: a compiler that does what comments in the source say, `// fake: <what>`, one after the
-//! other: `crash`, `hang`, `oom`, `exit N`, `reject LOG`, `sleep-ms N`, `answer-garbage` (ends the process with an answer that is none),
-//! `print TEXT` (on stderr), `environment` (the names of the environment go to the log), `append-pid PATH` (a line per compile). Without
-//! a word that ends it, the object is the source, the options and a head.
+//! hipRTC, as ROCm 5 has it in HIP's library: a compiler that does what comments in the source say, `// fake: <what>`,
+//! one after the other: `crash`, `hang`, `oom`, `exit N`, `reject LOG`, `sleep-ms N`, `answer-garbage` (ends the
+//! process with an answer that is none), `print TEXT` (on stderr), `environment` (the names of the environment go to
+//! the log), `append-pid PATH` (a line per compile). Without a word that ends it, the object is the source, the options
+//! and a head.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::OpenOptions;

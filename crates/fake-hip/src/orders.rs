@@ -7,7 +7,7 @@
 //! wave_size = 64                            what every device says, whatever its arch has
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
-//! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator:
+//! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator
 //!                                           those run. Without it kernels do nothing
 //! ```
 //!

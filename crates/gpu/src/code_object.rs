@@ -1,5 +1,5 @@
-//! What a compiled object says of its kernels: arguments, registers, LDS, wave size, block size. Here is how AMD's say it;
-//! `cubin` reads NVIDIA's.
+//! What a compiled object says of its kernels: arguments, registers, LDS, wave size, block size. Here is how AMD's say
+//! it; `cubin` reads NVIDIA's.
 //!
 //! A code object is an ELF file with a note `AMDGPU`, whose contents are MessagePack (LLVM's AMDGPUUsage, "Code Object
 //! V3 and Above Metadata"). Nothing of it is trusted: damaged bytes are an error. Memory grows with the bytes that
@@ -11,7 +11,8 @@ use object::read::elf::{FileHeader as _, SectionHeader as _};
 use rmpv::ValueRef;
 
 use crate::cubin::{self, EM_CUDA};
-use crate::{ArgumentKind, ArgumentSpec, DeviceFacts, GpuError, KernelSpec};
+pub use crate::facts::DeviceLimits;
+use crate::{ArgumentKind, ArgumentSpec, GpuError, KernelSpec};
 
 /// `NT_AMDGPU_METADATA`, of notes whose owner is `AMDGPU`.
 const METADATA_NOTE: u32 = 32;
@@ -40,15 +41,15 @@ pub struct KernelFacts {
     pub args: Vec<KernelArg>,
     /// Size of the memory that arguments are passed in, in bytes.
     pub kernarg_bytes: u32,
-    /// Vector registers of each lane; where accumulation registers are in the same file, with those. On NVIDIA all registers
-    /// of a thread.
+    /// Vector registers of each lane; where accumulation registers are in the same file, with those. On NVIDIA all
+    /// registers of a thread.
     pub vgprs: u32,
     /// Accumulation registers of each lane; 0 on chips that have none.
     pub agprs: u32,
     /// Scalar registers of each wave.
     pub sgprs: u32,
-    /// Vector registers that did not fit and are kept in memory. On NVIDIA 0: a cubin does not tell them from arrays that are
-    /// indexed at run time (the reduction of large angles has one), both are private memory.
+    /// Vector registers that did not fit and are kept in memory. On NVIDIA 0: a cubin does not tell them from arrays
+    /// that are indexed at run time (the reduction of large angles has one), both are private memory.
     pub vgpr_spills: u32,
     /// Scalar registers that did not fit and are kept elsewhere.
     pub sgpr_spills: u32,
@@ -71,22 +72,6 @@ pub struct KernelArg {
     pub size: u32,
     /// `global_buffer` for a pointer, `by_value`, and `hidden_…` for what the compiler adds.
     pub value_kind: String,
-}
-
-/// What a device gives to a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceLimits {
-    /// Lanes of a wave.
-    pub wave_size: u32,
-    /// LDS that one block may use, in bytes.
-    pub lds_bytes: u32,
-}
-
-impl DeviceLimits {
-    /// Of a device.
-    pub(crate) fn of(facts: &DeviceFacts) -> Self {
-        Self { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes }
-    }
 }
 
 /// What is wrong with the bytes of a code object.

@@ -22,3 +22,19 @@ pub struct DeviceFacts {
     /// Memory, in bytes.
     pub total_bytes: usize,
 }
+
+/// What a device gives to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Lanes of a wave.
+    pub wave_size: u32,
+    /// LDS that one block may use, in bytes.
+    pub lds_bytes: u32,
+}
+
+impl DeviceLimits {
+    /// Of a device.
+    pub(crate) fn of(facts: &DeviceFacts) -> Self {
+        Self { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes }
+    }
+}

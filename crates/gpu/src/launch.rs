@@ -18,8 +18,8 @@ pub struct KernelSpec {
     pub args: Vec<ArgumentSpec>,
     /// Threads per block; 1 on the host.
     pub block_size: u32,
-    /// NVIDIA: shared memory of a block that a launch asks for, beside what the object declares, in bytes. Elsewhere kernels
-    /// declare all.
+    /// NVIDIA: shared memory of a block that a launch asks for, beside what the object declares, in bytes. Elsewhere
+    /// kernels declare all.
     pub lds_bytes: u32,
 }
 

@@ -65,13 +65,15 @@ pub trait Driver: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError>;
 
-    /// Read-only bytes as device memory, aligned to [`Self::alignment_bytes`]. On the host they are used where they lie.
+    /// Read-only bytes as device memory, aligned to [`Self::alignment_bytes`]. On the host they are used where they
+    /// lie.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] where a copy is needed.
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError>;
 
-    /// What the address of uploaded memory is a multiple of, in bytes: 256 where bytes are copied, 1 where they are not.
+    /// What the address of uploaded memory is a multiple of, in bytes: 256 where bytes are copied, 1 where they are
+    /// not.
     fn alignment_bytes(&self) -> usize {
         256
     }
@@ -130,8 +132,8 @@ pub trait Driver: Send + Sync {
         Err(GpuError::ForeignGraph)
     }
 
-    /// Room for `len_bytes` bytes that the device puts into this process on its own. `None` from a device whose launches are
-    /// done when they return: nothing is gained by looking later.
+    /// Room for `len_bytes` bytes that the device puts into this process on its own. `None` from a device whose
+    /// launches are done when they return: nothing is gained by looking later.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`], or the device's words.
@@ -139,8 +141,8 @@ pub trait Driver: Send + Sync {
         Ok(None)
     }
 
-    /// Has the device copy the first `len_bytes` bytes of `view` to the mailbox, after everything launched so far and before
-    /// what is launched next. What the mailbox held is lost.
+    /// Has the device copy the first `len_bytes` bytes of `view` to the mailbox, after everything launched so far and
+    /// before what is launched next. What the mailbox held is lost.
     ///
     /// # Errors
     /// [`GpuError::Range`] when view or mailbox is shorter, [`GpuError::ForeignMailbox`], or the device's words.

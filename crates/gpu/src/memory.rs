@@ -10,7 +10,8 @@ use memmap2::MmapRaw;
 
 use crate::GpuError;
 
-/// Allocations and places within them are multiples of this, in bytes: the widest access of any GPU, and a whole cache line of all of them.
+/// Allocations and places within them are multiples of this, in bytes: the widest access of any GPU, and a whole cache
+/// line of all of them.
 pub const ALIGNMENT_BYTES: usize = 256;
 
 /// Device memory, reference-counted: views of it keep it alive.

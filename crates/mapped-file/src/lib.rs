@@ -1,5 +1,5 @@
-//! A file mapped read-only into memory, as reference-counted [`Bytes`]: slices of it keep the mapping alive. And memory of
-//! its own for what is made of such slices.
+//! A file mapped read-only into memory, as reference-counted [`Bytes`]: slices of it keep the mapping alive. And memory
+//! of its own for what is made of such slices.
 
 use std::fs::File;
 use std::io;

@@ -24,8 +24,8 @@ const COMPILER_LIBRARIES: [&str; 7] = [
     "libnvrtc-builtins.",
 ];
 
-/// The mapped images of hipRTC, its builtins, comgr, HIP and LLVM, or of NVRTC and its builtins, sorted by path. The builtins are opened by the
-/// first compile, so ask after one.
+/// The mapped images of hipRTC, its builtins, comgr, HIP and LLVM, or of NVRTC and its builtins, sorted by path. The
+/// builtins are opened by the first compile, so ask after one.
 pub fn images() -> Vec<Image> {
     let mut images: Vec<Image> = Vec::new();
     // SAFETY: the callback matches the prototype and is given the vector, which outlives the call. The loader holds

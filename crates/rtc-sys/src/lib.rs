@@ -131,7 +131,8 @@ impl fmt::Debug for Rtc {
 }
 
 impl Rtc {
-    /// Opens the first of the candidates (files, or bare names for the loader's search path) that is the vendor's compiler.
+    /// Opens the first of the candidates (files, or bare names for the loader's search path) that is the vendor's
+    /// compiler.
     ///
     /// # Errors
     /// Every candidate with the reason why it was not taken.

@@ -1,5 +1,6 @@
 //! Where the libraries of ROCm and CUDA may be, under which names, why none of them could be opened, and what a call of
-//! one says that failed. What `rtc-sys`, `hip-runtime-sys` and `cuda-driver-sys` have in common; the functions are theirs.
+//! one says that failed. What `rtc-sys`, `hip-runtime-sys` and `cuda-driver-sys` have in common; the functions are
+//! theirs.
 
 mod candidates;
 

@@ -1,7 +1,8 @@
 //! GGUF files, version 3: keys with values, then a list of tensors, then their data.
 //!
 //! Everything is checked against the bytes that are there before it is used, and arrays stay where they are mapped:
-//! nothing is allocated for what a header only claims to hold. [`value`] reads the values, [`model`] makes a model of them.
+//! nothing is allocated for what a header only claims to hold. [`value`] reads the values, [`model`] makes a model of
+//! them.
 
 pub mod model;
 pub mod value;

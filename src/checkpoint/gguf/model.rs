@@ -1,4 +1,5 @@
-//! A gpt-oss model out of a GGUF file: its dimensions from the keys, as llama.cpp's converter writes them, and its tokenizer.
+//! A gpt-oss model out of a GGUF file: its dimensions from the keys, as llama.cpp's converter writes them, and its
+//! tokenizer.
 
 use bytes::Bytes;
 

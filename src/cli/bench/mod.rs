@@ -43,7 +43,8 @@ pub struct Args {
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     prefill_chunk: Option<u32>,
 
-    /// Tokens in the context before decoding is measured [default: 16; on a GPU 512, or as many as make 16384 for all sequences]
+    /// Tokens in the context before decoding is measured [default: 16; on a GPU 512, or as many as make 16384 for all
+    /// sequences]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 

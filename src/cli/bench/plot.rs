@@ -1,4 +1,5 @@
-//! A roofline plot as SVG: for each work a panel with the measured limits as lines and a numbered point for each kernel.
+//! A roofline plot as SVG: for each work a panel with the measured limits as lines and a numbered point for each
+//! kernel.
 
 use std::fmt::Write as _;
 use std::fs::File;

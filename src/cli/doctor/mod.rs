@@ -29,7 +29,8 @@ use crate::units::human_bytes;
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// The arch that hipRTC is tried with where there is no device to compile for. Any that every release of the last years knows.
+/// The arch that hipRTC is tried with where there is no device to compile for. Any that every release of the last years
+/// knows.
 const PROBED_ARCH: &str = "gfx1100";
 
 /// The same for NVRTC.

@@ -40,11 +40,13 @@ pub(super) struct CheckArgs {
     #[arg(long)]
     all_params: bool,
 
-    /// Beside the default parameters those that the target's tuning tables can choose: `--tuned=false` for the default alone
+    /// Beside the default parameters those that the target's tuning tables can choose: `--tuned=false` for the default
+    /// alone
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     tuned: bool,
 
-    /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the simulator
+    /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the
+    /// simulator
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
     device: Option<Device>,
 
@@ -56,8 +58,8 @@ pub(super) struct CheckArgs {
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
     speed: bool,
 
-    /// Also write objects for a GPU with the smallest honest case of each kernel, its inputs and what should come out, to
-    /// folders below DIR, before anything runs
+    /// Also write objects for a GPU with the smallest honest case of each kernel, its inputs and what should come out,
+    /// to folders below DIR, before anything runs
     #[arg(long, value_name = "DIR", requires = "arch", conflicts_with = "speed")]
     export: Option<PathBuf>,
 }
@@ -154,7 +156,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit };
     let tables = args.tuned.then(|| Arc::new(tables.clone()));
     let (op, variant) = (args.op.clone(), args.variant.clone());
-    let selection = Selection { op, variant, all_params: args.all_params, tables, own_tests: false };
+    let selection = Selection { op, variant, all_params: args.all_params, tables, ..Selection::default() };
     let broken: Vec<&Broken> = broken(&library, args).collect();
     if broken.is_empty() && checker.selected(&selection).next().is_none() {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());

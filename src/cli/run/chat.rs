@@ -1,4 +1,5 @@
-//! `run -m chat`: a conversation, in the format of the checkpoint's chat template or OpenAI's harmony; answers are harmony.
+//! `run -m chat`: a conversation, in the format of the checkpoint's chat template or OpenAI's harmony; answers are
+//! harmony.
 //!
 //! The first message is `-i` or the first line of stdin, every further line is another; the end of stdin ends the
 //! conversation. Only the assistant's final words are printed; its analysis is shown with `--verbose`.
@@ -149,7 +150,8 @@ struct Answer {
     n_tokens: usize,
     /// Whether words of an earlier message are on the screen.
     has_words: bool,
-    /// A final message is complete, even where the model ends it as if more came, or it began to speak for somebody else.
+    /// A final message is complete, even where the model ends it as if more came, or it began to speak for somebody
+    /// else.
     is_over: bool,
 }
 

@@ -139,7 +139,8 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-/// Where the time of the steps went, on stderr, if it was taken: beside the machine's limits, which are measured for it.
+/// Where the time of the steps went, on stderr, if it was taken: beside the machine's limits, which are measured for
+/// it.
 fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
     let Some(profile) = engine.take_profile() else { return Ok(()) };
     let limits = limits_of(engine.executor().pipeline(), output);
@@ -154,7 +155,8 @@ fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without them.
+/// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without
+/// them.
 fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
     if pipeline.target().is_simulated {
         return Limits::unknown();
@@ -168,7 +170,8 @@ fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
 /// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.
 const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
 
-/// Down from here, where logits divided by the temperature could pass the largest f32, a draw is the most probable token.
+/// Down from here, where logits divided by the temperature could pass the largest f32, a draw is the most probable
+/// token.
 const COLDEST: f32 = 1e-30;
 
 /// Sequences at a time that getp runs, as in the seeds.

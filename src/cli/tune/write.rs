@@ -81,10 +81,10 @@ fn provenance(pipeline: &Pipeline) -> anyhow::Result<Provenance> {
     })
 }
 
-/// The rows of everything for which something else is better than what the tables say now, or for which they say nothing. A
-/// choice holds for as many rows as it was measured at and for fewer, down to the next smaller number that was measured, but
-/// not beyond the range of the row that it takes the place of; the last one holds to the end of that. Neighbours that
-/// choose alike are one row.
+/// The rows of everything for which something else is better than what the tables say now, or for which they say
+/// nothing. A choice holds for as many rows as it was measured at and for fewer, down to the next smaller number that
+/// was measured, but not beyond the range of the row that it takes the place of; the last one holds to the end of that.
+/// Neighbours that choose alike are one row.
 fn rows(all: &[Tuned], args: &Args) -> anyhow::Result<Vec<NewRow>> {
     let mut rows: Vec<NewRow> = Vec::new();
     for of_problem in all.chunk_by(|a, b| a.problem == b.problem) {

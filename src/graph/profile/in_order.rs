@@ -1,4 +1,5 @@
-//! Every launch of a step timed as it is made: where a launch is done when the call returns, this costs next to nothing.
+//! Every launch of a step timed as it is made: where a launch is done when the call returns, this costs next to
+//! nothing.
 
 use std::time::Instant;
 

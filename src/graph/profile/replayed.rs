@@ -1,8 +1,9 @@
 //! The launches of one node in all layers as a graph of their own, replayed between two marks.
 //!
-//! Before each replay the whole step is replayed: it leaves every input as the step has it, also where a kernel works in place,
-//! and of the weights nothing in a cache but what the step itself leaves there. Activations that in a step were just
-//! written come from memory instead, unless they are few; short kernels look up to a microsecond slower for it.
+//! Before each replay the whole step is replayed: it leaves every input as the step has it, also where a kernel works
+//! in place, and of the weights nothing in a cache but what the step itself leaves there. Activations that in a step
+//! were just written come from memory instead, unless they are few; short kernels look up to a microsecond slower for
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -38,8 +39,8 @@ struct Group {
     times: Vec<Duration>,
 }
 
-/// Times a step whose inputs are in the external tensors; none where the device replays nothing. The caches and what the step
-/// gives must be made anew by running it; what it takes from the step before is left as it was.
+/// Times a step whose inputs are in the external tensors; none where the device replays nothing. The caches and what
+/// the step gives must be made anew by running it; what it takes from the step before is left as it was.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
     let launches = isolated(steps, shape)?;
     let driver = steps.pipeline.driver();

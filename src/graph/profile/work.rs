@@ -67,7 +67,8 @@ fn read<'n>(
     Ok(elements)
 }
 
-/// Rows of one slot read its keys and values once for all of them: no more bytes than the positions that any of them sees have.
+/// Rows of one slot read its keys and values once for all of them: no more bytes than the positions that any of them
+/// sees have.
 fn cap_cache(bytes: &mut BTreeMap<String, f64>, problem: &Problem, rows: &Elements) {
     let (Some(slot), Some(position)) = (rows.get("slot"), rows.get("position")) else { return };
     let dim = |name: &str| problem.dims.get(name).copied().unwrap_or(0) as usize;

@@ -84,7 +84,8 @@ impl Folder {
         Ok(removed)
     }
 
-    /// Whether the last pruning is an hour ago; if so, this one is noted at once, so that of several processes one does it.
+    /// Whether the last pruning is an hour ago; if so, this one is noted at once, so that of several processes one does
+    /// it.
     pub(super) fn prune_is_due(&self) -> bool {
         let stamp = self.prune_stamp();
         let is_recent = modified(&stamp).elapsed().is_ok_and(|age| age <= PRUNE_EVERY);

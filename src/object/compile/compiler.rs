@@ -33,7 +33,8 @@ pub trait Compiler: fmt::Debug + Sync {
     /// A small kernel whose object tells compilers apart that say the same of themselves.
     fn canary(&self) -> Canary;
 
-    /// Compiles, in the worker, whose current folder is private. What the compiler prints goes where the worker's own output goes.
+    /// Compiles, in the worker, whose current folder is private. What the compiler prints goes where the worker's own
+    /// output goes.
     ///
     /// # Errors
     /// Whatever kept it from making an object.

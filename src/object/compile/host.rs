@@ -92,8 +92,8 @@ pub(super) fn contraction(precision: Precision) -> &'static str {
     }
 }
 
-/// The compiler that was asked for by name, or the first of the usual ones. Its path is not resolved: some compilers look at the name by
-/// which they are called.
+/// The compiler that was asked for by name, or the first of the usual ones. Its path is not resolved: some compilers
+/// look at the name by which they are called.
 pub(super) fn first_on_path(
     compiler: &dyn Compiler,
     named: Option<PathBuf>,
@@ -138,7 +138,8 @@ fn compile(job: &Job) -> Result<Made, Failure> {
     made(job, cc, format!("{BEFORE:?} {AFTER:?}"), "cc1")
 }
 
-/// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was asked last.
+/// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was
+/// asked last.
 pub(super) fn made(job: &Job, cc: &Path, how: String, front_end: &str) -> Result<Made, Failure> {
     let (facts, files) = match job.stated.as_ref().and_then(Stated::facts_if_it_holds) {
         Some(facts) => (facts, Vec::new()),

@@ -37,8 +37,8 @@ struct Record {
     files: Vec<Stamp>,
 }
 
-/// The identity of the compiler, from the record or from the canary; and stamps of the files for which it holds, none if they are
-/// too young to be told from others.
+/// The identity of the compiler, from the record or from the canary; and stamps of the files for which it holds, none
+/// if they are too young to be told from others.
 pub(super) fn find(
     options: &CompilerOptions,
     toolchain: &Toolchain,
@@ -122,7 +122,8 @@ fn recall(path: &Path) -> Option<Record> {
     (!record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record)
 }
 
-/// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that compiled it.
+/// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that
+/// compiled it.
 fn stamps(files: &[PathBuf], start: SystemTime) -> Vec<Stamp> {
     let stamps = files.iter().map(|file| Stamp::of(file)).collect::<io::Result<Vec<_>>>();
     stamps.ok().filter(|stamps| stamps.iter().all(|stamp| stamp.is_older_than(start))).unwrap_or_default()

@@ -40,8 +40,8 @@ pub struct Job {
     pub stated: Option<Stated>,
 }
 
-/// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not be asked
-/// again.
+/// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not
+/// be asked again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stated {
     /// As [`Made::facts`].
@@ -68,7 +68,8 @@ pub struct Made {
     /// What identifies the compiler that was really used, in a fixed order: versions, build ids. They must be the same
     /// after every compile by the same compiler. The first names it for people, on one line.
     pub facts: Vec<String>,
-    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty where it was not asked.
+    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty where it was
+    /// not asked.
     pub files: Vec<PathBuf>,
 }
 

@@ -48,7 +48,8 @@ fn named(name: &str) -> Option<&'static dyn Compiler> {
     COMPILERS.iter().find(|compiler| compiler.name() == name).copied()
 }
 
-/// The options that a kernel is compiled with for a target, in order: the target's for its precision, then the template's own.
+/// The options that a kernel is compiled with for a target, in order: the target's for its precision, then the
+/// template's own.
 pub fn options(kernel: &Rendered, target: &Target) -> Vec<String> {
     let mut options = compiler_for(target).options(target, kernel.precision);
     options.extend(kernel.options.iter().cloned());
@@ -66,7 +67,8 @@ pub struct Request {
     pub entry: String,
     /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`, NVRTC as `--gpu-architecture=`.
+    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`,
+    /// NVRTC as `--gpu-architecture=`.
     pub target: String,
     /// The name of the compiler.
     pub compiler: &'static str,
@@ -200,7 +202,8 @@ impl Compilers {
     /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more.
     ///
     /// # Errors
-    /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying again.
+    /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying
+    /// again.
     pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
         let known = self.known(request.compiler, &request.target)?;
         let identity = Arc::clone(&known.identity);

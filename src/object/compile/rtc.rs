@@ -1,5 +1,5 @@
-//! What hipRTC and NVRTC have in common: run-time compilers of the same functions, opened with dlopen, in the worker only. No GPU is
-//! needed.
+//! What hipRTC and NVRTC have in common: run-time compilers of the same functions, opened with dlopen, in the worker
+//! only. No GPU is needed.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -9,8 +9,8 @@ use rtc_sys::{Image, Rtc, Vendor};
 use super::CompileError;
 use super::job::{Failure, How, Job, Made, Toolchain};
 
-/// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the usual places, for
-/// which it is told these variables of the environment.
+/// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the
+/// usual places, for which it is told these variables of the environment.
 pub(super) fn find(
     of_options: &Toolchain,
     variable: &str,

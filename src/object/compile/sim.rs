@@ -1,5 +1,5 @@
-//! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to a
-//! shared object.
+//! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to
+//! a shared object.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,8 +13,9 @@ use crate::template::Precision;
 
 const SOURCE: &str = "simulated.cpp";
 
-/// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel is C: it
-/// needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's time.
+/// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel
+/// is C: it needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's
+/// time.
 const LINK: [&str; 8] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", "compiled.o", "-lm", "-lc", "-lgcc", "-o"];
 
 /// `c++`, `g++` or `clang++`.

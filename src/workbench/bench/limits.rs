@@ -1,8 +1,8 @@
-//! What this machine can do at most, measured in the same run: bytes moved per second, operations per second, and what a
-//! launch takes that does nothing.
+//! What this machine can do at most, measured in the same run: bytes moved per second, operations per second, and what
+//! a launch takes that does nothing.
 //!
-//! All of them are kernels like any other (`templates/peak_*`), launched on the device that is being measured, on data that
-//! looks random: a matrix unit is faster on zeros.
+//! All of them are kernels like any other (`templates/peak_*`), launched on the device that is being measured, on data
+//! that looks random: a matrix unit is faster on zeros.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +26,8 @@ pub struct Limits {
     pub multiply_add_flop_per_s: f64,
     /// The matrix unit's bf16 operations per second, by each template that fits, the fastest first.
     pub matrix: Vec<MatrixRate>,
-    /// What one launch of many takes that are replayed as a graph and do nothing; `None` where launches are not replayed.
+    /// What one launch of many takes that are replayed as a graph and do nothing; `None` where launches are not
+    /// replayed.
     pub launch: Option<Duration>,
     is_gpu: bool,
 }
@@ -89,7 +90,8 @@ impl Limits {
         self.is_gpu
     }
 
-    /// What weights and caches are held against: on a GPU the copy bandwidth, on a CPU, which seldom writes, the read bandwidth.
+    /// What weights and caches are held against: on a GPU the copy bandwidth, on a CPU, which seldom writes, the read
+    /// bandwidth.
     pub fn memory_bytes_per_s(&self) -> f64 {
         if self.is_gpu { self.copy_bytes_per_s } else { self.read_bytes_per_s }
     }
@@ -99,7 +101,8 @@ impl Limits {
         if self.is_gpu { "copy" } else { "read" }
     }
 
-    /// What multiplications are held against: the matrix unit where there is one that is measured, else f32 multiply-adds.
+    /// What multiplications are held against: the matrix unit where there is one that is measured, else f32
+    /// multiply-adds.
     pub fn flop_per_s(&self) -> f64 {
         self.matrix.first().map_or(self.multiply_add_flop_per_s, |matrix| matrix.flop_per_s)
     }
@@ -240,8 +243,8 @@ impl Bench<'_> {
         Ok((n_bytes as f64 / read_s, n_bytes as f64 / copy_s))
     }
 
-    /// Memory to read, a quarter of what is wanted where that is not to be had. Every page is written: untouched ones could
-    /// all be the same zero page.
+    /// Memory to read, a quarter of what is wanted where that is not to be had. Every page is written: untouched ones
+    /// could all be the same zero page.
     fn memory(&self) -> Result<(BufferView, usize), LimitsError> {
         let wanted = self.effort.memory_bytes;
         let allocated = self.allocate(wanted).map(|view| (view, wanted));

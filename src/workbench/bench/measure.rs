@@ -200,8 +200,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What a run takes at least: the steps of decoding with all slots full, and the operations of the prompts, whose rows
-    /// ride along.
+    /// What a run takes at least: the steps of decoding with all slots full, and the operations of the prompts, whose
+    /// rows ride along.
     fn run_cost(&self, prompts: usize, new_tokens: usize, slots: usize) -> Cost {
         let lengths: Vec<usize> = (0..prompts).map(suite::prompt_tokens).collect();
         let mean = lengths.iter().sum::<usize>() as f64 / prompts as f64 + new_tokens as f64 / 2.0;

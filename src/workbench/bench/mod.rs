@@ -1,8 +1,8 @@
 //! Tokens per second beside what the machine could do at most.
 //!
-//! [`suite`] says what is measured and [`measure`] does it. Bytes and operations are counted from the model's dimensions
-//! ([`roofline`]); the limits that they are held against are measured in the same run ([`limits`]), and so is what other
-//! programs took of the cores ([`machine`]).
+//! [`suite`] says what is measured and [`measure`] does it. Bytes and operations are counted from the model's
+//! dimensions ([`roofline`]); the limits that they are held against are measured in the same run ([`limits`]), and so
+//! is what other programs took of the cores ([`machine`]).
 
 pub mod limits;
 pub mod machine;

@@ -98,8 +98,8 @@ impl Model {
     }
 
     /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
-    /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed, and
-    /// touches fewer.
+    /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed,
+    /// and touches fewer.
     pub fn cost(&self, rows: Rows) -> Cost {
         let Self { config, .. } = self;
         let hidden = config.hidden_size as f64;

@@ -83,7 +83,8 @@ pub struct Effort {
     pub rounds: usize,
 }
 
-/// On a GPU all prompts together are no longer than this where no context was asked for: it is what precedes the measurement.
+/// On a GPU all prompts together are no longer than this where no context was asked for: it is what precedes the
+/// measurement.
 const CONTEXT_BUDGET: u32 = 16_384;
 
 /// The context of a GPU's decoding, where the budget allows it.
@@ -150,8 +151,8 @@ impl Suite {
         Self { works, effort }
     }
 
-    /// Works that one engine does, with its sizes. A GPU's engine is made for each work: what it does for more slots than are
-    /// used would be measured too. On a CPU weights are made anew with each engine, and one does all.
+    /// Works that one engine does, with its sizes. A GPU's engine is made for each work: what it does for more slots
+    /// than are used would be measured too. On a CPU weights are made anew with each engine, and one does all.
     pub fn sessions(&self, target: &Target, chunk: usize) -> Vec<(Vec<Work>, Sizes)> {
         let sizes = |work: &Work| work.sizes(self.effort, chunk);
         if target.is_gpu() {
@@ -208,8 +209,8 @@ impl Work {
 /// Steps of decoding that are not measured: the first ones of a shape, and those whose parts are timed.
 pub const OTHER_STEPS: usize = 16;
 
-/// Tokens that each sequence may need until all have been measured: while the last prompts are taken in, the first sequences
-/// generate already.
+/// Tokens that each sequence may need until all have been measured: while the last prompts are taken in, the first
+/// sequences generate already.
 pub fn decode_tokens(batch: usize, context: usize, effort: Effort, chunk: usize) -> usize {
     steps_to_take_in(batch, context, chunk.max(batch)) + effort.steps + OTHER_STEPS
 }

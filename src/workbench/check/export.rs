@@ -90,8 +90,8 @@ struct ArgFile {
 
 impl Checker<'_> {
     /// Writes a folder below `dir` for each selected template, precision and choice of element types: the smallest test
-    /// that is honest (more than one row, for a matrix unit rows for a full tile; even sizes, as models have them), at default
-    /// parameters. Gives their number.
+    /// that is honest (more than one row, for a matrix unit rows for a full tile; even sizes, as models have them), at
+    /// default parameters. Gives their number.
     ///
     /// # Errors
     /// If a kernel is not right as far as that is known without running it, or the system refuses a file.

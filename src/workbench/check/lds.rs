@@ -1,7 +1,8 @@
-//! LDS before a launch: whatever an earlier kernel left there may be what a wrong one needs, so all of it is filled with a NaN pattern.
+//! LDS before a launch: whatever an earlier kernel left there may be what a wrong one needs, so all of it is filled
+//! with a NaN pattern.
 //!
-//! The template `fill_lds/block` claims as much LDS as a block may have, on every compute unit at once. (The simulator does the same
-//! by itself, before each block.)
+//! The template `fill_lds/block` claims as much LDS as a block may have, on every compute unit at once. (The simulator
+//! does the same by itself, before each block.)
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,9 @@
-//! A launch with guards: every tensor lies between two red zones, what is to be written is poisoned, and all is looked at
-//! afterwards.
+//! A launch with guards: every tensor lies between two red zones, what is to be written is poisoned, and all is looked
+//! at afterwards.
 //!
 //! Guards and poison are NaNs where elements are floats: a kernel that reads past an end, or an element that it never
-//! wrote, spoils its result. Where elements are whole numbers guards are small ones, so that such a kernel lives to be told.
+//! wrote, spoils its result. Where elements are whole numbers guards are small ones, so that such a kernel lives to be
+//! told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -33,8 +34,8 @@ pub(super) const POISON: u8 = 0xff;
 pub enum Placement {
     /// Every tensor aligned to what memory of the device is, at least to 64 bytes, none in the memory of another.
     Plain,
-    /// As unfriendly as a model may be: where a device uses a checkpoint where it lies, its tensors aligned to their elements
-    /// only (its data begin at byte 60), and each argument that may alias another in its memory.
+    /// As unfriendly as a model may be: where a device uses a checkpoint where it lies, its tensors aligned to their
+    /// elements only (its data begin at byte 60), and each argument that may alias another in its memory.
     Awkward,
 }
 
@@ -85,8 +86,8 @@ impl fmt::Display for Side {
 }
 
 impl Setting<'_> {
-    /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, the second time over what
-    /// the first left there, as in a model.
+    /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, the second
+    /// time over what the first left there, as in a model.
     pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Tensors>, Wrong> {
         let mut memory = self.place_all(inputs)?;
         let n_launches = if self.kernel.workspace.is_empty() { 1 } else { 2 };

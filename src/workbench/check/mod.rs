@@ -3,10 +3,11 @@
 //!
 //! [`trial`] says what is run, [`memory`] puts guards around what a kernel may touch, [`compare`] holds outputs against
 //! the reference. What a GPU's object says of itself is held against the contract ([`uses`]); [`code`] disassembles
-//! it and [`speed`] predicts how long its loops take; [`export`] writes it and its case to files for others to run. A template that only compiles here, because its device is elsewhere, is reported as such.
+//! it and [`speed`] predicts how long its loops take; [`export`] writes it and its case to files for others to run. A
+//! template that only compiles here, because its device is elsewhere, is reported as such.
 //!
-//! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same problem
-//! is rendered once more for a [`Runner`] that stands in for it.
+//! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
+//! problem is rendered once more for a [`Runner`] that stands in for it.
 
 pub mod code;
 mod compare;
@@ -89,13 +90,16 @@ pub struct Selection {
     pub op: Option<String>,
     /// Only variants of this name.
     pub variant: Option<String>,
-    /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that differ
-    /// from the default in one parameter.
+    /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that
+    /// differ from the default in one parameter.
     pub all_params: bool,
-    /// Beside the default parameters those that these tables can choose for the target, at whatever shape they are meant for.
+    /// Beside the default parameters those that these tables can choose for the target, at whatever shape they are
+    /// meant for.
     pub tables: Option<Arc<TuningTables>>,
     /// Only the shapes of templates' own front matter.
     pub own_tests: bool,
+    /// Only the first shape that fits a template, in all of its types.
+    pub first_shape: bool,
 }
 
 /// What became of one template at one precision.
@@ -107,8 +111,8 @@ pub struct Checked {
     pub variant: String,
     /// At which precision.
     pub precision: Precision,
-    /// Launches that were compared (each in one placement of its arguments), or kernels that were compiled where nothing
-    /// could be run.
+    /// Launches that were compared (each in one placement of its arguments), or kernels that were compiled where
+    /// nothing could be run.
     pub n_cases: usize,
     /// The largest error, as a fraction of the tolerance; above 1 is wrong.
     pub worst: f64,
@@ -292,8 +296,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Holds a GPU's object against its contract and its template's limits; gives what it uses, and the waves that a SIMD
-    /// has room for. Spilled registers are always an error here. Other objects say nothing of themselves.
+    /// Holds a GPU's object against its contract and its template's limits; gives what it uses, and the waves that a
+    /// SIMD has room for. Spilled registers are always an error here. Other objects say nothing of themselves.
     fn examine(&self, kernel: &Rendered, object: &[u8]) -> Result<Option<(KernelFacts, Option<u32>)>, Wrong> {
         if !self.target.is_real_gpu() {
             return Ok(None);

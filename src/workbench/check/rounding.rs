@@ -4,10 +4,12 @@ use super::Wrong;
 use crate::dtype::Dtype;
 use crate::reference::{Output, Outputs, Tensor, Tensors};
 
-/// Largest error of an output in bf16 precision, relative to its norm: half a unit in the last of bf16's 8 bits, doubled.
+/// Largest error of an output in bf16 precision, relative to its norm: half a unit in the last of bf16's 8 bits,
+/// doubled.
 const MOST: f64 = 1.0 / 128.0;
 
-/// How much worse than rounding the activations to bf16 a kernel may be: it rounds them, and what it computes on the way.
+/// How much worse than rounding the activations to bf16 a kernel may be: it rounds them, and what it computes on the
+/// way.
 const MOST_TIMES: f64 = 3.0;
 
 /// Outputs of fewer elements have no norm to speak of: one rounding decides it.

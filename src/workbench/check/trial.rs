@@ -54,8 +54,8 @@ pub(crate) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
 }
 
 /// Everything that a template is run on at a precision. Empty if no test fits it. The first shape that fits is run with
-/// every combination of dtypes, the others with as few as have every dtype. A template that has shapes of its own is run there with
-/// the parameters that tables can choose, another one everywhere.
+/// every combination of dtypes, the others with as few as have every dtype. A template that has shapes of its own is
+/// run there with the parameters that tables can choose, another one everywhere.
 pub(super) fn trials(template: &Template, precision: Precision, target: &Target, which: &Selection) -> Vec<Trial> {
     let mut trials = Vec::new();
     let of_ops = template.signature.tests();
@@ -74,6 +74,9 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         };
         let all = all_dtypes(template).into_iter().map(with);
         let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
+        if which.first_shape && !trials.is_empty() {
+            break;
+        }
         let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
         for (k, problem) in problems.into_iter().enumerate() {
             // Around its tiles, other types are no other tiles.
@@ -87,7 +90,8 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
     trials
 }
 
-/// The parameters taken by default; those that tables can choose, where tables are given; and where all are asked for the others.
+/// The parameters taken by default; those that tables can choose, where tables are given; and where all are asked for
+/// the others.
 fn points(
     template: &Template,
     problem: &Problem,

@@ -77,8 +77,8 @@ impl Instruction {
         self.transfer() == Some(Transfer { is_load: true, bytes_per_lane: 16 })
     }
 
-    /// Whether it uses a thread's private memory by name. On gfx90a such accesses are `buffer_` ones: there the object's
-    /// metadata tell (`KernelFacts::private_bytes`).
+    /// Whether it uses a thread's private memory by name. On gfx90a such accesses are `buffer_` ones: there the
+    /// object's metadata tell (`KernelFacts::private_bytes`).
     pub fn is_scratch(&self) -> bool {
         self.mnemonic().starts_with("scratch_")
     }

@@ -1,5 +1,5 @@
-//! LLVM's tools as programs: `llvm-objdump`, `llvm-mca`, `llc`. They are found, started, and their words taken; what the
-//! words mean is for others to say.
+//! LLVM's tools as programs: `llvm-objdump`, `llvm-mca`, `llc`. They are found, started, and their words taken; what
+//! the words mean is for others to say.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

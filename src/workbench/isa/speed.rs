@@ -1,9 +1,9 @@
 //! How long a loop takes, as LLVM's scheduling models predict it (`llvm-mca`), beside what the matrix unit and memory
 //! need at least. Predictions, all of it: nothing is measured.
 //!
-//! What the models leave out: caches, bandwidth and congestion (a load takes a fixed time), LDS bank conflicts, and other
-//! waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time comes
-//! from its published rate.
+//! What the models leave out: caches, bandwidth and congestion (a load takes a fixed time), LDS bank conflicts, and
+//! other waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time
+//! comes from its published rate.
 
 use serde::Deserialize;
 
@@ -17,15 +17,16 @@ const ITERATIONS: u32 = 200;
 /// One round of a loop, as one wave goes through it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoopSpeed {
-    /// Clock cycles from round to round of a wave that has the SIMD for itself and waits for every result, memory's too,
-    /// for as long as the model says. Predicted.
+    /// Clock cycles from round to round of a wave that has the SIMD for itself and waits for every result, memory's
+    /// too, for as long as the model says. Predicted.
     pub alone_cycles: f64,
     /// Clock cycles of a round in which nothing waits: those of issuing its instructions or those of the matrix unit,
     /// whichever are more. With enough waves a SIMD comes to this, and no further. Predicted.
     pub busy_cycles: f64,
     /// Operations of the matrix unit.
     pub matrix_flop: u64,
-    /// Clock cycles that the matrix unit of one SIMD needs for them by its published rate; 0 where the rate is not known.
+    /// Clock cycles that the matrix unit of one SIMD needs for them by its published rate; 0 where the rate is not
+    /// known.
     pub matrix_cycles: f64,
     /// Bytes of memory that the round's vector loads and stores move, all lanes being active.
     pub memory_bytes: u64,
@@ -74,7 +75,8 @@ impl Loop {
         has(&Instruction::is_matrix) || (self.is_innermost() && (has(&|i| i.transfer().is_some()) || has(&multiplies)))
     }
 
-    /// Predicts a round of it; the instructions of loops inside count once. `None` if LLVM has no model of the processor.
+    /// Predicts a round of it; the instructions of loops inside count once. `None` if LLVM has no model of the
+    /// processor.
     ///
     /// # Errors
     /// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.

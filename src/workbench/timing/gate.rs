@@ -230,7 +230,8 @@ impl Sample<'_> {
         Ok((shape, entries))
     }
 
-    /// Of each of an argument's axes the picked axis that it is made of, and how many of its entries belong to one of that.
+    /// Of each of an argument's axes the picked axis that it is made of, and how many of its entries belong to one of
+    /// that.
     fn groups(&self, arg: &Arg, picks: &Picks) -> Result<Vec<Option<(String, usize)>>, ExpressionError> {
         let shape = ArgSpec::of(arg, self.problem).shape(&whole(&self.case.scalars))?;
         let axes = arg.shape.iter().flatten().zip(shape);

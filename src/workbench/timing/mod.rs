@@ -1,8 +1,8 @@
 //! How long kernels take: one problem at one number of rows, on a device, with fresh random inputs.
 //!
-//! A [`Bench`] puts the inputs on the device, checks each candidate on them ([`gate`]) and times it: launches over copies of
-//! the weights that no cache holds together ([`memory`]), captured and replayed as one where the device can, so that the
-//! gaps between launches are those of a real step. [`search`] says which parameters are tried.
+//! A [`Bench`] puts the inputs on the device, checks each candidate on them ([`gate`]) and times it: launches over
+//! copies of the weights that no cache holds together ([`memory`]), captured and replayed as one where the device can,
+//! so that the gaps between launches are those of a real step. [`search`] says which parameters are tried.
 
 mod gate;
 mod memory;

@@ -19,9 +19,9 @@ pub struct Limits {
 /// How many a first look around takes in.
 const LOOK_AROUND: usize = 8;
 
-/// Tries legal parameters: `start` and a few from all over the grid first; then all of them if they are not too many, else
-/// those that differ in one parameter from the best so far, again and again, and where none of these is better those that
-/// differ in two. Gives all that were tried.
+/// Tries legal parameters: `start` and a few from all over the grid first; then all of them if they are not too many,
+/// else those that differ in one parameter from the best so far, again and again, and where none of these is better
+/// those that differ in two. Gives all that were tried.
 pub fn search(legal: &[Params], start: &Params, limits: Limits, measure: Measure<'_>) -> BTreeMap<Params, Option<f64>> {
     let most = limits.most;
     let mut tried = BTreeMap::new();

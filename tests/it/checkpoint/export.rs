@@ -76,7 +76,8 @@ fn exports_give_the_logits_and_the_tokens_of_transformers() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| argument(&fixtures().join("checkpoints").join(name));
     let ids = path("ids.txt");
-    // Others with the same expectation are the same bytes: the test above. What Q8_0 and F16 stand for, f32 alone holds.
+    // Others with the same expectation are the same bytes: the test above. What Q8_0 and F16 stand for, f32 alone
+    // holds.
     for (name, expected) in [("hf-bf16", "bf16"), ("openai", "mxfp4"), ("gguf/mxfp4-q8_0.gguf", "q8_0")] {
         let out = argument(&folder.path().join(expected));
         run(&["export", &path(name), &out, "--dtype", "f32"]).ok();

@@ -1,4 +1,5 @@
-//! What fuzzers start from, and the cases that they found: each is read again. `fuzz/README.md` says how more are found.
+//! What fuzzers start from, and the cases that they found: each is read again. `fuzz/README.md` says how more are
+//! found.
 
 use std::fs;
 use std::path::Path;

@@ -10,8 +10,8 @@ use std::process::Command;
 
 use crate::fixtures::program::{Ran, command, shared_cache};
 
-/// Address space of a process that looks at a file here: several times what the program itself takes, and far below what
-/// a lying header asks for.
+/// Address space of a process that looks at a file here: several times what the program itself takes, and far below
+/// what a lying header asks for.
 const LIMIT_KIB: &str = "1048576";
 
 /// Runs the program with little memory.

@@ -1,4 +1,5 @@
-//! One small model in every kind of checkpoint (`tests/fixtures/checkpoints`): the same numbers, logits, tokens and text.
+//! One small model in every kind of checkpoint (`tests/fixtures/checkpoints`): the same numbers, logits, tokens and
+//! text.
 
 use std::collections::HashMap;
 use std::fs;

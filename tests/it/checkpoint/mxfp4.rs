@@ -1,4 +1,5 @@
-//! MXFP4 decoded: all 16 codes under all 256 scales, against an implementation that is not ours, wherever something here decodes it.
+//! MXFP4 decoded: all 16 codes under all 256 scales, against an implementation that is not ours, wherever something
+//! here decodes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,8 +32,8 @@ fn expected() -> Vec<f32> {
     array.into_vec().expect("f32")
 }
 
-/// The same by the words of the specification (OCP Microscaling Formats 1.0, 5.3.3 and 5.4.1): a sign, two bits of exponent
-/// with bias 1, one of mantissa; the scale is a power of two with bias 127, all ones NaN.
+/// The same by the words of the specification (OCP Microscaling Formats 1.0, 5.3.3 and 5.4.1): a sign, two bits of
+/// exponent with bias 1, one of mantissa; the scale is a power of two with bias 127, all ones NaN.
 fn specified(scale: usize, code: usize) -> f32 {
     let (sign, exponent, mantissa) = (code >> 3, code >> 1 & 3, (code & 1) as f64);
     let size = if exponent == 0 { 0.5 * mantissa } else { (1.0 + 0.5 * mantissa) * (exponent as f64 - 1.0).exp2() };
@@ -63,8 +64,8 @@ fn the_host_decodes_every_code_under_every_scale() {
     assert_same(&table, false, "the host");
 }
 
-/// What kernels of `moe_mlp2` make of every code under every scale: each has a row of the one expert, in which all others are zero, and
-/// the one token is all ones, so that a row's sum is that number.
+/// What kernels of `moe_mlp2` make of every code under every scale: each has a row of the one expert, in which all
+/// others are zero, and the one token is all ones, so that a row's sum is that number.
 fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn Driver) -> Vec<f32> {
     let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));

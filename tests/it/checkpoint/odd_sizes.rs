@@ -1,9 +1,10 @@
-//! MXFP4 models whose sizes no tile divides (`tests/fixtures/odd_sizes`), on the processor, in the simulator of GPUs, and on any
-//! device that `GPTOSS_JIT_TEST_DEVICE` names.
+//! MXFP4 models whose sizes no tile divides (`tests/fixtures/odd_sizes`), on the processor, in the simulator of GPUs,
+//! and on any device that `GPTOSS_JIT_TEST_DEVICE` names.
 //!
-//! In f32 a logit is within 2e-4 of transformers'. In bf16 it is as near as roundings leave it: how far they move a logit of each
-//! position comes with the fixture (`rounding.npy`, a root mean square; `make_odd_sizes_fixtures.py` states the model), and
-//! neither is one further off than [`MARGIN`] of these, nor are all together further off than [`TOGETHER`].
+//! In f32 a logit is within 2e-4 of transformers'. In bf16 it is as near as roundings leave it: how far they move a
+//! logit of each position comes with the fixture (`rounding.npy`, a root mean square; `make_odd_sizes_fixtures.py`
+//! states the model), and neither is one further off than [`MARGIN`] of these, nor are all together further off than
+//! [`TOGETHER`].
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -22,8 +23,9 @@ const F32_ATOL: f64 = 2e-4;
 /// The largest difference of a logit in bf16, in root mean squares of what roundings do to its position.
 const MARGIN: f64 = 8.0;
 
-/// The root mean square of all differences in bf16, each in root mean squares of what roundings do to its position. Where every
-/// rounding that the model of errors has is made, it is about 1; with numbers cut off instead of rounded, above 2.
+/// The root mean square of all differences in bf16, each in root mean squares of what roundings do to its position.
+/// Where every rounding that the model of errors has is made, it is about 1; with numbers cut off instead of rounded,
+/// above 2.
 const TOGETHER: f64 = 1.5;
 
 /// A folder of `tests/fixtures/odd_sizes`.
@@ -156,7 +158,8 @@ fn read_npy(path: &Path) -> Vec<f32> {
 /// The device that is named by hand.
 const DEVICE_VARIABLE: &str = "GPTOSS_JIT_TEST_DEVICE";
 
-/// The program on a device; on one that is named by hand with what the user has set, for that says where the device's libraries are.
+/// The program on a device; on one that is named by hand with what the user has set, for that says where the device's
+/// libraries are.
 fn run_on(device: &str, args: &[&str]) -> Ran {
     let args = [args, &["--device", device]].concat();
     let mut command = command(shared_cache(), &args);

@@ -193,8 +193,8 @@ fn experts_in_mxfp4_keep_activations_the_size_that_bf16_gives_them() {
     assert!((mxfp4 / bf16 - 1.0).abs() < 0.1, "{mxfp4} and {bf16}");
 }
 
-/// What the router does with random tokens, of all layers: the busiest expert's share of the rows, the least busy one's, and the
-/// distinct experts of 32 rows, on average.
+/// What the router does with random tokens, of all layers: the busiest expert's share of the rows, the least busy
+/// one's, and the distinct experts of 32 rows, on average.
 fn routing(config: ModelConfig, n_tokens: u32) -> (f64, f64, f64) {
     let (n_experts, chosen) = (config.num_experts, config.experts_per_token);
     let (vocab_size, n_layers) = (config.vocab_size as u32, config.num_hidden_layers);
@@ -230,9 +230,9 @@ fn routing(config: ModelConfig, n_tokens: u32) -> (f64, f64, f64) {
     (busiest, least, distinct.iter().sum::<f64>() / distinct.len() as f64)
 }
 
-/// With every expert as likely as any other, 32 rows of 4 out of 32 experts meet 31.6 of them, and each gets an eighth of the rows.
-/// With biases of -0.75 to 0.75 and normal logits, a simulation gives 28.7, and 29 % and 2 % for the busiest and the least
-/// busy one.
+/// With every expert as likely as any other, 32 rows of 4 out of 32 experts meet 31.6 of them, and each gets an eighth
+/// of the rows. With biases of -0.75 to 0.75 and normal logits, a simulation gives 28.7, and 29 % and 2 % for the
+/// busiest and the least busy one.
 #[test]
 fn the_router_prefers_some_experts_and_starves_none() {
     let shape = ModelConfig { num_experts: 32, experts_per_token: 4, ..config() };

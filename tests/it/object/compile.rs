@@ -366,7 +366,8 @@ fn a_passing_failure_is_not_remembered() {
 
 const CHILD: &str = "GPTOSS_JIT_TEST_CHILD";
 
-/// The body of the processes that the tests below start. By itself, it is the test that a folder's kernels are compiled once.
+/// The body of the processes that the tests below start. By itself, it is the test that a folder's kernels are compiled
+/// once.
 #[test]
 fn the_kernels_of_a_folder_are_compiled_once() {
     if let Some(folder) = std::env::var_os(CHILD) {
@@ -385,8 +386,8 @@ fn the_kernels_of_a_folder_are_compiled_once() {
     assert_ne!(first[0], first[1]);
 }
 
-/// Compiles the files `*.kernel` of a folder into a cache in that folder, and writes a line per kernel to the file that is named
-/// after the process.
+/// Compiles the files `*.kernel` of a folder into a cache in that folder, and writes a line per kernel to the file that
+/// is named after the process.
 fn compile_folder(folder: &Path) -> Vec<String> {
     let mut kernels: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     kernels.retain(|path| path.extension().is_some_and(|extension| extension == "kernel"));

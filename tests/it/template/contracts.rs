@@ -1,5 +1,6 @@
-//! What contracts can ask for and no built-in host template uses: the cache laid out for matrix units, MXFP4 weights, and
-//! workspace that is zero between launches. Plain kernels, written here, hold contract, reference and checker to it.
+//! What contracts can ask for and no built-in host template uses: the cache laid out for matrix units, MXFP4 weights,
+//! and workspace that is zero between launches. Plain kernels, written here, hold contract, reference and checker to
+//! it.
 
 use std::fs;
 use std::path::Path;
@@ -169,7 +170,8 @@ fn the_even_element_of_mxfp4_is_the_low_half_of_its_byte() {
 
 // ---- workspace that is zero between launches ----
 
-/// Two blocks for every token; the second to arrive puts the counter back. A counter that was not zero spoils the output.
+/// Two blocks for every token; the second to arrive puts the counter back. A counter that was not zero spoils the
+/// output.
 const COUNTED: &str = r#"{#
 op       = "linear"
 summary  = "two blocks a token, which count each other"

@@ -1,5 +1,5 @@
-//! What the files of `templates/lib` say of themselves, held against each other: one name means one thing, and a kernel includes
-//! what it uses.
+//! What the files of `templates/lib` say of themselves, held against each other: one name means one thing, and a kernel
+//! includes what it uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gptoss_jit::dtype::Dtype;
+use gptoss_jit::object::compile;
 use gptoss_jit::target::{Language, Target};
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::template::render::{RenderError, Rendered, render};
@@ -436,7 +437,7 @@ fn what_does_not_fit_is_told_with_its_reason() {
     let error = library.none_fits(&linear(), &gpu("gfx1100")).to_string();
     assert_eq!(
         error,
-        "no template of `linear` fits gfx1100 at precision bf16\n  linear/dot is for host, the target is hiprtc"
+        "no template of `linear` fits gfx1100 at precision bf16\n  linear/dot is for C, the target takes HIP"
     );
 }
 
@@ -512,7 +513,8 @@ fn ops_that_do_not_meet_cannot_be_fused() {
 #[test]
 fn options_leave_nothing_to_the_compiler() {
     let options = |problem: Problem, label: &str, target: &Target| {
-        rendered(&library(), label, &problem, &Params::new(), target).expect("renders").options.join(" ")
+        let kernel = rendered(&library(), label, &problem, &Params::new(), target).expect("renders");
+        compile::options(&kernel, target).join(" ")
     };
     let host_options = options(linear(), "linear/dot", &host());
     assert!(host_options.contains("-ffp-contract=fast -march=x86-64-v3"), "{host_options}");
@@ -533,7 +535,7 @@ fn the_system_compiler_takes_rendered_source_and_options() {
         let source = folder.path().join("kernel.c");
         fs::write(&source, &kernel.source).expect("writes");
         let cc = std::process::Command::new("cc")
-            .args(&kernel.options)
+            .args(compile::options(&kernel, &Target::host()))
             .arg("-Werror")
             .arg("-o")
             .arg(folder.path().join("kernel.so"))

@@ -1,5 +1,6 @@
 //! What hipRTC makes of the GPU templates, read from the disassembly: matrix instructions where a template says that it
-//! uses the matrix unit, wide loads, nothing in private memory. And that the reader of disassemblies sees what is there.
+//! uses the matrix unit, wide loads, nothing in private memory. And that the reader of disassemblies sees what is
+//! there.
 
 use std::io::{self, Write};
 

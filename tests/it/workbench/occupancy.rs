@@ -1,5 +1,5 @@
-//! `ComputeUnit::occupancy` with the facts of every GPU in `tuning/`, against what LLVM prints for a kernel that uses as
-//! many registers, as much LDS and as large a block: an independent computation.
+//! `ComputeUnit::occupancy` with the facts of every GPU in `tuning/`, against what LLVM prints for a kernel that uses
+//! as many registers, as much LDS and as large a block: an independent computation.
 
 use gptoss_jit::target::TargetFacts;
 use gptoss_jit::target::compute_unit::ComputeUnit;

@@ -1,7 +1,8 @@
 //! The `cuda` device: an NVIDIA GPU through the CUDA driver, which is opened when it is asked for.
 //!
 //! As [`crate::hip`], above `cuda-driver-sys`: [`devices`] finds devices, `context` is what a thread enters to use one,
-//! `calls` is the driver as [`crate::runtime`] calls it. What an object says of itself is held against its contract before it is loaded.
+//! `calls` is the driver as [`crate::runtime`] calls it. What an object says of itself is held against its contract
+//! before it is loaded.
 
 mod calls;
 mod context;

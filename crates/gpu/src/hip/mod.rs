@@ -1,7 +1,7 @@
 //! The `hip` device: an AMD GPU through the HIP runtime, which is opened when it is asked for.
 //!
-//! The last of three layers, above the functions and their check in `hip-runtime-sys`. [`devices`] finds devices, `calls`
-//! is HIP as [`crate::runtime`] calls it, and what is said of an object before it is loaded is here.
+//! The last of three layers, above the functions and their check in `hip-runtime-sys`. [`devices`] finds devices,
+//! `calls` is HIP as [`crate::runtime`] calls it, and what is said of an object before it is loaded is here.
 
 mod calls;
 mod devices;
@@ -67,8 +67,8 @@ impl Chip for HipChip {
     }
 }
 
-/// Whether an object that says it is for `target` may run on a device that says it is `arch`. Flags that the object does
-/// not state may be either way; of an object for a whole family (`gfx11-generic`) the runtime knows better.
+/// Whether an object that says it is for `target` may run on a device that says it is `arch`. Flags that the object
+/// does not state may be either way; of an object for a whole family (`gfx11-generic`) the runtime knows better.
 fn runs_on(target: &str, arch: &str) -> bool {
     let (mut wanted, mut found) = (target.split(':'), arch.split(':'));
     let name = wanted.next().unwrap_or_default();

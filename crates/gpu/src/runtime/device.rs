@@ -59,8 +59,8 @@ impl Device {
         self.call("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) })
     }
 
-    /// Gives something back by `free`, for `drop`: a failure is a warning, unless something failed before. What a kernel
-    /// did wrong is told by every call from then on.
+    /// Gives something back by `free`, for `drop`: a failure is a warning, unless something failed before. What a
+    /// kernel did wrong is told by every call from then on.
     pub fn release(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
         let released = self.calls.enter().and_then(|()| free(&*self.calls));
         if let Err(error) = released

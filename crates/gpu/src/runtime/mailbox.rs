@@ -30,8 +30,8 @@ impl Inbox {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Puts a copy on the stream, from `address` on the device, where the caller knows as many bytes to be. Called with the
-    /// stream in hand.
+    /// Puts a copy on the stream, from `address` on the device, where the caller knows as many bytes to be. Called with
+    /// the stream in hand.
     pub fn post(&mut self, address: u64, len_bytes: usize) -> Result<(), GpuError> {
         if len_bytes > self.len_bytes {
             return Err(GpuError::Range { what: "post", len_bytes, available_bytes: self.len_bytes });
@@ -40,8 +40,8 @@ impl Inbox {
         self.posted = None;
         if len_bytes > 0 {
             let to = self.pinned.at(0);
-            // SAFETY: both sides are long enough, as was checked here and by the caller; nobody looks at the pinned memory
-            // before `wait` has waited for the event behind the copy, and dropping it waits for the stream.
+            // SAFETY: both sides are long enough, as was checked here and by the caller; nobody looks at the pinned
+            // memory before `wait` has waited for the event behind the copy, and dropping it waits for the stream.
             self.device.call("copy from the device", |calls| unsafe {
                 calls.copy_from_device(to, address, len_bytes, self.device.stream)
             })?;

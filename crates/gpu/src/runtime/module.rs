@@ -49,7 +49,8 @@ impl Function {
     /// Loads an object that is known to fit `spec`.
     pub fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, LoadError> {
         let image = object.to_vec();
-        // SAFETY: the image is a whole object: the caller has read it, or knows that its bytes are what a compiler made.
+        // SAFETY: the image is a whole object: the caller has read it, or knows that its bytes are what a compiler
+        // made.
         let module = unsafe { device.enter()?.load_module(&image) }.map_err(|source| match source.code {
             status::NO_BINARY_FOR_GPU => LoadError::NoBinary(source),
             _ => LoadError::Other(device.error("load a kernel", source)),

@@ -228,7 +228,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         for mut thread in self.threads.drain(..) {
             if thread.coroutine.started() && !thread.coroutine.done() {
-                // SAFETY: what lies on its stack is the kernel's frames, which own nothing, and `Start`, which is pointers.
+                // SAFETY: what lies on its stack is the kernel's frames, which own nothing, and `Start`, which is
+                // pointers.
                 unsafe { thread.coroutine.force_reset() };
             } else if !thread.coroutine.started() {
                 continue; // it still holds its closure, and goes with its stack

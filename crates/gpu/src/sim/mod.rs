@@ -1,10 +1,10 @@
 //! The `sim` device: executes a GPU's kernels on this machine's cores, and watches them.
 //!
-//! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind `templates/lib/simulator.hip.j2`,
-//! which defines HIP's words and calls back before every access to memory. [`block`] runs the threads of a block as
-//! coroutines; [`context`] is what it shares with the object; [`object`] loads objects and knows their lines. What a GPU would
-//! do silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in LDS, a barrier or
-//! a wave operation that not all threads reach. Memory starts as NaN.
+//! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
+//! `templates/lib/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory. [`block`]
+//! runs the threads of a block as coroutines; [`context`] is what it shares with the object; [`object`] loads objects
+//! and knows their lines. What a GPU would do silently is an error here: access outside of the arguments and of LDS,
+//! misaligned vectors, races in LDS, a barrier or a wave operation that not all threads reach. Memory starts as NaN.
 
 mod block;
 mod context;

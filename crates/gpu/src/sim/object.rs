@@ -25,8 +25,8 @@ pub(super) struct Object {
     _library: Loaded,
 }
 
-// SAFETY: only `lines` keeps it from being moved to another thread: an immutable view of the object's file, whose caches are
-// behind the `Mutex` that every copy is in.
+// SAFETY: only `lines` keeps it from being moved to another thread: an immutable view of the object's file, whose
+// caches are behind the `Mutex` that every copy is in.
 unsafe impl Send for Object {}
 
 /// The variables in LDS: what a function of the kernel's text keeps in static memory that can be written.
@@ -99,8 +99,8 @@ impl Object {
     /// Makes LDS what it is when a block starts: undefined, here NaN.
     pub fn forget_lds(&self) {
         for range in &self.lds {
-            // SAFETY: the range is a writable section of this object's image, and no thread of a block runs on it: every
-            // copy is behind a `Mutex`.
+            // SAFETY: the range is a writable section of this object's image, and no thread of a block runs on it:
+            // every copy is behind a `Mutex`.
             unsafe { std::ptr::write_bytes(range.begin as *mut u8, super::UNWRITTEN, range.len_bytes()) };
         }
     }

@@ -50,7 +50,8 @@ fn the_tiny_model_says_on_hip_what_it_says_on_the_cpu() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert_eq!(text(&output.stdout), simulated);
         assert_eq!(text(&output.stdout), text(&room.on("cpu", more).stdout));
-        // A step that came before is one copy in, one replay and one copy out, and is waited for when the next is on its way.
+        // A step that came before is one copy in, one replay and one copy out, and is waited for when the next is on
+        // its way.
         let calls = room.calls();
         let first = calls.iter().position(|line| line.starts_with("hipGraphLaunch")).expect("a replay");
         let last = calls.iter().rposition(|line| line.starts_with("hipGraphLaunch")).expect("a replay");

@@ -27,8 +27,8 @@ fn child(role: &str, root: &Path) -> Command {
     command
 }
 
-/// The body of the processes that the tests below start, in the role that the environment names. By itself, it is the test that
-/// a process which compiles what is missing leaves nothing missing.
+/// The body of the processes that the tests below start, in the role that the environment names. By itself, it is the
+/// test that a process which compiles what is missing leaves nothing missing.
 #[test]
 fn a_process_compiles_what_is_missing_and_no_more() {
     if let Some(root) = env::var_os(ROOT) {
