@@ -1,4 +1,4 @@
-//! gpt-oss on AMD GPUs, with kernels that are data.
+//! gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 //!
 //! `ARCHITECTURE.md` has the table of these modules and of what each may use. Start reading in [`graph::forward`], the
 //! forward pass of the model.

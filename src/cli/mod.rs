@@ -37,7 +37,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{ColorChoice, Output};
 
-/// gpt-oss on AMD GPUs, with kernels that are data.
+/// gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 #[derive(Parser)]
 #[command(name = "gptoss-jit", version)]
 struct Cli {

@@ -195,6 +195,32 @@ fn compilers_are_opened_in_the_compile_worker_alone() {
     assert!(found.is_empty(), "{found:?}");
 }
 
+/// What adding a thing touches, as CONTRIBUTING.md lists it: its mark there, what names a thing of that kind which
+/// exists, and the files that are that thing's own.
+const WALKS: [(&str, &str, &str); 2] = [
+    (
+        "device",
+        r"\bcuda::|\bmod cuda\b|\bPlatform::Nvidia\b|\bnvrtc::|\bDevice::Cuda\b|\bVendor::Nvidia\b|\bCuda\b",
+        "cuda|nvrtc|hip|cubin",
+    ),
+    ("weight dtype", r"\bMxfp4\b", "^$"),
+];
+
+#[test]
+fn the_walks_in_the_contributors_guide_are_all_that_a_new_thing_touches() {
+    let guide = read(&root().join("CONTRIBUTING.md"));
+    let all: Vec<Source> = sources("src").into_iter().chain(sources("crates")).collect();
+    for (name, names_it, own) in WALKS {
+        let (names_it, own) = (Regex::new(names_it).expect("a pattern"), Regex::new(own).expect("a pattern"));
+        let walk = guide.split(&format!("<!-- walk: {name} -->")).nth(1).expect("the walk");
+        let items = walk.lines().skip_while(|line| !line.starts_with("- ")).take_while(|line| line.starts_with("- "));
+        let listed: BTreeSet<&str> = items.map(|line| line.trim_start_matches("- ").trim_matches('`')).collect();
+        let touched = all.iter().filter(|source| !own.is_match(&source.path) && names_it.is_match(&source.code));
+        let found: BTreeSet<&str> = touched.map(|source| source.path.as_str()).collect();
+        assert_eq!(listed, found, "CONTRIBUTING.md, {name}");
+    }
+}
+
 #[test]
 fn files_stay_short_enough_to_be_read() {
     let all = sources("src").into_iter().chain(sources("crates"));
