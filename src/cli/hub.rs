@@ -11,33 +11,33 @@ const FILES: [&str; 5] = ["bin", "gguf", "safetensors", "json", "incomplete"];
 
 /// A model that was named by its id and is not in the cache.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HubError {
+pub(super) enum NotInHub {
     /// There is nothing of it.
     #[error("there is no file or folder `{id}`, and no model of this id in Hugging Face's cache: looked for `{}`", looked_for.display())]
-    NoModel { id: String, looked_for: PathBuf },
+    Model { id: String, looked_for: PathBuf },
     /// There is no telling which revision it is.
     #[error("Hugging Face's cache has a folder for `{id}` and no `{}`, which says which revision of it is here", reference.display())]
-    NoReference { id: String, reference: PathBuf },
+    Reference { id: String, reference: PathBuf },
     /// The revision has no files.
     #[error("Hugging Face's cache has a folder for `{id}` and nothing of its revision: there is no `{}`", snapshot.display())]
-    NoSnapshot { id: String, snapshot: PathBuf },
+    Snapshot { id: String, snapshot: PathBuf },
     /// There is no telling where the cache is.
     #[error(
         "there is no file or folder `{id}`, and no telling where Hugging Face's cache is: neither `HF_HUB_CACHE`, `HF_HOME` nor a home folder"
     )]
-    NoCache { id: String },
+    Cache { id: String },
 }
 
-impl Hint for HubError {
+impl Hint for NotInHub {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::NoModel { id, .. } | Self::NoCache { id } => {
+            Self::Model { id, .. } | Self::Cache { id } => {
                 format!("{} downloads it; this program never does", fetches(id))
             }
-            Self::NoReference { id, .. } => {
+            Self::Reference { id, .. } => {
                 format!("name a folder of its `snapshots`, or let {} fetch the newest", fetches(id))
             }
-            Self::NoSnapshot { id, .. } => format!("{} fetches what is missing", fetches(id)),
+            Self::Snapshot { id, .. } => format!("{} fetches what is missing", fetches(id)),
         })
     }
 }
@@ -45,8 +45,8 @@ impl Hint for HubError {
 /// The path of a model: what was named, if it is there or cannot be an id; else the snapshot that the cache has of it.
 ///
 /// # Errors
-/// [`HubError`] for an id that the cache does not have.
-pub(super) fn locate(model: &Path) -> Result<PathBuf, HubError> {
+/// [`NotInHub`] for an id that the cache does not have.
+pub(super) fn locate(model: &Path) -> Result<PathBuf, NotInHub> {
     match model.to_str().filter(|name| is_id(name)) {
         Some(id) if model.symlink_metadata().is_err() => snapshot(cache().as_deref(), id),
         _ => Ok(model.to_owned()),
@@ -72,17 +72,17 @@ fn cache() -> Option<PathBuf> {
 }
 
 /// The snapshot of the branch `main`.
-fn snapshot(cache: Option<&Path>, id: &str) -> Result<PathBuf, HubError> {
-    let Some(cache) = cache else { return Err(HubError::NoCache { id: id.into() }) };
+fn snapshot(cache: Option<&Path>, id: &str) -> Result<PathBuf, NotInHub> {
+    let Some(cache) = cache else { return Err(NotInHub::Cache { id: id.into() }) };
     let root = cache.join(format!("models--{}", id.replace('/', "--")));
     if !root.is_dir() {
-        return Err(HubError::NoModel { id: id.into(), looked_for: root });
+        return Err(NotInHub::Model { id: id.into(), looked_for: root });
     }
     let reference = root.join("refs/main");
     let revision = fs::read_to_string(&reference).ok().map(|text| text.trim().to_owned()).filter(|text| is_name(text));
-    let Some(revision) = revision else { return Err(HubError::NoReference { id: id.into(), reference }) };
+    let Some(revision) = revision else { return Err(NotInHub::Reference { id: id.into(), reference }) };
     let snapshot = root.join("snapshots").join(revision);
-    if snapshot.is_dir() { Ok(snapshot) } else { Err(HubError::NoSnapshot { id: id.into(), snapshot }) }
+    if snapshot.is_dir() { Ok(snapshot) } else { Err(NotInHub::Snapshot { id: id.into(), snapshot }) }
 }
 
 /// Whether it is the name of a folder and not a path.
@@ -112,16 +112,16 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let root = cache.path().join("models--openai--gpt-oss-20b");
         let found = || snapshot(Some(cache.path()), "openai/gpt-oss-20b");
-        assert!(matches!(found(), Err(HubError::NoModel { looked_for, .. }) if looked_for == root));
+        assert!(matches!(found(), Err(NotInHub::Model { looked_for, .. }) if looked_for == root));
         fs::create_dir_all(root.join("snapshots/abc")).unwrap();
         fs::create_dir_all(root.join("refs")).unwrap();
-        assert!(matches!(found(), Err(HubError::NoReference { .. })));
+        assert!(matches!(found(), Err(NotInHub::Reference { .. })));
         for wrong in ["", "..", "../../x", "/", "a/b"] {
             fs::write(root.join("refs/main"), wrong).unwrap();
-            assert!(matches!(found(), Err(HubError::NoReference { .. })), "{wrong}");
+            assert!(matches!(found(), Err(NotInHub::Reference { .. })), "{wrong}");
         }
         fs::write(root.join("refs/main"), "def").unwrap();
-        assert!(matches!(found(), Err(HubError::NoSnapshot { .. })));
+        assert!(matches!(found(), Err(NotInHub::Snapshot { .. })));
         fs::write(root.join("refs/main"), "abc\n").unwrap();
         assert_eq!(found().unwrap(), root.join("snapshots/abc"));
     }

@@ -8,7 +8,7 @@ use gpu::GpuError;
 use super::decode::DecodeError;
 use super::doctor::NotReady;
 use super::export::ExportError;
-use super::hub::HubError;
+use super::hub::NotInHub;
 use super::output::Output;
 use super::run::getp::NoCount;
 use crate::chat_template::ChatTemplateError;
@@ -68,7 +68,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,
-        of::<HubError>,
+        of::<NotInHub>,
         of::<ChatTemplateError>,
         of::<IsaError>,
         of::<KvTooLarge>,

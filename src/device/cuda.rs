@@ -4,11 +4,10 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use gpu::GpuError;
 use gpu::cuda::{CudaDriver, CudaRuntime};
-use gpu::{Driver, GpuError};
 
-use super::{DeviceError, target_of};
-use crate::target::Target;
+use super::{DeviceError, Ready, target_of};
 use crate::tuning::TuningTables;
 
 /// Opens the driver: `$GPTOSS_JIT_CUDA` (the library or its folder), else where the loader looks.
@@ -24,7 +23,7 @@ pub fn runtime() -> Result<CudaRuntime, GpuError> {
 ///
 /// # Errors
 /// If there is no driver or no such device, or nothing is known about its arch.
-pub(super) fn open(ordinal: usize, tables: &TuningTables) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
+pub(super) fn open(ordinal: usize, tables: &TuningTables) -> Result<Ready, DeviceError> {
     let driver = CudaDriver::new(&runtime()?, ordinal)?;
     let facts = driver.facts();
     let (target, warnings) = target_of(facts, &facts.arch, tables)?;

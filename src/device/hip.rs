@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gpu::hip::{HipDriver, HipRuntime};
-use gpu::{DeviceFacts, Driver, GpuError};
+use gpu::{DeviceFacts, GpuError};
 
-use super::{DeviceError, target_of};
+use super::{DeviceError, Ready, target_of};
 use crate::target::{Target, TargetError};
 use crate::tuning::TuningTables;
 
@@ -29,11 +29,7 @@ pub fn runtime() -> Result<HipRuntime, GpuError> {
 ///
 /// # Errors
 /// If there is no runtime or no such device, or nothing is known about the arch.
-pub(super) fn open(
-    ordinal: usize,
-    arch: Option<&str>,
-    tables: &TuningTables,
-) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
+pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) -> Result<Ready, DeviceError> {
     let driver = HipDriver::new(&runtime()?, ordinal)?;
     for warning in overrides(driver.facts(), arch) {
         tracing::warn!("{warning}");

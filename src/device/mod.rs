@@ -34,6 +34,9 @@ pub enum Device {
     Sim(String),
 }
 
+/// What kernels are compiled for, and what runs them.
+pub type Ready = (Target, Arc<dyn Driver>);
+
 /// Why a device cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
@@ -127,7 +130,7 @@ impl Device {
     ///
     /// # Errors
     /// If there is no such device, or nothing is known about it.
-    pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
+    pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<Ready, DeviceError> {
         match self {
             Self::Auto => {
                 let auto::Opened { target, driver, .. } = auto::choose(tables, 0).open(tables, n_threads)?;
@@ -149,7 +152,7 @@ impl Device {
 ///
 /// # Errors
 /// If there is none, or nothing is known about the arch.
-pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<(Target, Arc<dyn Driver>), DeviceError> {
+pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<Ready, DeviceError> {
     tables.gpu(arch)?;
     let hip = hip::runtime().map_or(0, |runtime| runtime.n_devices());
     let cuda = cuda::runtime().map_or(0, |runtime| runtime.n_devices());
@@ -189,7 +192,7 @@ fn target_of(facts: &DeviceFacts, arch: &str, tables: &TuningTables) -> Result<(
 ///
 /// # Errors
 /// If the device cannot be set up.
-pub fn stand_in(target: &Target) -> Result<Option<(Target, Arc<dyn Driver>)>, GpuError> {
+pub fn stand_in(target: &Target) -> Result<Option<Ready>, GpuError> {
     match target.platform {
         Platform::Host if target.features.is_subset(&Target::host().features) => {
             Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?))))

@@ -115,7 +115,10 @@ pub unsafe extern "C" fn hiprtcDestroyProgram(program: *mut *mut c_void) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hiprtcGetProgramLogSize(program: *mut c_void, len_bytes: *mut usize) -> c_int {
     // SAFETY: a live program and a place for the length.
-    unsafe { *len_bytes = (&(*program.cast::<Program>()).log).len() };
+    unsafe {
+        let program = &*program.cast::<Program>();
+        *len_bytes = program.log.len();
+    }
     SUCCESS
 }
 
@@ -132,7 +135,10 @@ pub unsafe extern "C" fn hiprtcGetProgramLog(program: *mut c_void, log: *mut c_c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hiprtcGetCodeSize(program: *mut c_void, len_bytes: *mut usize) -> c_int {
     // SAFETY: a live program and a place for the length.
-    unsafe { *len_bytes = (&(*program.cast::<Program>()).object).len() };
+    unsafe {
+        let program = &*program.cast::<Program>();
+        *len_bytes = program.object.len();
+    }
     SUCCESS
 }
 

@@ -13,6 +13,7 @@ use gpu::host::HostDriver;
 use serde_json::Value;
 
 use crate::fixtures::program::{argument, command, keys, parse_ids, run, shared_cache};
+use crate::fixtures::skipped;
 use crate::graph::forward::{ONE_BY_ONE, drain, greedy, load_checkpoint};
 
 fn fixtures() -> &'static Path {
@@ -161,13 +162,13 @@ fn an_export_that_is_interrupted_or_killed_leaves_nothing() {
         let mut stderr = String::new();
         child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("text");
         if stderr.contains("the disk is too small") {
-            let _ = writeln!(std::io::stderr(), "skipped: no 4 GB of disk to begin an export with");
+            skipped("no 4 GB of disk to begin an export with");
             return;
         }
         assert!(!status.success());
         assert!(message.is_none_or(|message| stderr.contains(message)), "{signal}: {stderr}");
         if signal == "KILL" && !has_nameless_files(folder.path()) {
-            let _ = writeln!(std::io::stderr(), "skipped: no nameless files here: what is killed leaves one");
+            skipped("no nameless files here: what is killed leaves one");
             return;
         }
         assert_eq!(n_files(folder.path()), 0, "{signal}");

@@ -6,7 +6,6 @@
 //! states the model), and neither is one further off than [`MARGIN`] of these, nor are all together further off than
 //! [`TOGETHER`].
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -14,6 +13,7 @@ use serde_json::Value;
 
 use crate::fixtures::models::{letters, letters_tokenizer, prompt_file};
 use crate::fixtures::program::{Ran, argument, command, file, parse_ids, repository, shared_cache};
+use crate::fixtures::{say, skipped};
 
 const MODELS: [&str; 2] = ["hidden128", "hidden96"];
 
@@ -145,11 +145,6 @@ impl Distance {
     }
 }
 
-/// On stderr, and not by the macro, whose words the harness keeps to itself when a test passes.
-fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
-}
-
 fn read_npy(path: &Path) -> Vec<f32> {
     let bytes = fs::read(path).expect("an array");
     npyz::NpyFile::new(&bytes[..]).expect("an array").into_vec().expect("f32")
@@ -274,7 +269,7 @@ fn exchanged_experts_a_lost_tile_and_a_nan_are_seen_in_bf16() {
 #[test]
 fn odd_sizes_are_right_on_the_device_that_is_named_by_hand() {
     let Ok(device) = env::var(DEVICE_VARIABLE) else {
-        return say("skipped: no device is named (GPTOSS_JIT_TEST_DEVICE=cuda, for one)");
+        return skipped("no device is named (GPTOSS_JIT_TEST_DEVICE=cuda, for one)");
     };
     for fixture in OddSizes::all() {
         for precision in ["f32", "bf16"] {

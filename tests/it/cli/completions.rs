@@ -7,6 +7,7 @@ use std::path::Path;
 use regex::Regex;
 
 use crate::fixtures::program::{argument, run};
+use crate::fixtures::skipped;
 
 const WORKER: &str = "compile-worker";
 
@@ -46,7 +47,7 @@ fn bash_takes_the_completions_and_completes_with_them() {
     let bash =
         bash.args(["--norc", "-c", script]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     let Ok(mut child) = bash.spawn() else {
-        eprintln!("skipped: bash is not there");
+        skipped("bash is not there");
         return;
     };
     let completions = run(&["completions", "bash"]).ok();

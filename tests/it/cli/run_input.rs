@@ -4,6 +4,7 @@ use std::process::{Command, Stdio};
 
 use crate::fixtures::models::{Counter, letters, prompt_file};
 use crate::fixtures::program::{Ran, command, file, run_with_stdin, shared_cache};
+use crate::fixtures::skipped;
 use crate::tokenizer::chat::Parrot;
 
 /// `run` with a text on stdin, through a pipe.
@@ -35,7 +36,7 @@ fn a_pipe_is_the_prompt_whole_but_for_its_last_line_end() {
 #[test]
 fn at_a_terminal_a_run_without_input_is_a_chat() {
     if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: `script`, which gives a program a terminal, is not there");
+        skipped("`script`, which gives a program a terminal, is not there");
         return;
     }
     let parrot = Parrot::new(4096);

@@ -82,12 +82,6 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Tells that a test could not do its work here, past the harness's capture: never silently.
-fn skipped(what: &str) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "skipped: {what}");
-}
-
 #[test]
 fn what_is_published_is_found_by_another_process() {
     let room = Room::new();

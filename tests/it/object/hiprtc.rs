@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use crate::fixtures::skipped;
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
 use gptoss_jit::object::compile::{CompileError, CompilerOptions, Compilers, How, Request, Toolchain};
@@ -44,7 +44,7 @@ pub fn compiler() -> Option<&'static Compilers> {
     });
     if compiler.is_none() {
         // Not by the macro, whose words the harness keeps to itself when a test passes.
-        let _ = writeln!(io::stderr(), "skipped: no hipRTC (tests/fetch-hiprtc.sh target/hiprtc fetches one)");
+        skipped("no hipRTC (tests/fetch-hiprtc.sh target/hiprtc fetches one)");
     }
     compiler.as_ref()
 }

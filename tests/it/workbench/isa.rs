@@ -2,8 +2,6 @@
 //! uses the matrix unit, wide loads, nothing in private memory. And that the reader of disassemblies sees what is
 //! there.
 
-use std::io::{self, Write};
-
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::store::Store;
 use gptoss_jit::target::Target;
@@ -16,6 +14,7 @@ use gptoss_jit::workbench::isa::speed::{LoopSpeed, Machine};
 use gptoss_jit::workbench::isa::{Code, Instruction};
 
 use crate::fixtures::program::shared_cache;
+use crate::fixtures::skipped;
 use crate::object::hiprtc;
 
 /// The archs that are promised.
@@ -27,16 +26,11 @@ pub fn llvm(tool: &'static str) -> Option<Llvm> {
     match llvm.run(tool, &["--version"], b"") {
         Ok(_) => Some(llvm),
         Err(LlvmError::NotFound { .. }) => {
-            skip(&format!("no {tool} (tests/fetch-llvm.sh target/llvm fetches one)"));
+            skipped(&format!("no {tool} (tests/fetch-llvm.sh target/llvm fetches one)"));
             None
         }
         Err(error) => panic!("{error}"),
     }
-}
-
-/// Not by the macro, whose words the harness keeps to itself when a test passes.
-fn skip(why: &str) {
-    let _ = writeln!(io::stderr(), "skipped: {why}");
 }
 
 // ---- the reader ----

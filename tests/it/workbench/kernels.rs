@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wr
 use gpu::host::HostDriver;
 
 use crate::fixtures::program::shared_cache;
+use crate::fixtures::skipped;
 
 fn store() -> Store {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
@@ -79,7 +79,7 @@ fn dot_products_agree_at_the_lower_x86_levels_too() {
     for level in ["x86-64", "x86-64-v3"] {
         let mut target = Target::named(level).unwrap();
         if !target.features.is_subset(&host.features) {
-            let _ = writeln!(io::stderr(), "skipped: this machine is below {level}");
+            skipped(&format!("this machine is below {level}"));
             continue;
         }
         if target.arch == host.arch {

@@ -4,7 +4,8 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::{Room, hit, key, made, names, skipped};
+use super::{Room, hit, key, made, names};
+use crate::fixtures::skipped;
 
 /// Damages a fresh entry in one way and expects that it is not used, is out of the way, and comes back.
 fn heals(what: &str, damage: impl FnOnce(&Path)) {

@@ -8,7 +8,8 @@ use std::process::Command;
 use gptoss_jit::error::Hint;
 use gptoss_jit::object::cache::{Cache, CacheError, Distrust, Folder, Limits, Lookup};
 
-use super::{Room, hit, key, made, skipped};
+use super::{Room, hit, key, made};
+use crate::fixtures::skipped;
 
 /// Expects a cache that works in memory alone.
 fn works_without_disk(root: &Path) {

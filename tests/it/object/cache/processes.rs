@@ -8,7 +8,8 @@ use std::{env, fs, thread};
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::key::KernelKey;
 
-use super::{Room, hit, key, made, names, skipped};
+use super::{Room, hit, key, made, names};
+use crate::fixtures::skipped;
 
 const ROOT: &str = "GPTOSS_JIT_TEST_CACHE_ROOT";
 const ROLE: &str = "GPTOSS_JIT_TEST_CACHE_ROLE";
