@@ -44,7 +44,7 @@ fn sources(folder: &str) -> Vec<Source> {
 fn walk(folder: &Path, paths: &mut Vec<PathBuf>) {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     for path in entries.map(|entry| entry.expect("listed").path()) {
-        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+        if path.is_dir() {
             walk(&path, paths);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             paths.push(path);

@@ -595,7 +595,7 @@ fn kernels_ls_tells_what_fits_and_why_not() {
     let (code, table, _) = program(&["ls", "--arch", "gfx1100", "--why", "--op", "linear"]);
     assert_eq!(code, Some(0));
     let dot = table.lines().find(|line| line.starts_with("linear ") && line.contains(" dot ")).expect("a line");
-    assert!(dot.ends_with("no: is for C, the target is HIP"), "{dot}");
+    assert!(dot.ends_with("no: is for C, the target takes HIP"), "{dot}");
     assert!(!table.lines().any(|line| line.starts_with("rmsnorm ")), "rmsnorm alone does not cover linear: {table}");
     let (_, json, _) = program(&["ls", "--json", "--arch", "gfx1100", "--op", "rmsnorm"]);
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
