@@ -139,8 +139,20 @@ const OPS: [Op; 18] = [
         inputs: moe::sort_inputs,
         run: moe::sort,
     },
-    Op { name: "moe_mlp1", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp1_inputs, run: moe::mlp1 },
-    Op { name: "moe_mlp2", first: "x", kinds: &["same_experts", "spread"], inputs: moe::mlp2_inputs, run: moe::mlp2 },
+    Op {
+        name: "moe_mlp1",
+        first: "x",
+        kinds: &["same_experts", "spread", "wide_scales"],
+        inputs: moe::mlp1_inputs,
+        run: moe::mlp1,
+    },
+    Op {
+        name: "moe_mlp2",
+        first: "x",
+        kinds: &["same_experts", "spread", "wide_scales"],
+        inputs: moe::mlp2_inputs,
+        run: moe::mlp2,
+    },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
     Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {

@@ -102,7 +102,7 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     let mut inputs = grouped(case, &routing(case, random)?)?;
     inputs.extend(weight_inputs(case, n_experts * 2 * intermediate_size, hidden_size, size, random)?);
     inputs.extend(named([
-        ("x", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
+        ("x", activations(case, n_tokens * hidden_size, random)),
         ("bias", random.normals(case.dtype("bias")?, n_experts * 2 * intermediate_size, 1.0)),
     ]));
     Ok(inputs)
@@ -111,8 +111,24 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 /// Elements of MXFP4 that share a scale.
 const MX_BLOCK: usize = 32;
 
-/// `weight`, and for MXFP4 its `scale`: rows of `k` numbers of about this size. Scales of neighbouring blocks differ by
-/// up to 2^4.
+/// Scales of MXFP4 that [`WIDE_SCALES`] has rows around: 2^-55 to 2^85. Sums of what is larger, and its squares, leave
+/// f32; what is smaller is lost beside the bias.
+const WIDEST_SCALES: std::ops::Range<usize> = 72..213;
+
+/// The kind of inputs whose rows of MXFP4 have scales of all sizes, a size each. Rows of x are exact in bf16: beside
+/// the clamps of swiglu, what rounding does to a large sum would be as large as the result.
+const WIDE_SCALES: &str = "wide_scales";
+
+/// Rows of x of mean 0 and variance 1.
+fn activations(case: &Case, n: usize, random: &mut Random) -> Tensor {
+    match case.inputs.as_deref() {
+        Some(WIDE_SCALES) => Tensor::rounded(Dtype::F32, random.normals(Dtype::Bf16, n, 1.0).values().to_vec()),
+        _ => random.normals(Dtype::F32, n, 1.0),
+    }
+}
+
+/// `weight`, and for MXFP4 its `scale`: rows of `k` numbers of about this size, or of any with [`WIDE_SCALES`]. Scales
+/// of neighbouring blocks differ by up to 2^4.
 fn weight_inputs(
     case: &Case,
     n_rows: usize,
@@ -127,7 +143,15 @@ fn weight_inputs(
     let n_blocks = n_rows * k.div_ceil(MX_BLOCK);
     // All codes alike have a root mean square of 2.9, and scales spread so one of 2.1 times the middle.
     let middle = (size / 6.0).log2().round();
-    let scale = (0..n_blocks).map(|_| 127.0 + middle + random.below(5) as f64 - 2.0).collect();
+    let is_wide = case.inputs.as_deref() == Some(WIDE_SCALES);
+    let mut scale = Vec::with_capacity(n_blocks);
+    for _ in 0..n_rows {
+        let middle = match is_wide {
+            true => (WIDEST_SCALES.start + random.below(WIDEST_SCALES.len())) as f64,
+            false => 127.0 + middle,
+        };
+        scale.extend((0..k.div_ceil(MX_BLOCK)).map(|_| middle + random.below(5) as f64 - 2.0));
+    }
     let codes = random.codes(n_blocks * MX_BLOCK);
     Ok(named([("weight", codes), ("scale", Tensor::rounded(Dtype::U8, scale))]))
 }
@@ -166,7 +190,8 @@ pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceEr
         };
         for i in 0..intermediate_size {
             let ((gate, gate_size), (up, up_size)) = (h(2 * i), h(2 * i + 1));
-            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            // NaN stays NaN, as in torch.clamp; `min` would give the limit.
+            let (gate, up) = (if gate > limit { limit } else { gate }, up.clamp(-limit, limit));
             let value = gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0);
             y[a * intermediate_size + i] = (value, (gate_size + up_size) * (limit + 1.0));
         }
@@ -186,7 +211,7 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     let mut inputs = grouped(case, &routing(case, random)?)?;
     inputs.extend(weight_inputs(case, n_experts * hidden_size, intermediate_size, 0.2, random)?);
     inputs.extend(named([
-        ("x", random.normals(Dtype::F32, n_tokens * chosen * intermediate_size, 1.0)),
+        ("x", activations(case, n_tokens * chosen * intermediate_size, random)),
         ("bias", random.normals(case.dtype("bias")?, n_experts * hidden_size, 1.0)),
         ("route_weight", Tensor::rounded(Dtype::F32, route_weight)),
         ("residual", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
