@@ -115,14 +115,17 @@ const MX_BLOCK: usize = 32;
 /// f32; what is smaller is lost beside the bias.
 const WIDEST_SCALES: std::ops::Range<usize> = 72..213;
 
-/// The kind of inputs whose rows of MXFP4 have scales of all sizes, a size each. Rows of x are exact in bf16: beside
-/// the clamps of swiglu, what rounding does to a large sum would be as large as the result.
+/// The kind of inputs whose rows of MXFP4 have scales of all sizes, a size each. Numbers of x are whole 32nds, exact in
+/// bf16 and in templates that compute with whole numbers: beside the clamps of swiglu, what rounding does to a large sum
+/// would be as large as the result.
 const WIDE_SCALES: &str = "wide_scales";
 
 /// Rows of x of mean 0 and variance 1.
 fn activations(case: &Case, n: usize, random: &mut Random) -> Tensor {
     match case.inputs.as_deref() {
-        Some(WIDE_SCALES) => Tensor::rounded(Dtype::F32, random.normals(Dtype::Bf16, n, 1.0).values().to_vec()),
+        Some(WIDE_SCALES) => {
+            Tensor::rounded(Dtype::F32, (0..n).map(|_| (32.0 * random.normal()).round() / 32.0).collect())
+        }
         _ => random.normals(Dtype::F32, n, 1.0),
     }
 }
