@@ -19,7 +19,6 @@ mod logits;
 mod man;
 mod model;
 mod model_problems;
-mod new_file;
 pub mod output;
 mod output_file;
 mod report;
