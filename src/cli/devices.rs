@@ -12,7 +12,8 @@ use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 use serde::Serialize;
 
 use super::output::Output;
-use crate::device::{chain, open_runtime};
+use crate::device::open_runtime;
+use crate::error::chain;
 use crate::target::Target;
 use crate::units::human_bytes;
 

@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::model::ModelArgs;
 use super::output::Output;
-use super::report::UsageError;
+use super::usage::UsageError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::export::BinFile;
 use crate::dtype::Dtype;

@@ -28,6 +28,7 @@ mod source;
 mod tokenize;
 mod tokenizer;
 mod tune;
+mod usage;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

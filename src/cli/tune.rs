@@ -15,8 +15,8 @@ use gpu::Driver;
 
 use super::model::CompileProgress;
 use super::output::Output;
-use super::report::UsageError;
 use super::source::SourceArgs;
+use super::usage::UsageError;
 use crate::choice::{Choice, Why};
 use crate::config::NamedShape;
 use crate::device::{self, Device};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use gpu::{DeviceFacts, Driver, GpuError, Runtime};
 
-use super::{Device, DeviceError, chain, open_runtime};
+use super::{Device, DeviceError, open_runtime};
+use crate::error::chain;
 use crate::target::Target;
 use crate::tuning::TuningTables;
 use crate::units::human_bytes;

@@ -5,7 +5,6 @@ pub mod cuda;
 pub mod hip;
 
 use std::env;
-use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -216,11 +215,6 @@ pub fn stand_in(target: &Target) -> Result<Option<Ready>, GpuError> {
         }
         Platform::Host => Ok(None),
     }
-}
-
-/// An error and its causes.
-pub fn chain(error: &dyn Error) -> String {
-    std::iter::successors(Some(error), |&error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use super::Tensor;
 use super::random::{Random, word};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 /// Random bits that choose a normal number among as many as they can tell apart.

@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::dense::dot;
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {

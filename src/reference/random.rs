@@ -1,7 +1,7 @@
 //! Random numbers for test inputs: the same on every machine for the same seed.
 
-use super::Tensor;
 use super::drawn::Drawn;
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 /// From so many elements on they are drawn when they are asked for.

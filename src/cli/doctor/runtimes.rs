@@ -6,8 +6,8 @@ use std::io::ErrorKind;
 use gpu::{GpuError, GpuRuntime, Runtime};
 
 use super::{Check, State};
-use crate::device::{chain, open_runtime};
-use crate::error::Hint;
+use crate::device::open_runtime;
+use crate::error::{Hint, chain};
 use crate::object::compile::{Compilers, compiler_for};
 use crate::target::Target;
 use crate::units;
