@@ -46,18 +46,32 @@ impl Dtype {
 
     /// Bytes that so many elements take, side by side; a last byte that is half full counts.
     pub const fn len_bytes(self, n_elements: usize) -> usize {
-        match self {
-            Self::Mxfp4 => n_elements.div_ceil(2),
-            _ => n_elements * (self.size_bits() / 8),
+        match self.size_bits() {
+            bits @ 0..8 => n_elements.div_ceil(8 / bits),
+            bits => n_elements * (bits / 8),
         }
     }
 
     /// Elements that so many bytes hold, whole ones.
     pub const fn elements_in(self, len_bytes: usize) -> usize {
-        match self {
-            Self::Mxfp4 => 2 * len_bytes,
-            _ => len_bytes / (self.size_bits() / 8),
+        match self.size_bits() {
+            bits @ 0..8 => len_bytes * (8 / bits),
+            bits => len_bytes / (bits / 8),
         }
+    }
+
+    /// Elements that share a scale, a u8 in a tensor beside theirs, for types that have one; rows are whole blocks.
+    pub const fn block_len(self) -> Option<usize> {
+        match self {
+            Self::Mxfp4 => Some(32),
+            _ => None,
+        }
+    }
+
+    /// Bits that an element takes in a file or in memory, with its part of the scale that its block shares.
+    pub fn stored_bits(self) -> f64 {
+        let of_scale = self.block_len().map_or(0.0, |len| Self::U8.size_bits() as f64 / len as f64);
+        self.size_bits() as f64 + of_scale
     }
 
     /// Whether its elements are whole numbers.
@@ -93,6 +107,7 @@ mod tests {
     fn two_mxfp4_share_a_byte() {
         assert_eq!([0, 1, 2, 3].map(|n| Dtype::Mxfp4.len_bytes(n)), [0, 1, 1, 2]);
         assert_eq!(Dtype::Mxfp4.elements_in(16), 32);
+        assert_eq!((Dtype::Mxfp4.stored_bits(), Dtype::Bf16.stored_bits()), (4.25, 16.0));
         for dtype in Dtype::ALL {
             assert_eq!(dtype.elements_in(dtype.len_bytes(6)), 6, "{dtype}");
             assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));

@@ -1,6 +1,11 @@
-//! What errors have in common: a hint.
+//! What errors have in common: causes, and a hint.
 
-use gpu::Runtime;
+use std::error::Error;
+
+/// An error and its causes, in a line.
+pub fn chain(error: &dyn Error) -> String {
+    std::iter::successors(Some(error), |&error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
 
 /// What a person can do about an error. Printed once, at the edge, after the message.
 pub trait Hint {
@@ -12,14 +17,15 @@ impl Hint for gpu::GpuError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::OutOfMemory { .. } => {
-                "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()
+                "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less"
+                    .into()
             }
-            Self::NoRuntime { runtime: Runtime::Cuda, .. } => {
-                "install NVIDIA's driver, or name `libcuda.so.1` with `GPTOSS_JIT_CUDA`; `--device cpu` needs none".into()
-            }
-            Self::NoRuntime { runtime: Runtime::Hip, .. } => {
-                "install ROCm's HIP runtime, or name `libamdhip64.so` or its folder with `GPTOSS_JIT_HIP`; `--device cpu` needs none".into()
-            }
+            Self::NoRuntime { runtime, .. } => format!(
+                "install {}, or name `{}` or its folder with `{}`; `--device cpu` needs none",
+                runtime.names().package,
+                runtime.names().library,
+                runtime.variable()
+            ),
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
             Self::Nonsense { .. } => {
                 "this runtime may be of a version that nobody tried; name another with `GPTOSS_JIT_HIP`".into()

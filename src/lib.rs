@@ -17,6 +17,7 @@ pub mod git_lfs;
 pub mod graph;
 pub mod harmony;
 pub mod json_entries;
+pub mod new_file;
 pub mod object;
 pub mod pipeline;
 pub mod reference;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::encoding::{Encoding, MXFP4_BLOCK, Part};
+use super::encoding::{Encoding, Part};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
 use super::rearranged::{Order, Piece, Rearranged, Step};
 use super::stored::{Codec, Number, is_bf16};
@@ -221,7 +221,8 @@ impl Taking<'_> {
             panic!("codes and scales apart belong to whole matrices")
         };
         let [codes_part, scales_part] = parts;
-        let codes_shape = [&scales_part.shape[..], &[MXFP4_BLOCK / 2]].concat();
+        let block_len = codes_part.dtype.block_len().expect("codes have scales");
+        let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
         let mut take = |part: Part, suffix: &str, shape: &[usize]| {
             let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
@@ -243,7 +244,7 @@ impl Taking<'_> {
         let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         parts.map(|part| {
-            let step = if part.dtype == Dtype::Mxfp4 { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
+            let step = if part.dtype.block_len().is_some() { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
             let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {

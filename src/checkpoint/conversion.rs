@@ -2,7 +2,6 @@
 
 use half::bf16;
 
-use super::encoding::MXFP4_BLOCK;
 use crate::dtype::Dtype;
 
 /// The numbers of e2m1's 16 codes: a sign, 2 bits of exponent, 1 of mantissa (OCP Microscaling Formats, 5.3.3).
@@ -21,32 +20,32 @@ pub fn mxfp4_numbers(scale: u8) -> [f32; 16] {
 
 /// A row of a tensor.
 #[derive(Clone, Copy)]
-pub(super) enum Row<'a> {
-    /// Little-endian numbers of this type: f32 or bf16.
-    Plain(Dtype, &'a [u8]),
-    /// Codes of MXFP4, two to a byte, in whole blocks, and each block's scale.
-    Mxfp4(&'a [u8], &'a [u8]),
+pub(super) struct Row<'a> {
+    /// f32, bf16, or MXFP4.
+    pub dtype: Dtype,
+    /// Little-endian, as the type has them; of MXFP4 whole blocks.
+    pub numbers: &'a [u8],
+    /// A scale for each block, of a type that has them.
+    pub scales: &'a [u8],
 }
 
 /// Writes a row's numbers in `to`, which is f32 or bf16, little-endian, as many as `out` holds. Gives how many had to
 /// be rounded: to the nearest, of two equally near ones to the even.
 pub(super) fn convert(row: Row, to: Dtype, out: &mut [u8]) -> u64 {
-    match row {
-        Row::Plain(Dtype::F32, bytes) => numbers(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))), to, out),
-        Row::Plain(Dtype::Bf16, bytes) => {
-            numbers(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()), to, out)
-        }
-        Row::Plain(dtype, _) => panic!("no reader gives weights in {dtype}"),
-        Row::Mxfp4(codes, scales) => {
-            let block_bytes = MXFP4_BLOCK * to.size_bits() / 8;
-            let blocks = codes.chunks_exact(MXFP4_BLOCK / 2).zip(scales).zip(out.chunks_mut(block_bytes));
-            for ((codes, scale), out) in blocks {
+    let Row { dtype, numbers: bytes, scales } = row;
+    match (dtype, dtype.block_len()) {
+        (Dtype::F32, _) => numbers(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))), to, out),
+        (Dtype::Bf16, _) => numbers(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()), to, out),
+        (Dtype::Mxfp4, Some(block_len)) => {
+            let codes = bytes.chunks_exact(dtype.len_bytes(block_len));
+            for ((codes, scale), out) in codes.zip(scales).zip(out.chunks_mut(to.len_bytes(block_len))) {
                 let of = mxfp4_numbers(*scale);
                 let pairs = codes.iter().flat_map(|byte| [of[usize::from(byte & 15)], of[usize::from(byte >> 4)]]);
                 numbers(pairs, to, out);
             }
             0
         }
+        _ => panic!("no reader gives weights in {dtype}"),
     }
 }
 
@@ -81,7 +80,8 @@ mod tests {
             .flat_map(|number| number.to_le_bytes())
             .collect();
         let mut out = [0; 12];
-        assert_eq!(convert(Row::Plain(Dtype::F32, &row), Dtype::Bf16, &mut out), 4);
+        let plain = Row { dtype: Dtype::F32, numbers: &row, scales: &[] };
+        assert_eq!(convert(plain, Dtype::Bf16, &mut out), 4);
         let got: Vec<u16> = out.chunks_exact(2).map(|b| u16::from_le_bytes(whole(b))).collect();
         assert_eq!(got, [0x3f80, 0x3f80, 0x3f82, 0x8000, 0x7f80, 0x7fc0]);
     }
@@ -90,7 +90,8 @@ mod tests {
     fn what_fills_the_last_block_of_a_row_is_dropped() {
         let codes: Vec<u8> = [[0x21; 16], [0x43; 16]].concat();
         let mut out = [0; 2 * 35];
-        assert_eq!(convert(Row::Mxfp4(&codes, &[127, 129]), Dtype::Bf16, &mut out), 0);
+        let row = Row { dtype: Dtype::Mxfp4, numbers: &codes, scales: &[127, 129] };
+        assert_eq!(convert(row, Dtype::Bf16, &mut out), 0);
         let got: Vec<f32> = out.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()).collect();
         assert_eq!(got[..4], [0.5, 1.0, 0.5, 1.0]);
         assert_eq!(got[32..], [6.0, 8.0, 6.0]);

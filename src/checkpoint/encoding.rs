@@ -3,13 +3,11 @@
 use super::tensors::{Group, MLP1_WEIGHT, MLP2_WEIGHT};
 use crate::dtype::Dtype;
 
-/// Elements of MXFP4 that share a scale; rows consist of whole blocks.
-pub const MXFP4_BLOCK: usize = 32;
-
-/// Element types of a model's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+/// Element types of a model's weights; by default as the models are released.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Encoding {
     /// The experts' matrices in 4 bits, with a factor for every 32 of a row; everything else bf16
+    #[default]
     Mxfp4,
     /// Everything bf16
     Bf16,
@@ -60,13 +58,12 @@ impl Encoding {
             MLP2_WEIGHT => "mlp.mlp2_scale",
             _ => return whole(self.dense()),
         };
-        if self.experts() != Dtype::Mxfp4 {
-            return whole(self.experts());
-        }
+        let dtype = self.experts();
+        let Some(block_len) = dtype.block_len() else { return whole(dtype) };
         let (inputs, rows) = group.shape.split_last().expect("the experts' matrices have three dimensions");
-        let blocks = inputs.div_ceil(MXFP4_BLOCK);
+        let blocks = inputs.div_ceil(block_len);
         let part = |name, dtype, last| Part { name, dtype, shape: [rows, &[last]].concat() };
-        vec![part(group.name, Dtype::Mxfp4, blocks * MXFP4_BLOCK), part(scale, Dtype::U8, blocks)]
+        vec![part(group.name, dtype, blocks * block_len), part(scale, Dtype::U8, blocks)]
     }
 }
 

@@ -117,7 +117,7 @@ impl<'a> BinFile<'a> {
 /// Where a tensor's rows come from.
 struct Source {
     numbers: Stored,
-    /// Of a tensor in MXFP4.
+    /// Of a type whose numbers share them.
     scales: Option<Stored>,
 }
 
@@ -136,10 +136,8 @@ enum StoredElements {
 impl Source {
     fn of(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
         let numbers = Stored::of(checkpoint.tensor(name))?;
-        let scales = match numbers.dtype {
-            Dtype::Mxfp4 => Some(Stored::of(checkpoint.tensor(&scale_of(name)))?),
-            _ => None,
-        };
+        let has_scales = numbers.dtype.block_len().is_some();
+        let scales = has_scales.then(|| Stored::of(checkpoint.tensor(&scale_of(name)))).transpose()?;
         Ok(Self { numbers, scales })
     }
 
@@ -158,16 +156,14 @@ impl Source {
         let mut out = vec![0; rows.len() * to.len_bytes(row_len)];
         let from = stored.par_chunks_exact(self.numbers.row_bytes());
         let out_rows = out.par_chunks_exact_mut(to.len_bytes(row_len));
+        let row = |numbers, scales| Row { dtype: self.numbers.dtype, numbers, scales };
         let rounded = match &self.scales {
-            None => {
-                let row = |from| Row::Plain(self.numbers.dtype, from);
-                from.zip(out_rows).map(|(from, out)| convert(row(from), to, out)).sum()
-            }
+            None => from.zip(out_rows).map(|(from, out)| convert(row(from, &[]), to, out)).sum(),
             Some(scales) => {
                 let all = scales.rows(rows);
                 let of_rows = all.par_chunks_exact(scales.row_bytes());
                 let rows = from.zip(of_rows).zip(out_rows);
-                rows.map(|((codes, scales), out)| convert(Row::Mxfp4(codes, scales), to, out)).sum()
+                rows.map(|((codes, scales), out)| convert(row(codes, scales), to, out)).sum()
             }
         };
         sink(&out).map(|()| rounded)

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::kernels::show::{KernelArgs, RenderedFor};
 use super::output::Output;
-use super::report::UsageError;
+use super::usage::UsageError;
 use crate::object::cache::{
     Cache, CacheError, Difference, Explanation, Folder, Limits, Listed, PruneOptions, Removed, parse_size,
 };

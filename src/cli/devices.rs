@@ -3,17 +3,17 @@
 //! With `--json`, one object: `schema` (1), `devices`, a list of `device`, `name`, `arch`, `cores` (compute units of a
 //! GPU), `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the
 //! device cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
-//! `cuda`: the same with one `version`.
+//! `cuda`: the same with one `version`. Versions are told of what was opened.
 
+use std::collections::BTreeMap;
 use std::thread;
 
-use gpu::cuda::CudaRuntime;
-use gpu::hip::HipRuntime;
-use gpu::{DeviceFacts, GpuError};
+use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 use serde::Serialize;
 
 use super::output::Output;
-use crate::device::{chain, cuda, hip};
+use crate::device::open_runtime;
+use crate::error::chain;
 use crate::target::Target;
 use crate::units::human_bytes;
 
@@ -34,20 +34,15 @@ struct Listed {
     problem: Option<String>,
 }
 
-/// The HIP runtime, or why there is none.
+/// A runtime, or why there is none.
 #[derive(Debug, Default, Serialize)]
-struct Hip {
+struct Opened {
     library: Option<String>,
-    runtime_version: Option<String>,
-    driver_version: Option<String>,
-    problem: Option<String>,
-}
-
-/// The CUDA driver, or why there is none.
-#[derive(Debug, Default, Serialize)]
-struct Cuda {
-    library: Option<String>,
-    version: Option<String>,
+    /// What it is, for people.
+    #[serde(skip)]
+    description: Option<String>,
+    #[serde(flatten)]
+    versions: BTreeMap<&'static str, String>,
     problem: Option<String>,
 }
 
@@ -56,25 +51,22 @@ struct Cuda {
 /// # Errors
 /// What printing gives.
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
-    let runtime = hip::runtime();
-    let gpus = runtime
-        .iter()
-        .flat_map(|runtime| (0..runtime.n_devices()).map(|i| Listed::gpu(format!("hip:{i}"), runtime.facts(i))));
-    let driver = cuda::runtime();
-    let more = driver
-        .iter()
-        .flat_map(|driver| (0..driver.n_devices()).map(|i| Listed::gpu(format!("cuda:{i}"), driver.facts(i))));
-    let devices: Vec<Listed> = gpus.chain(more).chain([Listed::cpu()]).collect();
-    let (hip, cuda) = (Hip::of(&runtime), Cuda::of(&driver));
+    let opened = Runtime::ALL.map(|runtime| (runtime.names().device, open_runtime(runtime)));
+    let gpus = opened.iter().filter_map(|(name, runtime)| Some((name, runtime.as_ref().ok()?)));
+    let gpus = gpus.flat_map(|(name, runtime)| {
+        (0..runtime.n_devices()).map(move |i| Listed::gpu(format!("{name}:{i}"), runtime.facts(i)))
+    });
+    let devices: Vec<Listed> = gpus.chain([Listed::cpu()]).collect();
+    let runtimes: Vec<(&str, Opened)> = opened.iter().map(|(name, runtime)| (*name, Opened::of(runtime))).collect();
     if output.is_json() {
         #[derive(Serialize)]
         struct Report {
             schema: u32,
             devices: Vec<Listed>,
-            hip: Hip,
-            cuda: Cuda,
+            #[serde(flatten)]
+            runtimes: BTreeMap<&'static str, Opened>,
         }
-        return Ok(output.json(&Report { schema: 1, devices, hip, cuda })?);
+        return Ok(output.json(&Report { schema: 1, devices, runtimes: runtimes.into_iter().collect() })?);
     }
     let rows: Vec<Vec<String>> = devices.iter().map(Listed::cells).collect();
     let headers = ["device", "arch", "cores", "wave", "memory free", "memory", "name"];
@@ -84,8 +76,7 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
             output.note(&format!("{}: {problem}", listed.device));
         }
     }
-    output.note(&hip.text());
-    output.note(&cuda.text());
+    runtimes.iter().for_each(|(_, runtime)| output.note(&runtime.text()));
     Ok(())
 }
 
@@ -135,18 +126,15 @@ impl Listed {
     }
 }
 
-impl Hip {
-    fn of(runtime: &Result<HipRuntime, GpuError>) -> Self {
+impl Opened {
+    fn of(runtime: &Result<Box<dyn GpuRuntime>, GpuError>) -> Self {
         match runtime {
-            Ok(runtime) => {
-                let (runtime_version, driver_version) = runtime.versions();
-                Self {
-                    library: Some(runtime.path().display().to_string()),
-                    runtime_version: Some(runtime_version),
-                    driver_version: Some(driver_version),
-                    problem: (runtime.n_devices() == 0).then(|| "it finds no device".to_owned()),
-                }
-            }
+            Ok(runtime) => Self {
+                library: Some(runtime.path().display().to_string()),
+                description: Some(runtime.describe()),
+                versions: runtime.versions().into_iter().collect(),
+                problem: (runtime.n_devices() == 0).then(|| "it finds no device".to_owned()),
+            },
             // Its cause lists every name that the loader does not know.
             Err(error @ GpuError::NoRuntime { .. }) => Self { problem: Some(error.to_string()), ..Self::default() },
             Err(error) => Self { problem: Some(chain(error)), ..Self::default() },
@@ -154,30 +142,8 @@ impl Hip {
     }
 
     fn text(&self) -> String {
-        let library = self
-            .library
-            .iter()
-            .map(|library| format!("HIP runtime {}: {library}", self.runtime_version.as_deref().unwrap_or("?")));
-        library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
-    }
-}
-
-impl Cuda {
-    fn of(driver: &Result<CudaRuntime, GpuError>) -> Self {
-        match driver {
-            Ok(driver) => Self {
-                library: Some(driver.path().display().to_string()),
-                version: Some(driver.version()),
-                problem: (driver.n_devices() == 0).then(|| "it finds no device".to_owned()),
-            },
-            Err(error @ GpuError::NoRuntime { .. }) => Self { problem: Some(error.to_string()), ..Self::default() },
-            Err(error) => Self { problem: Some(chain(error)), ..Self::default() },
-        }
-    }
-
-    fn text(&self) -> String {
-        let library = self.library.iter().zip(&self.version);
-        let library = library.map(|(library, version)| format!("CUDA driver for {version}: {library}"));
+        let library = self.description.iter().zip(&self.library);
+        let library = library.map(|(description, library)| format!("{description}: {library}"));
         library.chain(self.problem.clone()).collect::<Vec<_>>().join(", ")
     }
 }

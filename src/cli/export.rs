@@ -13,13 +13,13 @@ use sha2::{Digest, Sha256};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::model::ModelArgs;
-use super::new_file::{NewFile, NoSpace};
 use super::output::Output;
-use super::report::UsageError;
+use super::usage::UsageError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::export::BinFile;
 use crate::dtype::Dtype;
 use crate::error::Hint;
+use crate::new_file::{NewFile, NoSpace};
 use crate::units::human_bytes;
 
 /// Writes any checkpoint as a `.bin` file: f32 or bf16, MXFP4 written out.
@@ -184,7 +184,7 @@ fn export(bin: &BinFile, args: &Args, output: &Output) -> Result<Exported, Expor
         bar.inc(chunk.len() as u64);
         written.map_err(ExportError::Io)
     })?;
-    new.file().sync_all()?;
+    new.file().sync_all()?; // so that what `--verify` reads is what the disk has
     bar.finish_and_clear();
     let sha256 = hex(&hasher.finalize());
     if args.verify {

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::output_file::OutputFile;
-use super::report::UsageError;
+use super::usage::UsageError;
 use crate::engine::Sizes;
 use crate::graph::plan::Written;
 

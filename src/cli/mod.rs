@@ -19,7 +19,6 @@ mod logits;
 mod man;
 mod model;
 mod model_problems;
-mod new_file;
 pub mod output;
 mod output_file;
 mod report;
@@ -29,6 +28,7 @@ mod source;
 mod tokenize;
 mod tokenizer;
 mod tune;
+mod usage;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

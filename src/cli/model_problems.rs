@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::checkpoint::encoding::Encoding;
 use crate::config::{ModelConfig, NamedShape};
 use crate::dtype::Dtype;
 use crate::graph::cover::runs;
@@ -24,7 +25,7 @@ pub struct InModel {
 }
 
 /// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without.
-/// Weights are of the precision's type; experts in MXFP4 at bf16, as the models are released.
+/// Weights are of the precision's type; at bf16 all is encoded as the models are released.
 ///
 /// - `fusions`: the runs of ops that one kernel may do
 ///
@@ -38,15 +39,16 @@ pub fn of(
     fusions: &[Arc<Signature>],
 ) -> anyhow::Result<Vec<InModel>> {
     let config = shape.config(Some(2));
-    let (dtype, expert_dtype) = match precision {
-        Precision::F32 => (Dtype::F32, Dtype::F32),
-        Precision::Bf16 => (Dtype::Bf16, Dtype::Mxfp4),
+    let encoding = match precision {
+        Precision::F32 => Encoding::F32,
+        Precision::Bf16 => Encoding::default(),
     };
+    let dtype = encoding.dense();
     let kv = KvLayout::new(&config, &request(&config, dtype, target.has_matrix_layout()))?;
     let options = ForwardOptions {
         precision,
         weight_dtype: dtype,
-        expert_dtype,
+        expert_dtype: encoding.experts(),
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         takes_tokens: target.is_gpu(),

@@ -1,15 +1,16 @@
 //! A file that a command leaves: whole, or not at all.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use tempfile::NamedTempFile;
 
-/// What is written lies beside its place until it is whole, and is gone if that never happens. Where a pipe or a device
-/// is in that place, it is written to and stays.
+use crate::new_file::NewFile;
+
+/// What is written appears when it is whole. Where a pipe or a device is in that place, it is written to and stays; and
+/// so is a file that may be written but not replaced, because of its folder: if that writing fails, what the file held
+/// is lost.
 pub(super) struct OutputFile {
     path: PathBuf,
     contents: &'static str,
@@ -17,37 +18,47 @@ pub(super) struct OutputFile {
 }
 
 enum Place {
-    Beside(NamedTempFile),
+    New(NewFile),
     There(File),
 }
 
 impl OutputFile {
-    /// Opens it before the work that gives its contents: whoever cannot write should not have to wait for that.
+    /// Opens it before the work that gives its contents: whoever cannot write should not have to wait for that. What is
+    /// there is as it was until [`OutputFile::fill`].
     ///
     /// - `contents`: what it will hold, for messages
     ///
     /// # Errors
     /// If there is no such folder, or nothing can be written there.
     pub fn create(path: &Path, contents: &'static str) -> anyhow::Result<Self> {
-        // A link stays a link, and what it points to is replaced.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let place = open(&path).with_context(|| could_not_write(contents, &path))?;
-        Ok(Self { path, contents, place })
+        let place = open(path).with_context(|| could_not_write(contents, path))?;
+        Ok(Self { path: path.to_path_buf(), contents, place })
     }
 
     /// Writes it and puts it in its place.
     ///
+    /// - `write`: called again where the system tells only in the end that the file there cannot be replaced
+    ///
     /// # Errors
     /// What `write` gives, or the system.
-    pub fn fill(self, write: impl FnOnce(&mut File) -> io::Result<()>) -> anyhow::Result<()> {
+    pub fn fill(self, write: impl Fn(&mut File) -> io::Result<()>) -> anyhow::Result<()> {
         let Self { path, contents, place } = self;
-        let filled = match place {
-            Place::There(mut file) => write(&mut file),
-            Place::Beside(mut file) => {
-                write(file.as_file_mut()).and_then(|()| file.persist(&path).map(drop).map_err(io::Error::from))
+        let mut file = match place {
+            Place::There(file) => file,
+            Place::New(mut new) => {
+                let error = match write(new.file()).and_then(|()| new.publish()) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
+                };
+                instead_of_replacing(&path, error).with_context(|| could_not_write(contents, &path))?
             }
         };
-        filled.with_context(|| could_not_write(contents, &path))
+        let is_file = file.metadata().is_ok_and(|found| found.is_file());
+        let emptied = if is_file { file.set_len(0) } else { Ok(()) };
+        emptied.and_then(|()| write(&mut file)).with_context(|| {
+            let lost = if is_file { ", and what it held is lost: its folder lets nobody replace it" } else { "" };
+            could_not_write(contents, &path) + lost
+        })
     }
 }
 
@@ -56,17 +67,23 @@ fn could_not_write(contents: &str, path: &Path) -> String {
 }
 
 fn open(path: &Path) -> io::Result<Place> {
-    match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        Ok(found) if !found.is_file() => Ok(Place::There(File::options().write(true).open(path)?)),
-        _ => Ok(Place::Beside(beside(path)?)),
+    if fs::metadata(path).is_ok_and(|found| !found.is_dir() && !found.is_file()) {
+        return Ok(Place::There(File::options().write(true).open(path)?));
     }
+    NewFile::create(path).map(Place::New).or_else(|error| instead_of_replacing(path, error).map(Place::There))
 }
 
-/// A file in the same folder, for those that the umask allows: others may read what a command writes.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)
+/// The file that is there, to be written over: where its folder cannot be written, where that is sticky and the file
+/// somebody else's, or where the file is mounted.
+///
+/// # Errors
+/// `error`, if that says anything else, or the file cannot be written either.
+fn instead_of_replacing(path: &Path, error: io::Error) -> io::Result<File> {
+    use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, ResourceBusy};
+    if !matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem | ResourceBusy) {
+        return Err(error);
+    }
+    File::options().write(true).open(path).map_err(|_| error)
 }
 
 #[cfg(test)]
@@ -98,12 +115,26 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_the_mode_that_new_files_have() {
+    fn a_file_that_cannot_be_replaced_is_written_over() {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let mode = |name: &str| fs::metadata(folder.path().join(name)).expect("there").permissions().mode();
-        fs::write(folder.path().join("usual"), "").expect("written");
-        written(&folder.path().join("ours"), "");
-        assert_eq!(mode("ours"), mode("usual"));
+        let path = folder.path().join("out");
+        fs::write(&path, "longer than what comes").expect("written");
+        let opened = || {
+            let file = instead_of_replacing(&path, io::ErrorKind::ReadOnlyFilesystem.into()).expect("opened");
+            OutputFile { path: path.clone(), contents: "words", place: Place::There(file) }
+        };
+        let unused = opened();
+        assert_eq!(fs::read_to_string(&path).expect("there"), "longer than what comes", "as it was until it is filled");
+        unused.fill(|file| file.write_all(b"new")).expect("in place");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "new");
+
+        let error = opened().fill(|_| Err(io::ErrorKind::StorageFull.into())).expect_err("full").to_string();
+        assert!(error.ends_with("/out`, and what it held is lost: its folder lets nobody replace it"), "{error}");
+        // A full disk is no reason to empty a file.
+        assert!(instead_of_replacing(&path, io::ErrorKind::StorageFull.into()).is_err());
+        fs::remove_file(&path).expect("removed");
+        let error = instead_of_replacing(&path, io::ErrorKind::PermissionDenied.into()).expect_err("nothing is there");
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "what was wrong first");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::export::ExportError;
 use super::hub::NotInHub;
 use super::output::Output;
 use super::run::getp::NoCount;
+use super::usage::UsageError;
 use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
 use crate::device::DeviceError;
@@ -47,11 +48,6 @@ pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode
     }
     if error.chain().any(|cause| cause.is::<UsageError>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
-
-/// Flags that parse one by one and make no sense together.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct UsageError(pub String);
 
 /// The hint of an error of ours. Every error type that has hints is listed here.
 pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {

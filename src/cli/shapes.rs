@@ -16,7 +16,7 @@ pub struct ShapeArgs {
     layers: Option<u32>,
 
     /// How the random weights are encoded
-    #[arg(long, requires = "shape", value_enum, default_value_t = Encoding::Mxfp4)]
+    #[arg(long, requires = "shape", value_enum, default_value_t = Encoding::default())]
     weights: Encoding,
 }
 

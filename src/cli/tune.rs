@@ -15,8 +15,8 @@ use gpu::Driver;
 
 use super::model::CompileProgress;
 use super::output::Output;
-use super::report::UsageError;
 use super::source::SourceArgs;
+use super::usage::UsageError;
 use crate::choice::{Choice, Why};
 use crate::config::NamedShape;
 use crate::device::{self, Device};
@@ -139,7 +139,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let (library, tables) = (args.source.library()?, args.source.tables()?);
     let (target, driver) = args.open(&tables)?;
     if target.is_simulated {
-        return Err(UsageError("the simulator says nothing of speed: `--device cuda`, `hip` or `cpu`".into()).into());
+        return Err(UsageError("the simulator says nothing of speed: `--device` names a GPU, or `cpu`".into()).into());
     }
     let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
     let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);

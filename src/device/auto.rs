@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
-use gpu::{Driver, GpuError};
+use gpu::{DeviceFacts, Driver, GpuError, Runtime};
 
-use super::{Device, DeviceError, chain, cuda, hip};
+use super::{Device, DeviceError, open_runtime};
+use crate::error::chain;
 use crate::target::Target;
 use crate::tuning::TuningTables;
 use crate::units::human_bytes;
@@ -38,7 +39,7 @@ pub struct Choice {
 /// Looks at all GPUs, for a model whose weights take so many bytes.
 pub fn choose(tables: &TuningTables, model_bytes: usize) -> Choice {
     let (mut gpus, mut problems) = (Vec::new(), Vec::new());
-    for found in hip_gpus(tables).into_iter().chain(cuda_gpus(tables)) {
+    for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables)) {
         match found {
             Ok(gpu) => gpus.push(gpu),
             Err(problem) => problems.push(problem),
@@ -119,63 +120,41 @@ impl Choice {
     }
 }
 
-/// The AMD GPUs, or what is wrong with them. No runtime is no problem.
-fn hip_gpus(tables: &TuningTables) -> Vec<Result<Gpu, String>> {
-    let runtime = match hip::runtime() {
-        Ok(runtime) => runtime,
-        Err(error) => return no_runtime("hip", &error),
+/// The GPUs of a runtime, or what is wrong with them. No runtime is no problem.
+fn gpus_of(runtime: Runtime, tables: &TuningTables) -> Vec<Result<Gpu, String>> {
+    let name = runtime.names().device;
+    let opened = match open_runtime(runtime) {
+        Ok(opened) => opened,
+        Err(GpuError::NoRuntime { .. }) => return Vec::new(),
+        Err(error) => return vec![Err(format!("{name} is not used: {}", chain(&error)))],
     };
     let gpu = |ordinal| {
-        let facts = runtime.facts(ordinal).map_err(|error| chain(&error))?;
-        let device = Device::Hip { ordinal, arch: None };
-        let name = format!("{}, {}", facts.name, facts.arch);
-        Gpu::new(device, &name, &facts.arch, facts.compute_units, facts.free_bytes, tables)
+        let facts = opened.facts(ordinal).map_err(|error| chain(&error))?;
+        Gpu::new(Device::Gpu { runtime, ordinal, arch: None }, &facts, tables)
     };
-    (0..runtime.n_devices()).map(|i| gpu(i).map_err(|why| format!("hip:{i} is not used: {why}"))).collect()
-}
-
-/// The NVIDIA GPUs, as above.
-fn cuda_gpus(tables: &TuningTables) -> Vec<Result<Gpu, String>> {
-    let runtime = match cuda::runtime() {
-        Ok(runtime) => runtime,
-        Err(error) => return no_runtime("cuda", &error),
-    };
-    let gpu = |ordinal| {
-        let facts = runtime.facts(ordinal).map_err(|error| chain(&error))?;
-        let name = format!("{}, {}", facts.name, facts.arch);
-        Gpu::new(Device::Cuda(ordinal), &name, &facts.arch, facts.compute_units, facts.free_bytes, tables)
-    };
-    (0..runtime.n_devices()).map(|i| gpu(i).map_err(|why| format!("cuda:{i} is not used: {why}"))).collect()
-}
-
-fn no_runtime(name: &str, error: &GpuError) -> Vec<Result<Gpu, String>> {
-    match error {
-        GpuError::NoRuntime { .. } => Vec::new(),
-        error => vec![Err(format!("{name} is not used: {}", chain(error)))],
-    }
+    (0..opened.n_devices()).map(|i| gpu(i).map_err(|why| format!("{name}:{i} is not used: {why}"))).collect()
 }
 
 impl Gpu {
     /// What the tables know about it, if they know enough to run on it.
-    fn new(
-        device: Device,
-        name: &str,
-        arch: &str,
-        compute_units: usize,
-        free_bytes: usize,
-        tables: &TuningTables,
-    ) -> Result<Self, String> {
-        let facts = match tables.facts(arch) {
-            Some(facts) => Some(facts),
+    fn new(device: Device, found: &DeviceFacts, tables: &TuningTables) -> Result<Self, String> {
+        let DeviceFacts { name, arch, compute_units, free_bytes, .. } = found;
+        let known = match tables.facts(arch) {
+            Some(known) => Some(known),
             None => {
                 let (target, _) = Target::gpu_or_similar(arch).map_err(|error| error.to_string())?;
                 target.like.as_deref().and_then(|like| tables.facts(like))
             }
         };
-        let product = facts.and_then(|facts| facts.product.as_ref());
+        let product = known.and_then(|known| known.product.as_ref());
         let rate = product.map(|product| f64::from(product.matrix_flop_per_cycle) * f64::from(product.clock_mhz));
-        let free = human_bytes(free_bytes as u64);
-        let description = format!("{device} ({name}, {compute_units} CUs, {free} free)");
-        Ok(Self { device, description, compute_units, rate: rate.filter(|rate| *rate > 0.0), free_bytes })
+        let free = human_bytes(*free_bytes as u64);
+        Ok(Self {
+            description: format!("{device} ({name}, {arch}, {compute_units} CUs, {free} free)"),
+            device,
+            compute_units: *compute_units,
+            rate: rate.filter(|rate| *rate > 0.0),
+            free_bytes: *free_bytes,
+        })
     }
 }

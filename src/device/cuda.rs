@@ -1,13 +1,11 @@
 //! The CUDA driver and its devices, as `--device` names them.
 
-use std::env;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use gpu::GpuError;
 use gpu::cuda::{CudaDriver, CudaRuntime};
+use gpu::{GpuError, Runtime};
 
-use super::{DeviceError, Ready, target_of};
+use super::{DeviceError, Ready, named_by, target_of};
 use crate::tuning::TuningTables;
 
 /// Opens the driver: `$GPTOSS_JIT_CUDA` (the library or its folder), else where the loader looks.
@@ -15,8 +13,7 @@ use crate::tuning::TuningTables;
 /// # Errors
 /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
 pub fn runtime() -> Result<CudaRuntime, GpuError> {
-    let path = env::var_os("GPTOSS_JIT_CUDA").filter(|value| !value.is_empty()).map(PathBuf::from);
-    CudaRuntime::open(path.as_deref())
+    CudaRuntime::open(named_by(&Runtime::Cuda.variable()).as_deref())
 }
 
 /// A device, and the target that its kernels are compiled for.

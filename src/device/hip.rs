@@ -1,13 +1,12 @@
 //! The HIP runtime and its devices, as `--device` names them.
 
 use std::env;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use gpu::hip::{HipDriver, HipRuntime};
-use gpu::{DeviceFacts, GpuError};
+use gpu::{DeviceFacts, GpuError, Runtime};
 
-use super::{DeviceError, Ready, target_of};
+use super::{DeviceError, Ready, named_by, target_of};
 use crate::target::{Target, TargetError};
 use crate::tuning::TuningTables;
 
@@ -20,8 +19,7 @@ const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 /// # Errors
 /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
 pub fn runtime() -> Result<HipRuntime, GpuError> {
-    let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    HipRuntime::open(path("GPTOSS_JIT_HIP").as_deref(), path("ROCM_PATH").as_deref())
+    HipRuntime::open(named_by(&Runtime::Hip.variable()).as_deref(), named_by("ROCM_PATH").as_deref())
 }
 
 /// A device, and the target that its kernels are compiled for: what the device says it is, or `arch` where the user

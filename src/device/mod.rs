@@ -4,7 +4,8 @@ pub mod auto;
 pub mod cuda;
 pub mod hip;
 
-use std::error::Error;
+use std::env;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::Hint;
@@ -12,7 +13,7 @@ use crate::target::{Platform, Target, TargetError};
 use crate::tuning::TuningTables;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
-use gpu::{DeviceFacts, Driver, GpuError};
+use gpu::{DeviceFacts, Driver, GpuError, GpuRuntime, Runtime};
 
 /// A device that was asked for by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,15 +22,15 @@ pub enum Device {
     Auto,
     /// This machine's cores.
     Cpu,
-    /// An AMD GPU, by the HIP runtime's number.
-    Hip {
+    /// A GPU, by its runtime's number.
+    Gpu {
+        /// Whose.
+        runtime: Runtime,
         /// From 0.
         ordinal: usize,
-        /// What to compile for, if not for what the device says it is.
+        /// What to compile for, if not for what the device says it is; of AMD's alone.
         arch: Option<String>,
     },
-    /// An NVIDIA GPU, by the CUDA driver's number, from 0.
-    Cuda(usize),
     /// A GPU of this arch, executed by this machine's cores.
     Sim(String),
 }
@@ -84,9 +85,10 @@ impl std::fmt::Display for Device {
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Cpu => f.write_str("cpu"),
-            Self::Hip { ordinal, arch: None } => write!(f, "hip:{ordinal}"),
-            Self::Hip { ordinal, arch: Some(arch) } => write!(f, "hip:{ordinal}@{arch}"),
-            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Gpu { runtime, ordinal, arch } => {
+                write!(f, "{}:{ordinal}", runtime.names().device)?;
+                arch.iter().try_for_each(|arch| write!(f, "@{arch}"))
+            }
             Self::Sim(arch) => write!(f, "sim:{arch}"),
         }
     }
@@ -99,31 +101,23 @@ impl std::str::FromStr for Device {
         match name.split_once(':') {
             None if name == "auto" => Ok(Self::Auto),
             None if name == "cpu" => Ok(Self::Cpu),
-            _ if name == "hip" || name.starts_with("hip:") || name.starts_with("hip@") => Self::hip(name),
-            None if name == "cuda" => Ok(Self::Cuda(0)),
-            Some(("cuda", number)) => number.parse().map(Self::Cuda).map_err(|_| unknown(name)),
             Some(("sim", arch)) if !arch.is_empty() => Ok(Self::Sim(arch.to_owned())),
-            _ => Err(unknown(name)),
+            _ => Self::gpu(name).ok_or_else(|| UnknownName { name: name.to_owned() }),
         }
     }
 }
 
-fn unknown(name: &str) -> UnknownName {
-    UnknownName { name: name.to_owned() }
-}
-
 impl Device {
-    /// `hip`, `hip:1`, `hip:0@gfx11-generic`.
-    fn hip(name: &str) -> Result<Self, UnknownName> {
+    /// `cuda`, `hip:1`, `hip:0@gfx11-generic`.
+    fn gpu(name: &str) -> Option<Self> {
         let (device, arch) = name.split_once('@').map_or((name, None), |(device, arch)| (device, Some(arch)));
-        let ordinal = match device.split_once(':') {
-            None => Some(0),
-            Some((_, number)) => number.parse().ok(),
-        };
-        match ordinal {
-            Some(ordinal) if arch != Some("") => Ok(Self::Hip { ordinal, arch: arch.map(str::to_owned) }),
-            _ => Err(unknown(name)),
+        let (runtime, number) = device.split_once(':').unwrap_or((device, "0"));
+        let runtime = Runtime::ALL.into_iter().find(|known| known.names().device == runtime)?;
+        let takes_arch = runtime == Runtime::Hip;
+        if arch.is_some_and(|arch| arch.is_empty() || !takes_arch) {
+            return None;
         }
+        Some(Self::Gpu { runtime, ordinal: number.parse().ok()?, arch: arch.map(str::to_owned) })
     }
 
     /// Opens the device, with `n_threads` threads where it is made of this machine's cores (0: one for each).
@@ -136,9 +130,9 @@ impl Device {
                 let auto::Opened { target, driver, .. } = auto::choose(tables, 0).open(tables, n_threads)?;
                 Ok((target, driver))
             }
-            Self::Cuda(ordinal) => cuda::open(*ordinal, tables),
             Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
-            Self::Hip { ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
+            Self::Gpu { runtime: Runtime::Hip, ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
+            Self::Gpu { runtime: Runtime::Cuda, ordinal, .. } => cuda::open(*ordinal, tables),
             Self::Sim(arch) => {
                 let target = tables.gpu(arch)?.simulated();
                 let driver = SimDriver::new(arch, target.wave_size, n_threads)?;
@@ -148,15 +142,33 @@ impl Device {
     }
 }
 
+/// Opens a runtime, as the environment says where it is.
+///
+/// # Errors
+/// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
+pub fn open_runtime(runtime: Runtime) -> Result<Box<dyn GpuRuntime>, GpuError> {
+    Ok(match runtime {
+        Runtime::Hip => Box::new(hip::runtime()?),
+        Runtime::Cuda => Box::new(cuda::runtime()?),
+    })
+}
+
+/// The path in an environment variable, if there is any.
+fn named_by(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 /// The first GPU of this arch.
 ///
 /// # Errors
 /// If there is none, or nothing is known about the arch.
 pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<Ready, DeviceError> {
     tables.gpu(arch)?;
-    let hip = hip::runtime().map_or(0, |runtime| runtime.n_devices());
-    let cuda = cuda::runtime().map_or(0, |runtime| runtime.n_devices());
-    let devices = (0..hip).map(|ordinal| Device::Hip { ordinal, arch: None }).chain((0..cuda).map(Device::Cuda));
+    let of_runtime = |runtime| {
+        let n_devices = open_runtime(runtime).map_or(0, |opened| opened.n_devices());
+        (0..n_devices).map(move |ordinal| Device::Gpu { runtime, ordinal, arch: None })
+    };
+    let devices = Runtime::ALL.into_iter().flat_map(of_runtime);
     let mut found = Vec::new();
     for device in devices {
         let (target, driver) = device.open(tables, 0)?;
@@ -205,24 +217,23 @@ pub fn stand_in(target: &Target) -> Result<Option<Ready>, GpuError> {
     }
 }
 
-/// An error and its causes.
-pub fn chain(error: &dyn Error) -> String {
-    std::iter::successors(Some(error), |&error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn devices_are_named_with_a_number_and_an_arch() {
-        let hip = |ordinal, arch: Option<&str>| Device::Hip { ordinal, arch: arch.map(str::to_owned) };
+        let gpu = |runtime, ordinal, arch: Option<&str>| {
+            let arch = arch.map(str::to_owned);
+            Device::Gpu { runtime, ordinal, arch }
+        };
+        let hip = |ordinal, arch| gpu(Runtime::Hip, ordinal, arch);
         for (name, expected) in [
             ("auto", Device::Auto),
             ("cpu", Device::Cpu),
             ("sim:gfx942", Device::Sim("gfx942".into())),
-            ("cuda", Device::Cuda(0)),
-            ("cuda:3", Device::Cuda(3)),
+            ("cuda", gpu(Runtime::Cuda, 0, None)),
+            ("cuda:3", gpu(Runtime::Cuda, 3, None)),
             ("hip", hip(0, None)),
             ("hip:2", hip(2, None)),
             ("hip@gfx1100", hip(0, Some("gfx1100"))),
@@ -231,7 +242,9 @@ mod tests {
             assert_eq!(name.parse::<Device>().unwrap(), expected, "{name}");
             assert_eq!(expected.to_string().parse::<Device>().unwrap(), expected, "{name}");
         }
-        for name in ["", "gpu", "cuda:", "cuda:x", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"] {
+        for name in
+            ["", "gpu", "cuda:", "cuda:x", "cuda@sm_90", "sim", "sim:", "hip:", "hip:x", "hip:0@", "hip:-1", "hipster"]
+        {
             let error = name.parse::<Device>().unwrap_err().to_string();
             assert!(error.contains("expected one of auto, cpu, hip"), "{name}: {error}");
         }

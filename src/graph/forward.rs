@@ -245,7 +245,7 @@ impl Forward<'_> {
     /// One of the two projections of all experts, with its weights and what says which rows are whose.
     fn experts(&mut self, label: &str, op: &str, x: TensorId, routing: &Routing) -> NodeBuilder<'_> {
         let weight = self.graph.weight(format!("{label}_weight"), self.options.expert_dtype);
-        let scale = self.mxfp4_scale(&format!("{label}_scale"));
+        let scale = self.block_scale(&format!("{label}_scale"));
         let bias = self.weight(&format!("{label}_bias"));
         self.graph
             .node(label, op)
@@ -363,8 +363,8 @@ impl Forward<'_> {
     }
 
     /// The factors of the experts' blocks, where their numbers have some.
-    fn mxfp4_scale(&mut self, name: &str) -> Option<TensorId> {
-        (self.options.expert_dtype == Dtype::Mxfp4).then(|| self.graph.weight(name.to_string(), Dtype::U8))
+    fn block_scale(&mut self, name: &str) -> Option<TensorId> {
+        self.options.expert_dtype.block_len().map(|_| self.graph.weight(name.to_string(), Dtype::U8))
     }
 
     /// Block table, keys and values of a layer.

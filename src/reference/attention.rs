@@ -1,7 +1,8 @@
 //! Reference of `attention`, and where positions are in the cache.
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 /// Where heads are in a row of qkv and positions are in the cache.

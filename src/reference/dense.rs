@@ -1,7 +1,8 @@
 //! References of `embedding`, `rmsnorm` and `linear`.
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 pub(super) fn embedding_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {

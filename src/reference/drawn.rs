@@ -5,13 +5,12 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use super::Tensor;
 use super::random::{Random, word};
-use super::tensor::e2m1;
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
-/// Different values that the elements have; a word of random bits chooses four of them.
-const N_VALUES: usize = 1 << 16;
+/// Random bits that choose a normal number among as many as they can tell apart.
+const NORMAL_BITS: usize = 16;
 
 /// Elements that one thread makes at a time; a multiple of those that a word gives.
 const CHUNK: usize = 1 << 16;
@@ -22,22 +21,26 @@ pub(super) struct Drawn {
     dtype: Dtype,
     seed: u64,
     len: usize,
-    /// What a word's 16 bits stand for; empty where elements are the bits themselves.
+    /// What the bits of an element stand for, for each of their values.
     table: Vec<f64>,
+    /// Whether those bits are the element, as it lies in memory.
+    is_code: bool,
     values: OnceLock<Vec<f64>>,
 }
 
 impl Drawn {
     /// Numbers of a table of normal ones, of this deviation, rounded to the type.
     pub fn normals(dtype: Dtype, len: usize, scale: f64, random: &mut Random) -> Self {
-        let table = (0..N_VALUES).map(|_| scale * random.normal()).collect();
+        let table = (0..1 << NORMAL_BITS).map(|_| scale * random.normal()).collect();
         let table = Tensor::rounded(dtype, table).values().to_vec();
-        Self { dtype, seed: random.bits(), len, table, values: OnceLock::new() }
+        Self { dtype, seed: random.bits(), len, table, is_code: false, values: OnceLock::new() }
     }
 
-    /// All codes of MXFP4 alike.
-    pub fn codes(len: usize, random: &mut Random) -> Self {
-        Self { dtype: Dtype::Mxfp4, seed: random.bits(), len, table: Vec::new(), values: OnceLock::new() }
+    /// All codes alike of a type of at most a byte.
+    pub fn codes(dtype: Dtype, len: usize, random: &mut Random) -> Self {
+        let of_code = |code: u8| Tensor::from_bytes(dtype, &[code]).values()[0]; // the first, if a byte holds several
+        let table = (0..1_u16 << dtype.size_bits()).map(|code| of_code(code as u8)).collect();
+        Self { dtype, seed: random.bits(), len, table, is_code: true, values: OnceLock::new() }
     }
 
     pub fn dtype(&self) -> Dtype {
@@ -50,10 +53,9 @@ impl Drawn {
 
     /// One element.
     pub fn value(&self, i: usize) -> f64 {
-        if self.table.is_empty() {
-            return e2m1((word(self.seed, i / 16) >> (4 * (i % 16))) as u8 & 15);
-        }
-        self.table[usize::from((word(self.seed, i / 4) >> (16 * (i % 4))) as u16)]
+        let bits = if self.is_code { self.dtype.size_bits() } else { NORMAL_BITS };
+        let per_word = 64 / bits;
+        self.table[(word(self.seed, i / per_word) >> (bits * (i % per_word))) as usize & ((1 << bits) - 1)]
     }
 
     /// All elements; made once.
@@ -64,7 +66,7 @@ impl Drawn {
     /// All elements as they lie in memory.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.dtype.len_bytes(self.len)];
-        if self.table.is_empty() {
+        if self.is_code {
             bytes.par_chunks_mut(8).enumerate().for_each(|(i, bytes)| {
                 bytes.copy_from_slice(&word(self.seed, i).to_le_bytes()[..bytes.len()]);
             });
@@ -96,7 +98,8 @@ mod tests {
         for drawn in [
             Drawn::normals(Dtype::Bf16, len, 0.5, &mut random),
             Drawn::normals(Dtype::F32, len, 2.0, &mut random),
-            Drawn::codes(len + 11, &mut random),
+            Drawn::codes(Dtype::Mxfp4, len + 11, &mut random),
+            Drawn::codes(Dtype::U8, len, &mut random),
         ] {
             let read = Tensor::from_bytes(drawn.dtype(), &drawn.to_bytes());
             assert_eq!(read.values(), drawn.values());

@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::dense::dot;
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -108,9 +109,6 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     Ok(inputs)
 }
 
-/// Elements of MXFP4 that share a scale.
-const MX_BLOCK: usize = 32;
-
 /// Scales of MXFP4 that [`WIDE_SCALES`] has rows around: 2^-55 to 2^85. Sums of what is larger, and its squares, leave
 /// f32; what is smaller is lost beside the bias.
 const WIDEST_SCALES: std::ops::Range<usize> = 72..213;
@@ -140,10 +138,10 @@ fn weight_inputs(
     random: &mut Random,
 ) -> Result<Tensors, ReferenceError> {
     let dtype = case.dtype("weight")?;
-    if dtype != Dtype::Mxfp4 {
+    let Some(block_len) = dtype.block_len() else {
         return Ok(named([("weight", random.normals(dtype, n_rows * k, size))]));
-    }
-    let n_blocks = n_rows * k.div_ceil(MX_BLOCK);
+    };
+    let n_blocks = n_rows * k.div_ceil(block_len);
     // All codes alike have a root mean square of 2.9, and scales spread so one of 2.1 times the middle.
     let middle = (size / 6.0).log2().round();
     let is_wide = case.inputs.as_deref() == Some(WIDE_SCALES);
@@ -153,22 +151,20 @@ fn weight_inputs(
             true => (WIDEST_SCALES.start + random.below(WIDEST_SCALES.len())) as f64,
             false => 127.0 + middle,
         };
-        scale.extend((0..k.div_ceil(MX_BLOCK)).map(|_| middle + random.below(5) as f64 - 2.0));
+        scale.extend((0..k.div_ceil(block_len)).map(|_| middle + random.below(5) as f64 - 2.0));
     }
-    let codes = random.codes(n_blocks * MX_BLOCK);
+    let codes = random.codes(dtype, n_blocks * block_len);
     Ok(named([("weight", codes), ("scale", Tensor::rounded(Dtype::U8, scale))]))
 }
 
 /// `weight` as rows of `k` numbers, whatever it is stored as.
 fn weight_rows<'a>(inputs: &'a Tensors, k: usize) -> Result<Cow<'a, [f64]>, ReferenceError> {
     let weight = tensor(inputs, "weight")?;
-    if weight.dtype() != Dtype::Mxfp4 {
-        return Ok(Cow::Borrowed(weight.values()));
-    }
+    let Some(block_len) = weight.dtype().block_len() else { return Ok(Cow::Borrowed(weight.values())) };
     let scale = tensor(inputs, "scale")?.values();
-    let blocks = weight.values().chunks(MX_BLOCK).zip(scale);
+    let blocks = weight.values().chunks(block_len).zip(scale);
     let scaled = blocks.flat_map(|(block, &scale)| block.iter().map(move |value| value * power_of_two(scale)));
-    let row_len = k.next_multiple_of(MX_BLOCK);
+    let row_len = k.next_multiple_of(block_len);
     Ok(scaled.enumerate().filter(|(i, _)| i % row_len < k).map(|(_, value)| value).collect())
 }
 

@@ -1,8 +1,8 @@
 //! References of the `peak_*` ops, which `bench` measures the machine's limits with, and of `fill_lds`.
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::dense::dot;
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use crate::dtype::Dtype;
 
 pub(super) fn multiply_add_inputs(_: &Case, _: &mut Random) -> Result<Tensors, ReferenceError> {

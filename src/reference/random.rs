@@ -1,7 +1,7 @@
 //! Random numbers for test inputs: the same on every machine for the same seed.
 
-use super::Tensor;
 use super::drawn::Drawn;
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 /// From so many elements on they are drawn when they are asked for.
@@ -48,13 +48,13 @@ impl Random {
         Tensor::rounded(dtype, (0..len).map(|_| scale * self.normal()).collect())
     }
 
-    /// Codes of MXFP4, all alike; an even number of them.
-    pub fn codes(&mut self, len: usize) -> Tensor {
+    /// All codes of a small type alike; a number of them that fills whole bytes.
+    pub fn codes(&mut self, dtype: Dtype, len: usize) -> Tensor {
         if len >= MANY {
-            return Tensor::drawn(Drawn::codes(len, self));
+            return Tensor::drawn(Drawn::codes(dtype, len, self));
         }
-        let bytes: Vec<u8> = (0..len / 2).map(|_| self.below(256) as u8).collect();
-        Tensor::from_bytes(Dtype::Mxfp4, &bytes)
+        let bytes: Vec<u8> = (0..dtype.len_bytes(len)).map(|_| self.below(256) as u8).collect();
+        Tensor::from_bytes(dtype, &bytes)
     }
 
     /// Whole numbers below `end`. The first two are the ends of the range.

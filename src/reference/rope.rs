@@ -1,8 +1,9 @@
 //! References of `rope_angles` and `rope_kv`.
 
 use super::attention::{Layout, chunk, last_positions};
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, named, only, tensor};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 pub(super) fn rope_angles_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {

@@ -4,8 +4,9 @@
 //! such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose coin,
 //! top_p or cutoff comes within a margin of an edge is made again.
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensor, Tensors, falling, named, only, tensor};
+use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 /// How far from every edge a draw stays: ten times what sequential f32 sums of a few thousand probabilities are off by.

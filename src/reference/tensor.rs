@@ -161,7 +161,7 @@ impl Tensor {
 const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// The value of four bits: the sign, then the code.
-pub(super) fn e2m1(bits: u8) -> f64 {
+fn e2m1(bits: u8) -> f64 {
     let size = E2M1[usize::from(bits & 7)];
     if bits & 8 == 0 { size } else { -size }
 }

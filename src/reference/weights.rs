@@ -1,7 +1,7 @@
 //! Reference of `random_weights`.
 
+use super::case::{Case, Output, Outputs, ReferenceError, Tensors, only};
 use super::random::Random;
-use super::{Case, Output, Outputs, ReferenceError, Tensors, only};
 use crate::dtype::Dtype;
 
 pub(super) fn random_inputs(_: &Case, _: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -15,7 +15,10 @@ pub(super) fn random(case: &Case, _: &Tensors) -> Result<Outputs, ReferenceError
     let (centre, step) = (case.number("centre")? as f32, case.number("step")? as f32);
     let scaled = |i| centre + step * f32::from(bits(stream, i, 16) as i16);
     let value = |i| match dtype {
-        Dtype::Mxfp4 => super::Tensor::from_bytes(dtype, &[bits(stream, i, 4) as u8]).values()[0],
+        _ if dtype.block_len().is_some() => {
+            let code = bits(stream, i, dtype.size_bits() as u64) as u8;
+            super::tensor::Tensor::from_bytes(dtype, &[code]).values()[0]
+        }
         Dtype::U8 => scaled(i).floor().into(),
         Dtype::Bf16 => f32::from_bits(scaled(i).to_bits() & 0xffff_0000).into(),
         _ => scaled(i).into(),

@@ -12,6 +12,7 @@ use std::{fs, io};
 
 use super::TuningError;
 use super::table::{Fact, Facts, Provenance, Row, StepKind, Table, Tokens};
+use crate::new_file::NewFile;
 
 /// A row to put in.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,13 +87,8 @@ pub fn write(path: &Path, text: &str) -> Result<(), TuningError> {
     let wrong = |source: io::Error| TuningError::Write { path: path.to_path_buf(), source: Arc::new(source) };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(wrong)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(wrong)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map_err(wrong)?;
-    if let Ok(before) = fs::metadata(path) {
-        let _ = fs::set_permissions(file.path(), before.permissions());
-    }
-    file.persist(path).map_err(|error| wrong(error.error))?;
-    Ok(())
+    let mut file = NewFile::create(path).map_err(wrong)?;
+    file.file().write_all(text.as_bytes()).and_then(|()| file.publish()).map_err(wrong)
 }
 
 /// Lines that belong together.

@@ -1,27 +1,10 @@
 //! What can go wrong on a device.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use vendor_library::{CallError, OpenError};
 
-/// What GPUs are used through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Runtime {
-    /// AMD's.
-    Hip,
-    /// NVIDIA's.
-    Cuda,
-}
-
-impl fmt::Display for Runtime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Hip => "HIP runtime",
-            Self::Cuda => "CUDA driver",
-        })
-    }
-}
+use crate::Runtime;
 
 /// An error of a device or of what it was asked to do.
 #[derive(Debug, thiserror::Error)]

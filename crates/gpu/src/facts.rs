@@ -1,4 +1,91 @@
-//! What a GPU says of itself, whoever made it.
+//! What GPUs are used through, and what a GPU says of itself, whoever made it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::GpuError;
+
+/// What GPUs are used through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// AMD's.
+    Hip,
+    /// NVIDIA's.
+    Cuda,
+}
+
+/// What people and the system call a runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct RuntimeNames {
+    /// Of its devices: the `hip` of `hip:0`.
+    pub device: &'static str,
+    /// `HIP runtime`.
+    pub title: &'static str,
+    /// What brings it to a machine.
+    pub package: &'static str,
+    /// The library's file.
+    pub library: &'static str,
+    /// An arch of its GPUs that every compiler of the last years knows.
+    pub known_arch: &'static str,
+}
+
+impl Runtime {
+    /// All of them, in the order in which devices are listed.
+    pub const ALL: [Self; 2] = [Self::Hip, Self::Cuda];
+
+    /// What it is called.
+    pub const fn names(self) -> RuntimeNames {
+        match self {
+            Self::Hip => RuntimeNames {
+                device: "hip",
+                title: "HIP runtime",
+                package: "ROCm's HIP runtime",
+                library: "libamdhip64.so",
+                known_arch: "gfx1100",
+            },
+            Self::Cuda => RuntimeNames {
+                device: "cuda",
+                title: "CUDA driver",
+                package: "NVIDIA's driver",
+                library: "libcuda.so.1",
+                known_arch: "sm_90",
+            },
+        }
+    }
+
+    /// The environment variable that says where it is: the library, or the folder that holds it.
+    pub fn variable(self) -> String {
+        format!("GPTOSS_JIT_{}", self.names().device.to_uppercase())
+    }
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.names().title)
+    }
+}
+
+/// A runtime that was opened, and the devices that it finds.
+pub trait GpuRuntime {
+    /// The library that was opened.
+    fn path(&self) -> PathBuf;
+
+    /// What it is, with its version, for people: `CUDA driver for 13.0`.
+    fn describe(&self) -> String;
+
+    /// The versions that it states, each with what it is the version of; `?` where it does not say.
+    fn versions(&self) -> Vec<(&'static str, String)>;
+
+    /// How many devices it finds.
+    fn n_devices(&self) -> usize;
+
+    /// What a device says of itself.
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
+    /// cannot be: the structure may be another one than was expected.
+    fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError>;
+}
 
 /// What a GPU's runtime tells about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,8 +24,8 @@ mod mailbox;
 mod memory;
 mod runtime;
 
-pub use error::{GpuError, Runtime};
-pub use facts::DeviceFacts;
+pub use error::GpuError;
+pub use facts::{DeviceFacts, GpuRuntime, Runtime, RuntimeNames};
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
 pub use mailbox::Mailbox;
 pub use memory::{ALIGNMENT_BYTES, Buffer, BufferView};

@@ -40,6 +40,9 @@ const HIPRTC: [&str; 7] = [
     "libamdhip64.so.5",
 ];
 
+/// Where NVIDIA's software is, as a rule.
+const CUDA: Installation = Installation { parent: "/usr/local", name: "cuda", libraries: "lib64" };
+
 /// Packages for Python have no unversioned name.
 const NVRTC: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
@@ -52,11 +55,27 @@ impl Vendor {
         }
     }
 
+    /// The option that says what to compile for, up to the target's name.
+    pub const fn target_option(self) -> &'static str {
+        match self {
+            Self::Amd => "--offload-arch=",
+            Self::Nvidia => "--gpu-architecture=",
+        }
+    }
+
+    /// The environment variable that says where the vendor's software is.
+    pub const fn root_variable(self) -> &'static str {
+        match self {
+            Self::Amd => "ROCM_PATH",
+            Self::Nvidia => "CUDA_PATH",
+        }
+    }
+
     /// Files that may be the compiler, best first; see [`Installation::candidates`].
     pub fn candidates(self, explicit: Option<&Path>, root: Option<&Path>) -> Vec<PathBuf> {
         match self {
             Self::Amd => Installation::ROCM.candidates(&HIPRTC, explicit, root),
-            Self::Nvidia => Installation::CUDA.candidates(&NVRTC, explicit, root),
+            Self::Nvidia => CUDA.candidates(&NVRTC, explicit, root),
         }
     }
 
@@ -64,7 +83,7 @@ impl Vendor {
     pub fn searched(self, explicit: Option<&Path>, root: Option<&Path>) -> Vec<PathBuf> {
         match self {
             Self::Amd => Installation::ROCM.searched(explicit, root),
-            Self::Nvidia => Installation::CUDA.searched(explicit, root),
+            Self::Nvidia => CUDA.searched(explicit, root),
         }
     }
 

@@ -6,18 +6,16 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installation {
     /// `/opt`.
-    parent: &'static str,
+    pub parent: &'static str,
     /// `rocm`: the folder below, and with `-` and a version behind it.
-    name: &'static str,
+    pub name: &'static str,
     /// `lib`.
-    libraries: &'static str,
+    pub libraries: &'static str,
 }
 
 impl Installation {
     /// AMD's, in `/opt/rocm`.
     pub const ROCM: Self = Self { parent: "/opt", name: "rocm", libraries: "lib" };
-    /// NVIDIA's, in `/usr/local/cuda`.
-    pub const CUDA: Self = Self { parent: "/usr/local", name: "cuda", libraries: "lib64" };
 
     /// What to try, best first.
     ///
@@ -25,7 +23,8 @@ impl Installation {
     /// - `explicit`: a folder, or the library itself, that the user named; then nothing else is tried
     /// - `root`: the value of `$ROCM_PATH` or `$CUDA_PATH`; passed in, because a worker runs with a cleared environment
     ///
-    /// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) or CUDA's, and the loader's own search path (bare names).
+    /// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) or another's, and the loader's own search path (bare
+    /// names).
     /// Files that do not exist are left out, or an error would be a page long; [`Self::searched`] says where they would
     /// have been.
     pub fn candidates(&self, names: &[&str], explicit: Option<&Path>, root: Option<&Path>) -> Vec<PathBuf> {

@@ -2,15 +2,15 @@
 //!
 //! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
 //! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
-//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel, the HIP
-//! runtime and the CUDA driver.
+//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel and
+//! the runtimes of GPUs.
 
-mod cuda;
-mod hip;
+mod runtimes;
 mod self_check;
 
 use std::thread;
 
+use gpu::Runtime;
 use serde::Serialize;
 
 use super::output::Output;
@@ -28,13 +28,6 @@ use crate::units::human_bytes;
 /// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
 #[derive(clap::Args)]
 pub struct Args {}
-
-/// The arch that hipRTC is tried with where there is no device to compile for. Any that every release of the last years
-/// knows.
-const PROBED_ARCH: &str = "gfx1100";
-
-/// The same for NVRTC.
-const PROBED_CUDA_ARCH: &str = "sm_90";
 
 /// One thing that was looked at.
 #[derive(Debug, Serialize)]
@@ -74,9 +67,7 @@ impl Hint for NotReady {
 /// [`NotReady`], or what printing gives.
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let compiler = Compilers::new(CompilerOptions::for_this_program()?);
-    let (hip, arch) = hip::check();
-    let (cuda, cuda_arch) = cuda::check();
-    let checks = [
+    let own = [
         cpu(),
         memory(),
         Check::of("C compiler", true, c_compiler(&compiler)),
@@ -84,11 +75,9 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         Check::of("templates", true, templates()),
         Check::of("tuning", true, tuning()),
         Check::of("self-check", true, self_check::run()),
-        hip,
-        Check::of("hipRTC", false, rtc(&compiler, "hiprtc", arch.as_deref().unwrap_or(PROBED_ARCH))),
-        cuda,
-        Check::of("NVRTC", false, rtc(&compiler, "nvrtc", cuda_arch.as_deref().unwrap_or(PROBED_CUDA_ARCH))),
     ];
+    let of_gpus = Runtime::ALL.into_iter().flat_map(|runtime| runtimes::checks(runtime, &compiler));
+    let checks: Vec<Check> = own.into_iter().chain(of_gpus).collect();
     let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
     if output.is_json() {
         #[derive(Serialize)]
@@ -149,8 +138,7 @@ fn is_absence(cause: &(dyn std::error::Error + 'static)) -> bool {
         cause.downcast_ref(),
         Some(
             CompileError::NoHostCompiler { .. }
-                | CompileError::NoHiprtc { .. }
-                | CompileError::NoNvrtc { .. }
+                | CompileError::NotThere { .. }
                 | CompileError::Canary { how: How::Unavailable, .. }
         )
     )
@@ -177,15 +165,6 @@ fn c_compiler(compiler: &Compilers) -> anyhow::Result<Vec<String>> {
     let (identity, files) = compiler.probe(compiler_for(&Target::host()).name(), &Target::host().id())?;
     let mut details = vec![identity.description()];
     details.extend(files.iter().map(|file| file.display().to_string()));
-    Ok(details)
-}
-
-/// The libraries it consists of, each with its build id: version numbers do not tell hipRTCs apart.
-fn rtc(compilers: &Compilers, name: &str, arch: &str) -> anyhow::Result<Vec<String>> {
-    let (identity, files) = compilers.probe(name, arch)?;
-    let mut details = vec![format!("compiles for {arch}")];
-    details.extend(files.iter().map(|file| file.display().to_string()));
-    details.extend(identity.facts);
     Ok(details)
 }
 
@@ -237,7 +216,7 @@ mod tests {
         let broken = CompileError::Canary {
             compiler: "hipRTC",
             hint: "a hint".into(),
-            target: PROBED_ARCH.into(),
+            target: "gfx1100".into(),
             how: How::Crashed { signal: 6 },
             log: "first\n\nsecond".into(),
         };

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::speed;
 use crate::cli::output::Output;
-use crate::cli::report::UsageError;
 use crate::cli::source::TargetArgs;
+use crate::cli::usage::UsageError;
 use crate::device::{Device, stand_in};
 use crate::object::compile::compiler_for;
 use crate::object::store::Store;

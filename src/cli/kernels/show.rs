@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::cli::model_problems::{self, InModel};
 use crate::cli::output::Output;
-use crate::cli::report::UsageError;
 use crate::cli::source::TargetArgs;
+use crate::cli::usage::UsageError;
 use crate::config::NamedShape;
 use crate::dtype::Dtype;
 use crate::object::compile::options;

@@ -13,7 +13,7 @@ use super::{Args, ChatFormat};
 use crate::chat_template::ChatTemplate;
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
-use crate::cli::report::UsageError;
+use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
 use crate::harmony::parser::Event as Parsed;
 use crate::harmony::{Channel, Harmony, Message, Reasoning, Role, SystemMessage, developer_text, today};

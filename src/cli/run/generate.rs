@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Args;
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
-use crate::cli::report::UsageError;
+use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
 use crate::scheduler::{Event, FinishReason, Request};
 use crate::tokenizer::Tokenizer;

@@ -16,7 +16,7 @@ use super::{Args, BATCH};
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::output_file::OutputFile;
-use crate::cli::report::UsageError;
+use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
 use crate::scheduler::{Event, Request};
 use crate::tokenizer::Tokenizer;

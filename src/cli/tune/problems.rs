@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Args;
 use crate::cli::model_problems;
-use crate::cli::report::UsageError;
+use crate::cli::usage::UsageError;
 use crate::graph::kv_cache::{BLOCK_TOKENS, ring_blocks};
 use crate::pipeline::Pipeline;
 use crate::template::Problem;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow};
 use super::Args;
 use super::report::{Entry, Tuned};
 use crate::cli::output::Output;
-use crate::cli::report::UsageError;
+use crate::cli::usage::UsageError;
 use crate::object::compile::compiler_for;
 use crate::pipeline::Pipeline;
 use crate::template::Problem;

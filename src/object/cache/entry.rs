@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
 use super::trust::{Distrust, trust_file, trust_folder};
-use super::{Made, chain};
+use crate::error::chain;
 use crate::object::key::{Digest, KernelKey, SCHEMA, digest_of_fields};
 
 /// No file of an entry comes near this; a foreign one must not fill the memory.
@@ -36,6 +36,21 @@ pub struct Entry {
     pub dir: Option<PathBuf>,
     /// The file `used`, under a shared lock.
     pub(super) used: Option<Arc<File>>,
+}
+
+/// A fresh object.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The compiled code.
+    pub object: Vec<u8>,
+    /// What the compiler said.
+    pub log: String,
+    /// What people call the kernel, `op/variant`.
+    pub label: String,
+    /// How long compiling took.
+    pub compile_ms: u64,
+    /// The compiler, described for people.
+    pub compiler: String,
 }
 
 impl Entry {

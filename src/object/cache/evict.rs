@@ -5,9 +5,9 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::chain;
 use super::folder::{CacheError, Folder, children, modified, remove};
 use super::inventory::Listed;
+use crate::error::chain;
 
 /// Failures are forgotten after a week: a template or a machine may have been mended in a way no key shows.
 const FAILURES_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);

@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::chain;
 use super::entry::{KeyRecord, Meta, Stored};
 use super::folder::{CacheError, Folder};
+use crate::error::chain;
 use crate::object::key::{Digest, KernelKey};
 
 /// What looking up a key gives, and why.

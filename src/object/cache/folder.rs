@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::entry::Damage;
 use super::trust::{Distrust, trust_folder};
 use crate::error::Hint;
 use crate::object::key::{Digest, SCHEMA};
@@ -67,7 +68,7 @@ pub enum CacheError {
         path: PathBuf,
         /// In what way.
         #[source]
-        source: super::Damage,
+        source: Damage,
     },
     /// No entry begins with these digits.
     #[error("could not find a cache entry whose digest begins with `{prefix}`")]

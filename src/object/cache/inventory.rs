@@ -6,10 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::chain;
 use super::entry::{Damage, Meta, OpenedEntry};
 use super::folder::{CacheError, Folder, children, disk_bytes, modified};
 use super::trust::trust_folder;
+use crate::error::chain;
 use crate::object::key::Digest;
 
 /// The files that an entry may have.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::CacheError;
+use super::folder::CacheError;
 
 /// The bounds of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -44,9 +44,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::error::chain;
 use crate::object::key::{Digest, KernelKey};
 use entry::Stored;
-pub use entry::{Damage, Entry, KeyRecord, Meta, ObjectRecord};
+pub use entry::{Damage, Entry, KeyRecord, Made, Meta, ObjectRecord};
 pub use evict::{PruneOptions, Removed};
 pub use explain::{Difference, Explanation, Nearest};
 pub use folder::{CacheError, Folder};
@@ -83,21 +84,6 @@ pub enum Lookup {
     },
     /// Nothing.
     Miss,
-}
-
-/// A fresh object.
-#[derive(Clone, Debug)]
-pub struct Made {
-    /// The compiled code.
-    pub object: Vec<u8>,
-    /// What the compiler said.
-    pub log: String,
-    /// What people call the kernel, `op/variant`.
-    pub label: String,
-    /// How long compiling took.
-    pub compile_ms: u64,
-    /// The compiler, described for people.
-    pub compiler: String,
 }
 
 impl Cache {
@@ -235,9 +221,4 @@ impl Cache {
         // The maps are consistent between any two statements that could panic.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// An error and its causes on one line, for the log.
-fn chain(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

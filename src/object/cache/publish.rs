@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::chain;
 use super::entry::{Damage, Entry, Meta, Stored};
 use super::folder::{CacheError, Folder, create_private};
 use super::trust::trust_folder;
+use crate::error::chain;
 use crate::object::key::KernelKey;
 
 /// How often to try to take a name that is taken. One round puts away what is in the way; the others are for

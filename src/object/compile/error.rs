@@ -46,17 +46,15 @@ pub enum CompileError {
         /// What was tried.
         looked_for: Vec<String>,
     },
-    /// The folder that was named as hipRTC's holds none.
-    #[error("could not find hipRTC below `{}`", .root.display())]
-    NoHiprtc {
-        /// The folder.
-        root: PathBuf,
-    },
-    /// What was named as NVRTC is none.
-    #[error("could not find NVRTC in `{}`", .root.display())]
-    NoNvrtc {
+    /// What was named as a compiler's library, or as its folder, is none.
+    #[error("could not find {compiler} in `{}`", .root.display())]
+    NotThere {
+        /// What people call the compiler.
+        compiler: &'static str,
         /// The file or folder.
         root: PathBuf,
+        /// What can be done about it.
+        hint: &'static str,
     },
     /// A library or a version changed after its identity was found out.
     #[error("could not use what {} made: it was replaced while the program ran", .compiler)]
@@ -137,12 +135,7 @@ impl Hint for CompileError {
                 "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
                     .into(),
             ),
-            Self::NoHiprtc { .. } => {
-                Some("name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`".into())
-            }
-            Self::NoNvrtc { .. } => Some(
-                "name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`".into(),
-            ),
+            Self::NotThere { hint, .. } => Some((*hint).into()),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written".into()),
             Self::NoWorker { .. } | Self::NotStarted { .. } => None,

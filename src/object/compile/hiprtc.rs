@@ -37,12 +37,12 @@ impl Compiler for Hiprtc {
     fn options(&self, target: &Target, precision: Precision) -> Vec<String> {
         let mut options = options(target);
         options.push(contraction(precision).into());
-        options.push(format!("--offload-arch={}", target.arch));
+        options.push(format!("{}{}", Vendor::Amd.target_option(), target.arch));
         options
     }
 
     fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError> {
-        rtc::find(&options.hiprtc, ROOT_VARIABLE, Toolchain::hiprtc_in, ["ROCM_PATH", "LD_LIBRARY_PATH"])
+        rtc::find(Vendor::Amd, &options.hiprtc, ROOT_VARIABLE, Toolchain::hiprtc_in)
     }
 
     /// Device libraries, LDS, a barrier, a shuffle, a loop that is unrolled.
@@ -89,7 +89,7 @@ impl Toolchain {
     /// bring a loader and a libc of their own, newer than this system's perhaps; the worker is then started with those.
     ///
     /// # Errors
-    /// When there is none: [`CompileError::NoHiprtc`].
+    /// When there is none: [`CompileError::NotThere`].
     pub fn hiprtc_in(root: &Path) -> Result<Self, CompileError> {
         // The worker's current folder is another one.
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
@@ -98,7 +98,8 @@ impl Toolchain {
             let library = Vendor::Amd.candidates(Some(&folder), None).into_iter().next()?;
             Some((folder, library))
         });
-        let Some((folder, library)) = found else { return Err(CompileError::NoHiprtc { root }) };
+        let hint = "name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`";
+        let (folder, library) = found.ok_or(CompileError::NotThere { compiler: Hiprtc.title(), root, hint })?;
         let loader = folder.join("ld-linux-x86-64.so.2");
         let launcher = if loader.is_file() {
             [loader.to_string_lossy(), "--library-path".into(), folder.to_string_lossy()].map(String::from).to_vec()
@@ -119,7 +120,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("usr/lib/x86_64-linux-gnu");
         fs::create_dir_all(&folder).unwrap();
-        assert!(matches!(Toolchain::hiprtc_in(root.path()), Err(CompileError::NoHiprtc { .. })));
+        assert!(matches!(Toolchain::hiprtc_in(root.path()), Err(CompileError::NotThere { compiler: "hipRTC", .. })));
 
         fs::write(folder.join("libhiprtc.so.6"), "").unwrap();
         fs::write(folder.join("ld-linux-x86-64.so.2"), "").unwrap();

@@ -12,11 +12,11 @@ use std::time::SystemTime;
 use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use super::job::{Job, Made, Toolchain};
 use super::stamp::Stamp;
 use super::{CompileError, CompilerOptions, named, process};
+use crate::new_file::NewFile;
 use crate::object::key::Digest;
 
 /// A compiler, told apart from all others.
@@ -139,8 +139,7 @@ fn remember(path: &Path, identity: &Identity, files: &[Stamp]) {
 fn write(path: &Path, record: &Record) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let mut file = NamedTempFile::new_in(folder)?;
-    file.write_all(toml::to_string(record).map_err(io::Error::other)?.as_bytes())?;
-    file.persist(path)?;
-    Ok(())
+    let mut file = NewFile::create_private(path)?;
+    file.file().write_all(toml::to_string(record).map_err(io::Error::other)?.as_bytes())?;
+    file.publish()
 }

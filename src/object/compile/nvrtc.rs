@@ -37,12 +37,13 @@ impl Compiler for Nvrtc {
         let mut options = options();
         options.push(format!("--fmad={}", precision == Precision::Bf16)); // as `-ffp-contract`
         // From Hopper on, `a` allows what only chips of this number have; such an object runs on no other anyway.
-        options.push(format!("--gpu-architecture={}{}", target.arch, if target.capability() >= 90 { "a" } else { "" }));
+        let own = if target.capability() >= 90 { "a" } else { "" };
+        options.push(format!("{}{}{own}", Vendor::Nvidia.target_option(), target.arch));
         options
     }
 
     fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError> {
-        rtc::find(&options.nvrtc, ROOT_VARIABLE, Toolchain::nvrtc_in, ["CUDA_PATH", "LD_LIBRARY_PATH"])
+        rtc::find(Vendor::Nvidia, &options.nvrtc, ROOT_VARIABLE, Toolchain::nvrtc_in)
     }
 
     /// As hipRTC's.
@@ -84,13 +85,14 @@ impl Toolchain {
     /// NVRTC: the library itself, or the one in `root`, or in `lib64` or `lib` below it.
     ///
     /// # Errors
-    /// When there is none: [`CompileError::NoNvrtc`].
+    /// When there is none: [`CompileError::NotThere`].
     pub fn nvrtc_in(root: &Path) -> Result<Self, CompileError> {
         // The worker's current folder is another one.
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
         let places = [root.clone(), root.join("lib64"), root.join("lib")];
         let library = places.iter().find_map(|place| Vendor::Nvidia.candidates(Some(place), None).into_iter().next());
-        let Some(library) = library else { return Err(CompileError::NoNvrtc { root }) };
+        let hint = "name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`";
+        let library = library.ok_or(CompileError::NotThere { compiler: Nvrtc.title(), root, hint })?;
         Ok(Self::of(Nvrtc.name(), Some(library)))
     }
 }
@@ -103,7 +105,7 @@ mod tests {
     #[test]
     fn it_is_found_as_a_file_in_a_folder_and_below_an_installation() {
         let root = tempfile::tempdir().unwrap();
-        assert!(matches!(Toolchain::nvrtc_in(root.path()), Err(CompileError::NoNvrtc { .. })));
+        assert!(matches!(Toolchain::nvrtc_in(root.path()), Err(CompileError::NotThere { compiler: "NVRTC", .. })));
         let folder = root.path().join("lib64");
         fs::create_dir_all(&folder).unwrap();
         let library = folder.join("libnvrtc.so.12");

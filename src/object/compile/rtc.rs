@@ -10,12 +10,12 @@ use super::CompileError;
 use super::job::{Failure, How, Job, Made, Toolchain};
 
 /// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the
-/// usual places, for which it is told these variables of the environment.
+/// usual places, for which it is told some variables of the environment.
 pub(super) fn find(
+    vendor: Vendor,
     of_options: &Toolchain,
     variable: &str,
     look: impl Fn(&Path) -> Result<Toolchain, CompileError>,
-    told: [&str; 2],
 ) -> Result<Toolchain, CompileError> {
     if of_options.compiler.is_some() {
         return Ok(of_options.clone());
@@ -24,7 +24,7 @@ pub(super) fn find(
         return look(Path::new(&root));
     }
     let mut toolchain = of_options.clone();
-    for name in told {
+    for name in [vendor.root_variable(), "LD_LIBRARY_PATH"] {
         if let Ok(value) = env::var(name) {
             toolchain.environment.insert(name.into(), value);
         }
@@ -36,10 +36,7 @@ pub(super) fn find(
 pub(super) fn compile(vendor: Vendor, job: &Job) -> Result<Made, Failure> {
     let rtc = open(vendor, job.toolchain.compiler.as_deref())?;
     let mut options = job.options.clone();
-    let for_target = match vendor {
-        Vendor::Amd => "--offload-arch=",
-        Vendor::Nvidia => "--gpu-architecture=",
-    };
+    let for_target = vendor.target_option();
     if !options.iter().any(|option| option.starts_with(for_target)) {
         options.push(format!("{for_target}{}", job.target)); // the canary's options name no target
     }
@@ -60,11 +57,7 @@ fn open(vendor: Vendor, library: Option<&Path>) -> Result<Rtc, Failure> {
     if let Some(library) = library {
         return Rtc::open(vendor, &[library.to_owned()]).map_err(|error| unavailable(error.to_string()));
     }
-    let root = match vendor {
-        Vendor::Amd => "ROCM_PATH",
-        Vendor::Nvidia => "CUDA_PATH",
-    };
-    let root = env::var_os(root).map(PathBuf::from);
+    let root = env::var_os(vendor.root_variable()).map(PathBuf::from);
     Rtc::open(vendor, &vendor.candidates(None, root.as_deref())).map_err(|error| {
         let folders = vendor.searched(None, root.as_deref());
         let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();

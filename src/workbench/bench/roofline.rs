@@ -127,10 +127,9 @@ impl Model {
     }
 }
 
-/// Bytes of a weight; in MXFP4 with its part of the factor that 32 of them share.
+/// Bytes of a weight, with its part of the scale that its block shares.
 fn bytes_each(dtype: Dtype) -> f64 {
-    let bits = dtype.size_bits() as f64 + if dtype == Dtype::Mxfp4 { 8.0 / 32.0 } else { 0.0 };
-    bits / 8.0
+    dtype.stored_bits() / 8.0
 }
 
 #[cfg(test)]

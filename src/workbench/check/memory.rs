@@ -216,9 +216,8 @@ struct Guarded {
 impl Guarded {
     fn new(driver: &dyn Driver, arg: &ArgSpec, contents: Vec<u8>, offset_bytes: usize) -> Result<Self, GpuError> {
         let guard: &[u8] = match arg.dtype {
-            Dtype::F32 | Dtype::Bf16 | Dtype::F16 => &[POISON],
-            Dtype::U8 | Dtype::Mxfp4 => &[POISON], // as a scale NaN
-            Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0],
+            Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0], // an index that is in bounds
+            _ => &[POISON],                           // NaN, and as the scale of a block too
         };
         let fill = |bytes: &mut [u8]| bytes.iter_mut().zip(guard.iter().cycle()).for_each(|(byte, fill)| *byte = *fill);
         let mut before = vec![0; 2 * GUARD_BYTES + 128 + contents.len()];

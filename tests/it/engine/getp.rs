@@ -3,9 +3,12 @@
 mod invariance;
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::process::Command;
 
 use crate::fixtures::models::{Counter, Fixture, letters, letters_tokenizer, prompt_file};
-use crate::fixtures::program::{Ran, argument, file, keys, parse_ids, run};
+use crate::fixtures::program::{Ran, argument, command, file, keys, parse_ids, run, shared_cache};
+use crate::fixtures::skipped;
 
 /// `run -m getp` of a fixture on prompts given as ids.
 fn getp(fixture: &Fixture, prompts: &[Vec<u32>], args: &[&str]) -> Ran {
@@ -206,7 +209,6 @@ fn json_says_what_the_lines_say() {
 
 #[test]
 fn the_output_file_is_whole_or_as_it_was() {
-    use std::os::unix::fs::PermissionsExt;
     let counter = Counter::new(20);
     let out = file(counter.folder.path(), "out.txt", b"as it was\n");
     // The built-in tokenizer knows more tokens than the model: the second prompt is refused.
@@ -227,4 +229,54 @@ fn the_output_file_is_whole_or_as_it_was() {
     assert_eq!(mode(&new), mode(&input), "others may read it as they may read any file");
     // What is no file is written to and not replaced.
     assert_eq!(counter.getp(b"1\nAa\n", &["-n", "3", "-o", "/dev/stdout"]).ok().text(), "1 2\n");
+}
+
+/// In a folder that cannot be written to, and in a sticky one, where nobody but its owner replaces a file.
+#[test]
+fn an_output_file_that_cannot_be_replaced_is_written_over() {
+    let counter = Counter::new(20);
+    let input = file(counter.folder.path(), "prompts.txt", b"1\nAa\n");
+    let (model, tokenizer) = (counter.path("model.bin"), counter.path("tokenizer.bin"));
+    let run_to = |out: &str| {
+        let args = ["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &input, "-n", "3", "-o", out];
+        let program = command(shared_cache(), &args);
+        // Root may do all of it. Without these rights it is like anybody else.
+        let mut unprivileged = Command::new("setpriv");
+        unprivileged.args(["--bounding-set=-dac_override,-fowner", "--"]);
+        unprivileged.arg(program.get_program()).args(program.get_args());
+        let is_root = rustix::process::geteuid().is_root();
+        let mut program = if is_root { with_environment_of(&program, unprivileged) } else { program };
+        program.output().map(|output| Ran::new(&args, output))
+    };
+    let room = tempfile::tempdir().expect("a temporary folder");
+    let out = file(room.path(), "out.txt", b"older and longer\n");
+    let set_mode = |mode| fs::set_permissions(room.path(), fs::Permissions::from_mode(mode)).expect("ours");
+    set_mode(0o555);
+    let ran = run_to(&out);
+    set_mode(0o755);
+    let Ok(ran) = ran else { return skipped("root needs `setpriv` to be refused anything") };
+    ran.ok();
+    assert_eq!(fs::read_to_string(&out).expect("there"), "1 2\n");
+
+    let somebody = Some(65534);
+    set_mode(0o1777);
+    fs::set_permissions(&out, fs::Permissions::from_mode(0o666)).expect("ours");
+    if chown(&out, somebody, somebody).and_then(|()| chown(room.path(), somebody, somebody)).is_err() {
+        return skipped("giving a file to another user needs root");
+    }
+    fs::write(&out, "older and longer\n").expect("written");
+    run_to(&out).expect("as before").ok();
+    assert_eq!(fs::read_to_string(&out).expect("there"), "1 2\n");
+    assert_eq!(fs::metadata(&out).expect("there").uid(), 65534, "the same file");
+    assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 1, "nothing half done is left");
+}
+
+fn with_environment_of(of: &Command, mut command: Command) -> Command {
+    for (name, value) in of.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
 }

@@ -9,7 +9,7 @@ use cuda_driver_sys::{CallError, Cuda};
 
 use super::context::Context;
 use crate::runtime::status;
-use crate::{DeviceFacts, GpuError, Runtime};
+use crate::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
 /// An opened and initialised CUDA driver.
 #[derive(Clone, Debug)]
@@ -43,31 +43,12 @@ impl CudaRuntime {
         Ok(Self { cuda: Arc::new(cuda), n_devices: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// The library that was opened.
-    pub fn path(&self) -> PathBuf {
-        self.cuda.path().to_path_buf()
-    }
-
     /// The version of CUDA that the driver is for, `13.0`; `?` where it does not say.
-    pub fn version(&self) -> String {
+    fn version(&self) -> String {
         let mut number = 0;
         // SAFETY: `number` is valid for writes.
         let code = unsafe { (self.cuda.driver_get_version)(&mut number) };
         if code == 0 { format!("{}.{}", number / 1000, number % 1000 / 10) } else { "?".to_owned() }
-    }
-
-    /// How many devices it finds.
-    pub fn n_devices(&self) -> usize {
-        self.n_devices
-    }
-
-    /// What a device says of itself.
-    ///
-    /// # Errors
-    /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
-    /// cannot be.
-    pub fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError> {
-        self.open_device(ordinal).map(|(_, facts)| facts)
     }
 
     /// A device's context, and what it says of itself.
@@ -84,6 +65,28 @@ impl CudaRuntime {
             asked.map_err(|source| GpuError::Call { device, what: "ask the device what it is", source })?;
         check(&facts)?;
         Ok((context, facts))
+    }
+}
+
+impl GpuRuntime for CudaRuntime {
+    fn path(&self) -> PathBuf {
+        self.cuda.path().to_path_buf()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} for {}", Runtime::Cuda, self.version())
+    }
+
+    fn versions(&self) -> Vec<(&'static str, String)> {
+        vec![("version", self.version())]
+    }
+
+    fn n_devices(&self) -> usize {
+        self.n_devices
+    }
+
+    fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError> {
+        self.open_device(ordinal).map(|(_, facts)| facts)
     }
 }
 

@@ -9,7 +9,7 @@ use hip_runtime_sys::sys::attribute;
 use vendor_library::CallError;
 
 use crate::runtime::status;
-use crate::{DeviceFacts, GpuError, Runtime};
+use crate::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
 /// An opened and initialised HIP runtime.
 #[derive(Clone, Debug)]
@@ -48,49 +48,14 @@ impl HipRuntime {
         Ok(Self { hip: Arc::new(hip), n_devices: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// The library that was opened.
-    pub fn path(&self) -> PathBuf {
-        self.hip.path().to_path_buf()
-    }
-
-    /// Versions of the runtime and of the driver, `6.4.43484`; `?` where it does not say.
-    pub fn versions(&self) -> (String, String) {
-        let version = |call: unsafe extern "C" fn(*mut c_int) -> c_int| {
-            let mut number = 0;
-            // SAFETY: `number` is valid for writes.
-            let code = unsafe { call(&mut number) };
-            // HIP_VERSION: major * 10^7 + minor * 10^5 + patch.
-            let text = format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000);
-            if code == 0 { text } else { "?".to_owned() }
-        };
-        (version(self.hip.runtime_get_version), version(self.hip.driver_get_version))
-    }
-
-    /// How many devices it finds.
-    pub fn n_devices(&self) -> usize {
-        self.n_devices
-    }
-
-    /// What a device says of itself.
-    ///
-    /// # Errors
-    /// [`GpuError::NoDevice`]; [`GpuError::Call`] for a question that fails; [`GpuError::Nonsense`] for an answer that
-    /// cannot be: the structure may be another one than was expected.
-    pub fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError> {
-        if ordinal >= self.n_devices {
-            return Err(GpuError::NoDevice {
-                runtime: Runtime::Hip,
-                device: format!("hip:{ordinal}"),
-                n_devices: self.n_devices,
-            });
-        }
-        let facts = self.ask(ordinal).map_err(|source| GpuError::Call {
-            device: format!("hip:{ordinal}"),
-            what: "ask the device what it is",
-            source,
-        })?;
-        check(&facts)?;
-        Ok(facts)
+    /// What one of the runtime's calls says, `6.4.43484`; `?` where it does not.
+    fn version(&self, call: unsafe extern "C" fn(*mut c_int) -> c_int) -> String {
+        let mut number = 0;
+        // SAFETY: `number` is valid for writes.
+        let code = unsafe { call(&mut number) };
+        // HIP_VERSION: major * 10^7 + minor * 10^5 + patch.
+        let text = format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000);
+        if code == 0 { text } else { "?".to_owned() }
     }
 
     fn ask(&self, ordinal: usize) -> Result<DeviceFacts, CallError> {
@@ -116,6 +81,43 @@ impl HipRuntime {
             free_bytes,
             total_bytes,
         })
+    }
+}
+
+impl GpuRuntime for HipRuntime {
+    fn path(&self) -> PathBuf {
+        self.hip.path().to_path_buf()
+    }
+
+    fn describe(&self) -> String {
+        let (runtime, driver) = (self.hip.runtime_get_version, self.hip.driver_get_version);
+        format!("{} {} (driver {})", Runtime::Hip, self.version(runtime), self.version(driver))
+    }
+
+    fn versions(&self) -> Vec<(&'static str, String)> {
+        let (runtime, driver) = (self.hip.runtime_get_version, self.hip.driver_get_version);
+        vec![("runtime_version", self.version(runtime)), ("driver_version", self.version(driver))]
+    }
+
+    fn n_devices(&self) -> usize {
+        self.n_devices
+    }
+
+    fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError> {
+        if ordinal >= self.n_devices {
+            return Err(GpuError::NoDevice {
+                runtime: Runtime::Hip,
+                device: format!("hip:{ordinal}"),
+                n_devices: self.n_devices,
+            });
+        }
+        let facts = self.ask(ordinal).map_err(|source| GpuError::Call {
+            device: format!("hip:{ordinal}"),
+            what: "ask the device what it is",
+            source,
+        })?;
+        check(&facts)?;
+        Ok(facts)
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::code_object::{CodeObject, DeviceLimits};
 use crate::launch::KernelSpec;
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
-use crate::{DeviceFacts, GpuError};
+use crate::{DeviceFacts, GpuError, GpuRuntime};
 use calls::HipCalls;
 pub use devices::HipRuntime;
 

@@ -5,7 +5,7 @@ use std::thread;
 
 use bytes::Bytes;
 use gpu::hip::{HipDriver, HipRuntime};
-use gpu::{Argument, ArgumentKind, ArgumentSpec, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
+use gpu::{Argument, ArgumentKind, ArgumentSpec, BufferView, Driver, GpuError, GpuRuntime, Kernel, KernelSpec, Launch};
 
 use super::Room;
 
@@ -111,7 +111,7 @@ fn the_newest_structure_is_asked_for_the_arch() {
     let told: Vec<_> = facts.iter().map(|f| (f.arch.as_str(), f.wave_size, f.compute_units, f.lds_bytes)).collect();
     assert_eq!(told, [("gfx90a:sramecc+:xnack-", 64, 4, 65_536), ("gfx1151", 32, 4, 65_536)]);
     assert_eq!(facts[1].name, "Fake gfx1151");
-    assert_eq!(runtime.versions().0, "6.4.43484");
+    assert_eq!(runtime.versions()[0], ("runtime_version", "6.4.43484".to_owned()));
     assert_eq!((room.count("hipGetDevicePropertiesR0600"), room.count("hipGetDeviceProperties ")), (2, 0));
     let error = said(&runtime.facts(2).unwrap_err());
     assert_eq!(error, "there is no device hip:2: the HIP runtime finds 2");

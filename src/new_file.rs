@@ -1,4 +1,5 @@
-//! A large file that appears whole or not at all, whatever ends the program.
+//! A file that appears whole or not at all, whatever ends the program: who reads it sees all of it, or what was there
+//! before. The cache's entries alone are made otherwise: they are folders, which no file can take the place of.
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
@@ -13,7 +14,7 @@ use tempfile::NamedTempFile;
 
 /// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere
 /// it lies beside its place until it is whole, and stays there if the program is killed in a way that it cannot notice.
-pub(super) struct NewFile {
+pub struct NewFile {
     path: PathBuf,
     place: Place,
 }
@@ -24,21 +25,43 @@ enum Place {
 }
 
 impl NewFile {
-    /// Opens it.
+    /// Opens it. A file that is there already is replaced and keeps its mode; a new one is for those that the umask
+    /// allows.
     ///
     /// # Errors
-    /// There is no such folder, or nothing can be written there.
+    /// There is no such folder, nothing can be made there, or what has the name is no file.
     pub fn create(path: &Path) -> io::Result<Self> {
+        Self::open(path, 0o666, &[nameless, beside])
+    }
+
+    /// The same, but one that is new is for its owner alone.
+    ///
+    /// # Errors
+    /// As of [`NewFile::create`].
+    pub fn create_private(path: &Path) -> io::Result<Self> {
+        Self::open(path, 0o600, &[nameless, beside])
+    }
+
+    /// - `mode`: of a file that is not there yet, before the umask
+    /// - `places`: ways to open it, of which the first that works is taken
+    fn open(path: &Path, mode: u32, places: &[Open]) -> io::Result<Self> {
         // A link stays a link, and what it points to is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        if path.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
+        let before = fs::metadata(&path).ok();
+        match &before {
+            Some(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Some(found) if !found.is_file() => return Err(io::Error::other("what is there is no file")),
+            _ => {}
         }
-        let place = match nameless(folder(&path)) {
-            Ok(file) => Place::Nameless(file),
-            Err(_) => Place::Beside(beside(&path)?),
-        };
-        Ok(Self { path, place })
+        let mut opened = Err(io::ErrorKind::Unsupported.into());
+        for open in places {
+            opened = opened.or_else(|_| open(folder(&path), mode));
+        }
+        let mut new = Self { place: opened?, path };
+        if let Some(before) = before {
+            new.file().set_permissions(before.permissions())?; // before there is anything in it to read
+        }
+        Ok(new)
     }
 
     /// Has this much of the disk kept for it, so that a disk that is too small is known of before there is anything to
@@ -65,24 +88,27 @@ impl NewFile {
         }
     }
 
-    /// Puts it in its place, in that of another file if there is one. Its contents should be on the disk before.
+    /// Puts it in its place, in that of another file if there is one. Its contents are on the disk before its name is.
     ///
     /// # Errors
     /// What the system says.
-    pub fn publish(self) -> io::Result<()> {
+    pub fn publish(mut self) -> io::Result<()> {
+        self.file().sync_all()?;
         let folder = folder(&self.path).to_owned();
         match self.place {
             Place::Nameless(file) => publish_nameless(&file, &self.path)?,
             Place::Beside(file) => drop(file.persist(&self.path)?),
         }
-        File::open(folder)?.sync_all() // the name is on the disk too
+        // A folder that cannot be read, or not be synced, is no reason to say that the file is not there.
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        Ok(())
     }
 }
 
 /// A disk without room for a file.
 #[derive(Debug, thiserror::Error)]
 #[error("it takes {needed_bytes} bytes, and the disk of `{}` has {free_bytes} free", folder.display())]
-pub(super) struct NoSpace {
+pub struct NoSpace {
     folder: PathBuf,
     needed_bytes: u64,
     free_bytes: u64,
@@ -92,12 +118,20 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// A way to open a file of that mode in a folder.
+type Open = fn(&Path, u32) -> io::Result<Place>;
+
 /// Fails where there are no nameless files, or nothing by which one could be given a name.
-fn nameless(folder: &Path) -> io::Result<File> {
+fn nameless(folder: &Path, mode: u32) -> io::Result<Place> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(0o666))?);
+    let file = File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(mode))?);
     rustix::fs::stat(own_link(&file).as_c_str())?;
-    Ok(file)
+    Ok(Place::Nameless(file))
+}
+
+fn beside(folder: &Path, mode: u32) -> io::Result<Place> {
+    let file = tempfile::Builder::new().permissions(Permissions::from_mode(mode)).tempfile_in(folder);
+    file.map(Place::Beside)
 }
 
 /// The link to an open file that `linkat` follows.
@@ -119,24 +153,20 @@ fn publish_nameless(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-/// A file in the same folder, for those that the umask allows.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder(path))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
 
-    /// The kinds of places, each made when its turn comes.
+    /// The kinds of places, each made when its turn comes. Where there are no nameless files, one of them twice.
     fn both(path: &Path) -> impl Iterator<Item = NewFile> {
-        let place = |kind: usize| match kind {
-            0 => NewFile::create(path).expect("made"),
-            _ => NewFile { path: path.to_owned(), place: Place::Beside(beside(path).expect("made")) },
-        };
-        (0..2).map(place)
+        let ways: [&[Open]; 2] = [&[nameless, beside], &[beside]];
+        ways.into_iter().map(|places| NewFile::open(path, 0o666, places).expect("made"))
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("there").permissions().mode() & 0o7777
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -164,9 +194,52 @@ mod tests {
             fs::write(&path, "old").expect("written");
             assert_eq!(names(folder.path()), ["out"]);
         }
-        let mode = |name: &str| fs::metadata(folder.path().join(name)).expect("there").permissions().mode();
-        fs::write(folder.path().join("usual"), "").expect("written");
-        assert_eq!(mode("out"), mode("usual"));
+    }
+
+    #[test]
+    fn a_new_file_has_the_usual_mode_and_one_that_was_there_keeps_its_own() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (path, usual) = (folder.path().join("out"), folder.path().join("usual"));
+        fs::write(&usual, "").expect("written");
+        for new in both(&path) {
+            new.publish().expect("published");
+            assert_eq!(mode(&path), mode(&usual));
+            fs::remove_file(&path).expect("removed");
+        }
+        fs::write(&path, "").expect("written");
+        for kept in [0o600, 0o640, 0o666] {
+            fs::set_permissions(&path, Permissions::from_mode(kept)).expect("ours");
+            for mut new in both(&path) {
+                assert_eq!(
+                    new.file().metadata().expect("open").permissions().mode() & 0o7777,
+                    kept,
+                    "while it is written"
+                );
+                new.publish().expect("published");
+                assert_eq!(mode(&path), kept);
+            }
+        }
+        let private = folder.path().join("private");
+        NewFile::create_private(&private).expect("made").publish().expect("published");
+        assert_eq!(mode(&private), 0o600);
+    }
+
+    #[test]
+    fn a_link_stays_and_what_is_no_file_is_not_replaced() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        fs::write(&target, "old").expect("written");
+        std::os::unix::fs::symlink(&target, &link).expect("linked");
+        for mut new in both(&link) {
+            new.file().write_all(b"new").expect("written");
+            new.publish().expect("published");
+            assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+            assert_eq!(fs::read_to_string(&target).expect("there"), "new");
+        }
+        let socket = folder.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+        assert!(NewFile::create(&socket).is_err());
+        assert!(NewFile::create(folder.path()).is_err(), "a folder");
     }
 
     #[test]
@@ -187,6 +260,5 @@ mod tests {
             assert!(error.starts_with("it takes 4611686018427387904 bytes, and the disk of `/"), "{error}");
             new.reserve(1 << 10).expect("a kB is there");
         }
-        assert!(NewFile::create(folder.path()).is_err(), "a folder");
     }
 }

@@ -1,0 +1,6 @@
+//! What was asked for and makes no sense.
+
+/// Flags that parse one by one and make no sense together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
