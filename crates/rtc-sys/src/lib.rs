@@ -6,6 +6,7 @@
 //! hipRTC takes the process with it on an unknown architecture or a bad `-mllvm` option, and prints part of its
 //! diagnostics to stderr: use it only in a process that may die, with a cleared environment.
 
+mod builtins;
 mod check;
 mod images;
 mod sys;
