@@ -69,6 +69,13 @@ impl Vendor {
         }
     }
 
+    /// What has to be there before a library is opened.
+    fn prepare(self, library: &Path) {
+        if self == Self::Nvidia {
+            builtins::open_beside(library);
+        }
+    }
+
     /// The C function: `hiprtcCreateProgram` of `CreateProgram`.
     pub(crate) fn function(self, name: &str) -> String {
         match self {
@@ -138,7 +145,10 @@ impl Rtc {
     /// # Errors
     /// Every candidate with the reason why it was not taken.
     pub fn open(vendor: Vendor, candidates: &[PathBuf]) -> Result<Self, OpenError> {
-        let (api, path) = vendor_library::open_first(vendor.compiler(), candidates, |path| Api::load(vendor, path))?;
+        let (api, path) = vendor_library::open_first(vendor.compiler(), candidates, |path| {
+            vendor.prepare(path);
+            Api::load(vendor, path)
+        })?;
         Ok(Self { vendor, api, path })
     }
 

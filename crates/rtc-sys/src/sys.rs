@@ -6,7 +6,7 @@ use std::path::Path;
 
 use libloading::Library;
 
-use crate::{Vendor, builtins};
+use crate::Vendor;
 
 /// `hiprtcResult`, `nvrtcResult`. An integer and not an enum: a newer library may return what we do not know.
 pub(crate) type Status = c_int;
@@ -51,9 +51,6 @@ impl Api {
     /// # Errors
     /// The loader's own words: no such file, a missing dependency, a missing symbol.
     pub(crate) fn load(vendor: Vendor, path: &Path) -> Result<Self, libloading::Error> {
-        if vendor == Vendor::Nvidia {
-            builtins::open_beside(path);
-        }
         // SAFETY: opening a library runs its constructors. The caller chose the file to be his compiler; that one
         // and LLVM's only register tables and options.
         let library = unsafe { Library::new(path) }?;
