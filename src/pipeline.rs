@@ -71,6 +71,22 @@ pub enum PipelineError {
     },
 }
 
+impl PipelineError {
+    /// Whether the object is none, or none for this device: compiled anew it may be.
+    fn is_of_the_object(&self) -> bool {
+        match self {
+            Self::Load { source, .. } => matches!(source, GpuError::NoBinary { .. } | GpuError::NotLoadable { .. }),
+            Self::Object { source, .. } => matches!(source, ObjectError::Metadata(_)),
+            _ => false,
+        }
+    }
+
+    /// Whether no other template would fare better.
+    fn is_hopeless(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_hopeless())
+    }
+}
+
 impl From<NoKernel<LibraryError>> for NoKernel<PipelineError> {
     fn from(NoKernel { problem, source }: NoKernel<LibraryError>) -> Self {
         Self { problem, source: source.into() }
@@ -195,14 +211,12 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Puts an object on the device. One from the cache that the device says is not for it is thrown away and compiled
-    /// once more: the key says what it should be for, so it is not what it should be.
+    /// Puts an object on the device. One from the cache that does not load, or that the device says is not for it, is
+    /// thrown away and compiled once more: the key says what it should be, so it is not what it should be.
     fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
         match self.load(rendered.clone(), &object.object, object.origin) {
-            Err(PipelineError::Load { label, source: source @ GpuError::NoBinary { .. } })
-                if object.origin == Origin::Cache =>
-            {
-                tracing::warn!("`{label}` is compiled again: {source}");
+            Err(error) if object.origin == Origin::Cache && error.is_of_the_object() => {
+                tracing::warn!("`{}` is compiled again: {}", rendered.label, with_causes(&error));
                 let again = self.store.compile_again(&self.request(&rendered), object)?;
                 self.load(rendered, &again.object, again.origin)
             }
@@ -257,6 +271,9 @@ fn index_of(attempts: &mut Vec<Attempt>, request: &KernelRequest, ranking: &Rank
 impl Attempt {
     /// The next choice, with a warning that says why; or the error of the first, when there is none left.
     fn fall_to_next(&mut self, error: PipelineError) -> Result<(), NoKernel<PipelineError>> {
+        if error.is_hopeless() {
+            return Err(NoKernel { problem: Box::new(self.problem.clone()), source: error });
+        }
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {

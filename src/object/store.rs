@@ -13,7 +13,7 @@ use std::{env, thread};
 
 use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, Made};
 use super::compile::error::{log_lines, source_line};
-use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request};
+use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source};
 use super::key::{Digest, KernelKey};
 use crate::error::Hint;
 
@@ -101,6 +101,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether no other kernel would fare better.
+    pub fn is_hopeless(&self) -> bool {
+        matches!(self, Self::Compile(error) if error.is_hopeless())
+    }
+
     /// What the compiler said, now or before.
     pub fn log(&self) -> &str {
         match self {
@@ -141,7 +146,7 @@ impl Store {
     pub fn from_env() -> Result<Self, StoreError> {
         let of_cache = |error| StoreError::Cache(Arc::new(error));
         let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, Limits::from_env().map_err(of_cache)?);
-        let store = Self::new(cache, CompilerOptions::for_this_program()?);
+        let store = Self::new(cache, CompilerOptions::default());
         match env::var_os("GPTOSS_JIT_JOBS").filter(|text| !text.is_empty()) {
             None => Ok(store),
             Some(text) => match text.to_string_lossy().parse() {
@@ -250,12 +255,15 @@ impl Store {
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
         match self.cache.get(&task.key) {
             Lookup::Hit(entry) => Some(Ok(Loaded::new(entry, Origin::Cache))),
-            Lookup::Failed { log } if !self.retry_failed => Some(Err(StoreError::FailedBefore {
-                kernel: task.request.label.as_str().into(),
-                target: task.request.target.as_str().into(),
-                source_path: self.saved_source(task),
-                log,
-            })),
+            // What is not the kernel's fault is not held against it, whoever wrote it down.
+            Lookup::Failed { log } if !self.retry_failed && blames_the_source(&log, task.request.compiler) => {
+                Some(Err(StoreError::FailedBefore {
+                    kernel: task.request.label.as_str().into(),
+                    target: task.request.target.as_str().into(),
+                    source_path: self.saved_source(task),
+                    log,
+                }))
+            }
             Lookup::Failed { .. } | Lookup::Miss => None,
         }
     }
@@ -271,13 +279,29 @@ impl Store {
             }
         };
         thread::scope(|scope| {
-            for _ in 0..self.jobs.get().min(misses.len()) {
-                scope.spawn(work);
+            for _ in 1..self.jobs.get().min(misses.len()) {
+                // Where no more threads are to be had, those that are do the work.
+                if thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    break;
+                }
             }
+            work();
         });
     }
 
     fn compile(&self, task: &Task) -> Result<Loaded, StoreError> {
+        match self.compile_by_key(task) {
+            // It has another identity now, and with it the kernel another key.
+            Err(StoreError::Compile(CompileError::CompilerChanged { .. })) => {
+                let key = self.key(task.request)?;
+                let digest = key.digest();
+                self.compile_by_key(&Task { request: task.request, key, digest, result: OnceLock::new() })
+            }
+            result => result,
+        }
+    }
+
+    fn compile_by_key(&self, task: &Task) -> Result<Loaded, StoreError> {
         let _lock = self.cache.lock(&task.digest);
         // The wait may have been for the process that made it.
         if let Some(result) = self.look_up(task) {

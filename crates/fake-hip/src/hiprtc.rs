@@ -1,8 +1,8 @@
 //! hipRTC, as ROCm 5 has it in HIP's library: a compiler that does what comments in the source say, `// fake: <what>`,
 //! one after the other: `crash`, `hang`, `oom`, `exit N`, `reject LOG`, `sleep-ms N`, `answer-garbage` (ends the
 //! process with an answer that is none), `print TEXT` (on stderr), `environment` (the names of the environment go to
-//! the log), `append-pid PATH` (a line per compile). Without a word that ends it, the object is the source, the options
-//! and a head.
+//! the log), `append-pid PATH` (a line per compile), `cut-short` (the object states more than it holds). Without a word
+//! that ends it, the object is an ELF file of no sections, with the options and the source behind its head.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::OpenOptions;
@@ -22,6 +22,16 @@ struct Program {
     source: String,
     object: Vec<u8>,
     log: String,
+    is_cut_short: bool,
+}
+
+/// The head of an ELF file: 64 bits, little-endian, one section at `sections`, none at 0.
+fn head(sections: u64) -> Vec<u8> {
+    let mut head = b"\x7fELF\x02\x01\x01".to_vec();
+    head.resize(64, 0);
+    head[0x28..0x30].copy_from_slice(&sections.to_le_bytes());
+    head[0x3a..0x3e].copy_from_slice(&[64, 0, u8::from(sections > 0), 0]);
+    head
 }
 
 #[unsafe(no_mangle)]
@@ -35,7 +45,7 @@ pub unsafe extern "C" fn hiprtcCreateProgram(
 ) -> c_int {
     // SAFETY: the caller gives a terminated string, as hipRTC wants it.
     let source = unsafe { CStr::from_ptr(source) }.to_string_lossy().into_owned();
-    let made = Box::new(Program { source, object: Vec::new(), log: String::new() });
+    let made = Box::new(Program { source, object: Vec::new(), log: String::new(), is_cut_short: false });
     // SAFETY: the caller gives a place for the pointer.
     unsafe { *program = Box::into_raw(made).cast() };
     SUCCESS
@@ -58,11 +68,14 @@ pub unsafe extern "C" fn hiprtcCompileProgram(
         program.source.lines().filter_map(|line| Some(line.trim().strip_prefix("// fake: ")?.to_owned())).collect();
     for directive in directives {
         let (word, argument) = directive.split_once(' ').unwrap_or((&directive, ""));
-        if !obey(word, argument, &mut program.log) {
+        if word == "cut-short" {
+            program.is_cut_short = true;
+        } else if !obey(word, argument, &mut program.log) {
             return REJECTED;
         }
     }
-    program.object = format!("fake object\n{options:?}\n{}", program.source).into_bytes();
+    program.object = head(if program.is_cut_short { 1 << 20 } else { 0 });
+    program.object.extend(format!("fake object\n{options:?}\n{}", program.source).into_bytes());
     SUCCESS
 }
 

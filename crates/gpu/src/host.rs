@@ -228,12 +228,21 @@ impl Loaded {
     }
 }
 
+/// Opens an object and closes it again, for its loader's verdict; a damaged one may take the process with it.
+///
+/// # Errors
+/// The loader's own words.
+pub fn try_to_open(object: &[u8]) -> Result<(), String> {
+    open_from_memory(object).map(drop)
+}
+
 /// Opens a shared library from its bytes.
 #[cfg(target_os = "linux")]
 pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
+    crate::elf::check_whole(object).map_err(|error| error.to_string())?;
     let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
     let mut file = std::fs::File::from(fd);
     file.write_all(object).map_err(|e| e.to_string())?;

@@ -12,6 +12,7 @@
 pub mod code_object;
 mod cubin;
 pub mod cuda;
+pub mod elf;
 pub mod hip;
 pub mod host;
 #[cfg(target_os = "linux")]

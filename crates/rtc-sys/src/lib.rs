@@ -6,6 +6,7 @@
 //! hipRTC takes the process with it on an unknown architecture or a bad `-mllvm` option, and prints part of its
 //! diagnostics to stderr: use it only in a process that may die, with a cleared environment.
 
+mod builtins;
 mod check;
 mod images;
 mod sys;
@@ -87,6 +88,13 @@ impl Vendor {
         }
     }
 
+    /// What has to be there before a library is opened.
+    fn prepare(self, library: &Path) {
+        if self == Self::Nvidia {
+            builtins::open_beside(library);
+        }
+    }
+
     /// The C function: `hiprtcCreateProgram` of `CreateProgram`.
     pub(crate) fn function(self, name: &str) -> String {
         match self {
@@ -156,7 +164,10 @@ impl Rtc {
     /// # Errors
     /// Every candidate with the reason why it was not taken.
     pub fn open(vendor: Vendor, candidates: &[PathBuf]) -> Result<Self, OpenError> {
-        let (api, path) = vendor_library::open_first(vendor.compiler(), candidates, |path| Api::load(vendor, path))?;
+        let (api, path) = vendor_library::open_first(vendor.compiler(), candidates, |path| {
+            vendor.prepare(path);
+            Api::load(vendor, path)
+        })?;
         Ok(Self { vendor, api, path })
     }
 

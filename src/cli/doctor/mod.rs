@@ -66,7 +66,7 @@ impl Hint for NotReady {
 /// # Errors
 /// [`NotReady`], or what printing gives.
 pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
-    let compiler = Compilers::new(CompilerOptions::for_this_program()?);
+    let compiler = Compilers::new(CompilerOptions::default());
     let own = [
         cpu(),
         memory(),

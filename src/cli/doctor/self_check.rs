@@ -24,7 +24,7 @@ pub(super) fn run() -> anyhow::Result<Vec<String>> {
     }
     let fits = library.templates().iter().find(|t| t.ops == [OP] && t.fits_target(&target).is_ok());
     let variant = fits.with_context(|| format!("no template of `{OP}` fits {}", target.id()))?.variant.clone();
-    let store = Store::new(Cache::in_memory(), CompilerOptions::for_this_program()?);
+    let store = Store::new(Cache::in_memory(), CompilerOptions::default());
     let driver = HostDriver::new(0)?;
     let runner = Some(Runner { target: &target, driver: &driver });
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };

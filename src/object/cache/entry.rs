@@ -225,6 +225,9 @@ pub enum Damage {
         /// Which file.
         file: &'static str,
     },
+    /// The object is what was written, and what was written is no object.
+    #[error("`object` cannot be loaded")]
+    Object(#[source] gpu::elf::ElfError),
     /// `meta.toml` is whole, and not in the format of this version.
     #[error("could not understand `meta.toml`")]
     Meta(#[source] toml::de::Error),
@@ -362,7 +365,10 @@ impl OpenedEntry {
         let Some(record) = meta.object else {
             return Ok(Stored::Failed { log: String::from_utf8_lossy(&log).into_owned() });
         };
-        let object = self.read_checked("object", record.sha256)?.into();
+        let object: Arc<[u8]> = self.read_checked("object", record.sha256)?.into();
+        if object.starts_with(b"\x7fELF") {
+            gpu::elf::check_whole(&object).map_err(Damage::Object)?;
+        }
         let (meta, dir, used) = (Arc::new(meta), Some(self.path.clone()), used.map(Arc::new));
         Ok(Stored::Object(Entry { digest: *digest, object, meta, dir, used }))
     }

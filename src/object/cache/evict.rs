@@ -1,7 +1,7 @@
 //! Removing entries: the least recently used first, never one that is pinned or in use.
 
-use std::fs::{self, OpenOptions, TryLockError};
-use std::io;
+use std::fs::{OpenOptions, TryLockError};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -80,7 +80,10 @@ impl Folder {
         for entry in &entries {
             self.remove_entry(entry, even_pinned, &mut removed);
         }
-        children(&self.aside_folder()).unwrap_or_default().iter().for_each(|path| remove(path));
+        match children(&self.aside_folder()) {
+            Ok(aside) => aside.iter().for_each(|path| remove(path)),
+            Err(_) => remove(&self.aside_folder()), // a link, and not what it leads to
+        }
         Ok(removed)
     }
 
@@ -89,7 +92,9 @@ impl Folder {
     pub(super) fn prune_is_due(&self) -> bool {
         let stamp = self.prune_stamp();
         let is_recent = modified(&stamp).elapsed().is_ok_and(|age| age <= PRUNE_EVERY);
-        !is_recent && fs::write(&stamp, "pruned\n").is_ok()
+        let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
+        let open = || OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(&stamp);
+        !is_recent && open().and_then(|mut stamp| stamp.write_all(b"pruned\n")).is_ok()
     }
 
     fn remove_entry(&self, entry: &Listed, even_pinned: bool, removed: &mut Removed) {

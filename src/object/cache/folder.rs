@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::entry::Damage;
-use super::trust::{Distrust, trust_folder};
+use super::trust::{Distrust, own_folder, trust_folder};
 use crate::error::Hint;
 use crate::object::key::{Digest, SCHEMA};
 
@@ -210,7 +210,10 @@ impl Folder {
         let name = path.file_name().unwrap_or_default();
         let moved = || -> io::Result<PathBuf> {
             let aside = self.aside_folder();
-            create_private(&aside)?;
+            if own_folder(&aside).is_err() {
+                self.discard(&aside)?; // a link, or nobody's
+                own_folder(&aside)?;
+            }
             let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let home = private_tempdir(&format!("{seconds}-"), &aside)?;
             fs::rename(path, home.path().join(name))?;
@@ -270,8 +273,12 @@ fn private_tempdir(prefix: &str, parent: &Path) -> io::Result<tempfile::TempDir>
     tempfile::Builder::new().prefix(prefix).permissions(fs::Permissions::from_mode(0o700)).tempdir_in(parent)
 }
 
-/// What is in a folder, sorted; nothing where there is no folder.
+/// What is in a folder, sorted; nothing where there is no folder. A link to a folder is none: what is behind it is not
+/// ours to list, let alone to delete.
 pub(super) fn children(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    if fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir()) {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
     let listing = match fs::read_dir(folder) {
         Ok(listing) => listing,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

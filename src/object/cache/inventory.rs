@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use super::entry::{Damage, Meta, OpenedEntry};
 use super::folder::{CacheError, Folder, children, disk_bytes, modified};
-use super::trust::trust_folder;
+use super::trust::{trust_file, trust_folder};
 use crate::error::chain;
 use crate::object::key::Digest;
 
@@ -129,6 +129,9 @@ impl Folder {
                 self.verify_shard(&path, &mut verified);
             } else if let Some(problem) = stranger(&path) {
                 verified.findings.push(Finding { path, problem });
+            } else if path == self.identities_folder() {
+                let untrusted = |path: PathBuf| Some(Finding { problem: untrusted_file(&path)?, path });
+                verified.findings.extend(list_children(&path)?.into_iter().filter_map(untrusted));
             }
         }
         if repair {
@@ -202,6 +205,12 @@ fn stranger(path: &Path) -> Option<String> {
         _ if name.starts_with("staging-") => None,
         _ => Some("no part of the cache has this name".into()),
     }
+}
+
+/// Why something among the compilers' identities is not used.
+fn untrusted_file(path: &Path) -> Option<String> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    trust_file(&metadata).err().map(|distrust| distrust.to_string())
 }
 
 /// A file in an entry that no entry has.

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::folder::{Folder, create_private};
+use super::folder::Folder;
+use super::trust::own_folder;
 use crate::object::key::Digest;
 
 const POLL: Duration = Duration::from_millis(20);
@@ -34,7 +35,7 @@ impl Folder {
     pub(super) fn lock(&self, digest: &Digest, wait: Duration) -> CompileLock {
         let folder = self.lock_folder();
         let path = folder.join(&digest.to_string()[..2]);
-        let file = match create_private(&folder).and_then(|()| open_lock(&path)) {
+        let file = match own_folder(&folder).and_then(|()| open_lock(&path)) {
             Ok(file) => file,
             Err(error) => {
                 tracing::warn!("compiling without the lock `{}`: {error}", path.display());
@@ -63,6 +64,6 @@ fn open_lock(path: &Path) -> std::io::Result<File> {
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32)
         .open(path)
 }

@@ -38,7 +38,7 @@ mod inventory;
 mod limits;
 mod lock;
 mod publish;
-mod trust;
+pub(super) mod trust;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,11 @@
 //! Objects are code: nothing is loaded that another user could have written.
 
-use std::fs::Metadata;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{DirBuilder, Metadata, OpenOptions, symlink_metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
 
 /// Why a file or folder is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +30,36 @@ pub enum Distrust {
         /// The permission bits.
         mode: u32,
     },
+}
+
+/// The bytes of a file that only this user can have written, in a folder of which the same holds. Nothing is waited
+/// for, as a pipe would have it, and no link is followed.
+///
+/// # Errors
+/// The system's, a [`Distrust`], or that it is longer than `max_bytes`.
+pub(in crate::object) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    trust_folder(&symlink_metadata(folder)?).map_err(io::Error::other)?;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    trust_file(&metadata).map_err(io::Error::other)?;
+    if metadata.len() > max_bytes {
+        return Err(io::Error::other(format!("it has {} bytes; expected at most {max_bytes}", metadata.len())));
+    }
+    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    file.take(max_bytes).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Makes a folder that only this user may look into, and those above it; one that is there must be one to trust, and
+/// no link to one.
+///
+/// # Errors
+/// The system's, or a [`Distrust`].
+pub(in crate::object) fn own_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    trust_folder(&symlink_metadata(path)?).map_err(io::Error::other)
 }
 
 /// Checks what [`std::fs::symlink_metadata`] or an opened file says about a folder.

@@ -18,6 +18,14 @@ pub trait Compiler: fmt::Debug + Sync {
     /// What it calls the source in its messages. A constant: some write it into the object.
     fn source_name(&self) -> &'static str;
 
+    /// What its diagnostics call a kernel's text, which may give itself another name (`#line`).
+    fn names_in_diagnostics(&self) -> Vec<&'static str> {
+        vec![self.source_name()]
+    }
+
+    /// The variable of the environment that names it.
+    fn variable(&self) -> &'static str;
+
     /// Whether it makes the objects for a target.
     fn compiles_for(&self, target: &Target) -> bool;
 

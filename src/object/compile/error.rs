@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::job::{Failure, How};
+use super::job::{Failure, How, Job};
+use super::{Compiler, named, title};
 use crate::error::Hint;
 
 /// No object. Clonable, because several requests may ask for the same kernel.
@@ -19,12 +20,29 @@ pub enum CompileError {
         target: Box<str>,
         /// What happened.
         how: How,
-        /// It happened twice in the same way.
-        twice: bool,
+        /// The name of the compiler.
+        compiler: &'static str,
         /// Where the rendered source was kept, if it was.
         source_path: Option<PathBuf>,
         /// What the compiler said; its names for the source are rewritten to ours.
         log: String,
+    },
+    /// It was not tried: the compiler was stopped at the deadline before, and would be again.
+    #[error(
+        "did not compile kernel `{kernel}` for {target}: {} was still busy after {deadline_s} s with {}, and is not waited for \
+         any more", title(.compiler), kernels(.stopped_at)
+    )]
+    GivenUp {
+        /// The kernel's label.
+        kernel: Box<str>,
+        /// The target id.
+        target: Box<str>,
+        /// The name of the compiler.
+        compiler: &'static str,
+        /// The kernels that it was busy with.
+        stopped_at: Vec<String>,
+        /// How long it was waited for, each time.
+        deadline_s: u64,
     },
     /// The canary kernel did not compile.
     #[error("could not compile a small kernel with {} for {target}: {how}{}", .compiler, log_lines(.log))]
@@ -62,13 +80,6 @@ pub enum CompileError {
         /// What people call the compiler.
         compiler: &'static str,
     },
-    /// The path of this program is unknown.
-    #[error("could not find the path of this program, which compiles in processes of its own")]
-    NoWorker {
-        /// What the system said.
-        #[source]
-        source: Arc<io::Error>,
-    },
     /// A worker could not be started.
     #[error("could not start the compile worker `{}`", .program.display())]
     NotStarted {
@@ -90,9 +101,17 @@ pub enum CompileError {
 }
 
 impl CompileError {
-    pub(super) fn failed(kernel: &str, target: &str, failure: Failure, twice: bool) -> Self {
+    pub(super) fn failed(kernel: &str, job: &Job, failure: Failure) -> Self {
         let Failure { how, log } = failure;
-        Self::Failed { kernel: kernel.into(), target: target.into(), how, twice, source_path: None, log }
+        let compiler = named(&job.toolchain.name).map_or("", Compiler::name);
+        Self::Failed {
+            kernel: kernel.into(),
+            target: job.target.as_str().into(),
+            how,
+            compiler,
+            source_path: None,
+            log,
+        }
     }
 
     /// What the compiler said.
@@ -111,25 +130,25 @@ impl CompileError {
         self
     }
 
-    /// Whether the same source would fail again: it was refused, or the compiler died of it twice in the same way.
+    /// Whether the same source would fail again: the compiler named a line of it. However else a compile fails, and
+    /// however often, it may be the machine's fault.
     pub fn is_deterministic(&self) -> bool {
-        match self {
-            Self::Failed { how: How::Rejected, .. } => true,
-            Self::Failed { how: How::Crashed { .. } | How::Exited { .. }, twice, .. } => *twice,
-            _ => false,
-        }
+        matches!(self, Self::Failed { how: How::Rejected, .. })
+    }
+
+    /// Whether no other kernel would fare better with this compiler.
+    pub fn is_hopeless(&self) -> bool {
+        matches!(self, Self::GivenUp { .. })
     }
 }
 
 impl Hint for CompileError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Failed { how: How::TimedOut { .. } | How::OutOfMemory, .. } => {
-                Some("compile fewer kernels at a time: set `GPTOSS_JIT_JOBS=1`".into())
-            }
-            Self::Failed { kernel, .. } => {
+            Self::Failed { kernel, how, compiler, .. } => how.cure(variable(compiler)).or_else(|| {
                 Some(format!("`gptoss-jit kernels show {kernel}` prints the rendered source with line numbers"))
-            }
+            }),
+            Self::GivenUp { compiler, .. } => How::TimedOut { after_ms: 0 }.cure(variable(compiler)),
             Self::Canary { hint, .. } => Some(hint.clone()),
             Self::NoHostCompiler { .. } => Some(
                 "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
@@ -137,10 +156,20 @@ impl Hint for CompileError {
             ),
             Self::NotThere { hint, .. } => Some((*hint).into()),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
-            Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written".into()),
-            Self::NoWorker { .. } | Self::NotStarted { .. } => None,
+            Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written and has room".into()),
+            Self::NotStarted { .. } => {
+                Some("`ulimit -u` shows how many processes may run; `GPTOSS_JIT_JOBS=1` needs the fewest".into())
+            }
         }
     }
+}
+
+fn variable(compiler: &str) -> &'static str {
+    named(compiler).map_or("CC", Compiler::variable)
+}
+
+fn kernels(labels: &[String]) -> String {
+    labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(" and ")
 }
 
 pub(crate) fn source_line(path: &Option<PathBuf>) -> String {
@@ -154,25 +183,50 @@ pub(crate) fn log_lines(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::compile::Toolchain;
+
+    fn failed(how: How, log: &str) -> CompileError {
+        let job = Job {
+            toolchain: Toolchain::of("hiprtc", None),
+            source: String::new(),
+            entry: "k".into(),
+            target: "gfx942".into(),
+            options: Vec::new(),
+            memory_bytes: 0,
+            stated: None,
+        };
+        CompileError::failed("linear/gemv", &job, Failure { how, log: log.into() })
+    }
 
     #[test]
     fn a_failure_tells_what_where_and_the_log() {
-        let failure = Failure { how: How::Crashed { signal: 6 }, log: "munmap_chunk(): invalid pointer\n".into() };
-        let error = CompileError::failed("linear/gemv", "gfx942", failure, true);
+        let error = failed(How::Crashed { signal: 6 }, "munmap_chunk(): invalid pointer\n");
         assert_eq!(
             error.to_string(),
             "could not compile kernel `linear/gemv` for gfx942: the compiler crashed with signal 6 (abort)\nmunmap_chunk(): invalid pointer"
         );
-        assert!(error.is_deterministic());
     }
 
     #[test]
-    fn only_what_would_happen_again_is_deterministic() {
-        let failed = |how, twice| CompileError::failed("k", "t", Failure { how, log: String::new() }, twice);
-        assert!(failed(How::Rejected, false).is_deterministic());
-        assert!(!failed(How::Crashed { signal: 11 }, false).is_deterministic());
-        assert!(!failed(How::TimedOut { after_ms: 1 }, true).is_deterministic());
-        assert!(!failed(How::OutOfMemory, true).is_deterministic());
-        assert!(!failed(How::Garbage { what: "x".into() }, true).is_deterministic());
+    fn only_a_refusal_is_held_against_the_kernel() {
+        assert!(failed(How::Rejected, "").is_deterministic());
+        assert!(failed(How::Rejected, "").hint().unwrap().contains("kernels show linear/gemv"));
+        let passing = [
+            How::Failed,
+            How::Unavailable,
+            How::Crashed { signal: 11 },
+            How::Exited { code: 1 },
+            How::TimedOut { after_ms: 1 },
+            How::OutOfMemory,
+            How::NoRoom { free_bytes: 1 },
+            How::Chatter { max_bytes: 1 },
+            How::BadObject { what: "x".into() },
+            How::Garbage { what: "x".into() },
+        ];
+        for how in passing {
+            let error = failed(how, "");
+            assert!(!error.is_deterministic(), "{error}");
+            assert!(!error.hint().unwrap().contains("kernels show"), "{error}: the kernel is not to blame");
+        }
     }
 }

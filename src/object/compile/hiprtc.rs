@@ -30,6 +30,10 @@ impl Compiler for Hiprtc {
         "kernel.hip"
     }
 
+    fn variable(&self) -> &'static str {
+        ROOT_VARIABLE
+    }
+
     fn compiles_for(&self, target: &Target) -> bool {
         target.platform == Platform::Amd && !target.is_simulated
     }

@@ -1,15 +1,23 @@
 //! C for this machine's cores, through the system's C compiler, to a shared object.
 
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
 use super::job::{Failure, How, Job, Made, Stated, Toolchain};
+use super::worker::ASKED;
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::{Platform, Target};
 use crate::template::Precision;
 
 const SOURCE: &str = "kernel.c";
+/// The user's word on which C compiler to use.
+const VARIABLE: &str = "CC";
+/// Of what a compiler says of itself, this much of the beginning is looked at.
+const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
 /// Before and after the job's options. Part of the identity, so that changing them changes every key.
 const BEFORE: [&str; 2] = ["-shared", "-fPIC"];
@@ -32,6 +40,10 @@ impl Compiler for Host {
         SOURCE
     }
 
+    fn variable(&self) -> &'static str {
+        VARIABLE
+    }
+
     fn compiles_for(&self, target: &Target) -> bool {
         target.platform == Platform::Host
     }
@@ -44,7 +56,7 @@ impl Compiler for Host {
     }
 
     fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError> {
-        let named = options.cc.clone().or_else(|| env::var_os("CC").filter(|cc| !cc.is_empty()).map(PathBuf::from));
+        let named = options.cc.clone().map(|cc| vec![cc.into_os_string()]).or_else(|| words_of(VARIABLE));
         first_on_path(self, named, &["cc", "gcc", "clang"])
     }
 
@@ -92,19 +104,35 @@ pub(super) fn contraction(precision: Precision) -> &'static str {
     }
 }
 
-/// The compiler that was asked for by name, or the first of the usual ones. Its path is not resolved: some compilers
-/// look at the name by which they are called.
+/// A compiler as a variable names it: `gcc`, or in words, as make and its kin have it, `ccache gcc`. A path with blanks
+/// in it is one word.
+pub(super) fn words_of(variable: &str) -> Option<Vec<OsString>> {
+    let value = env::var_os(variable)?;
+    match value.to_str() {
+        Some(text) if !Path::new(text).is_file() => {
+            Some(text.split_whitespace().map(OsString::from).collect()).filter(|words: &Vec<_>| !words.is_empty())
+        }
+        _ => Some(vec![value]),
+    }
+}
+
+/// The compiler that was asked for by name, with its first arguments, or the first of the usual ones. Its path is not
+/// resolved: some compilers look at the name by which they are called.
 pub(super) fn first_on_path(
     compiler: &dyn Compiler,
-    named: Option<PathBuf>,
+    named: Option<Vec<OsString>>,
     usual: &[&str],
 ) -> Result<Toolchain, CompileError> {
     // A compiler that was asked for by name is not silently replaced by another.
-    let names = named.map_or_else(|| usual.iter().map(PathBuf::from).collect(), |name| vec![name]);
-    match names.iter().find_map(|name| on_path(name)) {
-        Some(found) => Ok(Toolchain::of(compiler.name(), Some(found))),
+    let commands = named.map_or_else(|| usual.iter().map(|name| vec![name.into()]).collect(), |words| vec![words]);
+    let found = commands.iter().find_map(|words| Some((on_path(Path::new(&words[0]))?, &words[1..])));
+    match found {
+        Some((program, rest)) => {
+            let arguments = rest.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            Ok(Toolchain { arguments, ..Toolchain::of(compiler.name(), Some(program)) })
+        }
         None => {
-            let looked_for = names.iter().map(|name| format!("`{}`", name.display())).collect();
+            let looked_for = commands.iter().map(|words| format!("`{}`", Path::new(&words[0]).display())).collect();
             Err(CompileError::NoHostCompiler { looked_for })
         }
     }
@@ -126,29 +154,39 @@ fn is_program(path: &Path) -> bool {
 
 /// Compiles the job. What the compiler prints goes where the worker's own output goes.
 fn compile(job: &Job) -> Result<Made, Failure> {
-    let cc = job.toolchain.compiler.as_deref().ok_or_else(|| unavailable("no compiler was named"))?;
+    let mut command = command(job)?;
     fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
-    let mut command = Command::new(cc);
-    command.args(BEFORE).arg(SOURCE).args(&job.options).args(AFTER);
-    let status = command.args(["-o", "object"]).stdin(Stdio::null()).status();
-    let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", cc.display())))?;
-    if !status.success() {
-        return Err(Failure { how: how_it_ended(status), log: String::new() });
-    }
-    made(job, cc, format!("{BEFORE:?} {AFTER:?}"), "cc1")
+    run(command.args(BEFORE).arg(SOURCE).args(&job.options).args(AFTER).args(["-o", "object"]))?;
+    made(job, format!("{BEFORE:?} {AFTER:?}"), "cc1")
+}
+
+/// The compiler, to be given its arguments.
+pub(super) fn command(job: &Job) -> Result<Command, Failure> {
+    job.toolchain.command().ok_or_else(|| unavailable("no compiler was named"))
+}
+
+/// Runs the compiler. What it says goes to stderr, which the parent captures.
+pub(super) fn run(command: &mut Command) -> Result<(), Failure> {
+    let status = command.status();
+    let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", command.get_program().display())))?;
+    if status.success() { Ok(()) } else { Err(Failure { how: how_it_ended(status), log: String::new() }) }
 }
 
 /// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was
-/// asked last.
-pub(super) fn made(job: &Job, cc: &Path, how: String, front_end: &str) -> Result<Made, Failure> {
+/// asked last. The object is opened here, where it may take the process with it.
+pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<Made, Failure> {
     let (facts, files) = match job.stated.as_ref().and_then(Stated::facts_if_it_holds) {
         Some(facts) => (facts, Vec::new()),
         None => {
-            let asked = facts(cc, how).map_err(|error| unavailable(&format!("`{}` -v: {error}", cc.display())))?;
-            (asked, files(cc, front_end))
+            let asked = facts(&job.toolchain, how).map_err(|error| unavailable(&format!("asked with -v: {error}")))?;
+            let files = files(&job.toolchain, &asked, front_end);
+            (asked, files)
         }
     };
     let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
+    let bad = |what| Failure { how: How::BadObject { what }, log: String::new() };
+    gpu::elf::check_whole(&object).map_err(|error| bad(error.to_string()))?;
+    gpu::host::try_to_open(&object).map_err(bad)?;
     Ok(Made { object, log: String::new(), facts, files })
 }
 
@@ -169,18 +207,39 @@ pub(super) fn how_it_ended(status: std::process::ExitStatus) -> How {
 }
 
 /// The version line, the resolved path, all that it says of its version, and how we call it.
-fn facts(cc: &Path, how: String) -> io::Result<Vec<String>> {
-    let version = Command::new(cc).arg("-v").stdin(Stdio::null()).output()?;
-    let text = String::from_utf8_lossy(&[version.stdout, version.stderr].concat()).into_owned();
+fn facts(toolchain: &Toolchain, how: String) -> io::Result<Vec<String>> {
+    let text = ask(toolchain, "-v", true)?;
     let line = text.lines().find(|line| line.contains(" version ")).unwrap_or("unknown version").to_owned();
-    Ok(vec![line, fs::canonicalize(cc)?.display().to_string(), text, how])
+    let path = fs::canonicalize(toolchain.compiler.as_deref().unwrap_or(Path::new("")))?.display().to_string();
+    Ok([vec![line, path, text, how], toolchain.arguments.clone()].concat())
 }
 
 /// The driver and the programs it calls. A compiler without a separate `cc1` (clang) answers with the bare name.
-fn files(cc: &Path, front_end: &str) -> Vec<PathBuf> {
+fn files(toolchain: &Toolchain, facts: &[String], front_end: &str) -> Vec<PathBuf> {
     let part = |name: &str| {
-        let output = Command::new(cc).arg(format!("-print-prog-name={name}")).stdin(Stdio::null()).output().ok()?;
-        on_path(Path::new(String::from_utf8(output.stdout).ok()?.trim()))
+        let answer = ask(toolchain, &format!("-print-prog-name={name}"), false).ok()?;
+        on_path(Path::new(answer.trim()))
     };
-    [Some(cc.to_owned()), part(front_end), part("as"), part("ld")].into_iter().flatten().collect()
+    let behind = facts.iter().flat_map(|fact| fact.lines()).filter_map(driver_behind);
+    let mut files: Vec<PathBuf> = toolchain.compiler.iter().cloned().chain(behind).collect();
+    files.extend([part(front_end), part("as"), part("ld")].into_iter().flatten());
+    files.dedup();
+    files
+}
+
+/// The driver that really runs, behind a script or `ccache`, by a line of what it says with `-v`.
+fn driver_behind(line: &str) -> Option<PathBuf> {
+    let gcc = line.strip_prefix("COLLECT_GCC=").and_then(|name| on_path(Path::new(name)));
+    gcc.or_else(|| on_path(&Path::new(line.strip_prefix("InstalledDir: ")?).join("clang")))
+}
+
+/// What the compiler answers. By way of a file, at whose length the parent looks: a pipe is at its end only when all
+/// that the compiler left behind are, too.
+fn ask(toolchain: &Toolchain, what: &str, with_stderr: bool) -> io::Result<String> {
+    let answer = File::create(ASKED)?;
+    let stderr = if with_stderr { answer.try_clone()?.into() } else { Stdio::null() };
+    toolchain.command().ok_or(io::ErrorKind::NotFound)?.arg(what).stdout(answer).stderr(stderr).status()?;
+    let mut bytes = Vec::new();
+    File::open(ASKED)?.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -6,18 +6,21 @@
 //! because every compile states its facts again and they are compared.
 
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, Made, Toolchain};
+use super::job::{How, Job, Made, Toolchain};
 use super::stamp::Stamp;
 use super::{CompileError, CompilerOptions, named, process};
 use crate::new_file::NewFile;
+use crate::object::cache::trust;
 use crate::object::key::Digest;
+
+/// A record takes a few kilobytes.
+const MAX_RECORD_BYTES: u64 = 1 << 20;
 
 /// A compiler, told apart from all others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,9 +104,16 @@ fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str
         memory_bytes: options.memory_bytes,
         stated: None,
     };
-    process::compile(options, &job)?.map_err(|failure| CompileError::Canary {
+    process::compile(options, "a small kernel", &job)?.map_err(|failure| CompileError::Canary {
         compiler: compiler.title(),
-        hint: compiler.hint(&failure.how, target),
+        hint: match failure.how {
+            How::OutOfMemory | How::NoRoom { .. } => failure.how.cure(compiler.variable()),
+            How::TimedOut { .. } | How::Chatter { .. } => {
+                Some(format!("`{}` names another compiler", compiler.variable()))
+            }
+            _ => None,
+        }
+        .unwrap_or_else(|| compiler.hint(&failure.how, target)),
         target: target.into(),
         how: failure.how,
         log: failure.log,
@@ -117,7 +127,15 @@ fn record_path(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -
 }
 
 fn recall(path: &Path) -> Option<Record> {
-    let record: Record = toml::from_str(&fs::read_to_string(path).ok()?).ok()?;
+    let bytes = match trust::read(path, MAX_RECORD_BYTES) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            tracing::warn!("not using `{}` of the kernel cache: {error}", path.display());
+            return None;
+        }
+    };
+    let record: Record = toml::from_str(str::from_utf8(&bytes).ok()?).ok()?;
     // No files, no way of noticing a change.
     (!record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record)
 }
@@ -138,7 +156,7 @@ fn remember(path: &Path, identity: &Identity, files: &[Stamp]) {
 
 fn write(path: &Path, record: &Record) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    trust::own_folder(folder)?;
     let mut file = NewFile::create_private(path)?;
     file.file().write_all(toml::to_string(record).map_err(io::Error::other)?.as_bytes())?;
     file.publish()

@@ -15,6 +15,8 @@ pub struct Toolchain {
     pub name: String,
     /// The C compiler, or the library of hipRTC or NVRTC; without it the worker tries the usual names.
     pub compiler: Option<PathBuf>,
+    /// What goes before all other arguments: `gcc` of `CC="ccache gcc"`.
+    pub arguments: Vec<String>,
     /// What the worker's environment holds beyond the fixed names (`LD_LIBRARY_PATH`, `ROCM_PATH`, `CUDA_PATH`).
     pub environment: BTreeMap<String, String>,
     /// What starts the worker, if not the system's loader: `ld-linux-x86-64.so.2 --library-path …`.
@@ -85,11 +87,14 @@ pub struct Failure {
 /// What a compile comes to.
 pub(super) type Outcome = Result<Made, Failure>;
 
-/// The ways in which a compile fails. A compiler answers the first two or `OutOfMemory`; the parent sees the others.
+/// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `Crashed`, `Exited` or `OutOfMemory`;
+/// the parent sees the others, and makes `Failed` of a refusal that names no line of the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
-    /// The compiler refused the source or the options: it will again.
+    /// The compiler refused the source, and said at which line: it will again.
     Rejected,
+    /// The compiler failed and did not say that it was the source: the options, the linker, the machine.
+    Failed,
     /// The compiler could not be opened or started, or had no room to work.
     Unavailable,
     /// A signal ended the worker.
@@ -109,6 +114,21 @@ pub enum How {
     },
     /// The worker ran into its memory limit, or the system killed it.
     OutOfMemory,
+    /// The compiler failed where there is hardly any room on the disk.
+    NoRoom {
+        /// What is left for its temporary files, in bytes.
+        free_bytes: u64,
+    },
+    /// It printed without end and was killed.
+    Chatter {
+        /// What it may print, in bytes.
+        max_bytes: u64,
+    },
+    /// The object cannot be loaded.
+    BadObject {
+        /// Why not.
+        what: String,
+    },
     /// The answer was damaged.
     Garbage {
         /// What was expected and found.
@@ -120,11 +140,19 @@ impl fmt::Display for How {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected => write!(f, "the compiler refused it"),
+            Self::Failed => write!(f, "the compiler failed"),
             Self::Unavailable => write!(f, "the compiler could not be used"),
             Self::Crashed { signal } => write!(f, "the compiler crashed with signal {signal}{}", signal_name(*signal)),
             Self::Exited { code } => write!(f, "the compiler ended without an answer, exit code {code}"),
             Self::TimedOut { after_ms } => write!(f, "the compiler was still busy after {after_ms} ms and was killed"),
             Self::OutOfMemory => write!(f, "the compiler ran out of memory"),
+            Self::NoRoom { free_bytes } => {
+                write!(f, "the compiler failed, and only {free_bytes} bytes are left for its temporary files")
+            }
+            Self::Chatter { max_bytes } => {
+                write!(f, "the compiler printed more than {max_bytes} bytes and was killed")
+            }
+            Self::BadObject { what } => write!(f, "the compiler made an object that cannot be loaded: {what}"),
             Self::Garbage { what } => write!(f, "the compiler's answer is damaged: {what}"),
         }
     }
@@ -142,15 +170,46 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
+impl How {
+    /// What can be done about it where the kernel is not the reason. `variable` names the compiler to use.
+    pub(super) fn cure(&self, variable: &str) -> Option<String> {
+        Some(match self {
+            Self::Rejected => return None,
+            Self::OutOfMemory => "compile fewer kernels at a time: set `GPTOSS_JIT_JOBS=1`".into(),
+            Self::NoRoom { .. } => "set `TMPDIR` to a folder with more room, and start again".into(),
+            Self::TimedOut { .. } | Self::Chatter { .. } | Self::BadObject { .. } => {
+                format!("`gptoss-jit doctor` tries the compiler on a small kernel; `{variable}` names another one")
+            }
+            _ => format!(
+                "nothing of this is remembered, so start again; if it stays, `gptoss-jit doctor` tries the compiler, and \
+                 `{variable}` names another one"
+            ),
+        })
+    }
+}
+
 impl Toolchain {
     /// A compiler by name, in this file or library; without one the worker finds it.
     pub(super) fn of(name: &str, compiler: Option<PathBuf>) -> Self {
-        Self { name: name.to_owned(), compiler, environment: BTreeMap::new(), launcher: Vec::new() }
+        let (arguments, environment, launcher) = Default::default();
+        Self { name: name.to_owned(), compiler, arguments, environment, launcher }
+    }
+
+    /// The C or C++ compiler as a command, with the arguments that come before all others.
+    pub(super) fn command(&self) -> Option<std::process::Command> {
+        let mut command = std::process::Command::new(self.compiler.as_deref()?);
+        command.args(&self.arguments).stdin(std::process::Stdio::null());
+        Some(command)
     }
 
     /// What the compiler calls the source in its messages.
     pub(super) fn source_name(&self) -> &'static str {
         super::named(&self.name).map_or("", super::Compiler::source_name)
+    }
+
+    /// What its diagnostics call the source.
+    pub(super) fn names_in_diagnostics(&self) -> Vec<&'static str> {
+        super::named(&self.name).map_or_else(Vec::new, super::Compiler::names_in_diagnostics)
     }
 }
 

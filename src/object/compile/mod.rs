@@ -9,6 +9,8 @@
 mod answer;
 mod compiler;
 pub(super) mod error;
+mod evidence;
+mod folder;
 mod hiprtc;
 mod host;
 mod identity;
@@ -22,7 +24,7 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fmt};
 
@@ -102,13 +104,13 @@ pub struct Compiled {
 /// How compilers are found and run.
 #[derive(Clone, Debug)]
 pub struct CompilerOptions {
-    /// The program that has the hidden worker command: this one.
-    pub worker: PathBuf,
+    /// The program that has the hidden worker command; without it this one.
+    pub worker: Option<PathBuf>,
     /// When a worker is killed.
     pub deadline: Duration,
     /// Address space that a worker and each process it starts may use.
     pub memory_bytes: u64,
-    /// The C compiler; without it `$CC`, then `cc`, `gcc` and `clang` on the `PATH`.
+    /// The C compiler; without it `$CC` (which may be several words), then `cc`, `gcc` and `clang` on the `PATH`.
     pub cc: Option<PathBuf>,
     /// Where hipRTC is.
     pub hiprtc: Toolchain,
@@ -119,19 +121,17 @@ pub struct CompilerOptions {
 }
 
 impl CompilerOptions {
-    /// What a program uses that is its own worker: 120 s and 8 GiB per compile, compilers from the environment.
-    ///
-    /// # Errors
-    /// When the system does not say where this program is.
-    pub fn for_this_program() -> Result<Self, CompileError> {
-        let worker = env::current_exe().map_err(|source| CompileError::NoWorker { source: Arc::new(source) })?;
-        Ok(Self::new(worker))
-    }
-
-    /// The same, with another program as the worker.
+    /// With another program as the worker than this one.
     pub fn new(worker: PathBuf) -> Self {
+        Self { worker: Some(worker), ..Self::default() }
+    }
+}
+
+impl Default for CompilerOptions {
+    /// What a program uses that is its own worker: 120 s and 8 GiB per compile, compilers from the environment.
+    fn default() -> Self {
         Self {
-            worker,
+            worker: None,
             deadline: Duration::from_secs(120),
             memory_bytes: 8 << 30,
             cc: None,
@@ -147,7 +147,14 @@ impl CompilerOptions {
 pub struct Compilers {
     options: CompilerOptions,
     known: Mutex<BTreeMap<(String, String), Result<Known, CompileError>>>,
+    /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
+    stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
+    swept: Once,
 }
+
+/// After so many kernels in a row at which a compiler was stopped, it is not waited for any more: one may be too much
+/// for a compiler that works.
+const MAX_STOPPED: usize = 2;
 
 /// What a process knows of a compiler. One that does not work is not asked again and again.
 #[derive(Clone)]
@@ -167,7 +174,7 @@ impl fmt::Debug for Compilers {
 impl Compilers {
     /// Nothing is looked for until it is needed.
     pub fn new(options: CompilerOptions) -> Self {
-        Self { options, known: Mutex::default() }
+        Self { options, known: Mutex::default(), stopped: Mutex::default(), swept: Once::new() }
     }
 
     /// Who compiles for a target. Found out once per process: remembered on disk while the compiler's files stay as
@@ -180,6 +187,7 @@ impl Compilers {
     }
 
     fn known(&self, compiler: &str, target: &str) -> Result<Known, CompileError> {
+        self.swept.call_once(|| folder::sweep(&env::temp_dir()));
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let find = || {
@@ -199,22 +207,61 @@ impl Compilers {
         identity::probe(&self.options, &self.toolchain(compiler)?, target)
     }
 
-    /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more.
+    /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more. A compiler that is
+    /// not done by the deadline, time and again, is not waited for any more.
     ///
     /// # Errors
     /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying
-    /// again.
+    /// again; after [`CompileError::CompilerChanged`] the compiler has another identity.
     pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
         let known = self.known(request.compiler, &request.target)?;
         let identity = Arc::clone(&known.identity);
         let job = self.job(request, known);
+        if let Some(error) = self.given_up(request) {
+            return Err(error);
+        }
         let start = Instant::now();
-        let made = self.attempt_twice(&request.label, &job)?;
+        let made = self.attempt_twice(&request.label, &job);
+        self.count_stops(request, &made);
+        let made = made?;
         if made.facts != identity.facts {
-            identity::forget(&self.options, &job.toolchain, &request.target);
+            self.forget(request, &job.toolchain, &identity);
             return Err(CompileError::CompilerChanged { compiler: title(request.compiler) });
         }
         Ok(Compiled { object: made.object, log: made.log, compile_ms: start.elapsed().as_millis() as u64 })
+    }
+
+    /// Forgets who a compiler was, unless that was found out anew since.
+    fn forget(&self, request: &Request, toolchain: &Toolchain, identity: &Arc<Identity>) {
+        identity::forget(&self.options, toolchain, &request.target);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let way = (request.compiler.to_owned(), request.target.clone());
+        if known.get(&way).is_some_and(|known| known.as_ref().is_ok_and(|known| Arc::ptr_eq(&known.identity, identity)))
+        {
+            known.remove(&way);
+        }
+    }
+
+    fn given_up(&self, request: &Request) -> Option<CompileError> {
+        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let stopped = stopped.get(request.compiler).filter(|stopped| stopped.len() >= MAX_STOPPED)?;
+        Some(CompileError::GivenUp {
+            kernel: request.label.as_str().into(),
+            target: request.target.as_str().into(),
+            compiler: request.compiler,
+            stopped_at: stopped.clone(),
+            deadline_s: self.options.deadline.as_secs(),
+        })
+    }
+
+    fn count_stops(&self, request: &Request, made: &Result<Made, CompileError>) {
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let stopped = stopped.entry(request.compiler).or_default();
+        match made {
+            Err(CompileError::Failed { how: How::TimedOut { .. }, .. }) => stopped.push(request.label.clone()),
+            Ok(_) | Err(CompileError::Failed { .. }) => stopped.clear(),
+            Err(_) => {} // it was not asked
+        }
     }
 
     fn job(&self, request: &Request, known: Known) -> Job {
@@ -234,22 +281,22 @@ impl Compilers {
     }
 
     fn attempt_twice(&self, label: &str, job: &Job) -> Result<Made, CompileError> {
-        let first = match process::compile(&self.options, job)? {
+        let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
+        let first = match compile()? {
             Ok(made) => return Ok(made),
             Err(failure) => failure,
         };
         if !matches!(first.how, How::Crashed { .. } | How::Exited { .. } | How::Garbage { .. }) {
-            return Err(CompileError::failed(label, &job.target, first, false));
+            return Err(CompileError::failed(label, job, first));
         }
         tracing::debug!("kernel {label}: {}; trying once more", first.how);
-        match process::compile(&self.options, job)? {
-            Ok(made) => Ok(made),
-            Err(second) => {
-                let twice = second.how == first.how;
-                Err(CompileError::failed(label, &job.target, second, twice))
-            }
-        }
+        compile()?.map_err(|second| CompileError::failed(label, job, second))
     }
+}
+
+/// Whether a log of the compiler of this name holds an error at a line of the source.
+pub(super) fn blames_the_source(log: &str, compiler: &str) -> bool {
+    named(compiler).is_some_and(|compiler| evidence::blames_the_source(log, &compiler.names_in_diagnostics()))
 }
 
 /// What people call the compiler of a name.

@@ -29,6 +29,10 @@ impl Compiler for Nvrtc {
         "kernel.hip"
     }
 
+    fn variable(&self) -> &'static str {
+        ROOT_VARIABLE
+    }
+
     fn compiles_for(&self, target: &Target) -> bool {
         target.platform == Platform::Nvidia && !target.is_simulated
     }

@@ -1,45 +1,53 @@
 //! The parent's side of a worker: start it, wait, kill it, read what it left.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, thread};
+use std::{env, process, thread};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use tempfile::TempDir;
 
+use super::folder::PrivateFolder;
 use super::job::{Failure, How, Job, Made, Outcome, Toolchain};
-use super::worker::FOLDER_PREFIX;
-use super::{CompileError, CompilerOptions, answer};
+use super::worker::{ASKED, PRINTED};
+use super::{CompileError, CompilerOptions, answer, evidence, title};
 
 /// The hidden command of the program.
 const COMMAND: &str = "__compile-worker";
-const PRINTED: &str = "printed";
 /// Of what a compiler printed, this much of the end is kept.
-const MAX_PRINTED_BYTES: u64 = 64 << 10;
+const MAX_KEPT_BYTES: u64 = 64 << 10;
+/// A compiler that prints more is stopped.
+const MAX_PRINTED_BYTES: u64 = 16 << 20;
+/// With less room than this for temporary files, the lack of it is why a compiler failed.
+const LITTLE_ROOM_BYTES: u64 = 16 << 20;
+/// A wait this long is told, or one of half the deadline.
+const LONG_WAIT: Duration = Duration::from_secs(10);
 
-/// Compiles in a process of its own.
+/// Compiles in a process of its own. `label` is what people call the kernel.
 ///
 /// # Errors
 /// The outer ones are about the worker (it could not be started), the inner ones about the compile.
-pub(super) fn compile(options: &CompilerOptions, job: &Job) -> Result<Outcome, CompileError> {
-    let folder = tempfile::Builder::new().prefix(FOLDER_PREFIX).tempdir();
-    let folder = folder.map_err(|source| folder_error(env::temp_dir(), source))?;
+pub(super) fn compile(options: &CompilerOptions, label: &str, job: &Job) -> Result<Outcome, CompileError> {
+    let folder = PrivateFolder::new().map_err(|source| folder_error(env::temp_dir(), source))?;
     let in_folder = |source| folder_error(folder.path().to_owned(), source);
     job.write(folder.path()).map_err(in_folder)?;
     let printed = File::create(folder.path().join(PRINTED)).map_err(in_folder)?;
 
     let child = start(options, &job.toolchain, &folder, printed)?;
-    let end = wait(child, options.deadline).map_err(in_folder)?;
+    let wait = Wait { folder: folder.path(), deadline: options.deadline, label, job };
+    let end = wait.end_of(child).map_err(in_folder)?;
     let printed = clean(&read_printed(folder.path()).map_err(in_folder)?, folder.path(), job);
     let answer = answer::read(folder.path()).map_err(in_folder)?;
-    Ok(match judge(end, answer, &printed) {
+    Ok(match judge(end, answer) {
         Ok(made) => Ok(Made { log: join(&clean(&made.log, folder.path(), job), &printed), ..made }),
-        Err(failure) => Err(Failure { log: join(&clean(&failure.log, folder.path(), job), &printed), ..failure }),
+        Err(Failure { how, log }) => {
+            let log = join(&clean(&log, folder.path(), job), &printed);
+            Err(Failure { how: whose_fault(how, &log, job, folder.free_bytes()), log })
+        }
     })
 }
 
@@ -50,10 +58,11 @@ fn folder_error(folder: PathBuf, source: io::Error) -> CompileError {
 fn start(
     options: &CompilerOptions,
     toolchain: &Toolchain,
-    folder: &TempDir,
+    folder: &PrivateFolder,
     printed: File,
 ) -> Result<Child, CompileError> {
-    let mut words = toolchain.launcher.iter().map(PathBuf::from).chain([options.worker.clone()]);
+    let worker = options.worker.clone().unwrap_or_else(|| this_program(&toolchain.launcher));
+    let mut words = toolchain.launcher.iter().map(PathBuf::from).chain([worker]);
     let program = words.next().expect("the worker is the last word at least");
     let spawn = || {
         Command::new(&program)
@@ -74,76 +83,113 @@ fn start(
             .process_group(0)
             .spawn()
     };
-    spawn().map_err(|source| CompileError::NotStarted { program: program.clone(), source: Arc::new(source) })
+    spawn().map_err(|source| {
+        let program = fs::read_link(&program).unwrap_or(program); // in `/proc` it has no name
+        CompileError::NotStarted { program, source: Arc::new(source) }
+    })
+}
+
+/// This program as it runs, though its file was replaced since: another one may not know what a job is.
+fn this_program(launcher: &[String]) -> PathBuf {
+    let process = if launcher.is_empty() { "self".into() } else { process::id().to_string() };
+    let running = PathBuf::from(format!("/proc/{process}/exe"));
+    if running.exists() { running } else { env::current_exe().unwrap_or(running) }
 }
 
 /// How a worker ended.
 enum End {
     Itself(ExitStatus),
-    Killed { after: Duration },
+    Killed(How),
 }
 
-/// Waits for the worker, no longer than the deadline, and kills whatever is left of its process group.
-fn wait(mut child: Child, deadline: Duration) -> io::Result<End> {
-    let pid = Pid::from_child(&child);
-    let start = Instant::now();
-    let ended = loop {
-        // NOWAIT leaves the worker a zombie: until `child.wait()` nobody else can get its process group's number.
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        if waitid(WaitId::Pid(pid), options)?.is_some() {
-            break true;
-        }
-        let elapsed = start.elapsed();
-        if elapsed >= deadline {
-            break false;
-        }
-        let pause = (elapsed / 32).clamp(Duration::from_millis(1), Duration::from_millis(20));
-        thread::sleep(pause.min(deadline - elapsed));
-    };
-    // An error means that the group is empty.
-    let _ = kill_process_group(pid, Signal::KILL);
-    let status = child.wait()?;
-    Ok(if ended { End::Itself(status) } else { End::Killed { after: deadline } })
+/// A wait for a worker.
+struct Wait<'a> {
+    folder: &'a Path,
+    deadline: Duration,
+    label: &'a str,
+    job: &'a Job,
 }
 
-fn judge(end: End, answer: Option<Vec<u8>>, printed: &str) -> Result<Made, Failure> {
+impl Wait<'_> {
+    /// Waits for the worker, no longer than the deadline, and kills whatever is left of its process group.
+    fn end_of(&self, mut child: Child) -> io::Result<End> {
+        let pid = Pid::from_child(&child);
+        let start = Instant::now();
+        let mut is_told = false;
+        let why_killed = loop {
+            // NOWAIT leaves the worker a zombie: until `child.wait()` nobody else can get its process group's number.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            if waitid(WaitId::Pid(pid), options)?.is_some() {
+                break None;
+            }
+            let elapsed = start.elapsed();
+            if elapsed >= self.deadline {
+                break Some(How::TimedOut { after_ms: self.deadline.as_millis() as u64 });
+            }
+            if [PRINTED, ASKED].iter().any(|file| self.len_bytes(file) > MAX_PRINTED_BYTES) {
+                break Some(How::Chatter { max_bytes: MAX_PRINTED_BYTES });
+            }
+            if elapsed > LONG_WAIT.min(self.deadline / 2) && !is_told {
+                is_told = true;
+                tracing::warn!("{}", self.told());
+            }
+            let pause = (elapsed / 32).clamp(Duration::from_millis(1), Duration::from_millis(20));
+            thread::sleep(pause.min(self.deadline - elapsed));
+        };
+        // An error means that the group is empty.
+        let _ = kill_process_group(pid, Signal::KILL);
+        let status = child.wait()?;
+        Ok(why_killed.map_or(End::Itself(status), End::Killed))
+    }
+
+    fn len_bytes(&self, file: &str) -> u64 {
+        fs::symlink_metadata(self.folder.join(file)).map_or(0, |file| file.len())
+    }
+
+    /// What is waited for, and how long at most.
+    fn told(&self) -> String {
+        let Toolchain { name, compiler, .. } = &self.job.toolchain;
+        let path = compiler.iter().map(|path| format!(" `{}`", path.display())).collect::<String>();
+        let limit = self.deadline.as_secs();
+        format!("waiting for {}{path} to compile {}; it is stopped after {limit} s", title(name), self.label)
+    }
+}
+
+fn judge(end: End, answer: Option<Vec<u8>>) -> Result<Made, Failure> {
     let failed = |how| Err(Failure { how, log: String::new() });
     let status = match end {
-        End::Killed { after } => return failed(How::TimedOut { after_ms: after.as_millis() as u64 }),
+        End::Killed(how) => return failed(how),
         End::Itself(status) => status,
     };
-    let outcome = match (status.signal(), status.code(), answer.as_deref().map(answer::decode)) {
+    match (status.signal(), status.code(), answer.as_deref().map(answer::decode)) {
         // Nobody but the system kills a worker before its deadline, and it does so for memory.
         (Some(9), ..) => failed(How::OutOfMemory),
         (Some(signal), ..) => failed(How::Crashed { signal }),
         (None, Some(0), Some(Ok(outcome))) => outcome,
         (None, Some(0), Some(Err(what))) => failed(How::Garbage { what }),
         (None, code, _) => failed(How::Exited { code: code.unwrap_or_default() }),
-    };
-    outcome.map_err(|Failure { how, log }| {
-        let how = passing_cause(printed).or_else(|| passing_cause(&log)).unwrap_or(how);
-        Failure { how, log }
-    })
+    }
 }
 
-/// Why a compiler gave up, if the reason is not in the source: what it says when it lacks memory or disk.
-fn passing_cause(printed: &str) -> Option<How> {
-    let says = |words: &[&str]| words.iter().any(|words| printed.contains(words));
-    if says(&["bad_alloc", "ut of memory", "memory exhausted", "annot allocate memory", "memory allocation of"])
-        || says(&["Killed signal terminated program"])
-    {
-        Some(How::OutOfMemory)
-    } else {
-        says(&["No space left on device", "Disk quota exceeded"]).then_some(How::Unavailable)
-    }
+/// A refusal stays one if the compiler names a line of the source. Whatever else happened may be the machine's fault,
+/// and is if it shows.
+fn whose_fault(how: How, log: &str, job: &Job, free_bytes: Option<u64>) -> How {
+    let how = match how {
+        How::Rejected if evidence::blames_the_source(log, &job.toolchain.names_in_diagnostics()) => return how,
+        How::TimedOut { .. } | How::Chatter { .. } => return how,
+        How::Rejected => How::Failed,
+        how => how,
+    };
+    let little = free_bytes.filter(|free| *free < LITTLE_ROOM_BYTES).map(|free_bytes| How::NoRoom { free_bytes });
+    evidence::passing_cause(log, free_bytes.unwrap_or_default()).or(little).unwrap_or(how)
 }
 
 fn read_printed(folder: &Path) -> io::Result<String> {
     let mut file = File::open(folder.join(PRINTED))?;
     let len = file.metadata()?.len();
-    file.seek(SeekFrom::Start(len.saturating_sub(MAX_PRINTED_BYTES)))?;
+    file.seek(SeekFrom::Start(len.saturating_sub(MAX_KEPT_BYTES)))?;
     let mut bytes = Vec::new();
-    file.take(MAX_PRINTED_BYTES).read_to_end(&mut bytes)?;
+    file.take(MAX_KEPT_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

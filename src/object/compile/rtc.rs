@@ -46,6 +46,8 @@ pub(super) fn compile(vendor: Vendor, job: &Job) -> Result<Made, Failure> {
     if log.lines().any(|line| line.starts_with("error: ")) {
         return Err(Failure { how: How::Rejected, log });
     }
+    gpu::elf::check_whole(&made.object)
+        .map_err(|error| Failure { how: How::BadObject { what: error.to_string() }, log: log.clone() })?;
     let images = rtc_sys::images();
     let files = images.iter().map(|image| image.path.clone()).collect();
     Ok(Made { object: made.object, log, facts: facts(&images), files })
@@ -65,7 +67,7 @@ fn open(vendor: Vendor, library: Option<&Path>) -> Result<Rtc, Failure> {
     })
 }
 
-/// Every failure of a call follows from the source or the options: the same again would fail again.
+/// Whether it is the source that is refused, the log says: the parent looks.
 fn refusal(error: rtc_sys::CompileError) -> Failure {
     let log = match error {
         rtc_sys::CompileError::Rejected { log, .. } if !log.trim().is_empty() => log,

@@ -1,17 +1,17 @@
 //! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to
 //! a shared object.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::{env, fs};
+use std::fs;
 
-use super::host::{contraction, first_on_path, how_it_ended, made, unavailable};
+use super::host::{command, contraction, first_on_path, made, run, unavailable, words_of};
 use super::job::{Failure, Job, Made, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::Target;
 use crate::template::Precision;
 
 const SOURCE: &str = "simulated.cpp";
+/// The user's word on which C++ compiler to use.
+const VARIABLE: &str = "CXX";
 
 /// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel
 /// is C: it needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's
@@ -35,6 +35,14 @@ impl Compiler for Simulator {
         SOURCE
     }
 
+    fn names_in_diagnostics(&self) -> Vec<&'static str> {
+        vec![SOURCE, "kernel.hip"] // the second begins where the simulator's text ends
+    }
+
+    fn variable(&self) -> &'static str {
+        VARIABLE
+    }
+
     fn compiles_for(&self, target: &Target) -> bool {
         target.is_simulated
     }
@@ -46,8 +54,7 @@ impl Compiler for Simulator {
     }
 
     fn find(&self, _: &CompilerOptions) -> Result<Toolchain, CompileError> {
-        let named = env::var_os("CXX").filter(|cxx| !cxx.is_empty()).map(PathBuf::from);
-        first_on_path(self, named, &["c++", "g++", "clang++"])
+        first_on_path(self, words_of(VARIABLE), &["c++", "g++", "clang++"])
     }
 
     fn canary(&self) -> Canary {
@@ -88,16 +95,8 @@ fn options() -> Vec<String> {
 }
 
 fn compile(job: &Job) -> Result<Made, Failure> {
-    let cxx = job.toolchain.compiler.as_deref().ok_or_else(|| unavailable("no compiler was named"))?;
     fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
-    run(cxx, Command::new(cxx).args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
-    run(cxx, Command::new(cxx).args(LINK).arg("object"))?;
-    made(job, cxx, format!("-c {LINK:?}"), "cc1plus")
-}
-
-/// Runs the compiler. What it says goes to stderr, which the parent captures.
-fn run(cxx: &Path, command: &mut Command) -> Result<(), Failure> {
-    let status = command.stdin(Stdio::null()).status();
-    let status = status.map_err(|error| unavailable(&format!("`{}`: {error}", cxx.display())))?;
-    if status.success() { Ok(()) } else { Err(Failure { how: how_it_ended(status), log: String::new() }) }
+    run(command(job)?.args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
+    run(command(job)?.args(LINK).arg("object"))?;
+    made(job, format!("-c {LINK:?}"), "cc1plus")
 }

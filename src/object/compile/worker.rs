@@ -11,6 +11,10 @@ use super::job::{Failure, How, Job};
 
 /// What the names of private folders start with.
 pub(super) const FOLDER_PREFIX: &str = "gptoss-jit-compile-";
+/// What the worker and the compiler print, in the private folder.
+pub(super) const PRINTED: &str = "printed";
+/// What a compiler answers that is asked who it is, there.
+pub(super) const ASKED: &str = "asked";
 
 /// Reads the job in `folder`, compiles, leaves the answer there.
 ///
@@ -23,7 +27,7 @@ pub fn run(folder: &Path) -> io::Result<()> {
         let what = format!("`{}` is no job: this command is started by the program itself", folder.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    follow_parent(folder.to_owned());
+    follow_parent(folder.to_owned())?;
     let job = Job::read(folder)?;
     limit_resources(job.memory_bytes)?;
     let outcome = match super::named(&job.toolchain.name) {
@@ -41,8 +45,8 @@ fn is_private_folder(folder: &Path) -> bool {
 /// Ends this process and all that it started when the parent ends. A parent-death signal would not do: it reaches
 /// this process alone, and `cc` and its children would live on. A parent that is gone before this line is no race:
 /// its end of the pipe is closed then, too.
-fn follow_parent(folder: PathBuf) {
-    thread::spawn(move || {
+fn follow_parent(folder: PathBuf) -> io::Result<()> {
+    let follow = move || {
         let mut sink = [0; 64];
         while !matches!(io::stdin().read(&mut sink), Ok(0)) {}
         // The parent would have removed it. Whoever still writes there is killed in the next line.
@@ -51,7 +55,8 @@ fn follow_parent(folder: PathBuf) {
             let _ = kill_current_process_group(Signal::KILL);
         }
         process::exit(1);
-    });
+    };
+    thread::Builder::new().spawn(follow).map(|_| ())
 }
 
 fn limit_resources(memory_bytes: u64) -> io::Result<()> {

@@ -2,4 +2,5 @@
 
 pub mod cache;
 pub mod compile;
+pub mod faults;
 pub mod hiprtc;

@@ -4,6 +4,8 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use gptoss_jit::object::cache::Made;
+
 use super::{Room, hit, key, made, names};
 use crate::fixtures::skipped;
 
@@ -205,4 +207,47 @@ fn set_aside_bytes_are_capped() {
         assert!(hit(&room.open(), &key).is_none());
     }
     assert_eq!(names(&room.root().join("v1/aside")).len(), 2, "two of 30 MiB fit into 64 MiB");
+}
+
+#[test]
+fn an_object_that_is_cut_short_is_found_though_its_digest_is_right() {
+    let room = Room::new();
+    let key = key("s");
+    let whole = include_bytes!("../../../fixtures/objects/linear_tile.gfx90a.co");
+    let publish = |object: &[u8]| drop(room.open().publish(&key, &Made { object: object.to_vec(), ..made(&key) }));
+    publish(whole);
+    assert!(hit(&room.open(), &key).is_some());
+    room.open().forget(&key.digest());
+    publish(&whole[..whole.len() - 1]);
+    let findings = room.open().folder().expect("usable").verify(false).expect("listed").findings;
+    assert!(findings.len() == 1 && findings[0].problem.contains("`object` cannot be loaded"), "{findings:?}");
+    assert!(hit(&room.open(), &key).is_none());
+    assert_eq!(names(&room.root().join("v1/aside")).len(), 1);
+}
+
+#[test]
+fn what_is_behind_links_among_the_folders_is_left_alone() {
+    let room = Room::new();
+    let key = key("s");
+    let dir = room.publish(&key);
+    let precious = room.folder.path().join("precious");
+    fs::create_dir(&precious).expect("made");
+    fs::write(precious.join("thesis"), "").expect("written");
+    for name in ["aside", "lock"] {
+        let _ = fs::remove_dir_all(room.root().join("v1").join(name));
+        symlink(&precious, room.root().join("v1").join(name)).expect("linked");
+    }
+    let pruned = room.root().join("v1/pruned");
+    fs::remove_file(&pruned).expect("there");
+    symlink(precious.join("thesis"), &pruned).expect("linked");
+
+    assert!(!room.open().lock(&key.digest()).is_held());
+    room.open().folder().expect("usable").clear(false).expect("listed");
+    assert!(fs::symlink_metadata(room.root().join("v1/aside")).is_err(), "the link itself is what was set aside");
+    symlink(&precious, room.root().join("v1/aside")).expect("linked");
+    room.publish(&key);
+    flip(&dir.join("object"), 3);
+    assert!(hit(&room.open(), &key).is_none());
+    assert_eq!(names(&room.root().join("v1/aside")).len(), 1, "a folder of the cache's own");
+    assert_eq!((names(&precious), fs::read(precious.join("thesis")).expect("there")), (vec!["thesis".into()], vec![]));
 }
