@@ -173,7 +173,8 @@ impl Setup {
     fn selection(&self, args: &CheckArgs) -> Selection {
         let tables = args.tuned.then(|| Arc::new(self.tables.clone()));
         let (op, variant) = (args.op.clone(), args.variant.clone());
-        Selection { op, variant, all_params: args.all_params, tables, is_fenced: true, ..Selection::default() }
+        let all_params = args.all_params;
+        Selection { op, variant, all_params, tables, more_rows: true, is_fenced: true, ..Selection::default() }
     }
 }
 

@@ -169,10 +169,13 @@ impl Checked {
         // Loaded once: what a kernel keeps between launches, it keeps in its object.
         let mut loaded: Option<Result<Kernel, Wrong>> = None;
         let mut right: BTreeMap<usize, Vec<Written>> = BTreeMap::new();
+        // Wrong in another process, perhaps so that it ended.
+        let mut told: BTreeSet<usize> = BTreeSet::new();
         for case in cases(on, trial, kernel, weights) {
-            if case.is_again && !right.contains_key(&case.i) {
-                watch.passed_over();
-                continue; // it is wrong, and was told
+            let is_told = told.contains(&case.i) || case.is_again && !right.contains_key(&case.i);
+            if is_told {
+                watch.passed_over(); // it was wrong on these inputs
+                continue;
             }
             let text = format!("{trial}, {}{}", trial::list(case.scalars), case.note());
             let prepared = known::prepared(trial, case.scalars).and_then(|prepared| {
@@ -182,6 +185,8 @@ impl Checked {
             if let Go::Known { is_right } = watch.before(self, &text) {
                 if is_right {
                     right.entry(case.i).or_default();
+                } else {
+                    told.insert(case.i);
                 }
                 continue;
             }

@@ -106,6 +106,8 @@ pub struct Selection {
     pub own_tests: bool,
     /// Only the first shape that fits a template, in all of its types.
     pub first_shape: bool,
+    /// At a template's first test one more number of rows, above those that it has.
+    pub more_rows: bool,
     /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
     /// outside then ends the process that runs it.
     pub is_fenced: bool,
