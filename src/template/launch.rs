@@ -149,7 +149,7 @@ impl LaunchSpec {
     /// Blocks in x, y, z for these scalars. Zero blocks mean that there is nothing to launch.
     ///
     /// # Errors
-    /// If a scalar is missing, an expression gives no whole number of 32 bits, or all together are more blocks than that.
+    /// If a scalar is missing, an expression gives no whole number of 32 bits, or there are more blocks than that.
     pub fn grid(&self, scalars: &BTreeMap<String, u64>) -> Result<[u32; 3], ExpressionError> {
         let scope = Arc::new(self.scope.with_scalars(scalars));
         let mut grid = [1; 3];

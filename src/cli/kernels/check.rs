@@ -215,7 +215,8 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
         return Err(UsageError(message).into());
     }
-    store.compiler().identity(compiler_for(target).name(), &target.id())?; // no compiler is one error, not one for each kernel
+    // No compiler is one error, not one for each kernel.
+    store.compiler().identity(compiler_for(target).name(), &target.id())?;
     if args.speed {
         return speed::run(&checker, &selection, tables.facts(&target.arch), output);
     }

@@ -3,9 +3,10 @@
 //!
 //! [`trial`] says what is run, [`checked`] runs it and adds up what comes out, [`memory`] puts guards around what a
 //! kernel may touch, [`compare`] holds outputs against the reference. A kernel can end the process that runs it: with
-//! [`parent`] that is a [`child`], and the check goes on behind the case that ended it. What a GPU's object says of itself is held against the contract ([`uses`]); [`code`] disassembles
-//! it and [`speed`] predicts how long its loops take; [`export`] writes it and its case to files for others to run. A
-//! template that only compiles here, because its device is elsewhere, is reported as such.
+//! [`parent`] that is a [`child`], and the check goes on behind the case that ended it. What a GPU's object says of
+//! itself is held against the contract ([`uses`]); [`code`] disassembles it and [`speed`] predicts how long its loops
+//! take; [`export`] writes it and its case to files for others to run. A template that only compiles here, because its
+//! device is elsewhere, is reported as such.
 //!
 //! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
 //! problem is rendered once more for a [`Runner`] that stands in for it.
