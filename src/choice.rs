@@ -241,8 +241,10 @@ pub fn choose(
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
         }
     }
+    // Candidates differ in their names, so that a row's is the only one which can come twice.
+    let of_row = ranking.choices.first().map(|choice| choice.template.label());
     for template in candidates {
-        if ranking.choices.iter().any(|choice| choice.template.label() == template.label()) {
+        if of_row.as_ref().is_some_and(|label| *label == template.label()) {
             continue;
         }
         let params = template.legal_params(problem, target).next();

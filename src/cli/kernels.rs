@@ -60,6 +60,17 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
+/// Does a part of this command's work in a process that kernels may end.
+///
+/// # Errors
+/// If the command is not one that runs kernels, or what it needs is not there.
+pub fn work(args: &Args) -> anyhow::Result<()> {
+    match &args.command {
+        Command::Check(args) => check::work(args),
+        _ => anyhow::bail!("only `kernels check` runs kernels in processes of their own"),
+    }
+}
+
 /// A line of `kernels ls`, and an object of its JSON.
 #[derive(Serialize)]
 struct Listed {

@@ -64,6 +64,9 @@ struct Cli {
 /// What this program is started with to compile one kernel and leave.
 const WORKER: &str = "__compile-worker";
 
+/// What this program is started with, before the words of a `kernels check`, to run kernels for it.
+const CHECK_WORKER: &str = "__check-worker";
+
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
@@ -103,7 +106,9 @@ pub fn main() -> ExitCode {
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return report::exit_code(crate::object::compile::run_worker(&folder).map_err(Into::into), &output);
     }
-    let cli = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let is_check_worker = std::env::args_os().nth(1).is_some_and(|word| word == CHECK_WORKER);
+    let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || !is_check_worker).map(|(_, word)| word);
+    let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
@@ -112,7 +117,10 @@ pub fn main() -> ExitCode {
     };
     tell_warnings();
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
-    let result = dispatch(cli.command, &output);
+    let result = match cli.command {
+        Command::Kernels(args) if is_check_worker => kernels::work(&args),
+        command => dispatch(command, &output),
+    };
     report::exit_code(result, &output)
 }
 

@@ -64,6 +64,14 @@ pub enum Reason {
     /// Its value is not a boolean.
     #[error("it is {0}, expected true or false")]
     NotCondition(String),
+    /// Numbers that belong together are too many together.
+    #[error("{what} are too many, expected at most {limit}")]
+    TooMany {
+        /// The numbers, and what they count.
+        what: String,
+        /// What fits.
+        limit: u64,
+    },
     /// It is larger than the place that it is for can hold.
     #[error("it is {value}, expected at most {limit}")]
     TooLarge {

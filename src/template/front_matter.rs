@@ -10,6 +10,7 @@ use super::contract::{Access, Arg, TestTable, test_shapes};
 use super::declaration::{ArgTable, Toml};
 use super::expression::Expression;
 use super::library_error::LibraryError;
+use super::params::MAX_CHOICES;
 use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
 use super::{Launch, NumericsOverride, Param, Precision, Requires, Resources, Template};
@@ -181,7 +182,14 @@ impl Reader<'_> {
 
     fn params(&self, tables: &BTreeMap<String, Spanned<ParamTable>>) -> Result<BTreeMap<String, Param>, LibraryError> {
         let mut params = BTreeMap::new();
+        let mut n_choices = 1usize;
         for (name, table) in tables {
+            n_choices = n_choices.saturating_mul(table.get_ref().values.len());
+            if n_choices > MAX_CHOICES {
+                let expected = format!("at most {MAX_CHOICES} choices of all parameters together");
+                let found = format!("{} values times those of the parameters before", table.get_ref().values.len());
+                return Err(self.toml.refuse(table.span(), format!("params.{name}.values"), expected, found));
+            }
             // `block_size` is the one name that a parameter may share with the renderer: it then is the launch's.
             if name != "block_size" {
                 self.toml.name("parameter", name, table.span())?;

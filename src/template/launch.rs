@@ -11,6 +11,13 @@ use super::expression::{Expression, ExpressionError, Reason, Scope};
 use super::signature::Signature;
 use crate::dtype::Dtype;
 
+/// What one argument, or the private memory of a thread, can have at most, in bytes: more than any machine, and so few
+/// that sums of it fit 64 bits.
+pub const MAX_LEN_BYTES: u64 = 1 << 48;
+
+/// Blocks that a launch can have at most.
+const MAX_BLOCKS: u64 = u32::MAX as u64;
+
 /// An argument of a rendered kernel.
 #[derive(Clone, Debug)]
 pub struct ArgSpec {
@@ -54,9 +61,18 @@ impl ArgSpec {
     /// Length in bytes for these scalars.
     ///
     /// # Errors
-    /// As [`Self::len_elements`].
+    /// As [`Self::len_elements`], and above [`MAX_LEN_BYTES`].
     pub fn len_bytes(&self, scalars: &BTreeMap<String, u64>) -> Result<usize, ExpressionError> {
-        Ok(self.dtype.len_bytes(self.len_elements(scalars)? as usize))
+        let elements = self.len_elements(scalars)?;
+        let limit = MAX_LEN_BYTES * 8 / self.dtype.size_bits() as u64;
+        match (&self.axes, elements > limit) {
+            (Some(axes), true) => {
+                let shape: Vec<String> = self.shape(scalars)?.iter().map(u64::to_string).collect();
+                let what = format!("`{}`: {} elements of {}", self.name, shape.join(" x "), self.dtype);
+                Err(axes[0].error(Reason::TooMany { what, limit }))
+            }
+            _ => Ok(self.dtype.len_bytes(elements as usize)),
+        }
     }
 
     /// Whether it is passed by value.
@@ -79,10 +95,11 @@ impl ArgSpec {
     /// As [`Self::shape`], and if the product does not fit 64 bits.
     pub fn len_elements(&self, scalars: &BTreeMap<String, u64>) -> Result<u64, ExpressionError> {
         let shape = self.shape(scalars)?;
-        let product = shape.iter().try_fold(1u64, |product, &axis| product.checked_mul(axis));
-        product.ok_or_else(|| {
-            let reason = format!("the product of {shape:?} does not fit 64 bits");
-            self.axes.as_ref().expect("a scalar's product is 1")[0].error(Reason::Engine(reason))
+        product(&shape).ok_or_else(|| {
+            let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+            let what = format!("`{}`: {} elements", self.name, shape.join(" x "));
+            let first = &self.axes.as_ref().expect("a scalar's product is 1")[0];
+            first.error(Reason::TooMany { what, limit: u64::MAX })
         })
     }
 
@@ -132,14 +149,21 @@ impl LaunchSpec {
     /// Blocks in x, y, z for these scalars. Zero blocks mean that there is nothing to launch.
     ///
     /// # Errors
-    /// If a scalar is missing, or an expression gives no whole number of 32 bits.
+    /// If a scalar is missing, an expression gives no whole number of 32 bits, or there are more blocks than that.
     pub fn grid(&self, scalars: &BTreeMap<String, u64>) -> Result<[u32; 3], ExpressionError> {
         let scope = Arc::new(self.scope.with_scalars(scalars));
         let mut grid = [1; 3];
         for (blocks, axis) in grid.iter_mut().zip(&self.grid) {
             *blocks = axis.whole_u32(&scope)?;
         }
-        Ok(grid)
+        let n_blocks = product(&grid.map(u64::from));
+        match self.grid.first().filter(|_| n_blocks.is_none_or(|n_blocks| n_blocks > MAX_BLOCKS)) {
+            None => Ok(grid),
+            Some(first) => {
+                let what = format!("the {} x {} x {} blocks of the grid", grid[0], grid[1], grid[2]);
+                Err(first.error(Reason::TooMany { what, limit: MAX_BLOCKS }))
+            }
+        }
     }
 
     /// Threads per block; 1 on the host.
@@ -155,9 +179,19 @@ impl LaunchSpec {
     /// Host: bytes of private memory for each thread that runs blocks. 0 on a GPU.
     ///
     /// # Errors
-    /// As [`Self::grid`], for 64 bits.
+    /// If a scalar is missing, or the expression gives no whole number up to [`MAX_LEN_BYTES`].
     pub fn scratch_bytes(&self, scalars: &BTreeMap<String, u64>) -> Result<u64, ExpressionError> {
-        let scope = Arc::new(self.scope.with_scalars(scalars));
-        self.scratch_bytes.as_ref().map_or(Ok(0), |bytes| bytes.whole(&scope))
+        let Some(expression) = &self.scratch_bytes else { return Ok(0) };
+        let value = expression.whole(&Arc::new(self.scope.with_scalars(scalars)))?;
+        let limit = MAX_LEN_BYTES;
+        if value <= limit { Ok(value) } else { Err(expression.error(Reason::TooLarge { value, limit })) }
     }
+}
+
+/// The product of all; `None` if it does not fit 64 bits, unless one is zero.
+fn product(factors: &[u64]) -> Option<u64> {
+    if factors.contains(&0) {
+        return Some(0);
+    }
+    factors.iter().try_fold(1u64, |product, &factor| product.checked_mul(factor))
 }

@@ -5,6 +5,9 @@ use super::{Param, Params, Problem, Template};
 use crate::target::Target;
 use std::sync::Arc;
 
+/// Choices of parameters that a template may declare: whoever looks for a legal one may have to look at all.
+pub(super) const MAX_CHOICES: usize = 1 << 16;
+
 /// Parameters that a template refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParamsError {
@@ -74,7 +77,7 @@ impl Template {
     /// order of the values, the last parameter changing fastest.
     pub fn legal_params<'a>(&'a self, problem: &'a Problem, target: &'a Target) -> impl Iterator<Item = Params> + 'a {
         let defaults: Params = self.params.iter().map(|(name, param)| (name.clone(), param.default)).collect();
-        let count = self.params.values().map(|param| param.values.len()).product::<usize>();
+        let count = self.params.values().map(|param| param.values.len()).product::<usize>(); // up to MAX_CHOICES
         let others = (0..count).map(|i| self.nth_params(i)).filter({
             let defaults = defaults.clone();
             move |params| *params != defaults && !self.is_another_op(params)

@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::Problem;
 use super::declaration::Toml;
-use super::expression::{Expression, ExpressionError, Scope};
+use super::expression::{Expression, ExpressionError, Reason, Scope};
 use super::launch::ArgSpec;
 use super::library_error::LibraryError;
 use super::signature::Signature;
@@ -158,7 +158,12 @@ impl Count {
         let mut total = 0;
         for &value in inputs.get(&self.of).into_iter().flatten() {
             known.insert(self.of.clone(), Value::from(value));
-            total += self.sum.whole(&Arc::new(Scope::new(known.clone()).with_scalars(scalars)))?;
+            let summand = self.sum.whole(&Arc::new(Scope::new(known.clone()).with_scalars(scalars)))?;
+            let too_many = || {
+                let what = format!("the sums over `{}`: {total} + {summand}", self.of);
+                self.sum.error(Reason::TooMany { what, limit: u64::MAX })
+            };
+            total = u64::checked_add(total, summand).ok_or_else(too_many)?;
         }
         Ok(total)
     }

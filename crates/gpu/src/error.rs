@@ -115,6 +115,14 @@ pub enum GpuError {
         /// What it was given.
         found: String,
     },
+    /// More blocks than can be counted.
+    #[error("kernel `{entry}`: a grid of {} x {} x {} blocks is more than 2^64", grid[0], grid[1], grid[2])]
+    Blocks {
+        /// The kernel.
+        entry: String,
+        /// Blocks in x, y and z.
+        grid: [u32; 3],
+    },
     /// The simulator saw a kernel do what it must not.
     #[error(
         "kernel `{entry}`{}, block ({}, {}, {}), thread {thread}: {what}",

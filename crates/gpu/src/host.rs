@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -39,6 +39,15 @@ pub struct HostDriver {
     pool: ThreadPool,
     /// Held while anything reads or writes buffers: what makes the safe functions of [`Driver`] race-free.
     stream: Mutex<()>,
+    /// The most private memory that launches were granted, for each thread.
+    scratch_bytes: AtomicUsize,
+}
+
+/// Private memory of a thread that is there without a question, in bytes: asking the system at every launch takes time.
+const MAX_UNASKED_SCRATCH_BYTES: usize = 16 << 20;
+
+fn out_of_memory(len_bytes: usize, free_bytes: Option<usize>) -> GpuError {
+    GpuError::OutOfMemory { device: "cpu".into(), len_bytes, free_bytes }
 }
 
 impl HostDriver {
@@ -52,7 +61,7 @@ impl HostDriver {
             .thread_name(|i| format!("cpu device {i}"))
             .build()
             .map_err(GpuError::Threads)?;
-        Ok(Self { pool, stream: Mutex::new(()) })
+        Ok(Self { pool, stream: Mutex::new(()), scratch_bytes: AtomicUsize::new(0) })
     }
 }
 
@@ -70,11 +79,11 @@ impl Driver for HostDriver {
     }
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
-        Buffer::pages(len_bytes).map_err(|_| GpuError::OutOfMemory {
-            device: "cpu".into(),
-            len_bytes,
-            free_bytes: None,
-        })
+        Buffer::pages(len_bytes).map_err(|_| out_of_memory(len_bytes, None))
+    }
+
+    fn fenced(&self, len_bytes: usize) -> Result<Option<Buffer>, GpuError> {
+        Buffer::fenced(len_bytes).map(Some).map_err(|_| out_of_memory(len_bytes, None))
     }
 
     fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
@@ -108,8 +117,10 @@ impl Driver for HostDriver {
         let function: &Function = kernel.function()?;
         let args = Pointers(launch.args.iter().map(pointer).collect::<Result<_, _>>()?);
         let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_scratch(launch.scratch_bytes)?;
         let [x, y, z] = launch.grid.map(u64::from);
-        let n_blocks = x * y * z;
+        let too_many = || GpuError::Blocks { entry: kernel.entry().to_owned(), grid: launch.grid };
+        let n_blocks = (x * y).checked_mul(z).ok_or_else(too_many)?; // two numbers of 32 bits fit 64
         let run = |block: u64| {
             with_scratch(launch.scratch_bytes, |scratch| {
                 let index = |n: u64| n as u32; // each is below its grid dimension, a u32
@@ -152,6 +163,22 @@ impl Driver for HostDriver {
 }
 
 impl HostDriver {
+    /// Refuses private memory that there is not for all threads: growing into it would end the process. What they
+    /// had before they have still.
+    fn check_scratch(&self, len_bytes: usize) -> Result<(), GpuError> {
+        let had = self.scratch_bytes.load(Ordering::Relaxed);
+        if len_bytes <= had.max(MAX_UNASKED_SCRATCH_BYTES) {
+            return Ok(());
+        }
+        let wanted = (len_bytes - had).checked_mul(self.parallelism()).filter(|wanted| *wanted < isize::MAX as usize);
+        let free_bytes = memory().map(|memory| memory.free_bytes);
+        if wanted.is_none_or(|wanted| free_bytes.is_some_and(|free| wanted > free)) {
+            return Err(out_of_memory(wanted.unwrap_or(len_bytes), free_bytes));
+        }
+        self.scratch_bytes.fetch_max(len_bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Hands the blocks out one by one, so that a slow block does not hold up a share of the grid.
     fn on_all_cores(&self, n_blocks: u64, run: &(impl Fn(u64) + Sync)) {
         let next = AtomicU64::new(0);
@@ -371,6 +398,20 @@ mod tests {
             with(memory(&y, 8), memory(&read_only, 8)).ends_with("expected writable memory, found read-only memory")
         );
         assert!(with(Argument::U32(1), memory(&y, 8)).contains("argument `x`"));
+    }
+
+    #[test]
+    fn sizes_beyond_all_memory_are_refused() {
+        let driver = HostDriver::new(2).unwrap();
+        let kernel = driver.load(&compile(SOURCE), spec()).unwrap();
+        let y = driver.allocate(8).unwrap().view();
+        let args = [memory(&y, 8), memory(&y, 8), Argument::U32(2), Argument::F32(1.0)];
+        let launch = |grid, scratch_bytes| driver.launch(&kernel, &Launch { grid, scratch_bytes, args: &args });
+        for scratch_bytes in [usize::MAX, usize::MAX / 2, isize::MAX as usize, 1 << 50] {
+            assert!(matches!(launch([1; 3], scratch_bytes), Err(GpuError::OutOfMemory { .. })), "{scratch_bytes}");
+        }
+        assert!(matches!(launch([u32::MAX; 3], 8), Err(GpuError::Blocks { .. })));
+        assert!(launch([1; 3], 8).is_ok() && launch([1; 3], 20 << 20).is_ok());
     }
 
     #[test]

@@ -66,6 +66,15 @@ pub trait Driver: Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError>;
 
+    /// Memory of whole pages, `len_bytes` long at least, between two pages whose touch ends the process; `None` from a
+    /// device that has no such memory. For checks of kernels.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    fn fenced(&self, _len_bytes: usize) -> Result<Option<Buffer>, GpuError> {
+        Ok(None)
+    }
+
     /// Read-only bytes as device memory, aligned to [`Self::alignment_bytes`]. On the host they are used where they
     /// lie.
     ///

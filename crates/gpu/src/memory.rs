@@ -24,6 +24,8 @@ pub struct Buffer {
 enum Memory {
     /// Anonymous pages of this process: zeroed, page-aligned, writable.
     Pages(MmapRaw),
+    /// The same between two pages that nobody may touch; the length is that of a page.
+    Fenced(MmapRaw, usize),
     /// Bytes that belong to somebody else, a mapped checkpoint for instance; any alignment.
     ReadOnly(Bytes),
     /// Memory that only one driver can address.
@@ -76,6 +78,22 @@ impl Buffer {
         Ok(Self { memory: Arc::new(Memory::Pages(MmapRaw::from(pages))) })
     }
 
+    /// Whole pages of this process, `len_bytes` long at least, right between two that nobody may touch: whoever does is
+    /// ended by a signal.
+    pub(crate) fn fenced(len_bytes: usize) -> std::io::Result<Self> {
+        let page_bytes = rustix::param::page_size();
+        let too_long = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let inside = len_bytes.max(1).checked_next_multiple_of(page_bytes).ok_or_else(too_long)?;
+        let all = inside.checked_add(2 * page_bytes).ok_or_else(too_long)?;
+        let pages = MmapRaw::from(memmap2::MmapMut::map_anon(all)?);
+        for offset_bytes in [0, page_bytes + inside] {
+            let page = pages.as_mut_ptr().wrapping_add(offset_bytes);
+            // SAFETY: the page is the first or the last of a mapping that was made above and that nothing refers to.
+            unsafe { rustix::mm::mprotect(page.cast(), page_bytes, rustix::mm::MprotectFlags::empty()) }?;
+        }
+        Ok(Self { memory: Arc::new(Memory::Fenced(pages, page_bytes)) })
+    }
+
     /// Somebody else's bytes, where they lie.
     pub(crate) fn read_only(bytes: Bytes) -> Self {
         Self { memory: Arc::new(Memory::ReadOnly(bytes)) }
@@ -102,6 +120,7 @@ impl Buffer {
     pub fn len_bytes(&self) -> usize {
         match &*self.memory {
             Memory::Pages(pages) => pages.len(),
+            Memory::Fenced(pages, page_bytes) => pages.len() - 2 * page_bytes,
             Memory::ReadOnly(bytes) => bytes.len(),
             Memory::Device { len_bytes, .. } => *len_bytes,
         }
@@ -126,6 +145,7 @@ impl Buffer {
     fn address(&self) -> Option<*mut u8> {
         match &*self.memory {
             Memory::Pages(pages) => Some(pages.as_mut_ptr()),
+            Memory::Fenced(pages, page_bytes) => Some(pages.as_mut_ptr().wrapping_add(*page_bytes)),
             Memory::ReadOnly(bytes) => Some(bytes.as_ptr().cast_mut()),
             Memory::Device { .. } => None,
         }
@@ -231,6 +251,17 @@ mod tests {
         view.copy_to(&mut back).unwrap();
         assert_eq!(back, [1, 2, 3, 4]);
         assert!(matches!(view.copy_from(&[0; 5]), Err(GpuError::Range { available_bytes: 4, .. })));
+    }
+
+    #[test]
+    fn fenced_memory_is_whole_pages_and_all_of_it_can_be_used() {
+        let (page_bytes, view) = (rustix::param::page_size(), Buffer::fenced(1).unwrap().view());
+        assert_eq!((view.len_bytes(), view.host_address().unwrap() as usize % page_bytes), (page_bytes, 0));
+        let mut back = vec![0; page_bytes];
+        view.copy_from(&vec![7; page_bytes]).unwrap();
+        view.copy_to(&mut back).unwrap();
+        assert_eq!(back, vec![7; page_bytes]);
+        assert!(Buffer::fenced(usize::MAX).is_err() && Buffer::fenced(usize::MAX - 3 * page_bytes).is_err());
     }
 
     #[test]

@@ -3,22 +3,27 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use anyhow::Context;
 use serde::Serialize;
 
 use super::speed;
+use crate::cli::CHECK_WORKER;
 use crate::cli::output::Output;
 use crate::cli::source::TargetArgs;
 use crate::cli::usage::UsageError;
-use crate::device::{Device, stand_in};
+use crate::device::{Device, Ready, stand_in};
 use crate::object::compile::compiler_for;
 use crate::object::store::Store;
 use crate::target::compute_unit::ComputeUnit;
 use crate::target::{Platform, Target};
 use crate::template::Precision;
 use crate::template::library::{Broken, Library};
+use crate::tuning::TuningTables;
+use crate::workbench::check::parent::Children;
 use crate::workbench::check::uses::Uses;
-use crate::workbench::check::{Checked, Checker, Cost, Runner, Selection, Wrong};
+use crate::workbench::check::{Checked, Checker, Cost, Runner, Selection, child};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -49,6 +54,10 @@ pub(super) struct CheckArgs {
     /// simulator
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
     device: Option<Device>,
+
+    /// How long a kernel may run in one case; one that takes longer is wrong
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    deadline: u32,
 
     /// Also print the twenty kernels that took longest to run
     #[arg(long, conflicts_with = "speed")]
@@ -133,38 +142,83 @@ struct UsesRow {
     max_waves: Option<u32>,
 }
 
+/// What a check and its children have in common.
+struct Setup {
+    library: Library,
+    tables: TuningTables,
+    store: Store,
+    target: Target,
+    /// What was opened for `--device`.
+    opened: Option<Ready>,
+}
+
+impl Setup {
+    fn of(args: &CheckArgs) -> anyhow::Result<Self> {
+        let source = &args.target.source;
+        let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
+        let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
+        let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
+        Ok(Self { library, tables, store, target, opened })
+    }
+
+    fn compute_unit(&self) -> Option<ComputeUnit> {
+        self.tables.facts(&self.target.arch).and_then(|facts| facts.compute_unit)
+    }
+
+    fn checker<'a>(&'a self, runner: Option<Runner<'a>>) -> Checker<'a> {
+        let Self { library, target, store, .. } = self;
+        Checker { library, target, store, runner, compute_unit: self.compute_unit() }
+    }
+
+    fn selection(&self, args: &CheckArgs) -> Selection {
+        let tables = args.tuned.then(|| Arc::new(self.tables.clone()));
+        let (op, variant) = (args.op.clone(), args.variant.clone());
+        let all_params = args.all_params;
+        Selection { op, variant, all_params, tables, more_rows: true, is_fenced: true, ..Selection::default() }
+    }
+}
+
+/// Runs kernels for a check, in a process that they may end.
+///
+/// # Errors
+/// If the check cannot be set up.
+pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
+    let mut setup = Setup::of(args)?;
+    let runs_on = match setup.opened.take() {
+        Some(opened) => Some(opened),
+        None => stand_in(&setup.target)?,
+    };
+    let runner = runs_on.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
+    Ok(child::run(&setup.checker(runner), &setup.selection(args))?)
+}
+
+/// Children of this program, told what it was told.
+fn children(args: &CheckArgs) -> anyhow::Result<Children> {
+    let program = std::env::current_exe().context("could not find out where this program is")?;
+    let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
+    Ok(Children { program, words, deadline: Duration::from_secs(args.deadline.into()) })
+}
+
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
-    let source = &args.target.source;
-    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
-    let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
-    let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
+    let mut setup = Setup::of(args)?;
+    let is_simulated = setup.opened.take().is_none() && setup.target.is_real_gpu();
+    let Setup { library, tables, store, target, .. } = &setup;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
     if let Some(flag) = for_gpus.filter(|_| target.platform != Platform::Amd || target.is_simulated) {
         return Err(
             UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
         );
     }
-    let facts = tables.facts(&target.arch).cloned();
-    let compute_unit = facts.as_ref().and_then(|facts| facts.compute_unit);
-    let is_simulated = opened.is_none() && target.is_real_gpu();
-    let runs_on = match opened {
-        Some(opened) => Some(opened),
-        None if args.speed => None,
-        None => stand_in(&target)?,
-    };
-    let runner = runs_on.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
-    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit };
-    let tables = args.tuned.then(|| Arc::new(tables.clone()));
-    let (op, variant) = (args.op.clone(), args.variant.clone());
-    let selection = Selection { op, variant, all_params: args.all_params, tables, ..Selection::default() };
-    let broken: Vec<&Broken> = broken(&library, args).collect();
+    let (compute_unit, checker, selection) = (setup.compute_unit(), setup.checker(None), setup.selection(args));
+    let broken: Vec<&Broken> = broken(library, args).collect();
     if broken.is_empty() && checker.selected(&selection).next().is_none() {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
         return Err(UsageError(message).into());
     }
-    store.compiler().identity(compiler_for(&target).name(), &target.id())?; // no compiler is one error, not one for each kernel
+    // No compiler is one error, not one for each kernel.
+    store.compiler().identity(compiler_for(target).name(), &target.id())?;
     if args.speed {
-        return speed::run(&checker, &selection, facts.as_ref(), output);
+        return speed::run(&checker, &selection, tables.facts(&target.arch), output);
     }
     if let Some(dir) = &args.export {
         let n_cases = checker.export(&selection, dir)?;
@@ -173,7 +227,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
-    let checked = checker.check(&selection, &mut done);
+    let checked = checker.check_in_children(&selection, &children(args)?, &mut done)?;
     let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
     let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
@@ -182,7 +236,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let broken = broken.iter().map(|broken| broken.error.to_string()).collect();
         output.json(&Report { schema: 1, target: target.id(), templates: rows, broken, slowest })?;
     } else {
-        print(&rows, &broken, &target, output)?;
+        print(&rows, &broken, target, output)?;
         print_slowest(&slowest, output)?;
     }
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
@@ -204,7 +258,7 @@ impl Row {
             (true, true, false) => "ok",
             (true, false, _) => "compiled, not run",
         };
-        let n_wrong = checked.failures.iter().filter(|failure| !matches!(failure.wrong, Wrong::Different(_))).count();
+        let n_wrong = checked.failures.iter().filter(|failure| !failure.wrong.is_different()).count();
         // Of kernels that were never compared there is no error to tell.
         let worst = Some(checked.worst).filter(|worst| checked.ran && (checked.n_cases > n_wrong || *worst > 0.0));
         Self {

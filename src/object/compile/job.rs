@@ -158,12 +158,15 @@ impl fmt::Display for How {
     }
 }
 
-fn signal_name(signal: i32) -> &'static str {
+/// What a signal says of who it ended, for messages; empty where that is not known.
+pub(crate) fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (illegal instruction)",
+        5 => " (trap)",
         6 => " (abort)",
         7 => " (bus error)",
         8 => " (arithmetic error)",
+        9 => " (killed; for memory?)",
         11 => " (segmentation fault)",
         25 => " (output too large)",
         _ => "",

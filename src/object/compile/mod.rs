@@ -34,7 +34,9 @@ use crate::template::render::Rendered;
 pub use compiler::{Canary, Compiler};
 pub use error::CompileError;
 pub use identity::Identity;
+pub(crate) use job::signal_name;
 pub use job::{Failure, How, Job, Made, Stated, Toolchain};
+pub(crate) use worker::follow_parent;
 pub use worker::run as run_worker;
 
 /// All compilers, each for targets of its own.

@@ -1,7 +1,7 @@
 //! The worker: the process that a compiler may kill.
 
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{fs, process, thread};
 
 use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
@@ -27,7 +27,9 @@ pub fn run(folder: &Path) -> io::Result<()> {
         let what = format!("`{}` is no job: this command is started by the program itself", folder.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    follow_parent(folder.to_owned())?;
+    let folder_of_job = folder.to_owned();
+    // The parent would have removed it. Whoever still writes there is killed right afterwards.
+    follow_parent(move || drop(fs::remove_dir_all(&folder_of_job)))?;
     let job = Job::read(folder)?;
     limit_resources(job.memory_bytes)?;
     let outcome = match super::named(&job.toolchain.name) {
@@ -44,13 +46,12 @@ fn is_private_folder(folder: &Path) -> bool {
 
 /// Ends this process and all that it started when the parent ends. A parent-death signal would not do: it reaches
 /// this process alone, and `cc` and its children would live on. A parent that is gone before this line is no race:
-/// its end of the pipe is closed then, too.
-fn follow_parent(folder: PathBuf) -> io::Result<()> {
+/// its end of the pipe is closed then, too. `clean_up` comes first.
+pub(crate) fn follow_parent(clean_up: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let follow = move || {
         let mut sink = [0; 64];
         while !matches!(io::stdin().read(&mut sink), Ok(0)) {}
-        // The parent would have removed it. Whoever still writes there is killed in the next line.
-        let _ = fs::remove_dir_all(&folder);
+        clean_up();
         if getpgrp() == getpid() {
             let _ = kill_current_process_group(Signal::KILL);
         }

@@ -1,5 +1,6 @@
 //! A launch with guards: every tensor lies between two red zones, what is to be written is poisoned, and all is looked
-//! at afterwards.
+//! at afterwards. Where the device has such memory and a child runs the kernel, one side is not a red zone but a page
+//! that nobody may touch: a read there, whose value may be masked away, is seen too.
 //!
 //! Guards and poison are NaNs where elements are floats: a kernel that reads past an end, or an element that it never
 //! wrote, spoils its result. Where elements are whole numbers guards are small ones, so that such a kernel lives to be
@@ -7,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use bytes::Bytes;
 use gpu::{Argument, ArgumentKind, Buffer, BufferView, Driver, GpuError, Kernel, Launch};
@@ -26,6 +28,9 @@ const GUARD_BYTES: usize = 4096;
 /// Alignment that kernels may count on everywhere but in a checkpoint that is used where it lies, in bytes.
 const MIN_ALIGNMENT_BYTES: usize = 64;
 
+/// The most that an argument of a test may have, in bytes: its shapes are small.
+const MAX_LEN_BYTES: usize = 1 << 30;
+
 /// What an output and the workspace hold before: NaN as a float, far out of range as an index.
 pub(super) const POISON: u8 = 0xff;
 
@@ -40,11 +45,10 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// The placements in which a kernel is run.
-    pub(super) fn of(kernel: &Rendered, weights: &BTreeSet<String>, driver: &dyn Driver) -> &'static [Self] {
-        let is_awkward = (driver.alignment_bytes() < MIN_ALIGNMENT_BYTES && !weights.is_empty())
-            || kernel.args.iter().any(|arg| arg.may_alias.is_some());
-        if is_awkward { &[Self::Plain, Self::Awkward] } else { &[Self::Plain] }
+    /// Whether there is an awkward placement of a kernel's arguments.
+    pub(super) fn is_awkward(kernel: &Rendered, weights: &BTreeSet<String>, driver: &dyn Driver) -> bool {
+        (driver.alignment_bytes() < MIN_ALIGNMENT_BYTES && !weights.is_empty())
+            || kernel.args.iter().any(|arg| arg.may_alias.is_some())
     }
 
     pub(super) const fn note(self) -> &'static str {
@@ -55,6 +59,23 @@ impl Placement {
     }
 }
 
+/// Where a tensor touches a page that nobody may touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Edge {
+    /// Its first byte is right behind one.
+    Begin,
+    /// Its last byte is right before one, or as near as its alignment allows.
+    End,
+}
+
+/// The bytes of all outputs of a launch, with their type.
+pub(super) type Written = BTreeMap<String, (Dtype, Vec<u8>)>;
+
+/// Outputs as numbers.
+pub(super) fn tensors(written: &Written) -> Tensors {
+    written.iter().map(|(name, (dtype, bytes))| (name.clone(), Tensor::from_bytes(*dtype, bytes))).collect()
+}
+
 /// One launch to make.
 pub(super) struct Setting<'a> {
     pub driver: &'a dyn Driver,
@@ -63,6 +84,8 @@ pub(super) struct Setting<'a> {
     pub weights: &'a BTreeSet<String>,
     pub scalars: &'a Scalars,
     pub placement: Placement,
+    /// Where tensors touch forbidden pages, on a device that has such memory.
+    pub fence: Option<Edge>,
     /// Fills LDS before each launch, where the device does not by itself.
     pub lds: Option<&'a LdsFill>,
 }
@@ -88,7 +111,7 @@ impl fmt::Display for Side {
 impl Setting<'_> {
     /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, the second
     /// time over what the first left there, as in a model.
-    pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Tensors>, Wrong> {
+    pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Written>, Wrong> {
         let mut memory = self.place_all(inputs)?;
         let n_launches = if self.kernel.workspace.is_empty() { 1 } else { 2 };
         let mut outputs = Vec::new();
@@ -113,7 +136,7 @@ impl Setting<'_> {
         Ok(())
     }
 
-    fn launch_once(&self, loaded: &Kernel, memory: &BTreeMap<String, Guarded>) -> Result<Tensors, Wrong> {
+    fn launch_once(&self, loaded: &Kernel, memory: &BTreeMap<String, Guarded>) -> Result<Written, Wrong> {
         let arguments: Vec<Argument> = self.args().map(|arg| self.argument(arg, memory)).collect();
         let grid = self.kernel.launch.grid(&whole(self.scalars))?;
         if let Some(lds) = self.lds {
@@ -124,14 +147,14 @@ impl Setting<'_> {
         let launch = Launch { grid, scratch_bytes, args: &arguments };
         self.driver.enter(&mut || result = self.driver.launch(loaded, &launch));
         result?;
-        let mut outputs = Tensors::new();
+        let mut outputs = Written::new();
         for arg in self.args().filter(|arg| memory.contains_key(&arg.name)) {
             let contents = memory[&arg.name].contents_after(self.driver, &arg.name)?;
             if let (true, Some(offset_bytes)) = (arg.is_zeroed, contents.iter().position(|byte| *byte != 0)) {
                 return Err(Wrong::NotZero { argument: arg.name.clone(), offset_bytes });
             }
             if arg.access != Access::Read && !self.is_workspace(arg) {
-                outputs.insert(arg.name.clone(), Tensor::from_bytes(arg.dtype, &contents));
+                outputs.insert(arg.name.clone(), (arg.dtype, contents));
             }
         }
         Ok(outputs)
@@ -156,11 +179,15 @@ impl Setting<'_> {
         for arg in self.args().filter(|arg| !arg.is_scalar() && self.host_of(arg).is_none()) {
             let guest = self.kernel.args.iter().find(|other| self.host_of(other) == Some(&arg.name));
             let held = guest.unwrap_or(arg);
+            let len_bytes = arg.len_bytes(&whole(self.scalars))?;
+            if len_bytes > MAX_LEN_BYTES {
+                return Err(Wrong::TooLarge { argument: arg.name.clone(), shape: arg.shape_text(), len_bytes });
+            }
             let contract = arg.len_elements(&whole(self.scalars))? as usize;
             let contents = if held.is_zeroed {
-                vec![0; arg.dtype.len_bytes(contract)]
+                vec![0; len_bytes]
             } else if held.access == Access::Write || self.is_workspace(held) {
-                vec![POISON; arg.dtype.len_bytes(contract)]
+                vec![POISON; len_bytes]
             } else {
                 inputs.get(&held.name).map(Tensor::to_bytes).unwrap_or_default()
             };
@@ -168,9 +195,20 @@ impl Setting<'_> {
             if reference != contract {
                 return Err(Wrong::Length { argument: held.name.clone(), contract, reference });
             }
-            memory.insert(arg.name.clone(), Guarded::new(self.driver, arg, contents, self.offset_bytes(arg))?);
+            memory.insert(arg.name.clone(), self.guarded(arg, contents)?);
         }
         Ok(memory)
+    }
+
+    /// A tensor with guards around it, and with a forbidden page on one side where there is such memory.
+    fn guarded(&self, arg: &ArgSpec, contents: Vec<u8>) -> Result<Guarded, GpuError> {
+        if let Some(edge) = self.fence
+            && let Some(buffer) = self.driver.fenced(contents.len())?
+        {
+            let is_unaligned = self.offset_bytes(arg) > 0;
+            return Guarded::fenced(self.driver, arg, contents, buffer, edge, is_unaligned);
+        }
+        Guarded::new(self.driver, arg, contents, self.offset_bytes(arg))
     }
 
     fn argument(&self, arg: &ArgSpec, memory: &BTreeMap<String, Guarded>) -> Argument {
@@ -200,6 +238,20 @@ impl Setting<'_> {
     }
 }
 
+/// Red zones of a tensor's kind, and the tensor between them.
+fn fill(memory: &mut [u8], dtype: Dtype, contents: &[u8], offset_bytes: usize) {
+    let guard: &[u8] = match dtype {
+        Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0], // an index that is in bounds
+        _ => &[POISON],                           // NaN, and as the scale of a block too
+    };
+    let (before, rest) = memory.split_at_mut(offset_bytes);
+    let (tensor, after) = rest.split_at_mut(contents.len());
+    tensor.copy_from_slice(contents);
+    for zone in [before, after] {
+        zone.copy_from_slice(&guard.repeat(zone.len().div_ceil(guard.len()))[..zone.len()]);
+    }
+}
+
 /// A tensor between two red zones.
 struct Guarded {
     buffer: Buffer,
@@ -215,21 +267,13 @@ struct Guarded {
 
 impl Guarded {
     fn new(driver: &dyn Driver, arg: &ArgSpec, contents: Vec<u8>, offset_bytes: usize) -> Result<Self, GpuError> {
-        let guard: &[u8] = match arg.dtype {
-            Dtype::U32 | Dtype::I32 => &[3, 0, 0, 0], // an index that is in bounds
-            _ => &[POISON],                           // NaN, and as the scale of a block too
-        };
-        let fill = |bytes: &mut [u8]| bytes.iter_mut().zip(guard.iter().cycle()).for_each(|(byte, fill)| *byte = *fill);
         let mut before = vec![0; 2 * GUARD_BYTES + 128 + contents.len()];
         // Memory of the driver's own is aligned; what a driver uses where it lies begins anywhere.
         let is_written = arg.access != Access::Read;
         let is_copied = is_written || driver.alignment_bytes() >= MIN_ALIGNMENT_BYTES;
         let base = if is_copied { 0 } else { before.as_ptr() as usize };
         let offset_bytes = (base + GUARD_BYTES).next_multiple_of(MIN_ALIGNMENT_BYTES) - base + offset_bytes;
-        let end = offset_bytes + contents.len();
-        fill(&mut before[..offset_bytes]);
-        before[offset_bytes..end].copy_from_slice(&contents);
-        fill(&mut before[end..]);
+        fill(&mut before, arg.dtype, &contents, offset_bytes);
         let buffer = if is_written {
             let buffer = driver.allocate(before.len())?;
             driver.write(&buffer.view(), &before)?;
@@ -243,6 +287,29 @@ impl Guarded {
         Ok(Self { buffer, offset_bytes, contents, before, is_written })
     }
 
+    /// In memory between forbidden pages. A tensor that ends at one begins where its alignment allows, a red zone of
+    /// less than that between; one that may be unaligned ends right there, unless that would align it.
+    fn fenced(
+        driver: &dyn Driver,
+        arg: &ArgSpec,
+        contents: Vec<u8>,
+        buffer: Buffer,
+        edge: Edge,
+        is_unaligned: bool,
+    ) -> Result<Self, GpuError> {
+        let room = buffer.len_bytes() - contents.len();
+        let offset_bytes = match edge {
+            Edge::Begin => 0,
+            Edge::End if !is_unaligned => room / MIN_ALIGNMENT_BYTES * MIN_ALIGNMENT_BYTES,
+            Edge::End if room.is_multiple_of(MIN_ALIGNMENT_BYTES) => room.saturating_sub(arg.dtype.len_bytes(1)),
+            Edge::End => room,
+        };
+        let mut before = vec![0; buffer.len_bytes()];
+        fill(&mut before, arg.dtype, &contents, offset_bytes);
+        driver.write(&buffer.view(), &before)?;
+        Ok(Self { buffer, offset_bytes, contents, before, is_written: arg.access != Access::Read })
+    }
+
     fn view(&self) -> BufferView {
         self.buffer.view().slice(self.offset_bytes, self.contents.len()).expect("the tensor lies in its buffer")
     }
@@ -252,12 +319,17 @@ impl Guarded {
         let mut after = vec![0; self.before.len()];
         driver.read(&self.buffer.view(), &mut after)?;
         let end = self.offset_bytes + self.contents.len();
+        let is_changed = |zone: Range<usize>| after[zone.clone()] != self.before[zone];
         let changed = |i: &usize| after[*i] != self.before[*i];
         let outside = |side, offset_bytes| Wrong::OutOfBounds { argument: argument.to_owned(), side, offset_bytes };
-        if let Some(i) = (0..self.offset_bytes).rev().find(changed) {
+        if is_changed(0..self.offset_bytes)
+            && let Some(i) = (0..self.offset_bytes).rev().find(changed)
+        {
             return Err(outside(Side::Before, self.offset_bytes - i));
         }
-        if let Some(i) = (end..after.len()).find(changed) {
+        if is_changed(end..after.len())
+            && let Some(i) = (end..after.len()).find(changed)
+        {
             return Err(outside(Side::After, i - end));
         }
         if !self.is_written && after[self.offset_bytes..end] != self.contents {

@@ -1,20 +1,26 @@
 //! Checks templates: renders, compiles and runs each on every test shape of its op's contract, and compares what comes
 //! out with [`crate::reference`].
 //!
-//! [`trial`] says what is run, [`memory`] puts guards around what a kernel may touch, [`compare`] holds outputs against
-//! the reference. What a GPU's object says of itself is held against the contract ([`uses`]); [`code`] disassembles
-//! it and [`speed`] predicts how long its loops take; [`export`] writes it and its case to files for others to run. A
-//! template that only compiles here, because its device is elsewhere, is reported as such.
+//! [`trial`] says what is run, [`checked`] runs it and adds up what comes out, [`memory`] puts guards around what a
+//! kernel may touch, [`compare`] holds outputs against the reference. A kernel can end the process that runs it: with
+//! [`parent`] that is a [`child`], and the check goes on behind the case that ended it. What a GPU's object says of
+//! itself is held against the contract ([`uses`]); [`code`] disassembles it and [`speed`] predicts how long its loops
+//! take; [`export`] writes it and its case to files for others to run. A template that only compiles here, because its
+//! device is elsewhere, is reported as such.
 //!
 //! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
 //! problem is rendered once more for a [`Runner`] that stands in for it.
 
+mod checked;
+pub mod child;
 pub mod code;
 mod compare;
 pub mod export;
 mod known;
 mod lds;
 mod memory;
+mod message;
+pub mod parent;
 mod rounding;
 pub mod speed;
 mod trial;
@@ -24,19 +30,17 @@ mod wrong;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
 
+use gpu::Driver;
 use gpu::code_object::KernelFacts;
-use gpu::{Driver, Kernel};
 use lds::LdsFill;
 use memory::Setting;
 use trial::Trial;
-use uses::Uses;
 
 use crate::object::compile::Request;
 use crate::object::resources::examine;
 use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
-use crate::reference::{Outputs, Tensors};
+use crate::reference::Tensors;
 use crate::target::Target;
 use crate::target::compute_unit::ComputeUnit;
 use crate::template::contract::{Access, Arg, ArgDtype};
@@ -46,6 +50,7 @@ use crate::template::render::{Rendered, render};
 use crate::template::{Params, Precision, Problem, Resources, Template};
 use crate::tuning::TuningTables;
 
+pub use checked::{Checked, Cost, Go, Watch};
 pub use compare::Difference;
 pub(crate) use compare::output;
 pub use memory::{Placement, Side};
@@ -79,8 +84,10 @@ pub struct Runner<'a> {
 
 /// What runs kernels, with what goes before each.
 struct Running<'a> {
+    target: &'a Target,
     driver: &'a dyn Driver,
     lds: Option<LdsFill>,
+    is_fenced: bool,
 }
 
 /// Which templates, and how thoroughly.
@@ -100,66 +107,30 @@ pub struct Selection {
     pub own_tests: bool,
     /// Only the first shape that fits a template, in all of its types.
     pub first_shape: bool,
-}
-
-/// What became of one template at one precision.
-#[derive(Clone, Debug)]
-pub struct Checked {
-    /// The ops it covers, joined by `+`.
-    pub op: String,
-    /// The template's name among those of the op.
-    pub variant: String,
-    /// At which precision.
-    pub precision: Precision,
-    /// Launches that were compared (each in one placement of its arguments), or kernels that were compiled where
-    /// nothing could be run.
-    pub n_cases: usize,
-    /// The largest error, as a fraction of the tolerance; above 1 is wrong.
-    pub worst: f64,
-    /// In bf16 precision, the output that is worst against the rounding of its activations.
-    pub rounding: Rounding,
-    /// Distinct kernels that were compiled now; the others came from the cache.
-    pub n_compiled: usize,
-    /// Time that compiling took, all kernels together, in milliseconds.
-    pub compile_ms: u64,
-    /// Whether it ran.
-    pub ran: bool,
-    /// What the GPU's objects use, all kernels together.
-    pub uses: Option<Uses>,
-    /// What running each kernel took, references included.
-    pub costs: Vec<Cost>,
-    /// Everything that went wrong.
-    pub failures: Vec<Failure>,
-}
-
-/// How long one kernel of a check ran.
-#[derive(Clone, Debug)]
-pub struct Cost {
-    /// The shape, types and parameters.
-    pub case: String,
-    /// Wall time of all its launches and of what they were compared with, in milliseconds.
-    pub ms: f64,
-}
-
-impl Checked {
-    /// Whether nothing went wrong.
-    pub fn is_right(&self) -> bool {
-        self.failures.is_empty()
-    }
+    /// At a template's first test one more number of rows, above those that it has.
+    pub more_rows: bool,
+    /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
+    /// outside then ends the process that runs it.
+    pub is_fenced: bool,
 }
 
 impl Checker<'_> {
     /// Checks the selected templates that fit the target, each at every precision that it takes; `done` hears of each.
     pub fn check(&self, selection: &Selection, done: &mut dyn FnMut(&Checked)) -> Vec<Checked> {
         let mut all = Vec::new();
-        for template in self.selected(selection) {
-            for precision in template.precisions() {
-                let checked = self.check_template(template, precision, selection);
-                done(&checked);
-                all.push(checked);
-            }
+        for (template, precision) in self.steps(selection) {
+            let checked = self.check_template(template, precision, selection, &mut ());
+            done(&checked);
+            all.push(checked);
         }
         all
+    }
+
+    /// The selected templates at each of their precisions.
+    fn steps(&self, selection: &Selection) -> impl Iterator<Item = (&Arc<Template>, Precision)> {
+        let with_precisions = |template: &'_ Arc<Template>| template.precisions().collect::<Vec<_>>();
+        self.selected(selection)
+            .flat_map(move |template| with_precisions(template).into_iter().map(move |one| (template, one)))
     }
 
     /// The selected templates that fit the target.
@@ -173,21 +144,15 @@ impl Checker<'_> {
         self.library.templates().iter().filter(matches)
     }
 
-    fn check_template(&self, template: &Arc<Template>, precision: Precision, which: &Selection) -> Checked {
-        let mut checked = Checked {
-            op: template.ops.join("+"),
-            variant: template.variant.clone(),
-            precision,
-            n_cases: 0,
-            worst: 0.0,
-            rounding: Rounding::default(),
-            n_compiled: 0,
-            compile_ms: 0,
-            ran: self.runner.is_some(),
-            uses: None,
-            costs: Vec::new(),
-            failures: Vec::new(),
-        };
+    fn check_template(
+        &self,
+        template: &Arc<Template>,
+        precision: Precision,
+        which: &Selection,
+        watch: &mut dyn Watch,
+    ) -> Checked {
+        let mut checked = Checked::new(template.ops.join("+"), template.variant.clone(), precision);
+        checked.ran = self.runner.is_some();
         let trials = trial::trials(template, precision, self.target, which);
         if trials.is_empty() {
             checked.fail("(none)".into(), Wrong::NoTest);
@@ -215,7 +180,7 @@ impl Checker<'_> {
             checked.n_cases += good.len();
             return checked;
         };
-        let on = match self.running(runner) {
+        let on = match self.running(runner, which.is_fenced) {
             Ok(on) => on,
             Err(wrong) => {
                 checked.fail("filling LDS".into(), wrong);
@@ -224,20 +189,20 @@ impl Checker<'_> {
         };
         if runner.target == self.target {
             for (trial, kernel, object) in &good {
-                checked.run(&on, template, trial, kernel, &object.object);
+                checked.run(&on, template, trial, kernel, &object.object, watch);
             }
         } else {
             let trials = good.into_iter().map(|(trial, ..)| trial).collect();
-            self.run_elsewhere(template, trials, runner.target, &on, &mut checked);
+            self.run_elsewhere(template, trials, runner.target, &on, &mut checked, watch);
         }
         checked
     }
 
     /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
-    fn running<'r>(&self, runner: Runner<'r>) -> Result<Running<'r>, Wrong> {
+    fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool) -> Result<Running<'r>, Wrong> {
         let is_gpu = runner.target.is_real_gpu();
         let lds = if is_gpu { LdsFill::new(self, runner.target, runner.driver)? } else { None };
-        Ok(Running { driver: runner.driver, lds })
+        Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced })
     }
 
     /// What the compiler said, and which lines of the templates it said it of.
@@ -283,12 +248,13 @@ impl Checker<'_> {
         target: &Target,
         on: &Running<'_>,
         checked: &mut Checked,
+        watch: &mut dyn Watch,
     ) {
         let kernels = self.rendered(template, trials, target, checked);
         let objects = self.store.get_all(&requests(&kernels, target), &());
         for ((trial, kernel), object) in kernels.iter().zip(objects) {
             match object {
-                Ok(object) => checked.run(on, template, trial, kernel, &object.object),
+                Ok(object) => checked.run(on, template, trial, kernel, &object.object, watch),
                 Err(error) => {
                     checked.fail(trial.to_string(), self.not_compiled(template, trial, kernel, target, error))
                 }
@@ -331,54 +297,10 @@ impl Checker<'_> {
         let kernel = render(self.library, template, problem, params, target)?;
         let object = self.store.get_all(&[Request::of(&kernel, target)], &()).remove(0).map_err(Wrong::compile)?;
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
-        let setting = Setting { driver, kernel, weights, scalars, placement, lds: None };
-        Ok(setting.launch(&setting.load(&object.object)?, inputs)?.remove(0))
-    }
-}
-
-impl Checked {
-    fn fail(&mut self, case: String, wrong: Wrong) {
-        let words = wrong.compilers_words();
-        let same = self.failures.iter_mut().find(|other| words.is_some() && other.wrong.compilers_words() == words);
-        match same {
-            Some(told) => told.n_more += 1,
-            None => self.failures.push(Failure { case, wrong, n_more: 0 }),
-        }
-    }
-
-    /// Runs one kernel for each of its trial's scalars, in every placement.
-    fn run(&mut self, on: &Running<'_>, template: &Template, trial: &Trial, kernel: &Rendered, object: &[u8]) {
-        let (driver, lds, weights) = (on.driver, on.lds.as_ref(), &weights(template));
-        let start = Instant::now();
-        for scalars in &trial.scalars {
-            let prepared = known::prepared(trial, scalars).and_then(|prepared| {
-                let of_rounded = known::of_rounded(trial, kernel, scalars, &prepared.0)?;
-                Ok((prepared, of_rounded))
-            });
-            for &placement in Placement::of(kernel, weights, driver) {
-                let setting = Setting { driver, kernel, weights, scalars, placement, lds };
-                let result = match &prepared {
-                    Err(error) => Err(error.clone().into()),
-                    Ok((prepared, of_rounded)) => {
-                        setting.run_once(object, &prepared.0, &prepared.1, (**of_rounded).as_ref())
-                    }
-                };
-                match result {
-                    Ok((worst, rounding)) => {
-                        self.worst = self.worst.max(worst);
-                        self.rounding = self.rounding.worse(rounding);
-                    }
-                    Err(wrong) => {
-                        if let Wrong::Different(difference) = &wrong {
-                            self.worst = self.worst.max(difference.fraction);
-                        }
-                        self.fail(format!("{trial}, {}{}", trial::list(scalars), placement.note()), wrong);
-                    }
-                }
-                self.n_cases += 1;
-            }
-        }
-        self.costs.push(Cost { case: trial.to_string(), ms: 1e3 * start.elapsed().as_secs_f64() });
+        let setting = Setting { driver, kernel, weights, scalars, placement, fence: None, lds: None };
+        let loaded = driver.load(&object.object, kernel.spec())?;
+        let written = setting.launch(&loaded, inputs)?.remove(0);
+        Ok(memory::tensors(&written))
     }
 }
 
@@ -390,31 +312,6 @@ fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {
 fn weights(template: &Template) -> BTreeSet<String> {
     let is_weight = |arg: &&Arg| matches!(arg.dtype, ArgDtype::Named(_)) && arg.access == Access::Read;
     template.signature.args.iter().filter(is_weight).map(|arg| arg.name.clone()).collect()
-}
-
-impl Setting<'_> {
-    /// Launches and compares; gives the largest error as a fraction of the tolerance, and what bf16 precision costs.
-    fn run_once(
-        &self,
-        object: &[u8],
-        inputs: &Tensors,
-        want: &Outputs,
-        of_rounded: Option<&Outputs>,
-    ) -> Result<(f64, Rounding), Wrong> {
-        let (mut worst, mut rounding): (f64, _) = (0.0, Rounding::default());
-        for got in self.launch(&self.load(object)?, inputs)? {
-            worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?);
-            if let Some(of_rounded) = of_rounded {
-                rounding = rounding.worse(rounding::examine(&got, want, of_rounded)?);
-            }
-        }
-        Ok((worst, rounding))
-    }
-
-    fn load(&self, object: &[u8]) -> Result<Kernel, Wrong> {
-        let spec = self.kernel.spec();
-        Ok(self.driver.load(object, spec)?)
-    }
 }
 
 /// Adds up what compiling took.

@@ -14,6 +14,9 @@ use crate::tuning::TuningTables;
 /// A grid of parameters up to this many points is run whole.
 pub const MAX_POINTS: usize = 32;
 
+/// The scalar that counts rows.
+const ROWS: &str = "n_tokens";
+
 /// Scalar arguments of a launch by name.
 pub(super) type Scalars = BTreeMap<String, f64>;
 
@@ -82,7 +85,10 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
             // Around its tiles, other types are no other tiles.
             let tables = tables.filter(|_| k == 0 || template.tests.is_empty());
             for (n, params) in points(template, &problem, target, which.all_params, tables).into_iter().enumerate() {
-                let (problem, scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
+                let (problem, mut scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
+                if which.more_rows && trials.is_empty() {
+                    scalars.extend(with_more_rows(&scalars, template));
+                }
                 trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
             }
         }
@@ -99,7 +105,8 @@ fn points(
     all_params: bool,
     tables: Option<&TuningTables>,
 ) -> Vec<Params> {
-    let legal: Vec<Params> = template.legal_params(problem, target).collect();
+    let all = template.legal_params(problem, target);
+    let legal: Vec<Params> = all.take(if all_params { usize::MAX } else { 1 }).collect();
     let Some(first) = legal.first().cloned() else { return Vec::new() };
     let n_changes = |params: &Params| params.iter().filter(|(name, value)| first[*name] != **value).count();
     let most = match all_params {
@@ -158,6 +165,16 @@ fn all_scalars(test: &TestShape) -> Vec<Scalars> {
         all = values.values().iter().flat_map(with).collect();
     }
     all
+}
+
+/// Scalars with more rows than the test has, by up to half of them and eight: drawn, and for a template always the same.
+fn with_more_rows(scalars: &[Scalars], template: &Template) -> Option<Scalars> {
+    let with_rows = scalars.iter().filter_map(|scalars| Some((scalars, *scalars.get(ROWS)?)));
+    let (most, n_rows) = with_rows.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    let n_rows = n_rows as u64;
+    let mixed = |mixed: u64, byte: u8| (mixed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3); // FNV-1a
+    let drawn = template.label().bytes().fold(0xcbf2_9ce4_8422_2325, mixed) >> 32;
+    Some(with_value(most, ROWS, n_rows.saturating_add(1 + drawn % (n_rows / 2 + 8)) as f64))
 }
 
 fn with_value<T: Clone>(one: &BTreeMap<String, T>, name: &str, value: T) -> BTreeMap<String, T> {

@@ -1,9 +1,10 @@
 //! What the objects of a template use of a GPU.
 
 use gpu::code_object::KernelFacts;
+use serde::{Deserialize, Serialize};
 
 /// The most that any of several kernels uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uses {
     /// Vector registers of a lane, accumulation registers included where they share the file.
     pub vgprs: u32,
@@ -20,16 +21,30 @@ pub struct Uses {
 }
 
 impl Uses {
+    /// The most of both.
+    pub(super) fn with(self, other: Self) -> Self {
+        Self {
+            vgprs: self.vgprs.max(other.vgprs),
+            sgprs: self.sgprs.max(other.sgprs),
+            lds_bytes: self.lds_bytes.max(other.lds_bytes),
+            spills: self.spills.max(other.spills),
+            private_bytes: self.private_bytes.max(other.private_bytes),
+            occupancy: match (self.occupancy, other.occupancy) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            },
+        }
+    }
+
     /// Takes one more kernel in.
     pub fn add(&mut self, kernel: &KernelFacts, occupancy: Option<u32>) {
-        self.vgprs = self.vgprs.max(kernel.vgprs);
-        self.sgprs = self.sgprs.max(kernel.sgprs);
-        self.lds_bytes = self.lds_bytes.max(kernel.lds_bytes);
-        self.spills = self.spills.max(kernel.spills());
-        self.private_bytes = self.private_bytes.max(kernel.private_bytes);
-        self.occupancy = match (self.occupancy, occupancy) {
-            (Some(before), Some(now)) => Some(before.min(now)),
-            (before, now) => before.or(now),
-        };
+        *self = self.with(Self {
+            vgprs: kernel.vgprs,
+            sgprs: kernel.sgprs,
+            lds_bytes: kernel.lds_bytes,
+            spills: kernel.spills(),
+            private_bytes: kernel.private_bytes,
+            occupancy,
+        });
     }
 }

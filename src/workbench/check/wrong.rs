@@ -7,6 +7,7 @@ use gpu::GpuError;
 
 use super::compare::Difference;
 use super::memory::Side;
+use super::parent::Death;
 use super::rounding::Rounding;
 use crate::object::resources::ObjectError;
 use crate::object::store::StoreError;
@@ -104,6 +105,35 @@ pub enum Wrong {
         /// The first byte that is not zero.
         offset_bytes: usize,
     },
+    /// An argument is longer than a test's can be.
+    #[error("`{argument}` {shape} has {len_bytes} bytes, expected at most 2^30 in a test")]
+    TooLarge {
+        /// The argument.
+        argument: String,
+        /// By its expressions.
+        shape: String,
+        /// In bytes.
+        len_bytes: usize,
+    },
+    /// The process that ran it ended.
+    #[error("{0}")]
+    Died(Death),
+    /// The process that was to run it ended too often.
+    #[error("they were not run: {n_deaths} kernels of the template ended the process that ran them")]
+    NotRun {
+        /// How often.
+        n_deaths: usize,
+    },
+    /// What a child told of a kernel.
+    #[error("{text}")]
+    Told {
+        /// In words.
+        text: String,
+        /// Whether an output is too far from the reference.
+        is_different: bool,
+        /// [`Wrong::compilers_words`].
+        words: Option<String>,
+    },
     /// An argument that is only read was written.
     #[error("it writes to `{argument}`, which its contract only reads")]
     ReadOnly {
@@ -120,9 +150,19 @@ impl Wrong {
 
     /// What the compiler calls an error, without where: the same mistake in another kernel has the same words.
     pub(super) fn compilers_words(&self) -> Option<&str> {
+        if let Self::Told { words, .. } = self {
+            return words.as_deref();
+        }
         let Self::Compile { error, .. } = self else { return None };
         let log = error.log();
         log.lines().find_map(|line| Some(&line[line.find("error")?..])).or(Some(log))
+    }
+}
+
+impl Wrong {
+    /// Whether an output is too far from the reference.
+    pub fn is_different(&self) -> bool {
+        matches!(self, Self::Different(_) | Self::Told { is_different: true, .. })
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod bench;
+pub mod deadly_kernels;
 pub mod gpu_kernels;
 pub mod isa;
 pub mod kernels;

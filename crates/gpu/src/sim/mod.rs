@@ -108,7 +108,8 @@ impl Driver for SimDriver {
             ranges: &ranges,
         };
         let next = AtomicU64::new(0);
-        let n_blocks = launch.grid.map(u64::from).iter().product::<u64>();
+        let too_many = || GpuError::Blocks { entry: kernel.entry().to_owned(), grid: launch.grid };
+        let n_blocks = launch.grid.iter().try_fold(1u64, |n, &axis| n.checked_mul(axis.into())).ok_or_else(too_many)?;
         let stopped: Mutex<Option<GpuError>> = Mutex::new(None);
         self.pool.broadcast(|worker| {
             let result = function.run(worker.index(), &kernel.spec, &grid, args.as_slice(), || {
