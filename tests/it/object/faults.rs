@@ -24,7 +24,8 @@ use gptoss_jit::tuning::table::StepKind;
 use gpu::host::HostDriver;
 use tempfile::TempDir;
 
-use super::compile::{FAKE, HOST_TARGET, lines_of, named_pipe, options, request, spawn_child};
+use super::compile::processes::{lines_of, spawn_child};
+use super::compile::{FAKE, HOST_TARGET, named_pipe, options, request};
 use crate::fixtures::program::{Ran, command};
 
 const SOURCE: &str = "int a;\n";
