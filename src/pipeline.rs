@@ -216,7 +216,8 @@ impl Pipeline {
     fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
         match self.load(rendered.clone(), &object.object, object.origin) {
             Err(error) if object.origin == Origin::Cache && error.is_of_the_object() => {
-                tracing::warn!("`{}` is compiled again: {}", rendered.label, with_causes(&error));
+                let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), with_causes);
+                tracing::warn!("`{}` is compiled again: {why}", rendered.label);
                 let again = self.store.compile_again(&self.request(&rendered), object)?;
                 self.load(rendered, &again.object, again.origin)
             }

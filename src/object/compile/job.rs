@@ -87,8 +87,8 @@ pub struct Failure {
 /// What a compile comes to.
 pub(super) type Outcome = Result<Made, Failure>;
 
-/// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `Crashed`, `Exited` or `OutOfMemory`;
-/// the parent sees the others, and makes `Failed` of a refusal that names no line of the source.
+/// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `BadObject`, `Crashed`, `Exited` or
+/// `OutOfMemory`; the parent sees the others, and makes `Failed` of a refusal that names no line of the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
     /// The compiler refused the source, and said at which line: it will again.

@@ -1,5 +1,5 @@
-//! What goes wrong around a compiler and is no kernel's fault: nothing of it is remembered, waited for without a word or
-//! without end, or loaded.
+//! What goes wrong around a compiler and is no kernel's fault: nothing of it is remembered, waited for without a word
+//! or without end, or loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
