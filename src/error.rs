@@ -21,6 +21,7 @@ impl Hint for gpu::GpuError {
                 "install ROCm's HIP runtime, or name `libamdhip64.so` or its folder with `GPTOSS_JIT_HIP`; `--device cpu` needs none".into()
             }
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
+            Self::TooMuch { .. } => "what a block may have is in the `[target]` table of `tuning/<arch>.toml`".into(),
             Self::Nonsense { .. } => {
                 "this runtime may be of a version that nobody tried; name another with `GPTOSS_JIT_HIP`".into()
             }

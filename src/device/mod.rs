@@ -212,7 +212,7 @@ pub fn simulator_seed() -> Result<u64, DeviceError> {
 /// What executes a GPU's kernels on this machine's cores.
 fn simulator(target: &Target, n_threads: usize) -> Result<SimDriver, DeviceError> {
     let driver = SimDriver::new(&target.arch, target.wave_size, n_threads)?;
-    Ok(driver.with_lds(target.lds_bytes).with_seed(simulator_seed()?))
+    Ok(driver.with_lds([target.lds_bytes, target.lds_bytes_at_launch()]).with_seed(simulator_seed()?))
 }
 
 /// What runs kernels for a target here, and what it needs them compiled for: a GPU's run in the simulator.

@@ -337,7 +337,7 @@ impl Fault {
                 };
                 format!("races with thread {}{who} for {len_bytes} bytes {place}: {why}", other.thread())
             }
-            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote"),
+            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote before"),
         }
     }
 

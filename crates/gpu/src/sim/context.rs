@@ -19,8 +19,8 @@ pub(super) struct Range {
     is_undefined: u32,
 }
 
-// SAFETY: the cells live as long as the launch, and only the objects of its workers look into them, whose exchanges keep
-// words whole; a word that two of them write at once belongs to accesses that race.
+// SAFETY: the cells live as long as the launch, and only the objects of its workers look into them, whose exchanges
+// keep words whole; a word that two of them write at once belongs to accesses that race.
 unsafe impl Send for Range {}
 // SAFETY: as above.
 unsafe impl Sync for Range {}
@@ -278,7 +278,8 @@ struct Now<'a> {
 
 fn now<'a>(context: *mut Context) -> Now<'a> {
     // SAFETY: the object passes on the context that `block::run` gave it; it and the launch's order, which is only used
-    // by shared reference, live as long as the block runs, and nobody else uses the context while one of its threads runs.
+    // by shared reference, live as long as the block runs, and nobody else uses the context while one of its threads
+    // runs.
     unsafe { Now { stamp: (*context).stamp, floor: (*context).floor, order: &*(*context).order } }
 }
 

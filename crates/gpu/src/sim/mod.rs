@@ -1,12 +1,12 @@
 //! The `sim` device: executes a GPU's kernels on this machine's cores, and watches them.
 //!
 //! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
-//! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory. [`block`]
-//! runs the threads of a block as coroutines; [`context`] is what it shares with the object; [`object`] loads objects
-//! and knows their lines; [`order`] knows which block knows of which, [`schedule`] who runs first. What a GPU would do
-//! silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in LDS and in global
-//! memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave operation that not
-//! all threads reach. Memory starts as NaN.
+//! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
+//! [`block`] runs the threads of a block as coroutines; [`context`] is what it shares with the object; [`object`] loads
+//! objects and knows their lines; [`order`] knows which block knows of which, [`schedule`] who runs first. What a GPU
+//! would do silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in LDS and
+//! in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
+//! operation that not all threads reach. Memory starts as NaN.
 
 mod block;
 mod context;
@@ -38,8 +38,8 @@ const UNWRITTEN: u8 = 0xff;
 pub struct SimDriver {
     arch: String,
     wave_size: u32,
-    /// LDS that a block may have.
-    max_lds_bytes: u32,
+    /// LDS that a kernel may declare, and that a launch may ask for.
+    max_lds_bytes: [u32; 2],
     schedule: Schedule,
     pool: ThreadPool,
     /// Held while anything reads or writes buffers: what makes the safe functions of [`Driver`] race-free.
@@ -64,13 +64,14 @@ impl SimDriver {
             .thread_name(|i| format!("sim device {i}"))
             .build()
             .map_err(GpuError::Threads)?;
-        let (max_lds_bytes, schedule) = (u32::MAX, Schedule { seed: 0 });
+        let (max_lds_bytes, schedule) = ([u32::MAX; 2], Schedule { seed: 0 });
         Ok(Self { arch: arch.to_owned(), wave_size, max_lds_bytes, schedule, pool, stream: Mutex::new(()) })
     }
 
-    /// The same, whose blocks may have no more LDS than this.
+    /// The same, whose kernels may declare no more LDS than the first, and whose launches ask for no more than the
+    /// second.
     #[must_use]
-    pub fn with_lds(self, max_lds_bytes: u32) -> Self {
+    pub fn with_lds(self, max_lds_bytes: [u32; 2]) -> Self {
         Self { max_lds_bytes, ..self }
     }
 
@@ -82,9 +83,11 @@ impl SimDriver {
 
     /// Refuses what no block of the chip may have.
     fn grant(&self, spec: &KernelSpec, object: &Object) -> Result<(), GpuError> {
-        let lds_bytes = object.lds_bytes().max(spec.lds_bytes.into());
+        let [may_declare, may_ask] = self.max_lds_bytes;
+        // What a launch asks for is declared like all else here.
         let wanted = [
-            ("bytes of LDS", lds_bytes, u64::from(self.max_lds_bytes)),
+            ("bytes of LDS at a launch", spec.lds_bytes.into(), u64::from(may_ask)),
+            ("bytes of LDS", object.lds_bytes(), may_declare.max(spec.lds_bytes).into()),
             ("threads", spec.block_size.into(), Stamp::MAX_THREADS.into()),
         ];
         let too_much = wanted.into_iter().find(|(_, wanted, most)| wanted > most);

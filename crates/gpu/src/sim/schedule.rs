@@ -10,7 +10,13 @@ impl Schedule {
     /// 0 to n - 1 in some order, another one for each `which`.
     pub fn order(self, n: usize, which: [u64; 2]) -> impl Iterator<Item = usize> + use<> {
         let (first, step) = self.walk(n as u64, which);
-        (0..n as u64).map(move |i| ((first + i * step) % n as u64) as usize)
+        let (mut next, step) = (first as usize, step as usize);
+        (0..n).map(move |_| {
+            let this = next;
+            next += step;
+            next -= if next >= n { n } else { 0 };
+            this
+        })
     }
 
     /// Which of n is the i-th.
