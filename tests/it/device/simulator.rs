@@ -98,7 +98,7 @@ fn misaligned_vectors_are_refused() {
 #[test]
 fn races_in_lds_are_refused() {
     refused("__syncthreads();  // here", "", "= held[other];", "of LDS, which nobody wrote before");
-    refused("    __syncthreads();\n  }", "  }", "held[own] = from", "no barrier is between the two");
+    refused("    __syncthreads();\n  }", "  }", "= held[other];", "no barrier is between the two");
     let to = "held[own & ~3u] = from[first + own];";
     refused("held[own] = from[first + own];", to, "held[own & ~3u]", "races with thread 0");
 }
