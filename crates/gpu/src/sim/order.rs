@@ -3,8 +3,8 @@
 //! A thread's fence makes what it knows, its own accesses among it, known to whoever it tells; an atomic tells the word
 //! that it changes, and hears what that word was told; what it heard, it knows behind its next fence. A barrier makes
 //! all of that common to the threads that meet there. So the fence of a thread and the atomic of another, with a
-//! barrier between, are as good as both by one: fences write back and forget caches that a block shares, and do so for what
-//! barriers brought as well. An atomic without fences orders nothing.
+//! barrier between, are as good as both by one: fences write back and forget caches that a block shares, and do so for
+//! what barriers brought as well. An atomic without fences orders nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
