@@ -27,6 +27,7 @@ impl Hint for gpu::GpuError {
                 runtime.variable()
             ),
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
+            Self::TooMuch { .. } => "what a block may have is in the `[target]` table of `tuning/<arch>.toml`".into(),
             Self::Nonsense { .. } => {
                 "this runtime may be of a version that nobody tried; name another with `GPTOSS_JIT_HIP`".into()
             }

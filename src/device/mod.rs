@@ -55,6 +55,12 @@ pub enum DeviceError {
         /// The archs that are here, in a line.
         found: String,
     },
+    /// The environment names no seed.
+    #[error("{SEED_VARIABLE} is `{found}`, expected a whole number below 2^64")]
+    Seed {
+        /// What it says.
+        found: String,
+    },
 }
 
 impl Hint for DeviceError {
@@ -62,6 +68,7 @@ impl Hint for DeviceError {
         match self {
             Self::Gpu(error) => error.hint(),
             Self::Target(error) => error.hint(),
+            Self::Seed { .. } => Some("unset it to run blocks, waves and lanes one after the other".into()),
             Self::NoneOfArch { arch, .. } => Some(format!(
                 "`gptoss-jit kernels check --arch {arch} --speed` predicts how long kernels' loops take there"
             )),
@@ -135,7 +142,7 @@ impl Device {
             Self::Gpu { runtime: Runtime::Cuda, ordinal, .. } => cuda::open(*ordinal, tables),
             Self::Sim(arch) => {
                 let target = tables.gpu(arch)?.simulated();
-                let driver = SimDriver::new(arch, target.wave_size, n_threads)?;
+                let driver = simulator(&target, n_threads)?;
                 Ok((target, Arc::new(driver)))
             }
         }
@@ -200,17 +207,36 @@ fn target_of(facts: &DeviceFacts, arch: &str, tables: &TuningTables) -> Result<(
     Ok((target, warnings))
 }
 
+/// Names the seed of the simulator's order of blocks, waves and lanes; without it they run one after the other.
+pub const SEED_VARIABLE: &str = "GPTOSS_JIT_SIM_SEED";
+
+/// The seed that the environment names; 0 without one.
+///
+/// # Errors
+/// [`DeviceError::Seed`].
+pub fn simulator_seed() -> Result<u64, DeviceError> {
+    let Some(text) = env::var_os(SEED_VARIABLE).filter(|text| !text.is_empty()) else { return Ok(0) };
+    let text = text.to_string_lossy();
+    text.parse().map_err(|_| DeviceError::Seed { found: text.into_owned() })
+}
+
+/// What executes a GPU's kernels on this machine's cores.
+fn simulator(target: &Target, n_threads: usize) -> Result<SimDriver, DeviceError> {
+    let driver = SimDriver::new(&target.arch, target.wave_size, n_threads)?;
+    Ok(driver.with_lds([target.lds_bytes, target.lds_bytes_at_launch()]).with_seed(simulator_seed()?))
+}
+
 /// What runs kernels for a target here, and what it needs them compiled for: a GPU's run in the simulator.
 ///
 /// # Errors
 /// If the device cannot be set up.
-pub fn stand_in(target: &Target) -> Result<Option<Ready>, GpuError> {
+pub fn stand_in(target: &Target) -> Result<Option<Ready>, DeviceError> {
     match target.platform {
         Platform::Host if target.features.is_subset(&Target::host().features) => {
             Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?))))
         }
         Platform::Amd | Platform::Nvidia => {
-            let driver = SimDriver::new(&target.arch, target.wave_size, 0)?;
+            let driver = simulator(target, 0)?;
             Ok(Some((target.clone().simulated(), Arc::new(driver))))
         }
         Platform::Host => Ok(None),

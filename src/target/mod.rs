@@ -78,6 +78,9 @@ pub struct Target {
     pub like: Option<String>,
 }
 
+/// Shared memory that a block of an NVIDIA GPU gets at most, if its launch asks, in bytes: compute capability 9.0.
+const NVIDIA_LDS_BYTES: u32 = 227 << 10;
+
 /// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -146,6 +149,14 @@ const X86_EXTENSIONS: [(&str, &str); 4] = [
 ];
 
 impl Target {
+    /// LDS that a launch may ask for, in bytes: on NVIDIA more than a kernel may declare.
+    pub fn lds_bytes_at_launch(&self) -> u32 {
+        match self.platform {
+            Platform::Nvidia => NVIDIA_LDS_BYTES.max(self.lds_bytes),
+            Platform::Amd | Platform::Host => self.lds_bytes,
+        }
+    }
+
     /// This machine's cores.
     pub fn host() -> Self {
         #[cfg(target_arch = "x86_64")]

@@ -122,7 +122,9 @@ impl ArgSpec {
             (true, Dtype::I32, _) => ArgumentKind::I32,
             (true, _, _) => ArgumentKind::U32,
         };
-        ArgumentSpec { name: self.name.clone(), kind }
+        let element_bytes = self.dtype.len_bytes(1) as u32;
+        let is_undefined = self.access == Access::Write;
+        ArgumentSpec { element_bytes, is_undefined, ..ArgumentSpec::new(&*self.name, kind) }
     }
 
     /// `x:f32:read`, `n_tokens:u32`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use gpu::KernelSpec;
+use gpu::{ArgumentSpec, KernelSpec};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::contract::{Access, Arg, Tolerance};
@@ -63,10 +63,12 @@ impl Rendered {
 
     /// What a driver is told of it.
     pub fn spec(&self) -> KernelSpec {
+        let workspace =
+            self.workspace.iter().map(|arg| ArgumentSpec { is_undefined: !arg.is_zeroed, ..arg.argument() });
         KernelSpec {
             entry: self.entry.clone(),
             abi: self.abi(),
-            args: self.all_args().map(ArgSpec::argument).collect(),
+            args: self.args.iter().map(ArgSpec::argument).chain(workspace).collect(),
             block_size: self.launch.block_size(),
             lds_bytes: self.launch.lds_bytes(),
         }

@@ -140,6 +140,20 @@ pub enum GpuError {
         /// Which thread of it.
         thread: u32,
     },
+    /// A kernel asks for more than a block of the chip, or a launch, may have.
+    #[error("kernel `{entry}` asks for {wanted} {what}, and {arch} has {most}")]
+    TooMuch {
+        /// The kernel.
+        entry: String,
+        /// The chip.
+        arch: String,
+        /// What it asks for, and its unit.
+        what: &'static str,
+        /// How many.
+        wanted: u64,
+        /// How many there may be.
+        most: u64,
+    },
     /// Memory of one device was given to another.
     #[error("the memory belongs to another device")]
     ForeignMemory,

@@ -335,7 +335,7 @@ mod tests {
     }
 
     fn spec() -> KernelSpec {
-        let arg = |name: &str, kind| ArgumentSpec { name: name.into(), kind };
+        let arg = |name: &str, kind| ArgumentSpec::new(name, kind);
         KernelSpec {
             entry: "scale".into(),
             abi: "x y n factor".into(),

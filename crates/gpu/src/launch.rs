@@ -30,6 +30,17 @@ pub struct ArgumentSpec {
     pub name: String,
     /// What it is.
     pub kind: ArgumentKind,
+    /// Bytes of an element of memory; 0 where that is not known, and then nobody watches who writes it.
+    pub element_bytes: u32,
+    /// Whether what lies there before a launch means nothing to it.
+    pub is_undefined: bool,
+}
+
+impl ArgumentSpec {
+    /// An argument of which no more is known.
+    pub fn new(name: impl Into<String>, kind: ArgumentKind) -> Self {
+        Self { name: name.into(), kind, element_bytes: 0, is_undefined: false }
+    }
 }
 
 /// What an argument is.

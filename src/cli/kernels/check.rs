@@ -13,7 +13,7 @@ use crate::cli::CHECK_WORKER;
 use crate::cli::output::Output;
 use crate::cli::source::TargetArgs;
 use crate::cli::usage::UsageError;
-use crate::device::{Device, Ready, stand_in};
+use crate::device::{Device, Ready, SEED_VARIABLE, simulator_seed, stand_in};
 use crate::object::compile::compiler_for;
 use crate::object::store::Store;
 use crate::target::compute_unit::ComputeUnit;
@@ -238,6 +238,10 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     } else {
         print(&rows, &broken, target, output)?;
         print_slowest(&slowest, output)?;
+    }
+    if n_wrong > 0 && (is_simulated || target.is_simulated) {
+        let seed = simulator_seed()?;
+        output.note(&format!("the order of blocks, waves and lanes was that of {SEED_VARIABLE}={seed}"));
     }
     if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
 }

@@ -86,6 +86,7 @@ fn options() -> Vec<String> {
         "-fno-exceptions",
         "-fno-rtti",
         "-fno-math-errno",
+        "-ftrivial-auto-var-init=pattern", // what a thread did not write of its own is far from all numbers
         "-fno-strict-aliasing", // as hipRTC's clang has it in effect: kernels read vectors through pointers to elements
         "-Wno-attributes",
         "-Wno-unknown-pragmas",

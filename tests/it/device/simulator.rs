@@ -1,7 +1,7 @@
 //! The simulator: it runs GPUs' kernels as their chips would, and says where one does what it must not.
 
 use crate::fixtures::models::prompt_file;
-use crate::fixtures::program::{file, run};
+use crate::fixtures::program::{command, file, run, shared_cache};
 
 /// A right kernel; the tests put something wrong in the place of a line.
 const RIGHT: &str = r#"{#
@@ -97,7 +97,8 @@ fn misaligned_vectors_are_refused() {
 
 #[test]
 fn races_in_lds_are_refused() {
-    refused("__syncthreads();  // here", "", "held[own] = from", "no barrier is between the two");
+    refused("__syncthreads();  // here", "", "= held[other];", "of LDS, which nobody wrote before");
+    refused("    __syncthreads();\n  }", "  }", "= held[other];", "no barrier is between the two");
     let to = "held[own & ~3u] = from[first + own];";
     refused("held[own] = from[first + own];", to, "held[own & ~3u]", "races with thread 0");
 }
@@ -118,14 +119,71 @@ fn a_wave_operation_that_not_all_lanes_reach_is_refused() {
 
 #[test]
 fn what_is_not_written_is_seen() {
-    for (from, to) in [
-        ("to[first + other] = held[other];", "if (own != 7) to[first + other] = held[other];"),
-        ("held[own] = from[first + own];", "if (own != 7) held[own] = from[first + own];"),
-    ] {
+    let from = "to[first + other] = held[other];";
+    let (code, text) = checked("sim:gfx1100", from, &format!("if (own != 7) {from}"));
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("got NaN"), "{text}");
+}
+
+/// The right kernel's barrier, and behind it what all threads do to one element that one of them wrote before.
+const PLAIN_SUM: &str = "if (first == 0 && own == 0) to[0] = 1.0f; __syncthreads(); to[0] += 1.0f;  // plain";
+
+#[test]
+fn races_in_global_memory_are_refused() {
+    refused("__syncthreads();  // here", PLAIN_SUM, "// plain", "no barrier is between the two");
+    refused("__syncthreads();  // here", PLAIN_SUM, "// plain", "races with thread 0 for 4 bytes at element 0 of `y`");
+    let to = "to[first + other] = held[other]; y[0] = 1.0f;";
+    refused("if (first + other < {{ hidden_size }}) to[first + other] = held[other];", to, "y[0]", "element 0 of `y`");
+    let to = "y[0] = 1.0f; atomicAdd((u32*)y, own);  // both";
+    refused(
+        "if (first + other < {{ hidden_size }}) to[first + other] = held[other];",
+        to,
+        "// both",
+        "races with thread",
+    );
+}
+
+#[test]
+fn a_race_shows_whoever_runs_first() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let racing = RIGHT.replace("__syncthreads();  // here", PLAIN_SUM);
+    let _ = file(folder.path(), "embedding/own.hip.j2", racing.as_bytes());
+    let templates = folder.path().to_str().expect("text").to_owned();
+    let with_seed = |seed: &str| {
+        let args = ["kernels", "check", "--op", "embedding", "--variant", "own", "--arch", "sim:gfx1100"];
+        let mut command = command(shared_cache(), &[&args[..], &["--templates", &templates]].concat());
+        let output = command.env("GPTOSS_JIT_SIM_SEED", seed).output().expect("the program");
+        let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).expect("text"));
+        (output.status.code(), stdout, stderr)
+    };
+    let first = with_seed("7");
+    assert_eq!(first.0, Some(1), "{}", first.1);
+    assert!(first.1.contains("races with thread"), "{}", first.1);
+    assert!(first.2.contains("GPTOSS_JIT_SIM_SEED=7"), "{}", first.2);
+    assert_ne!(first.1, with_seed("0").1, "other threads meet first");
+    let (code, _, stderr) = with_seed("seven");
+    assert!(code != Some(0) && stderr.contains("expected a whole number"), "{stderr}");
+}
+
+#[test]
+fn reads_of_what_nobody_wrote_are_refused() {
+    let to = "if (own != 7) held[own] = from[first + own];";
+    refused("held[own] = from[first + own];", to, "= held[other];", "of LDS, which nobody wrote before");
+    let to = "to[first + other] = held[other] + to[first + other];";
+    refused("to[first + other] = held[other];", to, "+ to[", "of `y`, which nobody wrote before");
+}
+
+#[test]
+fn more_than_a_chip_has_is_refused() {
+    let of = |from: &str, to: &str, words: &str| {
         let (code, text) = checked("sim:gfx1100", from, to);
         assert_eq!(code, 1, "{text}");
-        assert!(text.contains("got NaN"), "{text}");
-    }
+        assert!(text.contains(words), "{text}");
+    };
+    of("f32 held[64];", "f32 held[65536];", "asks for 262144 bytes of LDS, and gfx1100 has 65536");
+    of("block_size = \"64\"", "block_size = \"2048\"", "it is 2048, expected at most 1024");
+    let to = "block_size = \"64\"\nlds_bytes = \"4000000000\"";
+    of("block_size = \"64\"", to, "asks for 4000000000 bytes of LDS at a launch, and gfx1100 has 65536");
 }
 
 const ARCHS: [&str; 4] = ["sim:gfx1100", "sim:gfx1201", "sim:gfx90a", "sim:gfx942"];

@@ -33,7 +33,9 @@ fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> 
     let target = Target::gpu(arch).expect(arch).simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
-    let driver = SimDriver::new(arch, target.wave_size, 0).expect("threads");
+    let driver = SimDriver::new(arch, target.wave_size, 0)
+        .expect("threads")
+        .with_lds([target.lds_bytes, target.lds_bytes_at_launch()]);
     let runner = Some(Runner { target: &target, driver: &driver });
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
     let everything = Selection::default();

@@ -7,4 +7,5 @@ pub mod gpu_kernels;
 pub mod isa;
 pub mod kernels;
 pub mod occupancy;
+mod ordering;
 pub mod tune;

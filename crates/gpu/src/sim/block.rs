@@ -7,8 +7,10 @@ use std::ptr;
 use corosensei::stack::{DefaultStack, Stack};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use super::context::{self, Cell, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES};
+use super::context::{CALLS, Cell, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Stamp, cells};
 use super::object::{Entry, Object};
+use super::order::Order;
+use super::schedule::Schedule;
 
 /// Stack of a thread. GPU threads have little private memory; the pages that are not touched cost nothing.
 const STACK_BYTES: usize = 256 << 10;
@@ -21,6 +23,10 @@ pub(super) struct Grid<'a> {
     pub wave_size: u32,
     /// The arguments' memory, each with its index among the arguments.
     pub ranges: &'a [(usize, Range)],
+    /// What orders the accesses of its blocks.
+    pub order: &'a Order,
+    /// In which order blocks, waves and lanes run.
+    pub schedule: Schedule,
 }
 
 /// What ended a block early.
@@ -42,6 +48,8 @@ pub(super) enum Why {
     },
     /// The coroutine has no stack.
     NoStack(std::io::Error),
+    /// More barriers and fences than can be told apart.
+    TooLong,
 }
 
 impl Grid<'_> {
@@ -58,6 +66,10 @@ struct Thread {
     state: State,
     yielder: *const Yielder<(), Pause>,
     parity: u32,
+    /// Counts what orders it among others.
+    time: u32,
+    /// The time of its wave's last barrier.
+    wave_floor: u32,
     stack: [usize; 2],
 }
 
@@ -72,40 +84,63 @@ thread_local! {
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs one block to its end.
-pub(super) fn run(object: &Object, grid: &Grid<'_>, args: &[*const c_void], block: u64) -> Result<(), Stop> {
+/// What a worker needs to run block after block of a launch.
+pub(super) struct Worker<'a> {
+    object: &'a Object,
+    grid: &'a Grid<'a>,
+    args: &'a [*const c_void],
+    ranges: Vec<Range>,
+    /// Of LDS. They say of which block they tell, so one follows the other in them.
+    _cells: Box<[Cell]>,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(object: &'a Object, grid: &'a Grid<'a>, args: &'a [*const c_void]) -> Self {
+        let mut cells = cells(object.n_cells());
+        let global = grid.ranges.iter().map(|(_, range)| *range);
+        let ranges = global.chain(object.ranges(&mut cells)).collect();
+        Self { object, grid, args, ranges, _cells: cells }
+    }
+
+    /// Runs one block to its end.
+    pub fn run(&self, block: u64) -> Result<(), Stop> {
+        run(self.object, self.grid, &self.ranges, self.args, block)
+    }
+}
+
+fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void], block: u64) -> Result<(), Stop> {
     object.forget_lds();
-    let ranges: Vec<Range> = grid.ranges.iter().map(|(_, range)| *range).chain(object.ranges()).collect();
-    let mut cells = vec![Cell::default(); object.n_cells()];
     let mut slots = vec![0; 2 * grid.wave_size as usize * SLOT_BYTES];
     let mut context = Context {
+        stamp: 0,
+        floor: 0,
+        wave_floor: 0,
         thread: 0,
         block: grid.index(block),
         grid: grid.blocks,
-        epoch: 1,
-        wave_epoch: 1,
         parity: 0,
         n_ranges: ranges.len() as u32,
         ranges: ranges.as_ptr(),
-        cells: cells.as_mut_ptr(),
         slots: slots.as_mut_ptr(),
         stack_begin: 0,
         stack_end: 0,
-        wait: context::wait,
-        fault: context::fault,
+        calls: CALLS,
         yielder: ptr::null(),
+        order: grid.order,
+        wave_size: grid.wave_size,
     };
     let context = &raw mut context;
     object.bind(context);
-    let mut running = Running { context, threads: Vec::new(), wave_size: grid.wave_size as usize };
+    let mut running = Running { context, threads: Vec::new(), grid, block };
     running.start(object.entry(), args, grid.block_size)?;
     running.run()
 }
 
-struct Running {
+struct Running<'a> {
     context: *mut Context,
     threads: Vec<Thread>,
-    wave_size: usize,
+    grid: &'a Grid<'a>,
+    block: u64,
 }
 
 /// What a coroutine is started with. Everything behind the pointers outlives the block.
@@ -115,7 +150,7 @@ struct Start {
     context: *mut Context,
 }
 
-impl Running {
+impl Running<'_> {
     fn start(&mut self, entry: Entry, args: &[*const c_void], block_size: u32) -> Result<(), Stop> {
         for thread in 0..block_size {
             let stack = STACKS.with_borrow_mut(Vec::pop).map_or_else(|| DefaultStack::new(STACK_BYTES), Ok);
@@ -132,7 +167,8 @@ impl Running {
                     (start.entry)(start.args);
                 }
             });
-            let thread = Thread { coroutine, state: State::Ready, yielder: ptr::null(), parity: 0, stack: bounds };
+            let (state, yielder) = (State::Ready, ptr::null());
+            let thread = Thread { coroutine, state, yielder, parity: 0, time: 1, wave_floor: 0, stack: bounds };
             self.threads.push(thread);
         }
         Ok(())
@@ -140,28 +176,37 @@ impl Running {
 
     /// Wave after wave up to the next barrier, until all threads are done.
     fn run(&mut self) -> Result<(), Stop> {
-        let n_waves = self.threads.len().div_ceil(self.wave_size);
-        loop {
-            for wave in 0..n_waves {
-                self.run_wave(wave * self.wave_size)?;
+        let wave_size = self.grid.wave_size as usize;
+        let n_waves = self.threads.len().div_ceil(wave_size);
+        for round in 0.. {
+            for wave in self.grid.schedule.order(n_waves, [self.block, round]) {
+                self.run_wave(wave * wave_size, round)?;
             }
             if self.threads.iter().all(|thread| thread.state == State::Done) {
-                return Ok(());
+                break;
             }
             self.all_alike(0, self.threads.len())?;
+            let latest = self.threads.iter().map(|thread| thread.time).max().unwrap_or_default();
+            if latest >= Stamp::MAX_TIME / 2 {
+                return Err(Stop { thread: 0, why: Why::TooLong });
+            }
+            self.grid.order.join(self.block, 0..self.grid.block_size);
             // SAFETY: no coroutine runs, so nothing else uses the context.
-            unsafe { (*self.context).epoch += 1 };
-            self.threads.iter_mut().for_each(|thread| thread.state = State::Ready);
+            unsafe { (*self.context).floor = latest };
+            for thread in &mut self.threads {
+                (thread.state, thread.time) = (State::Ready, latest + 1);
+            }
         }
+        Ok(())
     }
 
     /// Runs the lanes of a wave until all wait at a barrier or are done.
-    fn run_wave(&mut self, first: usize) -> Result<(), Stop> {
-        let end = (first + self.wave_size).min(self.threads.len());
+    fn run_wave(&mut self, first: usize, round: u64) -> Result<(), Stop> {
+        let end = (first + self.grid.wave_size as usize).min(self.threads.len());
         loop {
-            for thread in first..end {
-                if self.threads[thread].state == State::Ready {
-                    self.resume(thread)?;
+            for lane in self.grid.schedule.order(end - first, [first as u64, round]) {
+                if self.threads[first + lane].state == State::Ready {
+                    self.resume(first + lane)?;
                 }
             }
             let waits = |thread: &Thread| matches!(thread.state, State::Waiting(Pause::Wave { .. }));
@@ -202,6 +247,8 @@ impl Running {
         // SAFETY: no coroutine runs, so nothing else uses the context.
         unsafe {
             (*self.context).thread = index as u32;
+            (*self.context).stamp = Stamp::new(self.block, index as u32, thread.time).0;
+            (*self.context).wave_floor = thread.wave_floor;
             (*self.context).parity = thread.parity;
             (*self.context).yielder = thread.yielder;
             [(*self.context).stack_begin, (*self.context).stack_end] = thread.stack;
@@ -211,6 +258,8 @@ impl Running {
         unsafe {
             thread.yielder = (*self.context).yielder;
             thread.parity = (*self.context).parity;
+            thread.time = Stamp((*self.context).stamp).time();
+            thread.wave_floor = (*self.context).wave_floor;
         }
         thread.state = match result {
             CoroutineResult::Return(()) => State::Done,
@@ -223,7 +272,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for Running<'_> {
     /// Keeps the stacks for the next block.
     fn drop(&mut self) {
         for mut thread in self.threads.drain(..) {
@@ -245,7 +294,7 @@ impl Stop {
         match &self.why {
             Why::Fault(fault) => object.line(fault.pc),
             Why::Apart { at: Pause::Barrier { line } | Pause::Wave { line }, .. } => Some(*line),
-            Why::Apart { .. } | Why::NoStack(_) => None,
+            Why::Apart { .. } | Why::NoStack(_) | Why::TooLong => None,
         }
     }
 
@@ -263,6 +312,7 @@ impl Stop {
                 format!("{}, which thread {other_thread} does not reach: it {other}", place(at))
             }
             Why::NoStack(error) => format!("has no stack: {error}"),
+            Why::TooLong => "passes more barriers and fences than the simulator tells apart".to_owned(),
         }
     }
 }
@@ -277,16 +327,26 @@ impl Fault {
             FaultKind::ReadOnly => format!("writes {len_bytes} bytes {place}, which its contract only reads"),
             FaultKind::Misaligned => format!("accesses {len_bytes} bytes at once, misaligned, {place}"),
             FaultKind::Race => {
-                let other = self.other_thread;
-                format!("races with thread {other} for {len_bytes} bytes {place}: no barrier is between the two")
+                let [own, other] = self.parties;
+                let [x, y, z] = grid.index(other.block());
+                let (who, why) = if own.block() == other.block() {
+                    (String::new(), "no barrier is between the two")
+                } else {
+                    let why = "no fence and atomic of the one, then atomic and fence of the other, order the two";
+                    (format!(" of block ({x}, {y}, {z})"), why)
+                };
+                format!("races with thread {}{who} for {len_bytes} bytes {place}: {why}", other.thread())
             }
+            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote before"),
         }
     }
 
     /// The address, as told by the nearest thing that has a name.
     fn place<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
         let globals = grid.ranges.iter().map(|(i, range)| (*range, format!("`{}`", argument(*i))));
-        let named: Vec<(Range, String)> = globals.chain(object.lds().map(|range| (range, "LDS".to_owned()))).collect();
+        let named: Vec<(Range, String)> = globals
+            .chain(object.lds().map(|(begin, end)| (Range::unwatched(begin, end, true), "LDS".to_owned())))
+            .collect();
         let distance = |range: &Range| match self.address {
             address if address < range.begin => range.begin - address,
             address => (address + self.len_bytes as usize).saturating_sub(range.end),
@@ -307,7 +367,11 @@ impl Fault {
                 format!("across the end of {name} ({len_bytes} bytes)")
             }
         } else {
-            format!("at byte {} of {name}", self.address - range.begin)
+            let byte = self.address - range.begin;
+            match range.element_bytes() {
+                Some(element_bytes) => format!("at element {} of {name}", byte / element_bytes),
+                None => format!("at byte {byte} of {name}"),
+            }
         }
     }
 }

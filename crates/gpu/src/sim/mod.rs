@@ -1,14 +1,18 @@
 //! The `sim` device: executes a GPU's kernels on this machine's cores, and watches them.
 //!
 //! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
-//! `templates/lib/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory. [`block`]
-//! runs the threads of a block as coroutines; [`context`] is what it shares with the object; [`object`] loads objects
-//! and knows their lines. What a GPU would do silently is an error here: access outside of the arguments and of LDS,
-//! misaligned vectors, races in LDS, a barrier or a wave operation that not all threads reach. Memory starts as NaN.
+//! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
+//! [`block`] runs the threads of a block as coroutines; [`context`] is what it shares with the object; [`object`] loads
+//! objects and knows their lines; [`order`] knows which block knows of which, [`schedule`] who runs first. What a GPU
+//! would do silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in LDS and
+//! in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
+//! operation that not all threads reach. Memory starts as NaN.
 
 mod block;
 mod context;
 mod object;
+mod order;
+mod schedule;
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +25,11 @@ use crate::host::{self, pointer};
 use crate::launch::{Argument, ArgumentKind, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
 use crate::{DeviceMemory, Driver, GpuError};
-use block::{Grid, Stop};
-use context::Range;
+use block::{Grid, Stop, Worker};
+use context::{Cell, Range, Stamp, cells};
 use object::Object;
+use order::Order;
+use schedule::Schedule;
 
 /// What memory holds before anything is written to it: NaN as a float, far out of range as an index.
 const UNWRITTEN: u8 = 0xff;
@@ -32,6 +38,9 @@ const UNWRITTEN: u8 = 0xff;
 pub struct SimDriver {
     arch: String,
     wave_size: u32,
+    /// LDS that a kernel may declare, and that a launch may ask for.
+    max_lds_bytes: [u32; 2],
+    schedule: Schedule,
     pool: ThreadPool,
     /// Held while anything reads or writes buffers: what makes the safe functions of [`Driver`] race-free.
     stream: Mutex<()>,
@@ -41,6 +50,7 @@ pub struct SimDriver {
 struct Function {
     bytes: Vec<u8>,
     copies: Vec<Mutex<Option<Object>>>,
+    has_atomics: bool,
 }
 
 impl SimDriver {
@@ -54,7 +64,36 @@ impl SimDriver {
             .thread_name(|i| format!("sim device {i}"))
             .build()
             .map_err(GpuError::Threads)?;
-        Ok(Self { arch: arch.to_owned(), wave_size, pool, stream: Mutex::new(()) })
+        let (max_lds_bytes, schedule) = ([u32::MAX; 2], Schedule { seed: 0 });
+        Ok(Self { arch: arch.to_owned(), wave_size, max_lds_bytes, schedule, pool, stream: Mutex::new(()) })
+    }
+
+    /// The same, whose kernels may declare no more LDS than the first, and whose launches ask for no more than the
+    /// second.
+    #[must_use]
+    pub fn with_lds(self, max_lds_bytes: [u32; 2]) -> Self {
+        Self { max_lds_bytes, ..self }
+    }
+
+    /// The same, with the order in which blocks, waves and lanes run drawn from a seed; 0 is one after the other.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { schedule: Schedule { seed }, ..self }
+    }
+
+    /// Refuses what no block of the chip may have.
+    fn grant(&self, spec: &KernelSpec, object: &Object) -> Result<(), GpuError> {
+        let [may_declare, may_ask] = self.max_lds_bytes;
+        // What a launch asks for is declared like all else here.
+        let wanted = [
+            ("bytes of LDS at a launch", spec.lds_bytes.into(), u64::from(may_ask)),
+            ("bytes of LDS", object.lds_bytes(), may_declare.max(spec.lds_bytes).into()),
+            ("threads", spec.block_size.into(), Stamp::MAX_THREADS.into()),
+        ];
+        let too_much = wanted.into_iter().find(|(_, wanted, most)| wanted > most);
+        too_much.map_or(Ok(()), |(what, wanted, most)| {
+            Err(GpuError::TooMuch { entry: spec.entry.clone(), arch: self.arch.clone(), what, wanted, most })
+        })
     }
 }
 
@@ -89,9 +128,11 @@ impl Driver for SimDriver {
 
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
         let first = Object::load(object, &spec)?;
+        self.grant(&spec, &first)?;
+        let has_atomics = first.has_atomics();
         let mut copies = vec![Mutex::new(Some(first))];
         copies.resize_with(self.parallelism(), Mutex::default);
-        Ok(Kernel::new(spec, Function { bytes: object.to_vec(), copies }))
+        Ok(Kernel::new(spec, Function { bytes: object.to_vec(), copies, has_atomics }))
     }
 
     fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
@@ -99,22 +140,36 @@ impl Driver for SimDriver {
         let function: &Function = kernel.function()?;
         let args = launch.args.iter().map(pointer).collect::<Result<Vec<_>, _>>()?;
         let args = Pointers(args);
-        let ranges = ranges(&kernel.spec, launch.args)?;
+        let (ranges, _cells) = ranges(&kernel.spec, launch.args)?;
         let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = Order::new(kernel.spec.block_size);
         let grid = Grid {
             blocks: launch.grid,
             block_size: kernel.spec.block_size,
             wave_size: self.wave_size,
             ranges: &ranges,
+            order: &order,
+            schedule: self.schedule,
         };
+        let n_blocks = launch.grid.iter().try_fold(1, |n: u64, &blocks| n.checked_mul(blocks.into()));
+        let n_blocks = n_blocks.filter(|n| *n <= Stamp::MAX_BLOCKS).ok_or_else(|| GpuError::TooMuch {
+            entry: kernel.spec.entry.clone(),
+            arch: self.arch.clone(),
+            what: "blocks",
+            wanted: n_blocks.unwrap_or(u64::MAX),
+            most: Stamp::MAX_BLOCKS,
+        })?;
         let next = AtomicU64::new(0);
-        let too_many = || GpuError::Blocks { entry: kernel.entry().to_owned(), grid: launch.grid };
-        let n_blocks = launch.grid.iter().try_fold(1u64, |n, &axis| n.checked_mul(axis.into())).ok_or_else(too_many)?;
         let stopped: Mutex<Option<GpuError>> = Mutex::new(None);
         self.pool.broadcast(|worker| {
+            // Which block comes when may change what blocks do that hear of each other: they run one by one, so that
+            // what a seed shows once it shows always.
+            if function.has_atomics && worker.index() > 0 {
+                return;
+            }
             let result = function.run(worker.index(), &kernel.spec, &grid, args.as_slice(), || {
                 let block = next.fetch_add(1, Ordering::Relaxed);
-                (block < n_blocks).then_some(block)
+                (block < n_blocks).then(|| grid.schedule.nth(block, n_blocks))
             });
             if let Err(error) = result {
                 next.store(n_blocks, Ordering::Relaxed); // the others stop too
@@ -155,8 +210,9 @@ impl Function {
             *copy = Some(Object::load(&self.bytes, spec)?);
         }
         let object = copy.as_ref().expect("just loaded");
+        let on = Worker::new(object, grid, args);
         loop {
-            block::run(object, grid, args, block).map_err(|stop| fault(object, spec, grid, block, stop))?;
+            on.run(block).map_err(|stop| fault(object, spec, grid, block, stop))?;
             match next() {
                 Some(following) => block = following,
                 None => return Ok(()),
@@ -177,17 +233,31 @@ fn fault(object: &Object, spec: &KernelSpec, grid: &Grid<'_>, block: u64, stop: 
     }
 }
 
-/// Where the kernel may read and write, those that it may write first.
-fn ranges(spec: &KernelSpec, args: &[Argument]) -> Result<Vec<(usize, Range)>, GpuError> {
-    let mut ranges = Vec::new();
+/// Where the kernel may read and write, those that it may write first, and the cells that these are watched in.
+fn ranges(spec: &KernelSpec, args: &[Argument]) -> Result<(Vec<(usize, Range)>, Vec<Box<[Cell]>>), GpuError> {
+    let mut memory = Vec::new();
     for (i, (spec, arg)) in spec.args.iter().zip(args).enumerate() {
         if let Argument::Memory { view, required_bytes } = arg {
             let begin = view.host_address()? as usize;
-            ranges.push((i, Range::global(begin, begin + required_bytes, spec.kind == ArgumentKind::Write)));
+            memory.push((i, spec, begin, begin + required_bytes));
         }
     }
-    ranges.sort_by_key(|(_, range)| !range.is_writable());
-    Ok(ranges)
+    memory.sort_by_key(|(_, spec, ..)| spec.kind != ArgumentKind::Write);
+    let mut all_cells = Vec::new();
+    let watched = memory.iter().map(|&(i, spec, begin, end)| {
+        let is_writable = spec.kind == ArgumentKind::Write;
+        let Some(cell_shift) = spec.element_bytes.checked_ilog2().filter(|_| is_writable) else {
+            return (i, Range::unwatched(begin, end, is_writable));
+        };
+        let is_shared = memory.iter().any(|&(other, _, from, to)| other != i && from < end && begin < to);
+        let cell_shift = cell_shift.min(2);
+        let mut cells = cells((end - begin).div_ceil(1 << cell_shift));
+        let first = cells.as_mut_ptr();
+        all_cells.push(cells);
+        (i, Range::global(begin, end, first, cell_shift, spec.is_undefined && !is_shared))
+    });
+    let watched = watched.collect();
+    Ok((watched, all_cells))
 }
 
 /// The argument array of a launch: shared by the threads that run its blocks, and only read by them.

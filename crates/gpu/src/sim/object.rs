@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use addr2line::Loader;
 
-use super::context::{Context, Range};
+use super::context::{Cell, Context, Range};
 use crate::host::{Loaded, abi, open_from_memory};
 use crate::{GpuError, KernelSpec};
 
@@ -17,8 +17,10 @@ pub(super) struct Object {
     bind: unsafe extern "C" fn(*mut Context),
     /// Where the image begins.
     base: usize,
-    /// Variables in LDS, with their cells.
-    lds: Vec<Range>,
+    /// Variables in LDS: where they begin and end.
+    lds: Vec<(usize, usize)>,
+    /// Whether its threads change words by atomics.
+    has_atomics: bool,
     /// Constants of the text, which may be read.
     constants: Vec<Range>,
     lines: Loader,
@@ -29,12 +31,12 @@ pub(super) struct Object {
 // caches are behind the `Mutex` that every copy is in.
 unsafe impl Send for Object {}
 
-/// The variables in LDS: what a function of the kernel's text keeps in static memory that can be written.
-fn lds_of(bytes: &[u8], base: usize) -> Result<Vec<Range>, object::Error> {
+/// The variables in LDS: what a function of the kernel's text keeps in static memory that can be written. And whether
+/// there are atomics.
+fn symbols_of(bytes: &[u8], base: usize) -> Result<(Vec<(usize, usize)>, bool), object::Error> {
     use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind, elf};
     let file = object::File::parse(bytes)?;
     let mut lds = Vec::new();
-    let mut first_cell = 0;
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Data) {
         // Mangled names of statics in a function, and of those outside of all namespaces.
         let is_static = symbol.name().is_ok_and(|name| name.starts_with("_ZZ") || name.starts_with("_ZL"));
@@ -45,12 +47,11 @@ fn lds_of(bytes: &[u8], base: usize) -> Result<Vec<Range>, object::Error> {
         });
         if is_static && is_writable && symbol.size() > 0 {
             let begin = base + symbol.address() as usize;
-            let len_bytes = symbol.size() as usize;
-            lds.push(Range::lds(begin, begin + len_bytes, first_cell));
-            first_cell += len_bytes.div_ceil(4);
+            lds.push((begin, begin + symbol.size() as usize));
         }
     }
-    Ok(lds)
+    let has_atomics = file.symbols().any(|symbol| symbol.name().is_ok_and(|name| name.contains("atomic_access")));
+    Ok((lds, has_atomics))
 }
 
 impl Object {
@@ -80,10 +81,10 @@ impl Object {
             let range = lines.get_section_range(name.as_bytes())?;
             Some((base + range.begin as usize, base + range.end as usize))
         };
-        let lds = lds_of(bytes, base).map_err(|error| refused(error.to_string()))?;
+        let (lds, has_atomics) = symbols_of(bytes, base).map_err(|error| refused(error.to_string()))?;
         let constants = [".rodata", ".data.rel.ro"].iter().filter_map(|name| section(name));
-        let constants = constants.map(|(begin, end)| Range::global(begin, end, false)).collect();
-        Ok(Self { entry, bind, base, lds, constants, lines, _library: loaded })
+        let constants = constants.map(|(begin, end)| Range::unwatched(begin, end, false)).collect();
+        Ok(Self { entry, bind, base, lds, has_atomics, constants, lines, _library: loaded })
     }
 
     pub fn entry(&self) -> Entry {
@@ -98,26 +99,44 @@ impl Object {
 
     /// Makes LDS what it is when a block starts: undefined, here NaN.
     pub fn forget_lds(&self) {
-        for range in &self.lds {
+        for &(begin, end) in &self.lds {
             // SAFETY: the range is a writable section of this object's image, and no thread of a block runs on it:
             // every copy is behind a `Mutex`.
-            unsafe { std::ptr::write_bytes(range.begin as *mut u8, super::UNWRITTEN, range.len_bytes()) };
+            unsafe { std::ptr::write_bytes(begin as *mut u8, super::UNWRITTEN, end - begin) };
         }
     }
 
-    /// Where every thread may read, and in LDS write.
-    pub fn ranges(&self) -> impl Iterator<Item = Range> {
-        self.lds.iter().chain(&self.constants).copied()
+    /// Where every thread may read, and in LDS write: LDS is watched in these cells, of which there are `n_cells`.
+    pub fn ranges(&self, cells: &mut [Cell]) -> Vec<Range> {
+        let mut left = cells;
+        let mut lds = Vec::new();
+        for &(begin, end) in &self.lds {
+            let (own, others) = left.split_at_mut((end - begin).div_ceil(4));
+            lds.push(Range::lds(begin, end, own.as_mut_ptr()));
+            left = others;
+        }
+        lds.extend(&self.constants);
+        lds
     }
 
-    /// The variables in LDS.
-    pub fn lds(&self) -> impl Iterator<Item = Range> {
+    /// The variables in LDS: where they begin and end.
+    pub fn lds(&self) -> impl Iterator<Item = (usize, usize)> {
         self.lds.iter().copied()
+    }
+
+    /// Bytes of LDS that a block has.
+    pub fn lds_bytes(&self) -> u64 {
+        self.lds.iter().map(|(begin, end)| (end - begin) as u64).sum()
+    }
+
+    /// Whether its threads change words by atomics, and so may hear of other blocks.
+    pub fn has_atomics(&self) -> bool {
+        self.has_atomics
     }
 
     /// Cells that LDS is watched in.
     pub fn n_cells(&self) -> usize {
-        self.lds.iter().map(|range| range.len_bytes().div_ceil(4)).sum()
+        self.lds.iter().map(|(begin, end)| (end - begin).div_ceil(4)).sum()
     }
 
     /// The line of the kernel's text that a place in the code comes from.

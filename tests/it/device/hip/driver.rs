@@ -15,7 +15,7 @@ const GEMV: &[u8] = include_bytes!("../../../fixtures/objects/linear_gemv.gfx110
 const TILE: &[u8] = include_bytes!("../../../fixtures/objects/linear_tile.gfx90a.co");
 
 fn spec(entry: &str, kinds: &[ArgumentKind]) -> KernelSpec {
-    let arg = |(i, &kind)| ArgumentSpec { name: format!("a{i}"), kind };
+    let arg = |(i, &kind)| ArgumentSpec::new(format!("a{i}"), kind);
     let args = kinds.iter().enumerate().map(arg).collect();
     KernelSpec { entry: entry.into(), abi: String::new(), args, block_size: 64, lds_bytes: 0 }
 }

@@ -1,0 +1,253 @@
+//! What orders the blocks of a launch: who knows what of whom.
+//!
+//! A thread's fence makes what it knows, its own accesses among it, known to whoever it tells; an atomic tells the word
+//! that it changes, and hears what that word was told; what it heard, it knows behind its next fence. A barrier makes
+//! all of that common to the threads that meet there. So the fence of a thread and the atomic of another, with a
+//! barrier between, are as good as both by one: fences write back and forget caches that a block shares, and do so for
+//! what barriers brought as well. An atomic without fences orders nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::Stamp;
+
+/// What is known of a block: everything up to a time, and of some threads more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Known {
+    floor: u32,
+    threads: BTreeMap<u32, u32>,
+}
+
+impl Known {
+    fn merge(&mut self, other: &Self) {
+        self.floor = self.floor.max(other.floor);
+        for (&thread, &time) in &other.threads {
+            let known = self.threads.entry(thread).or_default();
+            *known = time.max(*known);
+        }
+    }
+
+    /// What is known of each thread of so many is known of the block.
+    fn shorten(&mut self, n_threads: usize) {
+        if self.threads.len() == n_threads {
+            let all = self.threads.values().min().copied().unwrap_or_default();
+            self.floor = self.floor.max(all);
+        }
+        let floor = self.floor;
+        self.threads.retain(|_, time| *time > floor);
+    }
+}
+
+/// What is known, by block.
+type Clock = BTreeMap<u64, Known>;
+
+fn merge(into: &mut Arc<Clock>, other: &Arc<Clock>) {
+    if Arc::ptr_eq(into, other) || other.is_empty() {
+        return;
+    }
+    if into.is_empty() {
+        *into = Arc::clone(other);
+        return;
+    }
+    let clock = Arc::make_mut(into);
+    for (&block, known) in other.iter() {
+        clock.entry(block).or_default().merge(known);
+    }
+}
+
+/// Of a thread.
+#[derive(Clone, Default)]
+struct Thread {
+    /// What is before it.
+    known: Arc<Clock>,
+    /// What a fence made known to whoever its atomics tell.
+    released: Arc<Clock>,
+    /// What its atomics heard.
+    heard: Arc<Clock>,
+}
+
+/// The order of a launch's accesses.
+pub(super) struct Order {
+    state: Mutex<State>,
+    block_size: u32,
+}
+
+#[derive(Default)]
+struct State {
+    /// The running block, and its threads if any of them fenced or used atomics.
+    block: u64,
+    threads: Vec<Thread>,
+    /// What words of global memory were told.
+    told: HashMap<usize, Arc<Clock>>,
+    /// By cell: stamps of other blocks for which the cell itself has no room.
+    kept: HashMap<usize, Vec<Stamp>>,
+}
+
+impl State {
+    /// The running block's threads.
+    fn threads(&mut self, block: u64, n: u32) -> &mut Vec<Thread> {
+        if self.block != block || self.threads.is_empty() {
+            self.block = block;
+            self.threads = vec![Thread::default(); n as usize];
+        }
+        &mut self.threads
+    }
+
+    fn knows(&self, own: Stamp, other: Stamp) -> bool {
+        let thread = self.threads.get(own.thread() as usize).filter(|_| self.block == own.block());
+        let Some(known) = thread.and_then(|thread| thread.known.get(&other.block())) else { return false };
+        let of_thread = || !other.is_of_many() && known.threads.get(&other.thread()) >= Some(&other.time());
+        known.floor >= other.time() || of_thread()
+    }
+}
+
+impl Order {
+    pub fn new(block_size: u32) -> Self {
+        Self { state: Mutex::default(), block_size }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A thread's fence; what is up to `floor` in its own block is known to it.
+    pub fn fence(&self, own: Stamp, floor: u32) {
+        let mut state = self.state();
+        let thread = &mut state.threads(own.block(), self.block_size)[own.thread() as usize];
+        let heard = std::mem::take(&mut thread.heard);
+        merge(&mut thread.known, &heard);
+        let mut of_block = thread.released.get(&own.block()).cloned().unwrap_or_default();
+        of_block.merge(&Known { floor, threads: BTreeMap::from([(own.thread(), own.time())]) });
+        let mut released = Clock::clone(&thread.known);
+        released.entry(own.block()).or_default().merge(&of_block);
+        thread.released = Arc::new(released);
+    }
+
+    /// A thread's atomic on a word.
+    pub fn synchronise(&self, own: Stamp, address: usize) {
+        let mut state = self.state();
+        let told = state.told.get(&address).cloned().unwrap_or_default();
+        let thread = &mut state.threads(own.block(), self.block_size)[own.thread() as usize];
+        merge(&mut thread.heard, &told);
+        if !thread.released.is_empty() {
+            let released = Arc::clone(&thread.released);
+            drop(told);
+            merge(state.told.entry(address).or_default(), &released);
+        }
+    }
+
+    /// These threads of a block met.
+    pub fn join(&self, block: u64, threads: Range<u32>) {
+        let (mut state, n_threads) = (self.state(), self.block_size as usize);
+        if state.block != block || state.threads.is_empty() {
+            return; // none of them did anything that another block could know
+        }
+        let end = n_threads.min(threads.end as usize);
+        let threads = &mut state.threads[threads.start as usize..end];
+        let all = |clock: fn(&Thread) -> &Arc<Clock>| {
+            let mut joined = Arc::clone(clock(&threads[0]));
+            threads.iter().for_each(|thread| merge(&mut joined, clock(thread)));
+            joined
+        };
+        let mut joined = Thread {
+            known: all(|thread| &thread.known),
+            released: all(|thread| &thread.released),
+            heard: all(|thread| &thread.heard),
+        };
+        if joined.released.get(&block).is_some_and(|known| !known.threads.is_empty()) {
+            let released = Arc::make_mut(&mut joined.released);
+            released.get_mut(&block).expect("it is there").shorten(n_threads);
+        }
+        threads.fill(joined);
+    }
+
+    /// Whether what has the other stamp comes before what this thread does now.
+    pub fn knows(&self, own: Stamp, other: Stamp) -> bool {
+        self.state().knows(own, other)
+    }
+
+    /// Remembers a stamp for which a cell has no room.
+    pub fn keep(&self, cell: usize, stamp: Stamp) {
+        self.state().kept.entry(cell).or_default().push(stamp);
+    }
+
+    /// One of a cell's stamps without room that `conflicts`, and that this thread does not know of.
+    pub fn conflict(&self, cell: usize, own: Stamp, mask: u32, conflicts: impl Fn(Stamp) -> bool) -> Option<Stamp> {
+        let state = self.state();
+        let kept = state.kept.get(&cell)?.iter().copied();
+        kept.filter(|&stamp| conflicts(stamp) && stamp.mask() & mask != 0)
+            .find(|&stamp| stamp.block() != own.block() && !state.knows(own, stamp))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORD: usize = 64;
+
+    fn order() -> Order {
+        Order::new(4)
+    }
+
+    fn meet(order: &Order, block: u64) {
+        order.join(block, 0..4);
+    }
+
+    /// Thread 1 of block 0 writes at time 1; whether thread 2 of block 1 knows of it in the end.
+    fn is_known(steps: impl Fn(&Order)) -> bool {
+        let order = order();
+        steps(&order);
+        order.knows(Stamp::new(1, 2, 2), Stamp::new(0, 1, 1))
+    }
+
+    #[test]
+    fn fences_and_atomics_order_what_barriers_brought_to_them() {
+        assert!(is_known(|order| {
+            (0..4).for_each(|thread| order.fence(Stamp::new(0, thread, 1), 0));
+            meet(order, 0);
+            order.synchronise(Stamp::new(0, 0, 3), WORD);
+            order.synchronise(Stamp::new(1, 0, 1), WORD);
+            meet(order, 1);
+            order.fence(Stamp::new(1, 2, 2), 1);
+        }));
+    }
+
+    #[test]
+    fn nothing_is_ordered_without_one_of_them() {
+        let steps: [&dyn Fn(&Order); 6] = [
+            &|order| order.fence(Stamp::new(0, 1, 1), 0),
+            &|order| meet(order, 0),
+            &|order| order.synchronise(Stamp::new(0, 0, 3), WORD),
+            &|order| order.synchronise(Stamp::new(1, 0, 1), WORD),
+            &|order| meet(order, 1),
+            &|order| order.fence(Stamp::new(1, 2, 2), 1),
+        ];
+        assert!(is_known(|order| steps.iter().for_each(|step| step(order))));
+        for left_out in 0..steps.len() {
+            let others = |order: &Order| {
+                steps.iter().enumerate().filter(|(i, _)| *i != left_out).for_each(|(_, step)| step(order));
+            };
+            assert!(!is_known(others), "without step {left_out}");
+        }
+    }
+
+    #[test]
+    fn another_word_or_a_later_write_is_not_ordered() {
+        assert!(!is_known(|order| {
+            order.fence(Stamp::new(0, 1, 1), 0);
+            order.synchronise(Stamp::new(0, 1, 2), WORD);
+            order.synchronise(Stamp::new(1, 2, 1), WORD + 4);
+            order.fence(Stamp::new(1, 2, 1), 0);
+        }));
+        let order = order();
+        order.fence(Stamp::new(0, 1, 1), 0);
+        order.synchronise(Stamp::new(0, 1, 2), WORD);
+        order.synchronise(Stamp::new(1, 2, 1), WORD);
+        order.fence(Stamp::new(1, 2, 1), 0);
+        assert!(order.knows(Stamp::new(1, 2, 2), Stamp::new(0, 1, 1)));
+        assert!(!order.knows(Stamp::new(1, 2, 2), Stamp::new(0, 1, 2)), "written behind the fence");
+        assert!(!order.knows(Stamp::new(1, 2, 2), Stamp::new(0, 0, 1)), "written by another thread");
+    }
+}
