@@ -30,12 +30,14 @@ mod tokenize;
 mod tokenizer;
 mod tune;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{ColorChoice, Output};
+
+use crate::chat_template;
 
 /// gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 #[derive(Parser)]
@@ -62,7 +64,7 @@ struct Cli {
 }
 
 /// What this program is started with to compile one kernel and leave.
-const WORKER: &str = "__compile-worker";
+const COMPILE_WORKER: &str = "__compile-worker";
 
 #[derive(Subcommand)]
 enum Command {
@@ -89,19 +91,23 @@ fn command() -> clap::Command {
     with_variables(Cli::command()).mut_subcommands(with_variables)
 }
 
-/// The folder of a job, if this process was started by this program to compile a kernel. That is no command of a
-/// person's: it stands in no help and among no suggestions.
-fn job() -> Option<PathBuf> {
+/// What came of it, if this process was started by this program to do one thing for it. Those are no commands of a
+/// person's: they stand in no help and among no suggestions.
+fn worker() -> Option<std::io::Result<()>> {
     let mut words = std::env::args_os().skip(1);
-    (words.next()? == WORKER).then(|| words.next().map(PathBuf::from))?
+    match words.next()?.to_str()? {
+        COMPILE_WORKER => words.next().map(|folder| crate::object::compile::run_worker(Path::new(&folder))),
+        chat_template::COMMAND => Some(chat_template::render_worker()),
+        _ => None,
+    }
 }
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    if let Some(folder) = job() {
+    if let Some(done) = worker() {
         tell_warnings();
         let output = Output::new(false, false, false, ColorChoice::Auto);
-        return report::exit_code(crate::object::compile::run_worker(&folder).map_err(Into::into), &output);
+        return report::exit_code(done.map_err(Into::into), &output);
     }
     let cli = match command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
