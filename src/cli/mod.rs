@@ -38,6 +38,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{ColorChoice, Output};
 
 use crate::chat_template;
+use crate::template::bounded;
 
 /// gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 #[derive(Parser)]
@@ -98,6 +99,7 @@ fn worker() -> Option<std::io::Result<()>> {
     match words.next()?.to_str()? {
         COMPILE_WORKER => words.next().map(|folder| crate::object::compile::run_worker(Path::new(&folder))),
         chat_template::COMMAND => Some(chat_template::render_worker()),
+        bounded::COMMAND => Some(bounded::render_worker()),
         _ => None,
     }
 }

@@ -16,6 +16,9 @@ use super::{Launch, NumericsOverride, Param, Precision, Requires, Resources, Tem
 use crate::dtype::Dtype;
 use crate::target::Language;
 
+/// Combinations of parameters that a template may have; the most in the tree are some thousand.
+const MAX_COMBINATIONS: usize = 100_000;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FrontMatter {
@@ -181,6 +184,7 @@ impl Reader<'_> {
 
     fn params(&self, tables: &BTreeMap<String, Spanned<ParamTable>>) -> Result<BTreeMap<String, Param>, LibraryError> {
         let mut params = BTreeMap::new();
+        let mut combinations = 1_usize;
         for (name, table) in tables {
             // `block_size` is the one name that a parameter may share with the renderer: it then is the launch's.
             if name != "block_size" {
@@ -199,6 +203,16 @@ impl Reader<'_> {
                     format!("params.{name}.default"),
                     expected,
                     default.to_string(),
+                ));
+            }
+            combinations = combinations.saturating_mul(values.len());
+            if combinations > MAX_COMBINATIONS {
+                let expected = format!("parameters with {MAX_COMBINATIONS} combinations of their values at most");
+                return Err(self.toml.refuse(
+                    table.span(),
+                    "params",
+                    expected,
+                    format!("{combinations} with `{name}`"),
                 ));
             }
             let (values, doc) = (values.clone(), doc.clone());
