@@ -23,6 +23,9 @@ use super::{Misfit, Problem, Template};
 use crate::embedded;
 use crate::target::{Language, Target};
 
+/// The longest file that is read; of templates less is compiled.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
 /// Names that every body may use.
 const GLOBALS: [&str; 6] = ["signature", "entry", "arch", "wave_size", "precision", "features"];
 
@@ -374,7 +377,7 @@ fn read_into(
         if prefix == "lib" && path.is_dir() {
             read_into(files, &full, &path)?;
         } else if name.ends_with(".j2") || name.ends_with(".toml") {
-            files.insert(full, fs::read_to_string(&path).map_err(Arc::new));
+            files.insert(full, mapped_file::read_to_string(&path, MAX_FILE_BYTES).map_err(Arc::new));
         }
     }
     Ok(())

@@ -4,5 +4,6 @@ pub mod bad_input;
 pub mod completions;
 pub mod doctor;
 pub mod hub;
+mod no_files;
 pub mod plan;
 pub mod run_input;
