@@ -41,6 +41,11 @@ impl NewFile {
         Ok(Self { path, place })
     }
 
+    /// Whether nothing is left of it however the program ends.
+    pub fn is_nameless(&self) -> bool {
+        matches!(self.place, Place::Nameless(_))
+    }
+
     /// Has this much of the disk kept for it, so that a disk that is too small is known of before there is anything to
     /// write.
     ///

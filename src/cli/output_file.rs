@@ -1,15 +1,19 @@
 //! A file that a command leaves: whole, or not at all.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
-use tempfile::NamedTempFile;
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// What is written lies beside its place until it is whole, and is gone if that never happens. Where a pipe or a device
-/// is in that place, it is written to and stays.
+use super::new_file::NewFile;
+
+/// What is written has no name, or lies beside its place, until it is whole, and is gone if that never happens. Where a
+/// pipe or a device is in that place, it is written to and stays.
 pub(super) struct OutputFile {
     path: PathBuf,
     contents: &'static str,
@@ -17,7 +21,9 @@ pub(super) struct OutputFile {
 }
 
 enum Place {
-    Beside(NamedTempFile),
+    Nameless(NewFile),
+    /// It could be made: it is not there yet, so a program that is ended before leaves nothing.
+    Beside,
     There(File),
 }
 
@@ -43,11 +49,44 @@ impl OutputFile {
         let Self { path, contents, place } = self;
         let filled = match place {
             Place::There(mut file) => write(&mut file),
-            Place::Beside(mut file) => {
-                write(file.as_file_mut()).and_then(|()| file.persist(&path).map(drop).map_err(io::Error::from))
-            }
+            Place::Nameless(file) => fill(file, write),
+            Place::Beside => Postponed::new().and_then(|_signals| fill(NewFile::create(&path)?, write)),
         };
         filled.with_context(|| could_not_write(contents, &path))
+    }
+}
+
+fn fill(mut file: NewFile, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    write(file.file())?;
+    file.publish()
+}
+
+/// While it lives, signals that end the program wait; then the last one does what it would have done.
+struct Postponed {
+    seen: Arc<AtomicUsize>,
+    handlers: Vec<SigId>,
+}
+
+impl Postponed {
+    fn new() -> io::Result<Self> {
+        let mut postponed = Self { seen: Arc::default(), handlers: Vec::new() };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            let seen = Arc::clone(&postponed.seen);
+            postponed.handlers.push(signal_hook::flag::register_usize(signal, seen, signal as usize)?);
+        }
+        Ok(postponed)
+    }
+}
+
+impl Drop for Postponed {
+    fn drop(&mut self) {
+        for handler in self.handlers.drain(..) {
+            signal_hook::low_level::unregister(handler);
+        }
+        let signal = self.seen.load(Ordering::Relaxed) as i32;
+        if signal != 0 {
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
     }
 }
 
@@ -59,19 +98,17 @@ fn open(path: &Path) -> io::Result<Place> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(found) if !found.is_file() => Ok(Place::There(File::options().write(true).open(path)?)),
-        _ => Ok(Place::Beside(beside(path)?)),
+        _ => {
+            let file = NewFile::create(path)?;
+            Ok(if file.is_nameless() { Place::Nameless(file) } else { Place::Beside })
+        }
     }
-}
-
-/// A file in the same folder, for those that the umask allows: others may read what a command writes.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -95,6 +132,18 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1, "nothing is left of it");
         written(&path, "new");
         assert_eq!(fs::read_to_string(&path).expect("there"), "new");
+    }
+
+    #[test]
+    fn where_files_have_names_none_is_there_before_it_is_filled() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("out");
+        let n_files = || fs::read_dir(folder.path()).expect("listed").count();
+        let opened = OutputFile::create(&path, "words").expect("opened");
+        assert_eq!(n_files(), 0);
+        let beside = OutputFile { place: Place::Beside, ..opened };
+        beside.fill(|file| file.write_all(b"new")).expect("in place");
+        assert_eq!((fs::read_to_string(&path).expect("there").as_str(), n_files()), ("new", 1));
     }
 
     #[test]
