@@ -8,8 +8,6 @@
 //! apart; where that cannot be told, there is no prompt but an error.
 
 mod render;
-#[cfg(test)]
-mod tests;
 mod whose;
 
 use std::io;
@@ -160,3 +158,6 @@ fn prompt(
         None => Ok(ids),
     }
 }
+
+#[cfg(test)]
+mod tests;

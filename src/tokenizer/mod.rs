@@ -243,8 +243,8 @@ impl Tokenizer {
         self.encode_with_specials_where(text, |_, _| true)
     }
 
-    /// As [`Self::encode_with_specials`], but only those become tokens of which `is_meant` says so; it is asked with the
-    /// offset and the length of their names. The others are text, and words go across their ends.
+    /// As [`Self::encode_with_specials`], but only those become tokens of which `is_meant` says so; it is asked with
+    /// the offset and the length of their names. The others are text, and words go across their ends.
     ///
     /// # Errors
     /// As [`Self::encode`]; the offset is that in the whole text.
