@@ -1,38 +1,66 @@
 //! The chat template of a checkpoint: Jinja that turns messages into a prompt, rendered as Hugging Face's
-//! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, blocks
-//! trimmed.
+//! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, Python's
+//! methods of strings, lists and maps, blocks trimmed.
 //!
-//! A template sees marks where people's and the model's words will be. Names of special tokens that the template writes
-//! are those tokens; inside of a message they are text, so nobody ends a message by writing `<|end|>`.
+//! A template is somebody else's program, so it runs in a process with bounds on memory, stack and time
+//! ([`crate::bounded_process`]). It sees what messages say. Names of special tokens that the template writes are those
+//! tokens; those that a message says are text, so nobody ends a message by writing `<|end|>`. `whose` tells the two
+//! apart; where that cannot be told, there is no prompt but an error.
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+mod render;
+mod whose;
 
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::bounded_process::{self, BoundedError};
 use crate::error::Hint;
-use crate::harmony::{Channel, Message, Role, today};
-use crate::tokenizer::{Part, Tokenizer, TokenizerError};
+use crate::harmony::Message;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// Around the number of a message; the last character of Unicode's last private plane.
-const MARK: char = '\u{10fffd}';
+use render::{Answer, Job, entries};
+use whose::{Masked, Origin, Whose};
 
-/// Steps that a template may take: gpt-oss' takes some hundreds for each message.
-const FUEL: u64 = 10_000_000;
+/// The hidden command that renders a template: [`render_worker`].
+pub const COMMAND: &str = "__chat-template";
+
+/// The longest template in bytes; gpt-oss' has 16 thousand.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
 /// A template that could be compiled.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    source: String,
+    program: PathBuf,
 }
 
 /// Why a template cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatTemplateError {
+    /// It is longer than any.
+    #[error("the chat template has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
+    TooLong {
+        /// Its length.
+        found: usize,
+    },
     /// It is not what the language allows.
-    #[error("could not compile the chat template")]
-    Compile(#[source] Error),
-    /// It refused the messages, or took too long.
-    #[error("could not render the chat template")]
-    Render(#[source] Error),
+    #[error("could not compile the chat template: {0}")]
+    Compile(String),
+    /// It refused the messages, or ran out of steps.
+    #[error("could not render the chat template: {0}")]
+    Render(String),
+    /// It took more than it may.
+    #[error("could not run the chat template")]
+    Bounds(#[from] BoundedError),
+    /// The process that rendered it did not answer as it should.
+    #[error("the process that renders the chat template answered nonsense")]
+    Answer(#[source] serde_json::Error),
+    /// A special token that may be the template's or words of a message.
+    #[error("cannot tell whether `{name}` in the prompt is the chat template's own or a message's")]
+    Unclear {
+        /// The token.
+        name: String,
+    },
     /// Its words are not in the vocabulary.
     #[error("could not convert what the chat template wrote")]
     Tokenizer(#[from] TokenizerError),
@@ -41,191 +69,95 @@ pub enum ChatTemplateError {
 impl Hint for ChatTemplateError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Compile(_) | Self::Render(_) => Some("`--chat-format harmony` leaves it alone".into()),
             Self::Tokenizer(source) => source.hint(),
+            Self::Unclear { .. } => Some(
+                "the template looks for signs that the message has: leave them out, or use `--chat-format harmony`"
+                    .into(),
+            ),
+            _ => Some("`--chat-format harmony` leaves it alone".into()),
         }
     }
 }
 
-/// A part of a prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece<'a> {
-    /// The template's own.
-    Own(String),
-    /// A message's.
-    Words(&'a str),
-}
-
 impl ChatTemplate {
-    /// Compiles a template.
+    /// Compiles a template. `program` is what is started to render it: one that calls [`render_worker`] when its only
+    /// argument is [`COMMAND`].
     ///
     /// # Errors
-    /// [`ChatTemplateError::Compile`] says where it is wrong.
-    pub fn new(source: &str) -> Result<Self, ChatTemplateError> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the default delimiters are legal"));
-        environment.set_fuel(Some(FUEL));
-        environment.add_function("raise_exception", |why: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, why))
-        });
-        environment.add_function("strftime_now", now);
-        environment.add_template_owned("chat", source.to_owned()).map_err(ChatTemplateError::Compile)?;
-        Ok(Self { environment })
+    /// [`ChatTemplateError::Compile`] says where it is wrong; [`ChatTemplateError::Bounds`] that it takes too much.
+    pub fn new(source: &str, program: &Path) -> Result<Self, ChatTemplateError> {
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(ChatTemplateError::TooLong { found: source.len() });
+        }
+        let template = Self { source: source.to_owned(), program: program.to_owned() };
+        rendered(template.ask(&Job { template: source.to_owned(), conversations: Vec::new() })?)?;
+        Ok(template)
     }
 
     /// The prompt for the assistant's next words, as ids.
     ///
     /// # Errors
-    /// [`ChatTemplateError::Render`], [`ChatTemplateError::Tokenizer`].
+    /// [`ChatTemplateError::Render`], [`ChatTemplateError::Bounds`], [`ChatTemplateError::Unclear`],
+    /// [`ChatTemplateError::Tokenizer`].
     pub fn prompt(&self, conversation: &[Message], tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
-        let pieces = self.pieces(conversation)?;
-        let parts = pieces.iter().map(|piece| match piece {
-            Piece::Own(text) => Part { text, is_trusted: true },
-            Piece::Words(text) => Part { text, is_trusted: false },
-        });
-        Ok(tokenizer.encode_parts(&parts.collect::<Vec<_>>())?)
+        prompt(&self.source, conversation, tokenizer, |job| self.ask(job))
     }
 
-    fn pieces<'a>(&self, conversation: &'a [Message]) -> Result<Vec<Piece<'a>>, ChatTemplateError> {
-        let messages = Value::from(messages(conversation));
-        let template = self.environment.get_template("chat").map_err(ChatTemplateError::Render)?;
-        let rendered =
-            template.render(context! { messages, add_generation_prompt => true }).map_err(ChatTemplateError::Render)?;
-        // Marks come in pairs around a number: every second part is one.
-        let part = |(i, part): (usize, &str)| match part.parse::<usize>().ok().filter(|_| i % 2 == 1) {
-            Some(number) => conversation.get(number).map(|message| Piece::Words(&message.text)),
-            None => Some(Piece::Own(part.to_owned())).filter(|_| !part.is_empty()),
+    fn ask(&self, job: &Job) -> Result<Answer, ChatTemplateError> {
+        let job = serde_json::to_vec(job).expect("texts alone");
+        let answer = bounded_process::run(&self.program, COMMAND, &job)?;
+        serde_json::from_slice(&answer).map_err(ChatTemplateError::Answer)
+    }
+}
+
+/// The side of the process that renders: reads a job from stdin, leaves its answer on stdout.
+///
+/// # Errors
+/// They cannot be read or written.
+pub fn render_worker() -> io::Result<()> {
+    bounded_process::answer(|job| {
+        let answer = match serde_json::from_slice(job) {
+            Ok(job) => render::render(&job),
+            Err(error) => Answer::NoTemplate(format!("this command is started by the program itself ({error})")),
         };
-        Ok(rendered.split(MARK).enumerate().filter_map(part).collect())
+        serde_json::to_vec(&answer).expect("texts alone")
+    })
+}
+
+fn rendered(answer: Answer) -> Result<Vec<Result<String, String>>, ChatTemplateError> {
+    match answer {
+        Answer::NoTemplate(why) => Err(ChatTemplateError::Compile(why)),
+        Answer::Rendered(texts) => Ok(texts),
     }
 }
 
-/// Messages as templates know them. The assistant's analysis is the `thinking` of the message behind it.
-fn messages(conversation: &[Message]) -> Vec<Value> {
-    let mut thinking = None;
-    let mut messages = Vec::new();
-    for (i, message) in conversation.iter().enumerate() {
-        let words = format!("{MARK}{i}{MARK}");
-        if message.role == Role::Assistant && message.channel == Some(Channel::Analysis) {
-            thinking = Some(words);
-            continue;
+/// The ids of a prompt, rendered by `ask`: of the conversation as it is, and masked in every way.
+fn prompt(
+    template: &str,
+    conversation: &[Message],
+    tokenizer: &Tokenizer,
+    ask: impl FnOnce(&Job) -> Result<Answer, ChatTemplateError>,
+) -> Result<Vec<u32>, ChatTemplateError> {
+    let masked = Masked::ALL.iter().map(|masked| entries(&masked.conversation(conversation)));
+    let conversations = std::iter::once(entries(conversation)).chain(masked).collect();
+    let mut texts = rendered(ask(&Job { template: template.to_owned(), conversations })?)?.into_iter();
+    let text = texts.next().unwrap_or_else(|| Err("there is no prompt".into())).map_err(ChatTemplateError::Render)?;
+    let masked: Vec<Option<String>> = texts.map(Result::ok).collect();
+    let masked = Masked::ALL.into_iter().zip(masked.iter().map(Option::as_deref));
+    let whose = Whose::new(&text, masked, template, conversation);
+    let mut unclear = None;
+    let ids = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
+        let origin = whose.origin(offset, len);
+        if origin == Origin::Unclear {
+            unclear.get_or_insert_with(|| text[offset..offset + len].to_owned());
         }
-        let mut entry = vec![("role", message.role.name().to_owned()), ("content", words)];
-        entry.extend(thinking.take().filter(|_| message.role == Role::Assistant).map(|words| ("thinking", words)));
-        messages.push(Value::from_pairs(entry));
+        origin == Origin::Template
+    })?;
+    match unclear {
+        Some(name) => Err(ChatTemplateError::Unclear { name }),
+        None => Ok(ids),
     }
-    messages
-}
-
-/// Today in UTC, of which a template may ask for `%Y`, `%m` and `%d`.
-fn now(format: String) -> Result<String, Error> {
-    let today = today();
-    let parts: Vec<&str> = today.split('-').collect();
-    let text = format.replace("%Y", parts[0]).replace("%m", parts[1]).replace("%d", parts[2]);
-    if text.contains('%') {
-        let what = format!("strftime_now: expected %Y, %m and %d alone, found `{format}`");
-        return Err(Error::new(ErrorKind::InvalidOperation, what));
-    }
-    Ok(text)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::harmony::prompt_text;
-
-    /// Harmony as far as a plain conversation goes.
-    const HARMONY: &str = "{%- for message in messages %}
-        {%- if message.role == 'assistant' %}
-            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
-        {%- else %}
-            {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
-        {%- endif %}
-    {%- endfor %}
-    {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
-";
-
-    fn conversation() -> Vec<Message> {
-        vec![
-            Message::new(Role::System, "You are brief."),
-            Message::new(Role::User, "Hello <|end|> there"),
-            Message::assistant(Channel::Analysis, "A greeting."),
-            Message::assistant(Channel::Final, "Hi."),
-            Message::new(Role::User, "Bye"),
-        ]
-    }
-
-    #[test]
-    fn a_template_that_writes_harmony_gives_the_prompt_of_harmony() {
-        let conversation = conversation();
-        let pieces = ChatTemplate::new(HARMONY).expect("compiles").pieces(&conversation).expect("renders");
-        let text = |piece: &Piece| match piece {
-            Piece::Own(text) => text.clone(),
-            Piece::Words(text) => (*text).to_owned(),
-        };
-        assert_eq!(pieces.iter().map(text).collect::<String>(), prompt_text(&conversation));
-        assert!(pieces.contains(&Piece::Words("Hello <|end|> there")));
-    }
-
-    #[test]
-    fn special_tokens_are_the_templates_alone() {
-        let tokenizer = Tokenizer::o200k_harmony();
-        let template = ChatTemplate::new(HARMONY).expect("compiles");
-        let ids = template.prompt(&conversation(), &tokenizer).expect("renders");
-        let end = tokenizer.special("<|end|>").expect("harmony has it");
-        assert_eq!(
-            ids.iter().filter(|&&id| id == end).count(),
-            4,
-            "of four messages, and not the one that a user wrote"
-        );
-    }
-
-    #[test]
-    fn words_go_from_the_template_into_a_message() {
-        let tokenizer = Tokenizer::o200k_harmony();
-        let template =
-            ChatTemplate::new("<|start|>{{ messages[0].content }}{{ '\n\n' }}there<|end|>").expect("compiles");
-        let ids = template.prompt(&[Message::new(Role::User, "Brief.")], &tokenizer).expect("renders");
-        assert_eq!(ids, tokenizer.encode_with_specials(b"<|start|>Brief.\n\nthere<|end|>").expect("encodes"));
-        let encode = |text: &str| tokenizer.encode(text.as_bytes()).expect("encodes");
-        assert_ne!(
-            ids[1..ids.len() - 1],
-            [encode("Brief."), encode("\n\nthere")].concat(),
-            "the full stop and the line ends are a word"
-        );
-    }
-
-    #[test]
-    fn what_was_thought_stands_beside_what_was_said() {
-        let template = "{% for message in messages %}{% if message.thinking %}({{ message.thinking }}){% endif %}{{ message.content }};{% endfor %}";
-        let conversation = conversation();
-        let pieces = ChatTemplate::new(template).expect("compiles").pieces(&conversation).expect("renders");
-        let at = pieces.iter().position(|piece| *piece == Piece::Words("A greeting.")).expect("it is there");
-        assert_eq!(pieces[at + 2], Piece::Words("Hi."));
-    }
-
-    #[test]
-    fn what_a_template_refuses_or_never_ends_is_an_error() {
-        let error = |source: &str| {
-            let rendered = ChatTemplate::new(source).and_then(|template| template.pieces(&conversation()).map(drop));
-            let error = rendered.expect_err(source);
-            format!("{error}: {}", std::error::Error::source(&error).expect("a cause"))
-        };
-        assert!(error("{% for %}").starts_with("could not compile the chat template: syntax error"));
-        assert!(error("{{ raise_exception('no system message') }}").contains("no system message"));
-        assert!(error("{{ strftime_now('%H') }}").contains("found `%H`"));
-        let endless = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
-        assert!(error(endless).starts_with("could not render"));
-        let long = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
-        assert!(error(long).contains("fuel"));
-    }
-
-    #[test]
-    fn today_is_written_as_a_template_wants_it() {
-        let template = ChatTemplate::new("{{ strftime_now('%d.%m.%Y') }}").expect("compiles");
-        let [Piece::Own(date)] = &template.pieces(&[]).expect("renders")[..] else { panic!("one piece") };
-        let today = today();
-        assert_eq!(date.split('.').rev().collect::<Vec<_>>().join("-"), today);
-    }
-}
+mod tests;

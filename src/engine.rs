@@ -33,13 +33,13 @@ use bytemuck::cast_slice;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::Hint;
-use crate::graph::StepLimits;
 use crate::graph::error::PlanError;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvTooLarge};
 use crate::graph::memory::LoadProgress;
 use crate::graph::options::ExecutorOptions;
-use crate::graph::plan::{Executor, Observer};
+use crate::graph::plan::{Executor, Observer, Written};
 use crate::graph::profile::{Profile, Profiled};
+use crate::graph::{StepLimits, StepShape};
 use crate::pipeline::Pipeline;
 use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
 use ahead::Ahead;
@@ -83,8 +83,13 @@ pub struct Engine {
     /// Changes of the block tables that the device knows of; none if its tables are not the scheduler's.
     tables_written: Option<usize>,
     max_logit_rows: usize,
+    /// Of the step whose rows the device was told last.
+    shape: Option<StepShape>,
     times: HostTimes,
 }
+
+/// What the sampler gives for a row with a logit that is no number.
+const NO_TOKEN: u32 = u32::MAX;
 
 /// What can go wrong in an engine.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +103,12 @@ pub enum EngineError {
     /// Something that a step launched went wrong, which is known when its tokens are waited for.
     #[error("could not finish a step")]
     Step(#[source] gpu::GpuError),
+    /// The model's sums are no numbers any more.
+    #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
+    NotANumber {
+        /// The first node of the step that gave such a thing, where it did so when the step ran again.
+        where_: Option<String>,
+    },
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
@@ -131,6 +142,11 @@ impl Hint for EngineError {
             Self::Step(_) => {
                 Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
             }
+            Self::NotANumber { .. } => Some(
+                "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
+                 `logits --trace` of every node"
+                    .into(),
+            ),
             Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
             Self::TooLong { .. } => Some("allow more positions with `-n`, or ask for fewer new tokens".into()),
             Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
@@ -158,7 +174,8 @@ impl Engine {
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;
         let (scheduler, times, tables_written) = (Scheduler::new(&layout, max_rows), HostTimes::default(), None);
-        let mut engine = Self { scheduler, config, layout, executor, ahead, tables_written, max_logit_rows, times };
+        let mut engine =
+            Self { scheduler, config, layout, executor, ahead, tables_written, max_logit_rows, shape: None, times };
         engine.write_tables()?;
         Ok(engine)
     }
@@ -231,6 +248,7 @@ impl Engine {
             self.write_tables()?;
             self.write_rows(step)?;
             times::lap(&mut clock, &mut self.times.writing);
+            self.shape = Some(step.shape());
             self.executor.run(step.shape(), None)?;
             times::lap(&mut clock, &mut self.times.launching);
             self.times.steps += 1;
@@ -241,10 +259,30 @@ impl Engine {
         };
         times::lap(&mut clock, &mut self.times.waiting);
         if let Some((step, tokens)) = known {
+            if tokens.contains(&NO_TOKEN) {
+                return Err(self.not_a_number());
+            }
             events.extend(self.scheduler.advance(&step, &tokens));
         }
         times::lap(&mut clock, &mut self.times.scheduling);
         Ok(events)
+    }
+
+    /// Runs the step that the device was told last again, node by node, to see where the first NaN comes from. One step
+    /// ahead of what is known it is the next one, whose rows see what the last one left in the cache.
+    fn not_a_number(&mut self) -> EngineError {
+        let mut where_ = None;
+        let mut look = |written: &Written<'_>| {
+            if where_.is_none() && written.values.iter().any(|value| value.is_nan()) {
+                let Written { label, template, tensor, .. } = written;
+                where_ = Some(format!("the first is in `{tensor}`, which `{label}` writes ({template})"));
+            }
+        };
+        self.executor.take_profile(); // a profiler would run the step its own way
+        match self.shape.map(|shape| self.executor.run(shape, Some(&mut look))) {
+            Some(Err(error)) => error.into(),
+            _ => EngineError::NotANumber { where_ },
+        }
     }
 
     /// The tokens of the step that was launched last.

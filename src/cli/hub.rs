@@ -1,7 +1,7 @@
 //! Models by their id: `openai/gpt-oss-20b`, where Hugging Face's cache on this machine has it. Nothing is downloaded.
 
+use std::env;
 use std::path::{Component, Path, PathBuf};
-use std::{env, fs};
 
 use crate::checkpoint::download::fetches;
 use crate::error::Hint;
@@ -79,7 +79,10 @@ fn snapshot(cache: Option<&Path>, id: &str) -> Result<PathBuf, NotInHub> {
         return Err(NotInHub::Model { id: id.into(), looked_for: root });
     }
     let reference = root.join("refs/main");
-    let revision = fs::read_to_string(&reference).ok().map(|text| text.trim().to_owned()).filter(|text| is_name(text));
+    let revision = mapped_file::read_to_string(&reference, 1 << 10)
+        .ok()
+        .map(|text| text.trim().to_owned())
+        .filter(|text| is_name(text));
     let Some(revision) = revision else { return Err(NotInHub::Reference { id: id.into(), reference }) };
     let snapshot = root.join("snapshots").join(revision);
     if snapshot.is_dir() { Ok(snapshot) } else { Err(NotInHub::Snapshot { id: id.into(), snapshot }) }
@@ -93,6 +96,8 @@ fn is_name(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -83,6 +83,12 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
     match &args.expect {
         Some(path) => compare(path, &logits, vocab_size, &args, output),
+        None if output.is_json() => {
+            let n_not_finite = logits.iter().filter(|logit| !logit.is_finite()).count();
+            let rows = logits.len() / vocab_size;
+            Ok(output
+                .json(&json!({ "schema": 1, "rows": rows, "vocab_size": vocab_size, "not_finite": n_not_finite }))?)
+        }
         None => Ok(()),
     }
 }
@@ -140,12 +146,12 @@ struct Beyond {
 
 fn compare(path: &Path, logits: &[f32], vocab_size: usize, args: &Args, output: &Output) -> anyhow::Result<()> {
     let expected = read_npy(path, logits.len() / vocab_size, vocab_size)?;
-    // NaN compares false: whatever is not within the tolerance is beyond it.
-    let difference = |got: &f32, want: &f32| (f64::from(*got) - f64::from(*want)).abs();
-    let within = |(got, want): (&f32, &f32)| difference(got, want) <= args.atol + args.rtol * f64::from(want.abs());
+    let within = |(got, want): (&f32, &f32)| {
+        difference(*got, *want) <= args.atol + args.rtol * f64::from(want.abs()).min(f64::from(f32::MAX))
+    };
     let beyond: Vec<usize> =
         logits.iter().zip(&expected).enumerate().filter(|(_, pair)| !within(*pair)).map(|(i, _)| i).collect();
-    let largest = logits.iter().zip(&expected).map(|(got, want)| difference(got, want)).fold(0.0, f64::max);
+    let largest = logits.iter().zip(&expected).map(|(got, want)| difference(*got, *want)).fold(0.0, f64::max);
     if output.is_json() {
         output.json(&json!({
             "schema": 1, "values": logits.len(), "beyond": beyond.len(), "largest_difference": largest,
@@ -174,6 +180,16 @@ fn compare(path: &Path, logits: &[f32], vocab_size: usize, args: &Args, output: 
     }
 }
 
+/// How far two logits are apart: without end where one is infinite or no number and the other is not the same infinity.
+fn difference(got: f32, want: f32) -> f64 {
+    let difference = (f64::from(got) - f64::from(want)).abs();
+    match got == want {
+        true => 0.0,
+        false if difference.is_nan() => f64::INFINITY,
+        false => difference,
+    }
+}
+
 fn read_npy(path: &Path, n_rows: usize, vocab_size: usize) -> anyhow::Result<Vec<f32>> {
     let name = path.display();
     let file = File::open(path).with_context(|| format!("could not read logits `{name}`"))?;
@@ -185,4 +201,18 @@ fn read_npy(path: &Path, n_rows: usize, vocab_size: usize) -> anyhow::Result<Vec
         npy.order()
     );
     npy.into_vec::<f32>().with_context(|| format!("could not read logits `{name}`: expected f32"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::difference;
+
+    #[test]
+    fn what_is_no_number_is_far_from_everything_and_infinity_only_near_itself() {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        assert_eq!((difference(1.0, 3.5), difference(inf, inf), difference(-inf, -inf)), (2.5, 0.0, 0.0));
+        for (got, want) in [(1.0, inf), (inf, 1.0), (inf, -inf), (nan, 1.0), (1.0, nan), (nan, nan), (nan, inf)] {
+            assert_eq!(difference(got, want), f64::INFINITY, "{got} {want}");
+        }
+    }
 }

@@ -30,12 +30,15 @@ mod tokenizer;
 mod tune;
 mod usage;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{ColorChoice, Output};
+
+use crate::chat_template;
+use crate::template::bounded;
 
 /// gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 #[derive(Parser)]
@@ -62,7 +65,7 @@ struct Cli {
 }
 
 /// What this program is started with to compile one kernel and leave.
-const WORKER: &str = "__compile-worker";
+const COMPILE_WORKER: &str = "__compile-worker";
 
 /// What this program is started with, before the words of a `kernels check`, to run kernels for it.
 const CHECK_WORKER: &str = "__check-worker";
@@ -92,19 +95,24 @@ fn command() -> clap::Command {
     with_variables(Cli::command()).mut_subcommands(with_variables)
 }
 
-/// The folder of a job, if this process was started by this program to compile a kernel. That is no command of a
-/// person's: it stands in no help and among no suggestions.
-fn job() -> Option<PathBuf> {
+/// What came of it, if this process was started by this program to do one thing for it. Those are no commands of a
+/// person's: they stand in no help and among no suggestions.
+fn worker() -> Option<std::io::Result<()>> {
     let mut words = std::env::args_os().skip(1);
-    (words.next()? == WORKER).then(|| words.next().map(PathBuf::from))?
+    match words.next()?.to_str()? {
+        COMPILE_WORKER => words.next().map(|folder| crate::object::compile::run_worker(Path::new(&folder))),
+        chat_template::COMMAND => Some(chat_template::render_worker()),
+        bounded::COMMAND => Some(bounded::render_worker()),
+        _ => None,
+    }
 }
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    if let Some(folder) = job() {
+    if let Some(done) = worker() {
         tell_warnings();
         let output = Output::new(false, false, false, ColorChoice::Auto);
-        return report::exit_code(crate::object::compile::run_worker(&folder).map_err(Into::into), &output);
+        return report::exit_code(done.map_err(Into::into), &output);
     }
     let is_check_worker = std::env::args_os().nth(1).is_some_and(|word| word == CHECK_WORKER);
     let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || !is_check_worker).map(|(_, word)| word);

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
+
 use crate::target::Target;
 use crate::template::library::Library;
 use crate::tuning::TuningTables;
@@ -33,13 +35,19 @@ pub struct TargetArgs {
 impl SourceArgs {
     /// All templates.
     pub fn library(&self) -> anyhow::Result<Library> {
-        Ok(Library::load(&Library::default_search(self.templates.as_deref()))?)
+        library(&Library::default_search(self.templates.as_deref()))
     }
 
     /// All tuning tables.
     pub fn tables(&self) -> anyhow::Result<TuningTables> {
         Ok(TuningTables::load(&TuningTables::default_search(self.tuning.as_deref()))?)
     }
+}
+
+/// The templates of these folders, and the built-in ones. This program, started again, renders the former.
+pub fn library(search: &[PathBuf]) -> anyhow::Result<Library> {
+    let program = std::env::current_exe().context("could not find this program's own file")?;
+    Ok(Library::load(search)?.with_program(program))
 }
 
 impl TargetArgs {

@@ -40,19 +40,25 @@ pub(super) fn take_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
         _ => FROM_SAMPLED + random.below(n_sampled),
     });
     let from = Tensor::whole(from.collect::<Vec<_>>());
-    Ok(named([("from", from), ("sampled", random.indices(n_sampled, 201_088))]))
+    let ids = random.indices(n_sampled, 201_088);
+    let sampled = ids.values().iter().enumerate().map(|(i, &id)| if i % 4 == 0 { f64::from(NO_TOKEN) } else { id });
+    Ok(named([("from", from), ("sampled", Tensor::rounded(Dtype::U32, sampled.collect()))]))
 }
+
+/// What is sampled where a logit is no number.
+const NO_TOKEN: u32 = u32::MAX;
 
 /// What is not an id is this plus a place among those sampled.
 const FROM_SAMPLED: usize = 1 << 31;
 
-/// token[t] = sampled[from[t] - 2^31] where from[t] is 2^31 or more, else from[t]
+/// token[t] = sampled[from[t] - 2^31] where from[t] is 2^31 or more, else from[t]; 0 for 2^32 - 1
 pub(super) fn take(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (from, sampled) = (tensor(inputs, "from")?, tensor(inputs, "sampled")?);
     let token = (0..case.n_tokens()?).map(|t| match from.index(t).checked_sub(FROM_SAMPLED) {
         Some(place) => sampled.values()[place],
         None => from.values()[t],
     });
+    let token = token.map(|token| if token == f64::from(NO_TOKEN) { 0.0 } else { token });
     Ok(only("token", Output::plain(token.collect())))
 }
 
@@ -60,7 +66,7 @@ pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, Refere
     let vocab_size = case.dim("vocab_size")?;
     let [mut logits, mut temperature, mut top_k, mut top_p, mut coin] = [const { Vec::<f64>::new() }; 5];
     for t in 0..case.n_tokens()? {
-        let (logit, row_coin) = loop {
+        let (mut logit, row_coin) = loop {
             let spread = if t % 5 == 4 { 0.01 } else { 2.0 }; // 0.01: all but a few are equal
             let logit: Vec<f64> = (0..vocab_size).map(|_| (64.0 * spread * random.normal()).round() / 64.0).collect();
             let coin = random.uniform();
@@ -69,6 +75,9 @@ pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, Refere
                 break (logit, coin);
             }
         };
+        if t % 7 == 6 {
+            logit[31 * t % vocab_size] = if t % 2 == 0 { f64::NAN } else { -f64::NAN };
+        }
         logits.extend(logit);
         let settings = settings(t);
         temperature.push(settings.temperature);
@@ -110,7 +119,7 @@ pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
             top_p: top_p.values()[t],
             coin: coin.values()[t],
         };
-        row.draw().token as f64
+        if logit.iter().any(|logit| logit.is_nan()) { f64::from(NO_TOKEN) } else { row.draw().token as f64 }
     });
     Ok(only("token", Output::plain(token.collect())))
 }

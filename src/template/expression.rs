@@ -228,6 +228,11 @@ impl Scope {
         Self { known: Arc::clone(&self.known), scalars: scalars.clone() }
     }
 
+    /// The values that are known when the kernel is rendered.
+    pub fn known(&self) -> &BTreeMap<String, Value> {
+        &self.known
+    }
+
     /// A value by name.
     pub fn get(&self, name: &str) -> Option<Value> {
         self.known.get(name).cloned().or_else(|| self.scalars.get(name).map(|&value| Value::from(value)))

@@ -10,17 +10,21 @@ use std::{env, fs, io};
 
 use minijinja::Environment;
 
+use super::bounded;
 use super::contract::{self, Contract};
-use super::environment::{environment, once};
+use super::environment::environment;
 use super::expression::describe;
 use super::lib_header::LibHeader;
 use super::library_error::LibraryError;
-use super::names::Walk;
+use super::names::{Walk, reached};
 use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
 use super::{Misfit, Problem, Template};
 use crate::embedded;
 use crate::target::{Language, Target};
+
+/// The longest file that is read; of templates less is compiled.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Names that every body may use.
 const GLOBALS: [&str; 6] = ["signature", "entry", "arch", "wave_size", "precision", "features"];
@@ -36,6 +40,8 @@ pub struct Library {
     /// What the files of `lib/` say of themselves.
     headers: BTreeMap<String, LibHeader>,
     environment: Environment<'static>,
+    /// What renders templates of people's own; without it they are rendered in this process.
+    program: Option<PathBuf>,
 }
 
 /// The templates of a problem's ops.
@@ -82,8 +88,18 @@ impl Library {
     /// If a folder cannot be read.
     pub fn load(search: &[PathBuf]) -> Result<Self, LibraryError> {
         let mut layers: Vec<Layer> = search.iter().map(|folder| Layer::read(folder)).collect::<Result<_, _>>()?;
+        let Some(first) = search.first().filter(|_| layers.iter().any(|layer| !layer.files.is_empty())) else {
+            return Ok(Self::from_layers(vec![Layer::built_in()]));
+        };
         layers.push(Layer::built_in());
-        Ok(Self::from_layers(layers))
+        let no_thread = |source| LibraryError::Read { path: first.clone(), source: Arc::new(source) };
+        bounded::with_large_stack(|| Self::from_layers(layers)).map_err(no_thread)
+    }
+
+    /// Has templates of people's own rendered by this program, which calls [`bounded::render_worker`] when its only
+    /// argument is [`bounded::COMMAND`]: in a process with bounds.
+    pub fn with_program(self, program: PathBuf) -> Self {
+        Self { program: Some(program), ..self }
     }
 
     /// The library of these layers alone, the first one searched first.
@@ -94,7 +110,8 @@ impl Library {
         let environment = compile(&files, &mut broken);
         let headers = read_headers(&files, &mut broken);
         let (contracts, templates) = (BTreeMap::new(), Vec::new());
-        let mut library = Self { origins, contracts, templates, broken: Vec::new(), files, headers, environment };
+        let mut library =
+            Self { origins, contracts, templates, broken: Vec::new(), files, headers, environment, program: None };
         library.read_contracts(&mut broken);
         library.read_templates(&shadows, &mut broken);
         library.broken = broken
@@ -208,6 +225,13 @@ impl Library {
 
     pub(super) fn environment(&self) -> &Environment<'static> {
         &self.environment
+    }
+
+    /// The program that is to render a file, and the files that it takes: where any of them is somebody's own.
+    pub(super) fn bounds<'a>(&'a self, file: &'a SourceFile) -> Option<(&'a Path, Vec<&'a SourceFile>)> {
+        let program = self.program.as_deref().filter(|_| self.origins.len() > 1)?;
+        let files = reached(&self.files, file);
+        files.iter().any(|file| file.origin != Origin::BuiltIn).then_some((program, files))
     }
 
     /// Every file's text.
@@ -353,7 +377,7 @@ fn read_into(
         if prefix == "lib" && path.is_dir() {
             read_into(files, &full, &path)?;
         } else if name.ends_with(".j2") || name.ends_with(".toml") {
-            files.insert(full, fs::read_to_string(&path).map_err(Arc::new));
+            files.insert(full, mapped_file::read_to_string(&path, MAX_FILE_BYTES).map_err(Arc::new));
         }
     }
     Ok(())
@@ -449,8 +473,12 @@ fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, L
         if !matches!(kind(name), Kind::Template { .. } | Kind::Lib) || broken.contains_key(name) {
             continue;
         }
-        let text = if name.starts_with("lib/") { once(name, &file.text) } else { file.text.to_string() };
-        if let Err(error) = environment.add_template_owned(name.clone(), text) {
+        if file.text.len() > bounded::MAX_FILE_BYTES {
+            let message = format!("{} bytes, expected {} at most", file.text.len(), bounded::MAX_FILE_BYTES);
+            broken.insert(name.clone(), LibraryError::Syntax { place: file.place(0), message });
+            continue;
+        }
+        if let Err(error) = environment.add_template_owned(name.clone(), bounded::compiled_text(name, &file.text)) {
             let place = file.place(error.line().unwrap_or(0));
             broken.insert(name.clone(), LibraryError::Syntax { place, message: describe(&error) });
         }

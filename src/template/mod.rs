@@ -10,6 +10,7 @@
 //!
 //! Nothing here knows compilers, devices or the forward pass.
 
+pub mod bounded;
 pub mod contract;
 mod declaration;
 mod environment;

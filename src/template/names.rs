@@ -19,6 +19,9 @@ const FUNCTIONS: [&str; 5] = ["range", "ceil_div", "min", "max", ONCE];
 /// Names of the target, which a file of the library need not list.
 const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 
+/// The engine renders no more than some fifty includes within each other.
+const MAX_DEPTH: usize = 32;
+
 /// The files of a library by name, with the engine that has compiled them.
 pub(super) struct Walk<'a> {
     pub environment: &'a Environment<'static>,
@@ -39,12 +42,15 @@ struct Seen<'a> {
     jinja: BTreeSet<String>,
     /// Names that were looked up.
     used: BTreeSet<String>,
+    /// Files that are being walked, each included by the one before.
+    depth: usize,
 }
 
 impl<'a> Walk<'a> {
     /// Checks that every name used is in `known` or given by what is included; gives the names used.
     pub fn check(&self, root: &'a SourceFile, known: &BTreeSet<String>) -> Result<BTreeSet<String>, LibraryError> {
-        let mut seen = Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new() };
+        let mut seen =
+            Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new(), depth: 0 };
         self.walk(root, &mut seen)?;
         if let Some(name) = self.names_of(root).into_iter().find(|name| !seen.jinja.contains(name)) {
             let place = root.place_at(first_use(&root.text, &name));
@@ -72,8 +78,7 @@ impl<'a> Walk<'a> {
             seen.c.extend(words(&file.text[at.min(tag.offset)..tag.offset]));
             at = tag.end;
             seen.jinja.extend(assigned(tag.content));
-            let mut keyword = tag.content.split_whitespace();
-            if !matches!(keyword.next(), Some("include" | "import" | "from" | "extends")) {
+            if !is_inclusion(tag.content) {
                 continue;
             }
             let Some(name) = quoted(tag.content) else {
@@ -123,8 +128,18 @@ impl<'a> Walk<'a> {
         if let Some(name) = header.takes.jinja.difference(&self.names_of(file)).next() {
             return Err(LibraryError::StaleName { place: file.place(1), name: name.clone() });
         }
+        if seen.depth == MAX_DEPTH {
+            return Err(LibraryError::Declaration {
+                place: from.place_at(tag.offset),
+                item: format!("`{}`", tag.content),
+                expected: format!("files that include each other {MAX_DEPTH} deep at most"),
+                found: "one more".into(),
+            });
+        }
         let before = (seen.c.clone(), seen.jinja.clone());
+        seen.depth += 1;
         self.walk(file, seen)?;
+        seen.depth -= 1;
         let given: BTreeSet<String> = seen.jinja.difference(&before.1).cloned().collect();
         for name in self.names_of(file) {
             let is_listed = header.takes.jinja.contains(&name) || OF_THE_TARGET.contains(&name.as_str());
@@ -139,6 +154,27 @@ impl<'a> Walk<'a> {
         seen.jinja.extend(nested.iter().flat_map(|header| header.gives.jinja.iter().cloned()));
         Ok(())
     }
+}
+
+/// A file and all that it includes.
+pub(super) fn reached<'a>(files: &'a BTreeMap<String, SourceFile>, root: &'a SourceFile) -> Vec<&'a SourceFile> {
+    let mut reached = vec![root];
+    let mut names = BTreeSet::from([root.name.as_str()]);
+    let mut next = 0;
+    while let Some(file) = reached.get(next) {
+        for name in
+            tags(&file.text).iter().filter(|tag| is_inclusion(tag.content)).filter_map(|tag| quoted(tag.content))
+        {
+            let included = files.get_key_value(name).filter(|(name, _)| names.insert(name.as_str()));
+            reached.extend(included.map(|(_, file)| file));
+        }
+        next += 1;
+    }
+    reached
+}
+
+fn is_inclusion(content: &str) -> bool {
+    matches!(content.split_whitespace().next(), Some("include" | "import" | "from" | "extends"))
 }
 
 /// A `{% … %}` or `{{ … }}` of a file.

@@ -5,6 +5,7 @@
 //! never holds any.
 
 use super::Template;
+use super::bounded;
 use super::environment::environment;
 use super::library::Library;
 use super::render::{Rendered, words};
@@ -28,6 +29,18 @@ pub struct Origins(Vec<Place>);
 impl Origins {
     /// Of a kernel that was rendered of these; none where it cannot be told for sure.
     pub fn of(
+        library: &Library,
+        template: &Template,
+        problem: &Problem,
+        params: &Params,
+        target: &Target,
+        rendered: &Rendered,
+    ) -> Option<Self> {
+        // It was rendered within bounds before, and takes a little more now.
+        bounded::with_large_stack(|| Self::found(library, template, problem, params, target, rendered)).ok().flatten()
+    }
+
+    fn found(
         library: &Library,
         template: &Template,
         problem: &Problem,

@@ -1,14 +1,14 @@
 //! Rendering: a template, a problem, parameters and a target in; source and everything needed to launch it out.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 
 use gpu::{ArgumentSpec, KernelSpec};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::Value;
 
+use super::bounded::{self, Fault, MAX_SOURCE_BYTES};
 use super::contract::{Access, Arg, Tolerance};
-use super::expression::{ExpressionError, Reason, Scope, describe};
+use super::expression::{ExpressionError, Reason, Scope};
 use super::launch::{ArgSpec, LaunchSpec};
 use super::library::Library;
 use super::library_error::LibraryError;
@@ -16,11 +16,9 @@ use super::params::ParamsError;
 use super::signature::ProblemError;
 use super::source_file::{Place, SourceFile};
 use super::{Misfit, Params, Precision, Problem, Resources, Template};
+use crate::bounded_process::BoundedError;
 use crate::error::Hint;
 use crate::target::{Language, Target};
-
-/// Source longer than this is a runaway template, in bytes.
-const MAX_SOURCE_BYTES: usize = 4 << 20;
 
 /// Threads that a block may have on any AMD GPU.
 const MAX_BLOCK_SIZE: u32 = 1024;
@@ -118,6 +116,17 @@ pub enum RenderError {
         /// What the template engine says.
         message: String,
     },
+    /// The body takes more than it may.
+    #[error("{place}: could not render `{label}`")]
+    Bounds {
+        /// The template.
+        label: String,
+        /// The file.
+        place: Place,
+        /// What it takes too much of.
+        #[source]
+        source: Arc<BoundedError>,
+    },
     /// The body renders to more than any kernel needs.
     #[error("{place}: `{label}` renders to more than {} MiB", MAX_SOURCE_BYTES >> 20)]
     TooLong {
@@ -138,6 +147,9 @@ impl Hint for RenderError {
             }
             Self::Expression(error) => error.hint(),
             Self::Body { .. } => Some("`templates/README.md` lists the names and filters that a body may use".into()),
+            Self::Bounds { .. } => {
+                Some("a kernel's template is some hundred lines, and so is what it renders to".into())
+            }
             Self::Problem { .. } | Self::TooLong { .. } => None,
         }
     }
@@ -161,13 +173,13 @@ pub fn render(
     let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
     let words = context(template, problem, &scope, target, &head);
-    let body = text(library, &template.file, words.clone(), &label)?;
+    let body = text(library, &template.file, &words, &label)?;
     let source = match target.language() {
         Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
         Language::Hip if !target.is_simulated => body,
         Language::Hip => {
             let simulator = library.file(SIMULATOR).expect("it is built in");
-            let simulator = text(library, simulator, words, &label)?;
+            let simulator = text(library, simulator, &words, &label)?;
             format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
         }
     };
@@ -198,7 +210,7 @@ pub(super) fn words(
 ) -> Result<Value, RenderError> {
     let Parts { scope, args, workspace, launch, .. } = Parts::of(template, problem, params, target)?;
     let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
-    Ok(context(template, problem, &scope, target, &head))
+    Ok(Value::from_object(context(template, problem, &scope, target, &head)))
 }
 
 /// What follows from a template's front matter for a problem.
@@ -260,7 +272,7 @@ fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, Ex
 }
 
 /// The values that a body sees.
-fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Target, head: &Head<'_>) -> Value {
+fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Target, head: &Head<'_>) -> Scope {
     let mut values: BTreeMap<String, Value> = crate::template::signature::Signature::scope(problem);
     values.extend(problem.constants.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
     let tuned = template.params.keys().chain(template.facts.iter().map(|(name, _)| name));
@@ -281,21 +293,25 @@ fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Targe
         ("features", target.features.iter().cloned().collect()),
     ];
     values.extend(of_the_target.map(|(name, value)| (name.to_owned(), value)));
-    Value::from_object(Scope::new(values))
+    Scope::new(values)
 }
 
-fn text(library: &Library, file: &SourceFile, context: Value, label: &str) -> Result<String, RenderError> {
-    let mut source = Capped(Vec::new());
-    let result = library
-        .environment()
-        .get_template(&file.name)
-        .and_then(|compiled| compiled.render_captured_to(context, &mut source).map(drop));
-    if source.0.len() > MAX_SOURCE_BYTES {
-        return Err(RenderError::TooLong { label: label.to_owned(), place: file.place(0) });
+fn text(library: &Library, file: &SourceFile, words: &Scope, label: &str) -> Result<String, RenderError> {
+    let in_bounds = |source| RenderError::Bounds { label: label.to_owned(), place: file.place(0), source };
+    let rendered = match library.bounds(file) {
+        Some((program, files)) => {
+            bounded::ask(program, file, &files, words).map_err(|error| in_bounds(error.into()))?
+        }
+        None => bounded::rendered(library.environment(), &file.name, words),
+    };
+    match rendered {
+        Ok(text) => Ok(single_spaced(&text)),
+        Err(Fault::TooLong) => Err(RenderError::TooLong { label: label.to_owned(), place: file.place(0) }),
+        Err(Fault::At { file: name, line, message }) => {
+            let file = name.and_then(|name| library.file(&name)).unwrap_or(file);
+            Err(RenderError::Body { label: label.to_owned(), place: file.place(line), message })
+        }
     }
-    result.map_err(|error| text_error(library, file, &error, label))?;
-    let text = String::from_utf8(source.0).expect("the engine writes whole strings");
-    Ok(single_spaced(&text))
 }
 
 /// The text with one empty line where several follow each other, as what includes leave behind does, and none at its
@@ -308,42 +324,6 @@ fn single_spaced(text: &str) -> String {
         }
     }
     spaced
-}
-
-/// Where an error arose: the innermost file and line that the engine knows.
-fn text_error(library: &Library, file: &SourceFile, error: &Error, label: &str) -> RenderError {
-    let mut innermost = error;
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        if let Some(inner) = inner.downcast_ref::<Error>().filter(|inner| inner.name().is_some()) {
-            innermost = inner;
-        }
-        cause = inner.source();
-    }
-    let file = innermost.name().and_then(|name| library.file(name)).unwrap_or(file);
-    let place = file.place(innermost.line().unwrap_or(0));
-    let message = match innermost.kind() {
-        ErrorKind::OutOfFuel => "it runs too long: a loop without end?".to_owned(),
-        _ => describe(innermost),
-    };
-    RenderError::Body { label: label.to_owned(), place, message }
-}
-
-/// Takes bytes up to the limit and one write more.
-struct Capped(Vec<u8>);
-
-impl io::Write for Capped {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() > MAX_SOURCE_BYTES {
-            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// What is written from the contract: the head of the kernel and, on the host, the exported function.

@@ -157,15 +157,6 @@ impl Hint for TokenizerError {
     }
 }
 
-/// A part of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part<'a> {
-    /// It.
-    pub text: &'a str,
-    /// Whether names of special tokens in it are those tokens.
-    pub is_trusted: bool,
-}
-
 impl Tokenizer {
     /// OpenAI's vocabulary for gpt-oss, split as OpenAI does. It is unpacked on first use in a process, which takes a
     /// noticeable fraction of a second.
@@ -249,24 +240,20 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode`]; the offset is that in the whole text.
     pub fn encode_with_specials(&self, text: &[u8]) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_around(text, self.vocabulary.specials_in(text))
+        self.encode_with_specials_where(text, |_, _| true)
     }
 
-    /// As [`Self::encode_with_specials`] of all parts put together, but names of special tokens become those tokens
-    /// only in the trusted parts, whole; between them, words go across the parts.
+    /// As [`Self::encode_with_specials`], but only those become tokens of which `is_meant` says so; it is asked with
+    /// the offset and the length of their names. The others are text, and words go across their ends.
     ///
     /// # Errors
     /// As [`Self::encode`]; the offset is that in the whole text.
-    pub fn encode_parts(&self, parts: &[Part]) -> Result<Vec<u32>, TokenizerError> {
-        let (mut text, mut specials) = (Vec::new(), Vec::new());
-        for part in parts {
-            if part.is_trusted {
-                let own = self.vocabulary.specials_in(part.text.as_bytes());
-                specials.extend(own.map(|(at, len, id)| (text.len() + at, len, id)));
-            }
-            text.extend_from_slice(part.text.as_bytes());
-        }
-        self.encode_around(&text, specials)
+    pub fn encode_with_specials_where(
+        &self,
+        text: &[u8],
+        is_meant: impl FnMut(usize, usize) -> bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_around(text, self.vocabulary.specials_in(text, is_meant))
     }
 
     /// Encodes what is between special tokens, of which the places, lengths and ids are given.

@@ -93,8 +93,12 @@ impl Vocabulary {
         self.merges = Some(merges);
     }
 
-    /// Gives a special token a name, which may be one of several.
+    /// Gives a special token a name, which may be one of several. A name of no bytes would be found everywhere: it is
+    /// left out, as Hugging Face does.
     pub fn add_special(&mut self, name: Bytes, id: u32) {
+        if name.is_empty() {
+            return;
+        }
         if let Err(at) = self.special_lengths.binary_search_by(|len| name.len().cmp(len)) {
             self.special_lengths.insert(at, name.len());
         }
@@ -148,13 +152,18 @@ impl Vocabulary {
     }
 
     /// The special tokens named in a text, as (offset, length, id): the leftmost first, the longest where several
-    /// begin.
-    pub fn specials_in<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (usize, usize, u32)> + 'a {
+    /// begin. Where `is_meant` denies the bytes from an offset and of a length, they are text.
+    pub fn specials_in<'a>(
+        &'a self,
+        text: &'a [u8],
+        mut is_meant: impl FnMut(usize, usize) -> bool + 'a,
+    ) -> impl Iterator<Item = (usize, usize, u32)> + 'a {
         let mut at = 0;
         std::iter::from_fn(move || {
             while at < text.len() {
                 let rest = &text[at..];
-                let found = self.special_lengths.iter().find_map(|&len| Some((len, self.special(rest.get(..len)?)?)));
+                let mut meant = |len| Some((len, self.special(rest.get(..len)?)?)).filter(|_| is_meant(at, len));
+                let found = self.special_lengths.iter().find_map(|&len| meant(len));
                 if let Some((len, id)) = found {
                     at += len;
                     return Some((at - len, len, id));
@@ -196,7 +205,16 @@ mod tests {
     fn the_longest_special_wins_where_two_begin() {
         let token = |text: &'static str| Token { bytes: Bytes::from_static(text.as_bytes()), kind: TokenKind::Special };
         let vocabulary = Vocabulary::new(vec![token("<a"), token("<a>"), token("b")], 3, ByteNames::Literal);
-        let found: Vec<_> = vocabulary.specials_in(b"x<a><ab<").collect();
+        let found: Vec<_> = vocabulary.specials_in(b"x<a><ab<", |_, _| true).collect();
         assert_eq!(found, [(1, 3, 1), (4, 2, 0), (6, 1, 2)]);
+        let found: Vec<_> = vocabulary.specials_in(b"x<a><ab<", |at, len| (at, len) != (1, 3) && at != 4).collect();
+        assert_eq!(found, [(1, 2, 0), (6, 1, 2)], "what is denied may begin with another");
+    }
+
+    #[test]
+    fn a_name_of_no_bytes_is_found_nowhere() {
+        let token = |text: &'static str| Token { bytes: Bytes::from_static(text.as_bytes()), kind: TokenKind::Special };
+        let vocabulary = Vocabulary::new(vec![token(""), token("<a>")], 3, ByteNames::Literal);
+        assert_eq!(vocabulary.specials_in(b"x<a>", |_, _| true).take(9).collect::<Vec<_>>(), [(1, 3, 1)]);
     }
 }

@@ -239,6 +239,9 @@ impl TuningTables {
     }
 }
 
+/// The longest table; the longest in the tree has some thousand lines.
+pub const MAX_TABLE_BYTES: u64 = 64 << 20;
+
 fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
     let wrong = |path: &Path| {
         let path = path.to_path_buf();
@@ -251,7 +254,7 @@ fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let text = fs::read_to_string(&path).map_err(wrong(&path))?;
+        let text = mapped_file::read_to_string(&path, MAX_TABLE_BYTES).map_err(wrong(&path))?;
         tables.push(Table::parse(&name, &path.display().to_string(), &text)?);
     }
     Ok(tables)

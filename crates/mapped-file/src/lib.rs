@@ -1,32 +1,86 @@
-//! A file mapped read-only into memory, as reference-counted [`Bytes`]: slices of it keep the mapping alive. And memory
-//! of its own for what is made of such slices.
+//! Files of others: opened as regular files only, mapped read-only into memory, as reference-counted [`Bytes`] whose
+//! slices keep the mapping alive, or read whole up to a bound. And memory of its own for what is made of such slices.
 
-use std::fs::File;
-use std::io;
+mod shrunk;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use bytes::Bytes;
 
-/// Maps `path` into memory. An empty file gives empty bytes.
-///
-/// The file must not be truncated or rewritten in place while it is mapped: reading a page that is gone kills
-/// the process (SIGBUS), and there is no portable way to forbid it.
+/// Opens a regular file to be read. A pipe without a writer or a terminal would wait for ever, and a device has no end:
+/// they are refused by what the open file is, whatever its name becomes meanwhile.
 ///
 /// # Errors
-/// Whatever opening or mapping the file gives.
-pub fn map(path: &Path) -> io::Result<Bytes> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
+/// What opening it gives, and [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::IsADirectory`] if it is none.
+pub fn open(path: &Path) -> io::Result<File> {
+    // Without waiting: that of a pipe would last until somebody writes.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into()); // mapping one fails too, with a message about devices
     }
-    if metadata.len() == 0 {
+    if !kind.is_file() {
+        let found = match () {
+            () if kind.is_fifo() => "a pipe",
+            () if kind.is_char_device() || kind.is_block_device() => "a device",
+            () => "no file",
+        };
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, expected a regular file")));
+    }
+    Ok(file)
+}
+
+/// Reads a regular file of so many bytes at most.
+///
+/// # Errors
+/// As [`open`], whatever reading gives, and [`io::ErrorKind::FileTooLarge`].
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let too_large = |found: u64| {
+        let what = format!("the file has {found} bytes, expected {max_bytes} at most");
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, what))
+    };
+    let len = file.metadata()?.len();
+    if len > max_bytes {
+        return too_large(len);
+    }
+    let mut bytes = Vec::with_capacity(len as usize);
+    file.take(max_bytes + 1).read_to_end(&mut bytes)?; // those of /proc say that they are empty, and others grow
+    if bytes.len() as u64 > max_bytes { too_large(bytes.len() as u64) } else { Ok(bytes) }
+}
+
+/// Reads a text as [`read`] reads bytes.
+///
+/// # Errors
+/// As [`read`], and [`io::ErrorKind::InvalidData`] where it is not UTF-8.
+pub fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
+    let not_text = |error: std::string::FromUtf8Error| {
+        let what = format!("it is not UTF-8 at byte {}", error.utf8_error().valid_up_to());
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    };
+    String::from_utf8(read(path, max_bytes)?).map_err(not_text)
+}
+
+/// Maps a regular file into memory. An empty file gives empty bytes.
+///
+/// The file must not be truncated or rewritten in place while it is mapped, and there is no portable way to forbid it.
+/// Reading a page that is gone ends the process with exit code 1 and a message that names the file.
+///
+/// # Errors
+/// As [`open`], or whatever mapping the file gives.
+pub fn map(path: &Path) -> io::Result<Bytes> {
+    let file = open(path)?;
+    if file.metadata()?.len() == 0 {
         return Ok(Bytes::new());
     }
     // SAFETY: the mapping is private and read-only. That nobody truncates the file meanwhile is the caller's
     // part, stated above; it is what every program that maps its weights relies on.
     let mapping = unsafe { memmap2::Mmap::map(&file) }?;
-    Ok(Bytes::from_owner(mapping))
+    Ok(Bytes::from_owner(shrunk::Watched::new(mapping, path)))
 }
 
 /// Bytes made in memory of their own: whole pages, aligned to them, zero until `fill` writes them.
@@ -48,6 +102,30 @@ pub fn filled(len_bytes: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<Byte
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_file_is_refused_without_waiting() {
+        let folder = std::env::temp_dir().join(format!("mapped-file-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let pipe = folder.join("pipe");
+        let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+        // SAFETY: the name ends in a NUL.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        for (path, why) in [(pipe.as_path(), "a pipe"), (Path::new("/dev/zero"), "a device")] {
+            for error in [map(path).err(), read(path, 10).err(), open(path).err()] {
+                assert_eq!(error.unwrap().to_string(), format!("it is {why}, expected a regular file"));
+            }
+        }
+        assert_eq!(map(&folder).unwrap_err().kind(), io::ErrorKind::IsADirectory);
+        let file = folder.join("file");
+        std::fs::write(&file, "0123456789").unwrap();
+        assert_eq!(read(&file, 10).unwrap(), b"0123456789");
+        assert_eq!(read(&file, 9).unwrap_err().to_string(), "the file has 10 bytes, expected 9 at most");
+        assert_eq!(read(Path::new("/proc/self/maps"), 9).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        std::fs::write(&file, b"ab\xff").unwrap();
+        assert_eq!(read_to_string(&file, 10).unwrap_err().to_string(), "it is not UTF-8 at byte 2");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn memory_of_its_own_is_filled_once_and_refused_where_there_is_none() {

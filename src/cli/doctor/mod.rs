@@ -187,7 +187,7 @@ fn cache_folder() -> anyhow::Result<Vec<String>> {
 /// The folders in the order in which they are searched, and what each gives.
 fn templates() -> anyhow::Result<Vec<String>> {
     let search = Library::default_search(None);
-    let library = Library::load(&search)?;
+    let library = crate::cli::source::library(&search)?;
     let origins = search.into_iter().map(Origin::Folder).chain([Origin::BuiltIn]);
     let count = |origin: &Origin| library.templates().iter().filter(|t| t.file.origin == *origin).count();
     let mut details: Vec<String> = origins.map(|origin| format!("{origin}: {} templates", count(&origin))).collect();

@@ -16,7 +16,7 @@ const OP: &str = "rmsnorm";
 /// Checks the op's first template that fits this machine, as `kernels check` would. The cache is left alone, so that
 /// the compiler really runs.
 pub(super) fn run() -> anyhow::Result<Vec<String>> {
-    let library = Library::load(&Library::default_search(None))?;
+    let library = crate::cli::source::library(&Library::default_search(None))?;
     let target = Target::host();
     let folder = format!("{OP}/");
     if let Some(broken) = library.broken().iter().find(|broken| broken.name.starts_with(&folder)) {

@@ -27,7 +27,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let harmony = Harmony::new(tokenizer.clone())?;
     let template = match args.chat_format {
-        ChatFormat::Checkpoint => checkpoint.origin.chat_template.as_deref().map(ChatTemplate::new).transpose()?,
+        ChatFormat::Checkpoint => checkpoint.origin.chat_template.as_deref().map(compiled).transpose()?,
         ChatFormat::Harmony => None,
     };
     let capacity_tokens = args.steps(&checkpoint.config);
@@ -57,6 +57,12 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let (from_cache, compiled) = kernel_counts(&chat.engine);
     output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
     super::show_profile(&mut chat.engine, output)
+}
+
+/// A template that this program, started again, renders.
+fn compiled(source: &str) -> anyhow::Result<ChatTemplate> {
+    let program = std::env::current_exe().context("could not find this program's own file")?;
+    Ok(ChatTemplate::new(source, &program)?)
 }
 
 fn not_utf8() -> UsageError {

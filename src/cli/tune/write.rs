@@ -12,9 +12,9 @@ use crate::cli::usage::UsageError;
 use crate::object::compile::compiler_for;
 use crate::pipeline::Pipeline;
 use crate::template::Problem;
-use crate::tuning::TuningTables;
 use crate::tuning::edit::{self, NewRow};
 use crate::tuning::table::{Facts, Provenance, ProvenanceKind, Tokens};
+use crate::tuning::{MAX_TABLE_BYTES, TuningTables};
 use crate::workbench::timing::Timed;
 
 /// Times that are no further apart than this are the same, as a fraction.
@@ -25,7 +25,7 @@ pub(super) fn write(all: &[Tuned], args: &Args, pipeline: &Pipeline, output: &Ou
     let path = path(args, pipeline)?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let provenance = provenance(pipeline)?;
-    let mut text = match std::fs::read_to_string(&path) {
+    let mut text = match mapped_file::read_to_string(&path, MAX_TABLE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error).with_context(|| format!("could not read `{}`", path.display())),

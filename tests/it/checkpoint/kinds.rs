@@ -32,7 +32,7 @@ pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoints").join(name)
 }
 
-fn path_argument(name: &str) -> String {
+pub fn path_argument(name: &str) -> String {
     argument(&path(name))
 }
 

@@ -3,6 +3,8 @@
 pub mod bad_input;
 pub mod completions;
 pub mod doctor;
+mod ended;
 pub mod hub;
+mod no_files;
 pub mod plan;
 pub mod run_input;

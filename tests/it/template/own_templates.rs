@@ -204,3 +204,59 @@ fn a_folder_that_cannot_be_read_and_a_stray_file_are_told() {
     let stderr = workshop.run(&[]).fails_with_hint(1);
     assert!(stderr.contains("embedding/mine.hop.j2") && stderr.contains("not a kernel, expected"), "{stderr}");
 }
+
+/// Templates that take all memory, all stack or all time: an error with the file's name, and the program lives.
+#[test]
+fn a_template_that_takes_too_much_is_an_error() {
+    let doubled = |step: &str| format!("{{% set x = 'abcdefgh' %}}{}// {{{{ x == 'a' }}}}\n", step.repeat(60));
+    let chained = |n: usize, link: &str| format!("// {{{{ 1{} }}}}\n", link.repeat(n));
+    for (inserted, expected) in [
+        (doubled("{% set x = x ~ x %}"), "more than 512 MiB of memory"),
+        (doubled("{% set x = x + x %}"), "more than 512 MiB of memory"),
+        (doubled("{% set x %}{{ x }}{{ x }}{% endset %}"), "more than 512 MiB of memory"),
+        (doubled("{% set x = x * 2 %}"), "repeated string is too large"),
+        (chained(200_000, "+1"), "expected 131072 at most"),
+        // As deep as a file can be; it may be right.
+        (chained(60_000, "+1"), ""),
+        (format!("{{% if false %}}{}{{% endif %}}", "{% elif false %}".repeat(8_000)), ""),
+        (format!("// {{{{ 1 {} }}}}\n", "| div_exact(1)".repeat(9_000)), ""),
+        ("{% include \"lib/host/types.c.j2\" %}\n".repeat(3_500), ""),
+        ("{% for a in range(65536) %}{% for b in range(65536) %}{% endfor %}{% endfor %}".into(), "runs too long"),
+    ] {
+        let workshop = Workshop::new();
+        workshop.put("embedding/greedy.c.j2", &[PRIORITY, (BODY, &format!("{inserted}{BODY}"))]);
+        let args = ["kernels", "show", "embedding/greedy", "--templates", &workshop.templates()];
+        let ran = run(&args);
+        let begin = &inserted[..inserted.len().min(60)];
+        if expected.is_empty() {
+            let is_told = ran.code == 0 || (ran.code == 1 && ran.stderr.contains("greedy.c.j2"));
+            assert!(is_told, "{begin}: {}", ran.stderr);
+        } else {
+            let stderr = ran.fails(1);
+            assert!(stderr.contains(expected) && stderr.contains("greedy.c.j2"), "{begin}: {stderr}");
+        }
+    }
+}
+
+#[test]
+fn files_that_include_each_other_without_end_and_parameters_without_number_are_refused() {
+    let workshop = Workshop::new();
+    let header = "{#\n[gives]\nc = []\n#}\n";
+    for i in 0..5_000 {
+        let text = format!("{header}{{% include \"lib/deep/{}.c.j2\" %}}\n", i + 1);
+        let _ = file(Path::new(&workshop.templates()), &format!("lib/deep/{i}.c.j2"), text.as_bytes());
+    }
+    let _ = file(Path::new(&workshop.templates()), "lib/deep/5000.c.j2", header.as_bytes());
+    workshop.put("embedding/greedy.c.j2", &[(BODY, &format!("{{% include \"lib/deep/0.c.j2\" %}}\n{BODY}"))]);
+    let args = ["kernels", "show", "embedding/greedy", "--templates", &workshop.templates()];
+    let stderr = run(&args).fails(1);
+    assert!(stderr.contains("32 deep at most"), "{stderr}");
+
+    let workshop = Workshop::new();
+    let values = (0..400).map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
+    let param = |name: &str| format!("\n[params.{name}]\nvalues = [{values}]\ndefault = 1\ndoc = \"many\"\n");
+    let params = ["a", "b"].map(param).concat();
+    workshop.put("embedding/greedy.c.j2", &[("\n[launch]", &format!("{params}\n[launch]"))]);
+    let stderr = run(&["kernels", "show", "embedding/greedy", "--templates", &workshop.templates()]).fails(1);
+    assert!(stderr.contains("expected at most 65536 choices of all parameters together"), "{stderr}");
+}

@@ -1,5 +1,6 @@
 //! Text to ids and back, and chats.
 
 pub mod chat;
+mod chat_template;
 pub mod encoding;
 pub mod tokenizer_choice;

@@ -60,6 +60,16 @@ fn a_gguf_file_whose_tokenizer_is_another_is_refused() {
     }
 }
 
+#[test]
+fn a_special_token_of_no_text_is_found_nowhere() {
+    let whole = fs::read_to_string(kinds::path("tokenizer/tokenizer.json")).expect("a fixture");
+    let emptied = whole.replacen("\"content\": \"<|startoftext|>\"", "\"content\": \"\"", 1);
+    assert_ne!(emptied, whole);
+    let tokenizer = Tokenizer::from_json(Bytes::from(emptied), Some(331), None).expect("as Hugging Face takes it");
+    let ids = tokenizer.encode_with_specials(b"Hello<|end|>").expect("text");
+    assert_eq!(tokenizer.decode_all(&ids).expect("ids"), b"Hello<|end|>");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]

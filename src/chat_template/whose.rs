@@ -1,0 +1,129 @@
+//! Which characters of a prompt are a message's, and which the template's own.
+//!
+//! A template may cut, split and replace what a message says, so its text cannot be searched for in the prompt. Instead
+//! the prompt is rendered again of messages whose characters are masked, each by one character. Where such a prompt is
+//! as long as the true one and differs from it in masks alone, the masks are the characters that came from messages. A
+//! template that looks for words in a message may take another way when they are masked, so there are masks of less:
+//! of signs alone, which names of special tokens have and words do not, and of bars, which most names have and tags
+//! like `</think>` do not. What they leave open is closed by rules on the safe side: see [`Whose::origin`].
+
+use crate::harmony::Message;
+
+/// Stands for a character of a message: the last one of Unicode's last private plane.
+const MASK: char = '\u{10fffd}';
+
+/// Which characters are masked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Masked {
+    /// All but blanks, by which templates split and which they trim.
+    AllButBlanks,
+    /// Those that are no blanks, letters or digits.
+    Signs,
+    /// Vertical bars.
+    Bars,
+}
+
+impl Masked {
+    pub const ALL: [Self; 3] = [Self::AllButBlanks, Self::Signs, Self::Bars];
+
+    fn masks(self, c: char) -> bool {
+        match self {
+            Self::AllButBlanks => !c.is_whitespace(),
+            Self::Signs => is_sign(c),
+            Self::Bars => is_bar(c),
+        }
+    }
+
+    /// The same conversation, masked.
+    pub fn conversation(self, conversation: &[Message]) -> Vec<Message> {
+        let masked = |message: &Message| Message {
+            text: message.text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect(),
+            ..message.clone()
+        };
+        conversation.iter().map(masked).collect()
+    }
+}
+
+fn is_sign(c: char) -> bool {
+    !c.is_whitespace() && !c.is_alphanumeric()
+}
+
+fn is_bar(c: char) -> bool {
+    matches!(c, '|' | '\u{ff5c}') // and the wide one, which some vocabularies have
+}
+
+/// What a name in a prompt is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The template's own.
+    Template,
+    /// A message's, at least in part.
+    Message,
+    /// It cannot be told.
+    Unclear,
+}
+
+/// Whose the bytes of a prompt are.
+pub(super) struct Whose<'a> {
+    /// The prompt.
+    pub text: &'a str,
+    template: &'a str,
+    conversation: &'a [Message],
+    /// The masks under which the template took the same way, and which bytes of the prompt they mark as of messages.
+    masks: Vec<(Masked, Vec<bool>)>,
+}
+
+impl<'a> Whose<'a> {
+    /// Of a prompt, and what the template made of masked conversations: `None` where it failed.
+    pub fn new<'m>(
+        text: &'a str,
+        masked: impl IntoIterator<Item = (Masked, Option<&'m str>)>,
+        template: &'a str,
+        conversation: &'a [Message],
+    ) -> Self {
+        let known = |(kind, masked): (Masked, Option<&str>)| Some((kind, of_messages(text, masked?)?));
+        Self { text, template, conversation, masks: masked.into_iter().filter_map(known).collect() }
+    }
+
+    /// Whose the name of a special token is that stands at this offset.
+    ///
+    /// Where everything could be masked, that is certain. Else a name is the template's if its signs are, and its
+    /// letters could not be a message's: because the template has the whole name, or no message has them. What this
+    /// takes for granted is that a template that has a name does not also put the name's signs around words of a
+    /// message whose letters it looks at.
+    pub fn origin(&self, offset: usize, len: usize) -> Origin {
+        let name = &self.text[offset..offset + len];
+        if self.masks.iter().any(|(_, bytes)| bytes[offset..offset + len].contains(&true)) {
+            return Origin::Message;
+        }
+        let took_the_same_way = |kind| self.masks.iter().any(|(masked, _)| *masked == kind);
+        if took_the_same_way(Masked::AllButBlanks) {
+            return Origin::Template; // blanks that are a token are one wherever they come from
+        }
+        let signs_are_its_own = took_the_same_way(Masked::Signs)
+            || (took_the_same_way(Masked::Bars) && name.contains(is_bar))
+            || !self.messages_have(|text| text.contains(|c| is_sign(c) && name.contains(c)));
+        let mut words = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        let letters_are_its_own = (name.contains(is_sign) && self.template.contains(name))
+            || !words.any(|word| self.messages_have(|text| text.contains(word)));
+        if signs_are_its_own && letters_are_its_own { Origin::Template } else { Origin::Unclear }
+    }
+
+    fn messages_have(&self, is_such: impl Fn(&str) -> bool) -> bool {
+        self.conversation.iter().any(|message| is_such(&message.text))
+    }
+}
+
+/// Which bytes of a prompt came from messages, if the masked one differs from it in masks alone.
+fn of_messages(text: &str, masked: &str) -> Option<Vec<bool>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut masks = masked.chars();
+    for c in text.chars() {
+        let mask = masks.next()?;
+        if mask != MASK && mask != c {
+            return None;
+        }
+        bytes.resize(bytes.len() + c.len_utf8(), mask == MASK);
+    }
+    masks.next().is_none().then_some(bytes)
+}

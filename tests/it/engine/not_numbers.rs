@@ -1,0 +1,54 @@
+//! Weights that are no numbers: a run ends with the node that made the first NaN.
+
+use std::fs;
+use std::path::Path;
+
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+
+use crate::checkpoint::kinds::{path, path_argument};
+use crate::fixtures::program::{file, run};
+
+/// The fixture with this in the place of a weight's first number, f32.
+fn damaged(folder: &Path, weight: &str, value: f32) -> String {
+    let whole = path("gguf/mxfp4-bf16.gguf");
+    let checkpoint = Checkpoint::open(&whole, Layout::Auto).expect("a fixture");
+    let offset = checkpoint.tensor(weight).file_offset.expect("as it is in the file") as usize;
+    let mut bytes = fs::read(whole).expect("a fixture");
+    bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
+    file(folder, "model.gguf", &bytes)
+}
+
+#[test]
+fn a_nan_or_an_infinity_in_a_weight_ends_a_run_with_the_node_that_made_the_first_nan() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // A sink is one of the terms of a softmax: with an infinite one it is infinity by infinity.
+    for (value, weight, node) in [
+        (f32::NAN, "block.1.attn.norm.scale", "block.1.attn"),
+        (-f32::NAN, "block.0.attn.norm.scale", "block.0.attn"),
+        (f32::INFINITY, "block.1.attn.sinks", "block.1.attn"),
+    ] {
+        let model = damaged(folder.path(), weight, value);
+        for temperature in ["0", "1"] {
+            let args = ["run", &model, "-i", "Once upon", "-n", "12", "--device", "cpu", "-T", temperature];
+            let ran = run(&args);
+            assert_eq!(ran.code, 1, "{value} in {weight}: {}", ran.stderr);
+            let expected = format!("which `{node}");
+            let is_told = ran.stderr.contains("error: a logit is no number: the first is in `");
+            assert!(is_told && ran.stderr.contains(&expected), "{value} in {weight}: {}", ran.stderr);
+            assert!(ran.stderr.contains("\nhint: the weights hold NaN"), "{}", ran.stderr);
+        }
+    }
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_like_no_others() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = damaged(folder.path(), "block.1.attn.norm.scale", f32::NAN);
+    let (ids, expected) = (path_argument("ids.txt"), path_argument("expected/mxfp4/logits.npy"));
+    let args = ["logits", &model, "--ids", &ids, "--expect", &expected, "--json", "--device", "cpu"];
+    let ran = run(&args);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    let report: serde_json::Value = serde_json::from_slice(&ran.stdout).expect("JSON");
+    assert_eq!((&report["beyond"], &report["largest_difference"]), (&report["values"], &serde_json::Value::Null));
+}
