@@ -50,10 +50,9 @@ else
     esac
 fi
 
-# The release profile: its dependencies are those that `cargo run --release` has built.
 say "cargo test"
 {
-    cargo test --release --locked --workspace --no-fail-fast 2>&1
+    cargo test --profile ci --locked --workspace --no-fail-fast 2>&1
     echo $? >"$scratch/status"
 } | tee "$scratch/log"
 status=$(cat "$scratch/status")
@@ -84,7 +83,7 @@ fi
 
 say "cargo clippy"
 if cargo clippy --version >/dev/null 2>&1; then
-    cargo clippy --release --locked --workspace --all-targets -- -D warnings
+    cargo clippy --profile ci --locked --workspace --all-targets -- -D warnings
     count $?
 else
     skip "cargo clippy is not installed (rustup component add clippy)"
