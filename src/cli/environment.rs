@@ -1,7 +1,7 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 18] = [
+const VARIABLES: [(&str, &str); 19] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
@@ -12,6 +12,10 @@ const VARIABLES: [(&str, &str); 18] = [
     ("GPTOSS_JIT_CUDA", "the CUDA driver: libcuda.so.1 or its folder"),
     ("GPTOSS_JIT_NVRTC", "NVRTC, which compiles for NVIDIA GPUs: the library or a folder"),
     ("GPTOSS_JIT_LLVM", "a folder with LLVM's tools, for kernels check --speed"),
+    (
+        "GPTOSS_JIT_SIM_SEED",
+        "the order in which sim devices run blocks, waves and lanes [default: 0, one after another]",
+    ),
     ("ROCM_PATH", "where ROCm is, for both of its libraries"),
     ("CUDA_PATH", "where CUDA is, for NVRTC"),
     ("CC", "the C compiler, for the cpu"),

@@ -55,8 +55,8 @@ pub struct DeviceArgs {
     #[arg(long, default_value = "auto", value_name = "D")]
     pub device: Device,
 
-    /// Threads of the cpu and sim devices; 0 means one for every core
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    /// Threads of the cpu and sim devices, at most four for every core; 0 means one for every core
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub threads: u32,
 
     /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
@@ -65,6 +65,15 @@ pub struct DeviceArgs {
 
     #[command(flatten)]
     pub source: SourceArgs,
+}
+
+/// A number of threads, 0 included. More than a few for every core are slower than one, and each takes memory.
+fn threads(text: &str) -> Result<u32, String> {
+    const MOST_FOR_A_CORE: usize = 4;
+    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = u32::try_from(MOST_FOR_A_CORE * n_cores).unwrap_or(u32::MAX);
+    let n = text.parse::<u32>().map_err(|error| error.to_string())?;
+    if n > most { Err(format!("this machine has {n_cores} cores: at most {most}")) } else { Ok(n) }
 }
 
 /// How much memory the KV cache takes, and what it holds.

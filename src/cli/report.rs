@@ -10,6 +10,7 @@ use super::doctor::NotReady;
 use super::export::ExportError;
 use super::hub::NotInHub;
 use super::output::Output;
+use super::run::chat::ConversationTooLong;
 use super::run::getp::NoCount;
 use super::usage::UsageError;
 use crate::chat_template::ChatTemplateError;
@@ -71,6 +72,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<LibraryError>,
         of::<LimitsError>,
         of::<LlvmError>,
+        of::<ConversationTooLong>,
         of::<NoCount>,
         of::<NotReady>,
         of::<PipelineError>,

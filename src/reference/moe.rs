@@ -114,8 +114,8 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 const WIDEST_SCALES: std::ops::Range<usize> = 72..213;
 
 /// The kind of inputs whose rows of MXFP4 have scales of all sizes, a size each. Numbers of x are whole 32nds, exact in
-/// bf16 and in templates that compute with whole numbers: beside the clamps of swiglu, what rounding does to a large sum
-/// would be as large as the result.
+/// bf16 and in templates that compute with whole numbers: beside the clamps of swiglu, what rounding does to a large
+/// sum would be as large as the result.
 const WIDE_SCALES: &str = "wide_scales";
 
 /// Rows of x of mean 0 and variance 1.

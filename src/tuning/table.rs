@@ -262,8 +262,8 @@ impl Table {
     /// # Errors
     /// If it is not as `tuning/README.md` says, or two rows apply at once.
     pub fn parse(name: &str, file: &str, text: &str) -> Result<Self, TuningError> {
-        let line =
-            |offset: usize| 1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|&&b| b == b'\n').count();
+        let line_ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+        let line = |offset: usize| 1 + line_ends.partition_point(|&end| end < offset);
         let table: TableFile = toml::from_str(text).map_err(|error| TuningError::Toml {
             file: file.to_owned(),
             line: line(error.span().map_or(0, |span| span.start)),
@@ -380,13 +380,14 @@ impl Row {
 
     /// The fewest tokens at which both rows can apply, and neither goes before the other.
     fn overlap(&self, other: &Self) -> Option<u32> {
+        if self.op != other.op {
+            return None;
+        }
+        let tokens = self.tokens.meet(other.tokens)?; // before what takes longer: every row is held against all others
         let agree = |(name, fact): (&String, &Fact)| other.facts.get(name).is_none_or(|found| found == fact);
         let may_meet = StepKind::ALL.into_iter().any(|step| self.is_for(step) && other.is_for(step));
         let is_ordered = self.wants_more(other) || other.wants_more(self);
-        if self.op != other.op || !may_meet || is_ordered || !self.facts.iter().all(agree) {
-            return None;
-        }
-        self.tokens.meet(other.tokens)
+        (may_meet && !is_ordered && self.facts.iter().all(agree)).then_some(tokens)
     }
 
     /// Whether it wants all that another row wants, and something besides.

@@ -15,12 +15,13 @@ use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
+use crate::error::Hint;
 use crate::harmony::parser::Event as Parsed;
 use crate::harmony::{Channel, Harmony, Message, Reasoning, Role, SystemMessage, developer_text, today};
 use crate::scheduler::{Event, Request};
 use crate::tokenizer::Tokenizer;
 
-/// Talks until stdin ends or the context is full.
+/// Talks until stdin ends.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let first = args.input.as_ref().map(|text| text.to_str().ok_or_else(not_utf8)).transpose()?;
     let checkpoint = args.model.open(output)?;
@@ -38,10 +39,8 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
 
     let conversation = opening(args, template.is_some());
     let mut chat = Chat { args, output, tokenizer, harmony, template, engine, stop, conversation, n_turns: 0 };
-    if let Some(text) = first
-        && !chat.turn(text)?
-    {
-        return Ok(());
+    if let Some(text) = first {
+        chat.turn(text)?;
     }
     let prompts = stdin().is_terminal() && !output.is_json();
     if prompts {
@@ -50,9 +49,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     for line in stdin().lock().split(b'\n') {
         let line = line.context("could not read the next message")?;
         // A byte that is no text does not end a conversation.
-        if !chat.turn(String::from_utf8_lossy(&line).trim_end_matches('\r'))? {
-            break;
-        }
+        chat.turn(String::from_utf8_lossy(&line).trim_end_matches('\r'))?;
     }
     let (from_cache, compiled) = kernel_counts(&chat.engine);
     output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
@@ -82,6 +79,20 @@ fn opening(args: &Args, has_template: bool) -> Vec<Message> {
     std::iter::once(system.message()).chain(instructions).collect()
 }
 
+/// The context has no room for another answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the conversation has {n_tokens} tokens, the context {capacity_tokens}")]
+pub(in crate::cli) struct ConversationTooLong {
+    n_tokens: usize,
+    capacity_tokens: usize,
+}
+
+impl Hint for ConversationTooLong {
+    fn hint(&self) -> Option<String> {
+        Some("start a new one, or allow more with `-n`".into())
+    }
+}
+
 struct Chat<'a> {
     args: &'a Args,
     output: &'a Output,
@@ -96,8 +107,11 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    /// One message and the answer to it. False when the context has no room for it.
-    fn turn(&mut self, text: &str) -> anyhow::Result<bool> {
+    /// One message and the answer to it.
+    ///
+    /// # Errors
+    /// When the context has no room for it, among others.
+    fn turn(&mut self, text: &str) -> anyhow::Result<()> {
         self.conversation.push(Message::new(Role::User, text));
         let prompt = match &self.template {
             Some(template) => template.prompt(&self.conversation, &self.tokenizer)?,
@@ -106,18 +120,13 @@ impl Chat<'_> {
         let capacity_tokens = self.engine.kv_layout().capacity_tokens;
         let room = (capacity_tokens + 1).saturating_sub(prompt.len());
         if room == 0 {
-            self.output.warning(&format!(
-                "the conversation has {} tokens, the context {capacity_tokens}: start a new one, or allow more with `-n`",
-                prompt.len()
-            ));
-            return Ok(false);
+            return Err(ConversationTooLong { n_tokens: prompt.len(), capacity_tokens }.into());
         }
         let max_new_tokens = self.args.max_new_tokens.map_or(room, |n| n.min(room));
         let request =
             Request { prompt, max_new_tokens, stop: self.stop.clone(), sampling: self.args.sampling(self.n_turns) };
         self.n_turns += 1;
-        self.answer(request)?;
-        Ok(true)
+        self.answer(request)
     }
 
     fn answer(&mut self, request: Request) -> anyhow::Result<()> {

@@ -93,6 +93,11 @@ fn read_prompts(path: &Path, bytes: &[u8], first_lines: i64, output: &Output) ->
         output.note(&format!("note: `{}` says {count} prompts and has {}", path.display(), prompts.len()));
     }
     prompts.truncate(wanted);
+    let n_returns = prompts.iter().filter(|prompt| prompt.ends_with(b"\r")).count();
+    if n_returns > 0 {
+        let what = "end in a carriage return, which is part of them: the file's lines end as Windows ends them";
+        output.note(&format!("note: {n_returns} prompts of `{}` {what}", path.display()));
+    }
     Ok(prompts)
 }
 

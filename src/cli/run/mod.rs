@@ -4,7 +4,7 @@
 //! their users change one word. [`generate`] continues a text, [`chat`] talks in OpenAI's harmony format, [`getp`]
 //! runs a file of prompts for throughput.
 
-mod chat;
+pub(in crate::cli) mod chat;
 mod generate;
 pub(in crate::cli) mod getp;
 mod verify;

@@ -167,7 +167,8 @@ fn all_scalars(test: &TestShape) -> Vec<Scalars> {
     all
 }
 
-/// Scalars with more rows than the test has, by up to half of them and eight: drawn, and for a template always the same.
+/// Scalars with more rows than the test has, by up to half of them and eight: drawn, and for a template always the
+/// same.
 fn with_more_rows(scalars: &[Scalars], template: &Template) -> Option<Scalars> {
     let with_rows = scalars.iter().filter_map(|scalars| Some((scalars, *scalars.get(ROWS)?)));
     let (most, n_rows) = with_rows.max_by(|(_, one), (_, other)| one.total_cmp(other))?;

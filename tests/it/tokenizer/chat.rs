@@ -99,14 +99,17 @@ fn a_character_is_never_cut_even_where_the_answer_is() {
 }
 
 #[test]
-fn a_conversation_that_fills_the_context_ends_with_a_warning() {
+fn a_message_that_does_not_fit_the_context_ends_the_conversation_with_an_error() {
     let parrot = Parrot::new(4096);
     let first = parrot.chat("Hello\n", &["-n", "4096", "--json"]).ok();
     assert_eq!(first.text().lines().count(), 1);
-    let ran = parrot.chat("Hello again\n".repeat(100), &["-n", "1000"]).ok();
+    let ran = parrot.chat("Hello again\n".repeat(100), &["-n", "1000"]);
     let answers = ran.text().lines().filter(|line| *line == "é!").count();
     assert!((2..100).contains(&answers), "{answers}");
-    assert!(ran.stderr.contains("warning: the conversation has ") && ran.stderr.contains("`-n`"), "{}", ran.stderr);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: the conversation has ") && ran.stderr.contains("`-n`"), "{}", ran.stderr);
+    let error = parrot.chat("Hello\n", &["-n", "3", "--json"]).fails(1);
+    assert!(error.contains("error: the conversation has "), "{error}");
 }
 
 #[test]

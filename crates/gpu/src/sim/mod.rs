@@ -87,7 +87,7 @@ impl SimDriver {
         // What a launch asks for is declared like all else here.
         let wanted = [
             ("bytes of LDS at a launch", spec.lds_bytes.into(), u64::from(may_ask)),
-            ("bytes of LDS", object.lds_bytes(), may_declare.max(spec.lds_bytes).into()),
+            ("bytes of LDS", object.lds_bytes(), if spec.lds_bytes > 0 { may_ask } else { may_declare }.into()),
             ("threads", spec.block_size.into(), Stamp::MAX_THREADS.into()),
         ];
         let too_much = wanted.into_iter().find(|(_, wanted, most)| wanted > most);
