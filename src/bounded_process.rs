@@ -27,6 +27,12 @@ const MAX_PRINTED_BYTES: u64 = 4 << 10;
 /// What the system sends when processor time is up.
 const SIGXCPU: i32 = 24;
 
+/// This program as it runs, though its file was replaced since: another one may not know what it is asked.
+pub fn this_program() -> PathBuf {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
+}
+
 /// Why a process with bounds gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum BoundedError {

@@ -34,12 +34,12 @@ impl NewFile {
         Self::open(path, 0o666, &[nameless, beside])
     }
 
-    /// The same, but one that is new is for its owner alone.
+    /// Opens one for its owner alone, in the place of whatever has the name: a link, a pipe, a file of another mode.
     ///
     /// # Errors
-    /// As of [`NewFile::create`].
+    /// There is no such folder, or nothing can be made there.
     pub fn create_private(path: &Path) -> io::Result<Self> {
-        Self::open(path, 0o600, &[nameless, beside])
+        Self::open_in(path.to_path_buf(), 0o600, &[nameless, beside])
     }
 
     /// - `mode`: of a file that is not there yet, before the umask
@@ -53,15 +53,19 @@ impl NewFile {
             Some(found) if !found.is_file() => return Err(io::Error::other("what is there is no file")),
             _ => {}
         }
-        let mut opened = Err(io::ErrorKind::Unsupported.into());
-        for open in places {
-            opened = opened.or_else(|_| open(folder(&path), mode));
-        }
-        let mut new = Self { place: opened?, path };
+        let mut new = Self::open_in(path, mode, places)?;
         if let Some(before) = before {
             new.file().set_permissions(before.permissions())?; // before there is anything in it to read
         }
         Ok(new)
+    }
+
+    fn open_in(path: PathBuf, mode: u32, places: &[Open]) -> io::Result<Self> {
+        let mut opened = Err(io::ErrorKind::Unsupported.into());
+        for open in places {
+            opened = opened.or_else(|_| open(folder(&path), mode));
+        }
+        Ok(Self { place: opened?, path })
     }
 
     /// Has this much of the disk kept for it, so that a disk that is too small is known of before there is anything to

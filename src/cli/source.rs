@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
-
+use crate::bounded_process::this_program;
 use crate::target::Target;
 use crate::template::library::Library;
 use crate::tuning::TuningTables;
@@ -46,8 +45,7 @@ impl SourceArgs {
 
 /// The templates of these folders, and the built-in ones. This program, started again, renders the former.
 pub fn library(search: &[PathBuf]) -> anyhow::Result<Library> {
-    let program = std::env::current_exe().context("could not find this program's own file")?;
-    Ok(Library::load(search)?.with_program(program))
+    Ok(Library::load(search)?.with_program(this_program()))
 }
 
 impl TargetArgs {

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::speed;
+use crate::bounded_process::this_program;
 use crate::cli::CHECK_WORKER;
 use crate::cli::output::Output;
 use crate::cli::source::TargetArgs;
@@ -193,10 +193,9 @@ pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
 }
 
 /// Children of this program, told what it was told.
-fn children(args: &CheckArgs) -> anyhow::Result<Children> {
-    let program = std::env::current_exe().context("could not find out where this program is")?;
+fn children(args: &CheckArgs) -> Children {
     let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
-    Ok(Children { program, words, deadline: Duration::from_secs(args.deadline.into()) })
+    Children { program: this_program(), words, deadline: Duration::from_secs(args.deadline.into()) }
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
@@ -227,7 +226,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let mut done = |checked: &Checked| {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
-    let checked = checker.check_in_children(&selection, &children(args)?, &mut done)?;
+    let checked = checker.check_in_children(&selection, &children(args), &mut done)?;
     let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
     let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();

@@ -10,6 +10,7 @@ use anyhow::Context;
 use serde_json::json;
 
 use super::{Args, ChatFormat};
+use crate::bounded_process::this_program;
 use crate::chat_template::ChatTemplate;
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
@@ -58,8 +59,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
 
 /// A template that this program, started again, renders.
 fn compiled(source: &str) -> anyhow::Result<ChatTemplate> {
-    let program = std::env::current_exe().context("could not find this program's own file")?;
-    Ok(ChatTemplate::new(source, &program)?)
+    Ok(ChatTemplate::new(source, &this_program())?)
 }
 
 fn not_utf8() -> UsageError {

@@ -104,7 +104,7 @@ fn there_is_a_manual_page_for_each_command() {
 fn every_help_lists_the_variables_that_the_source_reads() {
     let mut read = BTreeSet::new();
     let name = Regex::new(r#"(?:var(?:_os)?|path)\("([A-Z_]+)"\)|"(GPTOSS_JIT_[A-Z_]+)""#).expect("a pattern");
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut folders = ["src", "crates/gpu/src"].map(|room| Path::new(env!("CARGO_MANIFEST_DIR")).join(room)).to_vec();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("listed") {
             let path = entry.expect("listed").path();

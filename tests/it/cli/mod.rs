@@ -1,5 +1,6 @@
 //! Commands: what they refuse, and what they tell of this machine.
 
+mod adversary;
 pub mod bad_input;
 pub mod completions;
 pub mod doctor;
