@@ -233,8 +233,11 @@ fn fault(object: &Object, spec: &KernelSpec, grid: &Grid<'_>, block: u64, stop: 
     }
 }
 
+/// Arguments by their numbers, and cells.
+type Watched = (Vec<(usize, Range)>, Vec<Box<[Cell]>>);
+
 /// Where the kernel may read and write, those that it may write first, and the cells that these are watched in.
-fn ranges(spec: &KernelSpec, args: &[Argument]) -> Result<(Vec<(usize, Range)>, Vec<Box<[Cell]>>), GpuError> {
+fn ranges(spec: &KernelSpec, args: &[Argument]) -> Result<Watched, GpuError> {
     let mut memory = Vec::new();
     for (i, (spec, arg)) in spec.args.iter().zip(args).enumerate() {
         if let Argument::Memory { view, required_bytes } = arg {
