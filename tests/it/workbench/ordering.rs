@@ -14,6 +14,7 @@ use gptoss_jit::workbench::check::{Checker, Runner, Selection};
 use gpu::sim::SimDriver;
 
 use crate::fixtures::program::{file, repository, shared_cache};
+use crate::fixtures::say;
 
 /// Two blocks a row leave half of it each; the last copies what both left.
 const LAST_BLOCK: &str = r#"{#
@@ -219,13 +220,13 @@ fn what_in_templates_can_be_spared() {
                 })
             });
             match seen {
-                Some(failure) => eprintln!("seen: {name} {what}: {}", failure.lines().next().unwrap_or_default()),
+                Some(failure) => say(&format!("seen: {name} {what}: {}", failure.lines().next().unwrap_or_default())),
                 None => {
-                    eprintln!("spared: {name} {what}");
+                    say(&format!("spared: {name} {what}"));
                     spared.push(format!("{name} {what}"));
                 }
             }
         }
     }
-    eprintln!("{} can be spared:\n{}", spared.len(), spared.join("\n"));
+    say(&format!("{} can be spared:\n{}", spared.len(), spared.join("\n")));
 }
