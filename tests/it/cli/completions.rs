@@ -102,9 +102,9 @@ fn there_is_a_manual_page_for_each_command() {
 
 #[test]
 fn every_help_lists_the_variables_that_the_source_reads() {
-    let mut read = BTreeSet::new();
-    let name = Regex::new(r#"(?:var(?:_os)?|path)\("([A-Z_]+)"\)|"(GPTOSS_JIT_[A-Z_]+)""#).expect("a pattern");
-    let mut folders = ["src", "crates/gpu/src"].map(|room| Path::new(env!("CARGO_MANIFEST_DIR")).join(room)).to_vec();
+    let mut read: BTreeSet<String> = gpu::Runtime::ALL.into_iter().map(gpu::Runtime::variable).collect();
+    let name = Regex::new(r#"(?:var(?:_os)?|path|named_by)\("([A-Z_]+)"\)|"(GPTOSS_JIT_[A-Z_]+)""#).expect("a pattern");
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("listed") {
             let path = entry.expect("listed").path();
