@@ -27,9 +27,10 @@ const MAX_PRINTED_BYTES: u64 = 4 << 10;
 /// What the system sends when processor time is up.
 const SIGXCPU: i32 = 24;
 
-/// This program as it runs, though its file was replaced since: another one may not know what it is asked.
+/// This program as it runs, though its file was replaced since: another one may not know what it is asked. By number:
+/// started by something that loads it, `self` would be that.
 pub fn this_program() -> PathBuf {
-    let running = PathBuf::from("/proc/self/exe");
+    let running = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
 }
 
@@ -70,7 +71,9 @@ pub enum BoundedError {
 /// # Errors
 /// [`BoundedError`].
 pub fn run(program: &Path, command: &str, job: &[u8]) -> Result<Vec<u8>, BoundedError> {
-    let not_started = |source| BoundedError::NotStarted { program: program.to_owned(), source };
+    // In `/proc` it has no name.
+    let named = || std::fs::read_link(program).unwrap_or_else(|_| program.to_owned());
+    let not_started = |source| BoundedError::NotStarted { program: named(), source };
     let piped = Stdio::piped;
     let mut process = Command::new(program);
     process.arg(command).env_clear().stdin(piped()).stdout(piped()).stderr(piped());

@@ -28,9 +28,10 @@ impl Hint for gpu::GpuError {
             ),
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
             Self::TooMuch { .. } => "what a block may have is in the `[target]` table of `tuning/<arch>.toml`".into(),
-            Self::Nonsense { .. } => {
-                "this runtime may be of a version that nobody tried; name another with `GPTOSS_JIT_HIP`".into()
-            }
+            Self::Nonsense { runtime, .. } => format!(
+                "this runtime may be of a version that nobody tried; name another with `{}`",
+                runtime.variable()
+            ),
             Self::NoBinary { device, object_arch, .. } if device.starts_with("hip") => format!(
                 "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
                  makes it treat the chip as a {object_arch}"

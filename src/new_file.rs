@@ -1,5 +1,5 @@
 //! A file that appears whole or not at all, whatever ends the program: who reads it sees all of it, or what was there
-//! before. The cache's entries alone are made otherwise: they are folders, which no file can take the place of.
+//! before. The cache's entries are made otherwise: they are folders, which no file can take the place of.
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};

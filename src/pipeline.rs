@@ -8,7 +8,7 @@ use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
 
 use crate::choice::{self, Choice, Chooser, KernelRequest, NoKernel, Ranking, Rankings};
-use crate::error::Hint;
+use crate::error::{Hint, chain};
 use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
 use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
@@ -216,7 +216,7 @@ impl Pipeline {
     fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
         match self.load(rendered.clone(), &object.object, object.origin) {
             Err(error) if object.origin == Origin::Cache && error.is_of_the_object() => {
-                let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), with_causes);
+                let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), chain);
                 tracing::warn!("`{}` is compiled again: {why}", rendered.label);
                 let again = self.store.compile_again(&self.request(&rendered), object)?;
                 self.load(rendered, &again.object, again.origin)
@@ -278,16 +278,10 @@ impl Attempt {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
-            tracing::warn!("`{failed}` is passed over for `{}`: {}", next.template.label(), with_causes(&error));
+            tracing::warn!("`{failed}` is passed over for `{}`: {}", next.template.label(), chain(&error));
             self.first_error.get_or_insert(error);
             return Ok(());
         }
         Err(NoKernel { problem: Box::new(self.problem.clone()), source: self.first_error.take().unwrap_or(error) })
     }
-}
-
-/// An error and what caused it, in a line.
-pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -19,7 +19,8 @@ trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 mkdir -p target "$scratch/tmp" "$scratch/config" || exit 1
-unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_LOG
+unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_LOG GPTOSS_JIT_SIM_SEED
+unset GPTOSS_JIT_ADVERSARY_RUNS GPTOSS_JIT_ADVERSARY_SEED
 export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$scratch/cache"
 
 say "hipRTC"

@@ -38,6 +38,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{ColorChoice, Output};
 
 use crate::chat_template;
+use crate::object::compile;
 use crate::template::bounded;
 
 /// gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
@@ -63,9 +64,6 @@ struct Cli {
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
     color: ColorChoice,
 }
-
-/// What this program is started with to compile one kernel and leave.
-const COMPILE_WORKER: &str = "__compile-worker";
 
 /// What this program is started with, before the words of a `kernels check`, to run kernels for it.
 const CHECK_WORKER: &str = "__check-worker";
@@ -100,7 +98,7 @@ fn command() -> clap::Command {
 fn worker() -> Option<std::io::Result<()>> {
     let mut words = std::env::args_os().skip(1);
     match words.next()?.to_str()? {
-        COMPILE_WORKER => words.next().map(|folder| crate::object::compile::run_worker(Path::new(&folder))),
+        compile::COMMAND => words.next().map(|folder| compile::run_worker(Path::new(&folder))),
         chat_template::COMMAND => Some(chat_template::render_worker()),
         bounded::COMMAND => Some(bounded::render_worker()),
         _ => None,
@@ -127,6 +125,7 @@ pub fn main() -> ExitCode {
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
     let result = match cli.command {
         Command::Kernels(args) if is_check_worker => kernels::work(&args),
+        _ if is_check_worker => Err(anyhow::anyhow!("only `kernels check` runs kernels in processes of their own")),
         command => dispatch(command, &output),
     };
     report::exit_code(result, &output)

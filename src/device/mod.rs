@@ -8,7 +8,7 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::error::Hint;
+use crate::error::{Hint, chain};
 use crate::target::{Platform, Target, TargetError};
 use crate::tuning::TuningTables;
 use gpu::host::HostDriver;
@@ -172,13 +172,26 @@ fn named_by(variable: &str) -> Option<PathBuf> {
 pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<Ready, DeviceError> {
     tables.gpu(arch)?;
     let of_runtime = |runtime| {
-        let n_devices = open_runtime(runtime).map_or(0, |opened| opened.n_devices());
+        let n_devices = match open_runtime(runtime) {
+            Ok(opened) => opened.n_devices(),
+            Err(GpuError::NoRuntime { .. }) => 0,
+            Err(error) => {
+                tracing::warn!("{} is not used: {}", runtime.names().device, chain(&error));
+                0
+            }
+        };
         (0..n_devices).map(move |ordinal| Device::Gpu { runtime, ordinal, arch: None })
     };
     let devices = Runtime::ALL.into_iter().flat_map(of_runtime);
     let mut found = Vec::new();
     for device in devices {
-        let (target, driver) = device.open(tables, 0)?;
+        let (target, driver) = match device.open(tables, 0) {
+            Ok(opened) => opened,
+            Err(error) => {
+                tracing::warn!("{device} is not used: {}", chain(&error));
+                continue;
+            }
+        };
         if target.arch.split(':').next() == arch.split(':').next() {
             return Ok((target, driver));
         }

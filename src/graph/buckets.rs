@@ -12,8 +12,9 @@ use super::overruled::Overruled;
 use super::segment::{Bucket, PlannedLaunch, Segment};
 use super::{Graph, Rows, StepLimits, StepShape};
 use crate::choice::{Chooser, KernelRequest, NoKernel};
+use crate::error::chain;
 use crate::object::store::Progress;
-use crate::pipeline::{LoadedKernel, Pipeline, PipelineError, with_causes};
+use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::template::Problem;
 use crate::tuning::table::StepKind;
 
@@ -74,7 +75,7 @@ pub(super) fn served<T, E: Error + 'static>(
         match serve(&wanted) {
             Ok(served) => return Ok((planned, served)),
             Err(NoKernel { problem, source }) if problem.ops.len() > 1 => {
-                tracing::warn!("`{}` are not fused: {}", problem.ops.join("+"), with_causes(&source));
+                tracing::warn!("`{}` are not fused: {}", problem.ops.join("+"), chain(&source));
                 refused.push(*problem);
             }
             Err(NoKernel { source, .. }) => return Err(source),

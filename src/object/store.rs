@@ -142,7 +142,7 @@ impl Store {
     /// (`$GPTOSS_JIT_CACHE`, `$GPTOSS_JIT_CACHE_SIZE`, `$GPTOSS_JIT_JOBS`, `$CC`).
     ///
     /// # Errors
-    /// When a variable is no good, no cache folder is known, or the system does not say where this program is.
+    /// When a variable is no good, or no cache folder is known.
     pub fn from_env() -> Result<Self, StoreError> {
         let of_cache = |error| StoreError::Cache(Arc::new(error));
         let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, Limits::from_env().map_err(of_cache)?);

@@ -20,7 +20,7 @@ pub const COMMAND: &str = "__kernel-template";
 pub(super) const MAX_SOURCE_BYTES: usize = 4 << 20;
 
 /// The longest file that is compiled; the longest in the tree has a sixth.
-pub(super) const MAX_FILE_BYTES: usize = 128 << 10;
+pub(super) const MAX_TEMPLATE_BYTES: usize = 128 << 10;
 
 /// Stack for compiling: the engine goes one level down for each term of a sum, and the longest file has room for some
 /// ten thousand. No more of it is used than that takes.

@@ -473,8 +473,8 @@ fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, L
         if !matches!(kind(name), Kind::Template { .. } | Kind::Lib) || broken.contains_key(name) {
             continue;
         }
-        if file.text.len() > bounded::MAX_FILE_BYTES {
-            let message = format!("{} bytes, expected {} at most", file.text.len(), bounded::MAX_FILE_BYTES);
+        if file.text.len() > bounded::MAX_TEMPLATE_BYTES {
+            let message = format!("{} bytes, expected {} at most", file.text.len(), bounded::MAX_TEMPLATE_BYTES);
             broken.insert(name.clone(), LibraryError::Syntax { place: file.place(0), message });
             continue;
         }

@@ -37,30 +37,23 @@ impl Origins {
         rendered: &Rendered,
     ) -> Option<Self> {
         // It was rendered within bounds before, and takes a little more now.
-        bounded::with_large_stack(|| Self::found(library, template, problem, params, target, rendered)).ok().flatten()
-    }
-
-    fn found(
-        library: &Library,
-        template: &Template,
-        problem: &Problem,
-        params: &Params,
-        target: &Target,
-        rendered: &Rendered,
-    ) -> Option<Self> {
-        let files: Vec<_> =
-            library.texts().filter(|file| file.name == template.file.name || is_lib(&file.name)).collect();
-        let mut environment = environment();
-        for (i, file) in files.iter().enumerate() {
-            environment.add_template_owned(file.name.clone(), marked(&file.text, i)).ok()?;
-        }
-        let words = words(template, problem, params, target).ok()?;
-        let text = environment.get_template(&template.file.name).ok()?.render(words).ok()?;
-        let (text, origins) = unmarked(&text);
-        let n_blank = text.len() - text.trim_start_matches('\n').len();
-        rendered.source.contains(text.trim()).then_some(())?;
-        let place = |(file, line): (usize, usize)| files.get(file).map(|file| file.place(line));
-        origins.into_iter().skip(n_blank).map(place).collect::<Option<_>>().map(Self)
+        bounded::with_large_stack(|| {
+            let files: Vec<_> =
+                library.texts().filter(|file| file.name == template.file.name || is_lib(&file.name)).collect();
+            let mut environment = environment();
+            for (i, file) in files.iter().enumerate() {
+                environment.add_template_owned(file.name.clone(), marked(&file.text, i)).ok()?;
+            }
+            let words = words(template, problem, params, target).ok()?;
+            let text = environment.get_template(&template.file.name).ok()?.render(words).ok()?;
+            let (text, origins) = unmarked(&text);
+            let n_blank = text.len() - text.trim_start_matches('\n').len();
+            rendered.source.contains(text.trim()).then_some(())?;
+            let place = |(file, line): (usize, usize)| files.get(file).map(|file| file.place(line));
+            origins.into_iter().skip(n_blank).map(place).collect::<Option<_>>().map(Self)
+        })
+        .ok()
+        .flatten()
     }
 
     /// The lines that a compiler calls wrong in its log, each once, with where they come from.

@@ -52,5 +52,14 @@ pub struct Problem {
     pub keeps: BTreeSet<String>,
 }
 
+impl Problem {
+    /// Of an op that leaves nothing open but the precision.
+    pub fn plain(op: &str, precision: Precision) -> Self {
+        let (dims, constants, flags) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (ops, dtypes, keeps) = (vec![op.to_owned()], BTreeMap::new(), BTreeSet::new());
+        Self { ops, dims, constants, flags, dtypes, precision, keeps }
+    }
+}
+
 /// Tuned parameters of a template, by name.
 pub type Params = BTreeMap<String, u32>;

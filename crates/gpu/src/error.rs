@@ -43,6 +43,8 @@ pub enum GpuError {
     /// What a device says of itself cannot be.
     #[error("{device}: what the runtime says cannot be: the {what} is {found}")]
     Nonsense {
+        /// Whose runtime said it.
+        runtime: Runtime,
         /// Which device.
         device: String,
         /// What was asked.

@@ -138,7 +138,7 @@ impl CompileError {
 
     /// Whether no other kernel would fare better with this compiler.
     pub fn is_hopeless(&self) -> bool {
-        matches!(self, Self::GivenUp { .. })
+        matches!(self, Self::GivenUp { .. } | Self::NoHostCompiler { .. } | Self::NotThere { .. } | Self::Canary { .. })
     }
 }
 

@@ -185,7 +185,6 @@ pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<Made, Fail
     };
     let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
     let bad = |what| Failure { how: How::BadObject { what }, log: String::new() };
-    gpu::elf::check_whole(&object).map_err(|error| bad(error.to_string()))?;
     gpu::host::try_to_open(&object).map_err(bad)?;
     Ok(Made { object, log: String::new(), facts, files })
 }

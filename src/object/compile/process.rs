@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, process, thread};
+use std::{env, thread};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
@@ -15,9 +15,10 @@ use super::folder::PrivateFolder;
 use super::job::{Failure, How, Job, Made, Outcome, Toolchain};
 use super::worker::{ASKED, PRINTED};
 use super::{CompileError, CompilerOptions, answer, evidence, title};
+use crate::bounded_process::this_program;
 
-/// The hidden command of the program.
-const COMMAND: &str = "__compile-worker";
+/// The hidden command of the program: [`super::run_worker`] with the folder that follows.
+pub const COMMAND: &str = "__compile-worker";
 /// Of what a compiler printed, this much of the end is kept.
 const MAX_KEPT_BYTES: u64 = 64 << 10;
 /// A compiler that prints more is stopped.
@@ -61,7 +62,7 @@ fn start(
     folder: &PrivateFolder,
     printed: File,
 ) -> Result<Child, CompileError> {
-    let worker = options.worker.clone().unwrap_or_else(|| this_program(&toolchain.launcher));
+    let worker = options.worker.clone().unwrap_or_else(this_program);
     let mut words = toolchain.launcher.iter().map(PathBuf::from).chain([worker]);
     let program = words.next().expect("the worker is the last word at least");
     let spawn = || {
@@ -87,13 +88,6 @@ fn start(
         let program = fs::read_link(&program).unwrap_or(program); // in `/proc` it has no name
         CompileError::NotStarted { program, source: Arc::new(source) }
     })
-}
-
-/// This program as it runs, though its file was replaced since: another one may not know what a job is.
-fn this_program(launcher: &[String]) -> PathBuf {
-    let process = if launcher.is_empty() { "self".into() } else { process::id().to_string() };
-    let running = PathBuf::from(format!("/proc/{process}/exe"));
-    if running.exists() { running } else { env::current_exe().unwrap_or(running) }
 }
 
 /// How a worker ended.

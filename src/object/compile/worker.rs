@@ -50,7 +50,12 @@ fn is_private_folder(folder: &Path) -> bool {
 pub(crate) fn follow_parent(clean_up: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let follow = move || {
         let mut sink = [0; 64];
-        while !matches!(io::stdin().read(&mut sink), Ok(0)) {}
+        // One that cannot be read is as good as at its end.
+        let is_over = |read: io::Result<usize>| match read {
+            Ok(n) => n == 0,
+            Err(error) => error.kind() != io::ErrorKind::Interrupted,
+        };
+        while !is_over(io::stdin().read(&mut sink)) {}
         clean_up();
         if getpgrp() == getpid() {
             let _ = kill_current_process_group(Signal::KILL);

@@ -1,5 +1,5 @@
-//! What became of a template, and how its kernels are run: every case twice, the second time in the opposite order and
-//! in other places, so that a kernel which keeps something between launches is seen.
+//! What became of a template, and how its kernels are run: every case, and again from the last to the first where that
+//! is cheap, in other places where there are some, so that a kernel which keeps something between launches is seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

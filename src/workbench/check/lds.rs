@@ -4,8 +4,6 @@
 //! The template `fill_lds/block` claims as much LDS as a block may have, on every compute unit at once. (The simulator
 //! does the same by itself, before each block.)
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use gpu::{Argument, Buffer, Driver, Kernel, Launch};
 
 use super::{Checker, Wrong};
@@ -33,7 +31,7 @@ impl LdsFill {
     /// # Errors
     /// If it cannot be rendered, compiled or loaded.
     pub fn new(checker: &Checker<'_>, target: &Target, driver: &dyn Driver) -> Result<Option<Self>, Wrong> {
-        let problem = problem();
+        let problem = Problem::plain(OP, Precision::F32);
         let templates = checker.library.templates().iter();
         let Some(template) = templates.into_iter().find(|one| one.ops == [OP] && one.fits(&problem, target).is_ok())
         else {
@@ -71,17 +69,5 @@ impl LdsFill {
         let mut result = Ok(());
         driver.enter(&mut || result = driver.launch(&self.kernel, &launch));
         Ok(result?)
-    }
-}
-
-fn problem() -> Problem {
-    Problem {
-        ops: vec![OP.into()],
-        dims: BTreeMap::new(),
-        constants: BTreeMap::new(),
-        flags: BTreeMap::new(),
-        dtypes: BTreeMap::new(),
-        precision: Precision::F32,
-        keeps: BTreeSet::new(),
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Job {
     pub steps: Vec<Step>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
     pub n_known: usize,
-    /// Those among them in which something was wrong.
+    /// Cases after which it was told that something is wrong.
     pub wrong: BTreeSet<usize>,
 }
 

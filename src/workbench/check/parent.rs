@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::message::{self, Job, Message, Step};
 use super::{Checked, Checker, Selection, Wrong};
@@ -145,11 +145,11 @@ impl Progress {
                 self.wrong.insert(self.number);
                 self.checked.n_cases += 1;
                 self.checked.fail(case, Wrong::Died(death));
-                if !goes_on {
-                    self.checked.fail("the other cases".into(), Wrong::NotRun { n_deaths: self.n_deaths });
-                }
             }
             None => self.checked.fail("while no kernel ran".into(), Wrong::Died(death)),
+        }
+        if !goes_on {
+            self.checked.fail("the other cases".into(), Wrong::NotRun { n_deaths: self.n_deaths });
         }
         goes_on
     }
@@ -216,7 +216,7 @@ impl Children {
             .process_group(0)
             .spawn()?;
         let written = message::write(&mut ours, job);
-        let running = Running { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None };
+        let running = Running { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None };
         match written {
             // It ended already: the first look will tell how.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
@@ -233,6 +233,8 @@ struct Running {
     line: Vec<u8>,
     /// The case that runs, and since when.
     runs: Option<(String, Instant)>,
+    /// How it ended, once it is waited for.
+    status: Option<ExitStatus>,
 }
 
 impl Running {
@@ -251,7 +253,7 @@ impl Running {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     // What a kernel started may hold the socket when its process is gone.
-                    let ended = self.process.try_wait().ok().flatten();
+                    let ended = self.ended();
                     return Err(ended.map_or(Death::TimedOut { deadline }, Death::of));
                 }
                 Ok(_) | Err(_) => {
@@ -270,19 +272,32 @@ impl Running {
     fn wait(&mut self, most: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
         loop {
-            match self.process.try_wait() {
-                Ok(None) if start.elapsed() < most => thread::sleep(Duration::from_millis(1)),
-                Ok(status) => return status,
-                Err(_) => return None,
+            match self.ended() {
+                None if start.elapsed() < most => thread::sleep(Duration::from_millis(1)),
+                status => return status,
             }
         }
+    }
+
+    /// How it ended, if it did. What it started is killed before it is waited for: until then nobody else can get its
+    /// group's number. An error means that the group is empty.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            let pid = Pid::from_child(&self.process);
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            waitid(WaitId::Pid(pid), options).ok().flatten()?;
+            let _ = kill_process_group(pid, Signal::KILL);
+            self.status = self.process.wait().ok();
+        }
+        self.status
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Before it is waited for: until then nobody else can get its group's number. An error means that it is empty.
-        let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
-        let _ = self.process.wait();
+        if self.ended().is_none() {
+            let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
+            let _ = self.process.wait();
+        }
     }
 }

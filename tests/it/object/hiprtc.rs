@@ -43,7 +43,6 @@ pub fn compiler() -> Option<&'static Compilers> {
         }
     });
     if compiler.is_none() {
-        // Not by the macro, whose words the harness keeps to itself when a test passes.
         skipped("no hipRTC (tests/fetch-hiprtc.sh target/hiprtc fetches one)");
     }
     compiler.as_ref()

@@ -73,7 +73,7 @@ fn a_kernel_that_ends_its_process_is_told_and_the_check_goes_on() {
         ("g_constructor", "", "__attribute__((constructor)) static void begin(void) { abort(); }", ""),
         ("h_prints", "", "", PRINTS),
     ]);
-    let (code, rows) = check(folder.path(), &["--deadline", "5"]);
+    let (code, rows) = check(folder.path(), &["--deadline", "20"]);
     assert_eq!((code, rows.len()), (1, 8), "{rows:#?}");
     let case = "hidden_size 45, n_rows 37, table f32, n_tokens 1, no memory before its tensors: ";
     for (row, how) in rows.iter().zip([
@@ -81,7 +81,7 @@ fn a_kernel_that_ends_its_process_is_told_and_the_check_goes_on() {
         "its process ended: signal 4 (illegal instruction)",
         "its process ended: signal ",
         "its process ended: exit code 0",
-        "it was still running after 5 s and was killed",
+        "it was still running after 20 s and was killed",
     ]) {
         let told = failures(row);
         assert!(told.len() == 1 && told[0].starts_with(&format!("{case}{how}")), "{told:?}");

@@ -1,5 +1,5 @@
-//! Every GPU template on every test shape of its contract, executed by the simulator and compared with the reference:
-//! in waves of 32 and of 64, on every matrix unit.
+//! Every GPU template, executed by the simulator and compared with the reference: on every test shape of its contract
+//! in waves of 32 and on every matrix unit, on the first one in waves of 64.
 
 use std::path::{Path, PathBuf};
 

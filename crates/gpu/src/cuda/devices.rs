@@ -122,7 +122,9 @@ fn check(facts: &DeviceFacts) -> Result<(), GpuError> {
         (.., 0) => Some(("number of multiprocessors", "0".to_owned())),
         _ => None,
     };
-    wrong.map_or(Ok(()), |(what, found)| Err(GpuError::Nonsense { device: facts.device.clone(), what, found }))
+    wrong.map_or(Ok(()), |(what, found)| {
+        Err(GpuError::Nonsense { runtime: Runtime::Cuda, device: facts.device.clone(), what, found })
+    })
 }
 
 fn name(context: &Context) -> Result<String, CallError> {

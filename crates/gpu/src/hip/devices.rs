@@ -123,8 +123,9 @@ impl GpuRuntime for HipRuntime {
 
 /// Refuses what no device is like.
 fn check(facts: &DeviceFacts) -> Result<(), GpuError> {
-    let nonsense =
-        |what: &'static str, found: String| Err(GpuError::Nonsense { device: facts.device.clone(), what, found });
+    let nonsense = |what: &'static str, found: String| {
+        Err(GpuError::Nonsense { runtime: Runtime::Hip, device: facts.device.clone(), what, found })
+    };
     let target_id = facts.arch.strip_prefix("gfx").is_some_and(|rest| {
         rest.starts_with(|c: char| c.is_ascii_digit())
             && rest.chars().all(|c| c.is_ascii_alphanumeric() || ":+-".contains(c))

@@ -127,7 +127,6 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
         calls: CALLS,
         yielder: ptr::null(),
         order: grid.order,
-        wave_size: grid.wave_size,
     };
     let context = &raw mut context;
     object.bind(context);
@@ -214,6 +213,10 @@ impl Running<'_> {
                 return Ok(());
             }
             self.all_alike(first, end)?;
+            // While nobody runs: behind it a lane may do what the others are not to know.
+            if let State::Waiting(Pause::Wave { joins: true, .. }) = self.threads[first].state {
+                self.grid.order.join(self.block, first as u32..end as u32);
+            }
             self.threads[first..end].iter_mut().for_each(|thread| thread.state = State::Ready);
         }
     }
@@ -293,7 +296,7 @@ impl Stop {
     pub fn line(&self, object: &Object) -> Option<u32> {
         match &self.why {
             Why::Fault(fault) => object.line(fault.pc),
-            Why::Apart { at: Pause::Barrier { line } | Pause::Wave { line }, .. } => Some(*line),
+            Why::Apart { at: Pause::Barrier { line } | Pause::Wave { line, .. }, .. } => Some(*line),
             Why::Apart { .. } | Why::NoStack(_) | Why::TooLong => None,
         }
     }
@@ -302,7 +305,7 @@ impl Stop {
     pub fn what<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
         let place = |pause: &Pause| match pause {
             Pause::Barrier { line } => format!("waits at the barrier in line {line}"),
-            Pause::Wave { line } => format!("waits at the wave operation in line {line}"),
+            Pause::Wave { line, .. } => format!("waits at the wave operation in line {line}"),
             Pause::Fault(_) => "stopped".to_owned(),
         };
         match &self.why {

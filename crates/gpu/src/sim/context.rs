@@ -19,8 +19,8 @@ pub(super) struct Range {
     is_undefined: u32,
 }
 
-// SAFETY: the cells live as long as the launch, and only the objects of its workers look into them, whose exchanges
-// keep words whole; a word that two of them write at once belongs to accesses that race.
+// SAFETY: the cells live as long as the launch, and only the objects of its workers look into them, whose accesses to
+// words that two blocks may touch at once are atomic; of two stamps left at once one may be lost, and with it a race.
 unsafe impl Send for Range {}
 // SAFETY: as above.
 unsafe impl Sync for Range {}
@@ -134,8 +134,8 @@ pub(super) const SLOT_BYTES: usize = 256;
 pub(super) enum Pause {
     /// All threads of the block.
     Barrier { line: u32 },
-    /// All lanes of the wave.
-    Wave { line: u32 },
+    /// All lanes of the wave; `joins`: what each of them knew is then known to all, as behind a barrier.
+    Wave { line: u32, joins: bool },
     /// It did something that it must not.
     Fault(Fault),
 }
@@ -183,7 +183,6 @@ pub(super) struct Context {
     pub yielder: *const Yielder<(), Pause>,
     /// What of all blocks orders accesses.
     pub order: *const Order,
-    pub wave_size: u32,
 }
 
 /// What the object calls.
@@ -193,18 +192,16 @@ pub(super) struct Calls {
     fault: extern "C" fn(*mut Context, u32, usize, u32, usize, u64),
     fence: extern "C" fn(*mut Context),
     synchronise: extern "C" fn(*mut Context, usize),
-    join_wave: extern "C" fn(*mut Context),
     knows: extern "C" fn(*mut Context, u64) -> u32,
     keep: extern "C" fn(*mut Context, *const Cell, u64),
     conflict: extern "C" fn(*mut Context, *const Cell, u32, u32) -> u64,
 }
 
-pub(super) const CALLS: Calls = Calls { wait, fault, fence, synchronise, join_wave, knows, keep, conflict };
+pub(super) const CALLS: Calls = Calls { wait, fault, fence, synchronise, knows, keep, conflict };
 
 /// Called by the object when the running thread has to wait.
 extern "C" fn wait(context: *mut Context, what: u32, line: u32) {
-    let pause = if what == 0 { Pause::Barrier { line } } else { Pause::Wave { line } };
-    suspend(context, pause);
+    suspend(context, if what == 0 { Pause::Barrier { line } } else { Pause::Wave { line, joins: what == 2 } });
 }
 
 /// Called by the object when the running thread must not go on.
@@ -228,23 +225,17 @@ extern "C" fn fault(context: *mut Context, kind: u32, address: usize, len_bytes:
 extern "C" fn fence(context: *mut Context) {
     let Now { stamp, floor, order } = now(context);
     order.fence(Stamp(stamp), floor);
-    // SAFETY: as in `suspend`; `now` gave no reference to the context itself.
-    unsafe { (*context).stamp = stamp + (1 << Stamp::TIME_SHIFT) };
+    // At its end time stands; the block's next barrier says that the block is too long.
+    if Stamp(stamp).time() < Stamp::MAX_TIME {
+        // SAFETY: as in `suspend`; `now` gave no reference to the context itself.
+        unsafe { (*context).stamp = stamp + (1 << Stamp::TIME_SHIFT) };
+    }
 }
 
 /// The running thread changes a word of global memory by an atomic.
 extern "C" fn synchronise(context: *mut Context, address: usize) {
     let Now { stamp, order, .. } = now(context);
     order.synchronise(Stamp(stamp), address);
-}
-
-/// All lanes of the running thread's wave have met.
-extern "C" fn join_wave(context: *mut Context) {
-    let Now { stamp, order, .. } = now(context);
-    // SAFETY: as in `suspend`.
-    let wave_size = unsafe { (*context).wave_size };
-    let (stamp, first) = (Stamp(stamp), Stamp(stamp).thread() / wave_size * wave_size);
-    order.join(stamp.block(), first..first + wave_size);
 }
 
 extern "C" fn knows(context: *mut Context, stamp: u64) -> u32 {

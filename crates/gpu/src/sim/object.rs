@@ -19,7 +19,7 @@ pub(super) struct Object {
     base: usize,
     /// Variables in LDS: where they begin and end.
     lds: Vec<(usize, usize)>,
-    /// Whether its threads change words by atomics.
+    /// Whether its threads use atomics, be it on LDS alone.
     has_atomics: bool,
     /// Constants of the text, which may be read.
     constants: Vec<Range>,
@@ -129,7 +129,7 @@ impl Object {
         self.lds.iter().map(|(begin, end)| (end - begin) as u64).sum()
     }
 
-    /// Whether its threads change words by atomics, and so may hear of other blocks.
+    /// Whether its threads use atomics, be it on LDS alone: on other memory they may hear of other blocks.
     pub fn has_atomics(&self) -> bool {
         self.has_atomics
     }

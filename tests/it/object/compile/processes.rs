@@ -12,7 +12,7 @@ use gptoss_jit::object::compile::Request;
 use gptoss_jit::object::key::Digest;
 use tempfile::TempDir;
 
-use super::{FAKE, current_folders, named_pipe, request, runs, store, wait_until};
+use super::{FAKE, current_folders, pipe_in, request, runs, store, wait_until};
 
 const CHILD: &str = "GPTOSS_JIT_TEST_CHILD";
 
@@ -107,7 +107,7 @@ fn workers_and_all_they_started_die_with_their_parent_and_leave_no_folder() {
         let folder = TempDir::new().unwrap();
         let source = if is_host {
             // The preprocessor, a grandchild of the worker, waits for somebody to write into the pipe.
-            let pipe = named_pipe(folder.path());
+            let pipe = pipe_in(folder.path());
             fs::write(folder.path().join("host"), "").unwrap();
             format!("#include \"{}\"\n", pipe.display())
         } else {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gptoss_jit::object::compile::{CompileError, CompilerOptions, Compilers, How, Request};
 use tempfile::TempDir;
 
-use super::{FAKE, compile, current_folders, fake_failure, named_pipe, options, request, wait_until};
+use super::{FAKE, compile, current_folders, fake_failure, options, pipe_in, request, wait_until};
 
 #[test]
 fn a_compile_is_deterministic_and_depends_on_source_options_and_target() {
@@ -70,7 +70,7 @@ fn a_compiler_that_hangs_is_killed_at_the_deadline() {
 #[test]
 fn at_the_deadline_what_the_worker_started_is_killed_too() {
     let folder = TempDir::new().unwrap();
-    let pipe = named_pipe(folder.path());
+    let pipe = pipe_in(folder.path());
     let compiler = Compilers::new(CompilerOptions { deadline: Duration::from_secs(2), ..options() });
     let error = compiler.compile(&request("host", &format!("#include \"{}\"\n", pipe.display()))).unwrap_err();
     assert!(error.to_string().contains("was still busy after 2000 ms"), "{error}");

@@ -15,10 +15,17 @@ fn edited(name: &str, from: &str, to: &str) -> String {
     broken(&[(name, &text.replacen(from, to, 1))], name)
 }
 
+/// Each of these, put into a file of the fixtures, is told so.
+fn are_told(name: &str, mistakes: &[(&str, &str, &str)]) {
+    for (from, to, error) in mistakes {
+        let found = edited(name, from, to);
+        assert!(found.starts_with(error), "{from} -> {to}\n  found    {found}\n  expected {error}");
+    }
+}
+
 #[test]
 fn mistakes_in_front_matter_are_told_with_their_line() {
-    let file = "linear/dot.c.j2";
-    for (from, to, error) in [
+    let mistakes = [
         ("summary", "sumary", "linear/dot.c.j2:3: could not read the front matter: unknown field `sumary`"),
         ("doc     =", "docs    =", "linear/dot.c.j2:8: could not read the front matter: unknown field `docs`"),
         ("{#\n", "\n", "linear/dot.c.j2:1: no front matter"),
@@ -66,10 +73,8 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
             "[params.unused]\nvalues = [1]\ndefault = 1\ndoc = \"\"\n[launch]",
             "linear/dot.c.j2:13: the parameter `unused` is declared and never used",
         ),
-    ] {
-        let found = edited(file, from, to);
-        assert!(found.starts_with(error), "{from} -> {to}\n  found    {found}\n  expected {error}");
-    }
+    ];
+    are_told("linear/dot.c.j2", &mistakes);
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn an_undefined_name_in_an_include_is_told_with_the_include() {
 
 #[test]
 fn mistakes_in_a_contract_are_told_with_their_line() {
-    for (from, to, error) in [
+    let mistakes = [
         (
             "[\"f32\", \"bf16\"]",
             "[\"f32\", \"fp8\"]",
@@ -155,11 +160,8 @@ fn mistakes_in_a_contract_are_told_with_their_line() {
             "out_feature = 33",
             "linear/op.toml:39: a test's dims: expected {in_features, out_features}, found {in_features, out_feature}",
         ),
-    ] {
-        let found = edited("linear/op.toml", from, to);
-        let line = |text: &str| text.split(' ').next().map(str::to_owned);
-        assert!(found.starts_with(error), "{from} -> {to}\n  found    {found}\n  expected {error} {:?}", line(&found));
-    }
+    ];
+    are_told("linear/op.toml", &mistakes);
 }
 
 #[test]
