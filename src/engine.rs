@@ -7,12 +7,8 @@
 //! #     options: engine::EngineOptions,
 //! # ) -> Result<(), engine::EngineError> {
 //! let mut engine = engine::Engine::load(&checkpoint, options, &())?;
-//! engine.submit(scheduler::Request {
-//!     prompt: vec![1, 2, 3],
-//!     max_new_tokens: 10,
-//!     stop: vec![],
-//!     sampling: scheduler::Sampling::GREEDY,
-//! })?;
+//! let (prompt, stop) = (vec![1, 2, 3], vec![]);
+//! engine.submit(scheduler::Request::new(prompt, 10, stop, scheduler::Sampling::GREEDY))?;
 //! while !engine.is_idle() {
 //!     for event in engine.step()? {
 //!         println!("{event:?}");

@@ -123,8 +123,7 @@ impl Chat<'_> {
             return Err(ConversationTooLong { n_tokens: prompt.len(), capacity_tokens }.into());
         }
         let max_new_tokens = self.args.max_new_tokens.map_or(room, |n| n.min(room));
-        let request =
-            Request { prompt, max_new_tokens, stop: self.stop.clone(), sampling: self.args.sampling(self.n_turns) };
+        let request = Request::new(prompt, max_new_tokens, self.stop.clone(), self.args.sampling(self.n_turns));
         self.n_turns += 1;
         self.answer(request)
     }

@@ -34,7 +34,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let sizes = Sizes::for_tokens(1, (prompt.len() + max_new_tokens).saturating_sub(1), 1);
     let mut engine = args.load(&checkpoint, sizes, output)?;
     let stop = args.stop_ids(&tokenizer)?;
-    let request = Request { prompt, max_new_tokens, stop, sampling: args.sampling(0) };
+    let request = Request::new(prompt, max_new_tokens, stop, args.sampling(0));
     Generation { output, tokenizer: &tokenizer, start }.run(&mut engine, request)
 }
 
@@ -63,7 +63,7 @@ struct Generation<'a> {
 
 impl Generation<'_> {
     fn run(&self, engine: &mut Engine, request: Request) -> anyhow::Result<()> {
-        let Request { prompt, stop, .. } = request.clone();
+        let (prompt, stop) = (request.prompt.clone(), request.stop.clone());
         engine.submit(request)?;
         let mut text = self.tokenizer.decode_all(&prompt)?;
         self.show(&text)?;
@@ -85,6 +85,7 @@ impl Generation<'_> {
                         }
                     }
                     Event::Finished { reason: why, .. } => reason = why,
+                    Event::Admitted { .. } => {}
                 }
             }
         }

@@ -143,7 +143,7 @@ fn requests(
         let max_new_tokens = args.max_new_tokens.map_or(room, |n| n.min(room));
         let has_work = !prompt.is_empty() && max_new_tokens > 0;
         let sampling = args.sampling(i);
-        Ok(has_work.then(|| Request { prompt, max_new_tokens, stop: stop.clone(), sampling }))
+        Ok(has_work.then(|| Request::new(prompt, max_new_tokens, stop.clone(), sampling)))
     };
     let requests = prompts.iter().enumerate().map(&mut request).collect::<anyhow::Result<_>>()?;
     if let Some(first) = full.first() {
@@ -170,11 +170,12 @@ fn generate(engine: &mut Engine, requests: Vec<Option<Request>>, output: &Output
     while !engine.is_idle() {
         for event in engine.step()? {
             match event {
-                Event::Token { request, token } => {
+                Event::Token { request, token, .. } => {
                     generated[line_of[request.0]].push(token);
                     n_tokens += 1;
                 }
                 Event::Finished { .. } => bar.inc(1),
+                Event::Admitted { .. } => {}
             }
         }
         bar.set_message(format!("{:.1} tok/s", f64::from(n_tokens) / start.elapsed().as_secs_f64()));

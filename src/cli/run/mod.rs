@@ -236,7 +236,7 @@ impl Args {
         let top_p = if (0.0..=1.0).contains(&self.top_p) { self.top_p } else { 0.9 };
         let seed = self.first_seed().wrapping_add(sequence as u64);
         let temperature = if self.temperature > COLDEST { self.temperature } else { 0.0 };
-        Sampling { temperature, top_k: self.top_k, top_p, seed }
+        Sampling { temperature, top_k: self.top_k, top_p, min_p: 0.0, seed }
     }
 
     /// The seeds read a C `int`: a larger number wraps, and a negative one is a large unsigned one.

@@ -234,7 +234,7 @@ impl Bench<'_> {
 
     fn submit(&mut self, tokens: usize, salt: usize, max_new_tokens: usize) -> Result<(), EngineError> {
         let prompt = prompt(self.engine.config().vocab_size, tokens, salt);
-        self.engine.submit(Request { prompt, max_new_tokens, stop: Vec::new(), sampling: Sampling::GREEDY })?;
+        self.engine.submit(Request::new(prompt, max_new_tokens, Vec::new(), Sampling::GREEDY))?;
         Ok(())
     }
 

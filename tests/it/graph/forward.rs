@@ -81,7 +81,7 @@ pub fn load_checkpoint(
 }
 
 pub fn greedy(prompt: &[u32], max_new_tokens: usize, stop: &[u32]) -> Request {
-    Request { prompt: prompt.to_vec(), max_new_tokens, stop: stop.to_vec(), sampling: Sampling::GREEDY }
+    Request::new(prompt.to_vec(), max_new_tokens, stop.to_vec(), Sampling::GREEDY)
 }
 
 /// Runs until nothing is left. Gives the tokens of each request and why it ended.
@@ -90,12 +90,13 @@ pub fn drain(engine: &mut Engine) -> HashMap<RequestId, (Vec<u32>, Option<Finish
     while !engine.is_idle() {
         for event in engine.step().expect("runs") {
             match event {
-                Event::Token { request, token } => {
+                Event::Token { request, token, .. } => {
                     let answer = answers.entry(request).or_default();
                     assert_eq!(answer.1, None, "a token after the end");
                     answer.0.push(token);
                 }
                 Event::Finished { request, reason } => answers.entry(request).or_default().1 = Some(reason),
+                Event::Admitted { .. } => {}
             }
         }
     }

@@ -7,144 +7,19 @@
 //! The next step may be made before the tokens of the last one are known: its rows then say which of these they take. A
 //! sequence that turns out to have ended has one row too many in it, which nobody is told of.
 
-use std::collections::{BTreeSet, VecDeque};
+mod random;
+mod request;
+mod step;
 
-use crate::graph::StepShape;
+use std::collections::VecDeque;
+
+use random::XorShift;
+pub use request::{
+    Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenLogprob, TokenMask,
+};
+pub use step::{LogitRow, Row, RowToken, Step};
+
 use crate::graph::kv_cache::{BlockTables, KvLayout};
-use crate::tuning::table::StepKind;
-
-/// A request, by the order in which it was submitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub usize);
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy: the lowest id of the largest logit.
-    pub temperature: f32,
-    /// Keep this many of the most probable tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the most probable tokens up to this sum; 0 or less and 1 or more keep all.
-    pub top_p: f32,
-    /// Start of the random sequence; 0 is taken as 1, since the generator would stay at 0.
-    pub seed: u64,
-}
-
-impl Sampling {
-    /// Greedy.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 0.0, seed: 1 };
-}
-
-/// What a caller asks for.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Token ids of the prompt; at least one.
-    pub prompt: Vec<u32>,
-    /// Tokens to generate at most; with 0 the request ends at once.
-    pub max_new_tokens: usize,
-    /// Generation ends after one of these.
-    pub stop: Vec<u32>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-}
-
-/// Why a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// It generated one of its stop tokens, which was its last.
-    Stop,
-    /// It generated as many tokens as it may.
-    Length,
-}
-
-/// What happened to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// One more token, the stop token included.
-    Token {
-        /// Whose.
-        request: RequestId,
-        /// Its id.
-        token: u32,
-    },
-    /// No more tokens will come.
-    Finished {
-        /// Whose.
-        request: RequestId,
-        /// Why.
-        reason: FinishReason,
-    },
-}
-
-/// One row of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// Slot of the cache.
-    pub slot: u32,
-    /// Position in the sequence.
-    pub position: u32,
-    /// Token at that position.
-    pub token: RowToken,
-}
-
-/// The token of a row, as far as it is known when the step is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowToken {
-    /// This.
-    Id(u32),
-    /// What the step before sampled for its logit row of this index.
-    Sampled(u32),
-}
-
-impl RowToken {
-    /// As `take_token`'s `from`.
-    pub fn encoded(self) -> u32 {
-        match self {
-            Self::Id(id) => id,
-            Self::Sampled(i) => 1 << 31 | i,
-        }
-    }
-}
-
-/// A row whose logits are sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogitRow {
-    /// Index into [`Step::rows`].
-    pub row: u32,
-    /// How.
-    pub sampling: Sampling,
-    /// Decides the draw, in [0, 1); 0 where nothing is drawn.
-    pub coin: f32,
-    slot: usize,
-    request: RequestId,
-}
-
-/// The rows of one step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Step {
-    /// All of them.
-    pub rows: Vec<Row>,
-    /// Those that give a token.
-    pub logit_rows: Vec<LogitRow>,
-}
-
-impl Step {
-    /// What decides its launches.
-    pub fn shape(&self) -> StepShape {
-        let mut slots = BTreeSet::new();
-        let is_alone = |row: &Row| slots.insert(row.slot);
-        let kind = if self.rows.iter().all(is_alone) { StepKind::Decode } else { StepKind::Mixed };
-        StepShape { n_rows: self.rows.len(), n_logit_rows: self.logit_rows.len(), kind }
-    }
-
-    /// A step whose every row gives logits, sampled greedily.
-    pub fn with_all_logits(rows: Vec<Row>) -> Self {
-        let (sampling, coin, request) = (Sampling::GREEDY, 0.0, RequestId(usize::MAX));
-        let logit = |row: u32, slot: u32| LogitRow { row, sampling, coin, slot: slot as usize, request };
-        let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();
-        Self { rows, logit_rows }
-    }
-}
 
 /// Slots, the queue before them, and the cache blocks they hold.
 #[derive(Debug)]
@@ -244,7 +119,7 @@ impl Scheduler {
             if sequence.n_told == sequence.n_generated {
                 sequence.last_token = Some(RowToken::Id(token));
             }
-            events.push(Event::Token { request, token });
+            events.push(Event::Token { request, token, logprobs: None });
             let stopped = sequence.request.stop.contains(&token);
             if stopped || sequence.n_told == sequence.request.max_new_tokens {
                 let reason = if stopped { FinishReason::Stop } else { FinishReason::Length };
@@ -323,25 +198,6 @@ impl Sequence {
     }
 }
 
-/// The seeds' random numbers: xorshift64*, <https://en.wikipedia.org/wiki/Xorshift#xorshift*>.
-#[derive(Clone, Copy, Debug)]
-struct XorShift(u64);
-
-impl XorShift {
-    fn new(seed: u64) -> Self {
-        Self(seed.max(1))
-    }
-
-    /// A number in [0, 1) with 24 random bits.
-    fn coin(&mut self) -> f32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let upper = (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32;
-        (upper >> 8) as f32 / 16_777_216.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,7 +237,11 @@ mod tests {
     }
 
     fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
-        Request { prompt: prompt.to_vec(), max_new_tokens, stop: vec![9], sampling: Sampling::GREEDY }
+        Request::new(prompt.to_vec(), max_new_tokens, vec![9], Sampling::GREEDY)
+    }
+
+    fn told(request: usize, token: u32) -> Event {
+        Event::Token { request: RequestId(request), token, logprobs: None }
     }
 
     fn rows(step: &Step) -> Vec<(u32, u32, u32)> {
@@ -400,7 +260,7 @@ mod tests {
         let first = scheduler.next_step();
         assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)]);
         assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
-        assert_eq!(scheduler.advance(&first, &[7]), [Event::Token { request: RequestId(0), token: 7 }]);
+        assert_eq!(scheduler.advance(&first, &[7]), [told(0, 7)]);
 
         assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed });
 
@@ -411,9 +271,9 @@ mod tests {
         assert_eq!(
             events,
             [
-                Event::Token { request: RequestId(0), token: 8 },
+                told(0, 8),
                 Event::Finished { request: RequestId(0), reason: FinishReason::Length },
-                Event::Token { request: RequestId(1), token: 8 },
+                told(1, 8),
                 Event::Finished { request: RequestId(1), reason: FinishReason::Length },
             ]
         );
@@ -443,7 +303,7 @@ mod tests {
         assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3)]);
         let second = scheduler.next_step();
         assert_eq!(rows(&second), [(0, 2, 100), (1, 1, 101)]);
-        let token = |request, token| Event::Token { request: RequestId(request), token };
+        let token = told;
         let finished = |request, reason| Event::Finished { request: RequestId(request), reason };
         // The first stops (9); its row in the second step comes to nothing, and the second has had all it may.
         let told = scheduler.advance(&first, &[9, 5]);

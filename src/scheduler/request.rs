@@ -1,0 +1,135 @@
+//! What a caller asks for, and what it is told.
+
+/// A request, by the order in which it was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub usize);
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy: the lowest id of the largest logit.
+    pub temperature: f32,
+    /// Keep this many of the most probable tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the most probable tokens up to this sum; 0 or less and 1 or more keep all.
+    pub top_p: f32,
+    /// Drop tokens whose probability is below this share of the most probable one's; 0 keeps all.
+    pub min_p: f32,
+    /// Start of the random sequence; 0 is taken as 1, since the generator would stay at 0.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Greedy.
+    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 0.0, min_p: 0.0, seed: 1 };
+}
+
+/// What a caller asks for.
+#[derive(Debug)]
+pub struct Request {
+    /// Token ids of the prompt; at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; with 0 the request ends at once.
+    pub max_new_tokens: usize,
+    /// Generation ends after one of these.
+    pub stop: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// What is done to logits before that.
+    pub changes: LogitChanges,
+    /// With `Some(k)`, every token comes with its log-probability and those of the k most probable ones; k is at most
+    /// [`Self::MAX_LOGPROBS`].
+    pub n_logprobs: Option<usize>,
+    /// Requests find the cached prefixes of those alone that have the same salt.
+    pub cache_salt: u64,
+}
+
+impl Request {
+    /// Most tokens that log-probabilities can be had of, beside the drawn one's.
+    pub const MAX_LOGPROBS: usize = 20;
+
+    /// A request for tokens and nothing special.
+    pub fn new(prompt: Vec<u32>, max_new_tokens: usize, stop: Vec<u32>, sampling: Sampling) -> Self {
+        let changes = LogitChanges::default();
+        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs: None, cache_salt: 0 }
+    }
+}
+
+/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what the
+/// mask forbids is left out. The default changes nothing, and costs nothing.
+#[derive(Debug, Default)]
+pub struct LogitChanges {
+    /// Added to the logits of these ids, each named once.
+    pub bias: Vec<(u32, f32)>,
+    /// Taken from a token's logit for each time that it was generated.
+    pub frequency_penalty: f32,
+    /// Taken from a token's logit if it was generated at all.
+    pub presence_penalty: f32,
+    /// Which tokens may come next.
+    pub mask: Option<Box<dyn TokenMask>>,
+}
+
+/// Which tokens may come next, by what came before: a grammar.
+pub trait TokenMask: Send + std::fmt::Debug {
+    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None if
+    /// all may.
+    fn allowed(&mut self) -> Option<&[u32]>;
+
+    /// Takes the token that came.
+    fn push(&mut self, token: u32);
+}
+
+/// A token and how probable it was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// Its id.
+    pub token: u32,
+    /// Natural logarithm of its probability in softmax(logit), changes included, before temperature and cuts.
+    pub logprob: f32,
+}
+
+/// The log-probabilities of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogitRowLogprobs {
+    /// Of the token that was chosen.
+    pub chosen: f32,
+    /// Of the most probable ones, the most probable first; of equal ones the lowest id.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It generated one of its stop tokens, which was its last.
+    Stop,
+    /// It generated as many tokens as it may.
+    Length,
+}
+
+/// What happened to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// It got a slot for the first time, and its prompt is being computed.
+    Admitted {
+        /// Whose.
+        request: RequestId,
+        /// Tokens of the prompt whose keys and values were there already.
+        cached_tokens: usize,
+    },
+    /// One more token, the stop token included.
+    Token {
+        /// Whose.
+        request: RequestId,
+        /// Its id.
+        token: u32,
+        /// How probable it was, for requests that ask.
+        logprobs: Option<Box<LogitRowLogprobs>>,
+    },
+    /// No more tokens will come.
+    Finished {
+        /// Whose.
+        request: RequestId,
+        /// Why.
+        reason: FinishReason,
+    },
+}
