@@ -203,7 +203,9 @@ mod tests {
     use super::*;
     use crate::config::ModelConfig;
     use crate::dtype::Dtype;
+    use crate::graph::StepShape;
     use crate::graph::kv_cache::KvRequest;
+    use crate::tuning::table::StepKind;
 
     fn scheduler(n_slots: usize, max_rows: usize, capacity_tokens: usize, pool_blocks: usize) -> Scheduler {
         let config = ModelConfig {
