@@ -223,7 +223,7 @@ mod tests {
 
     fn chooser(arch: &str, tables: TuningTables) -> Chooser {
         let target = tables.gpu(arch).or_else(|_| Target::gpu(arch)).expect("known");
-        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target)
+        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target).expect("tables that are right")
     }
 
     /// The launches of a step with so many rows, all of which give logits.

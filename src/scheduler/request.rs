@@ -55,8 +55,8 @@ impl Request {
     }
 }
 
-/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what the
-/// mask forbids is left out. The default changes nothing, and costs nothing.
+/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what
+/// the mask forbids is left out. The default changes nothing, and costs nothing.
 #[derive(Debug, Default)]
 pub struct LogitChanges {
     /// Added to the logits of these ids, each named once.
@@ -71,8 +71,8 @@ pub struct LogitChanges {
 
 /// Which tokens may come next, by what came before: a grammar.
 pub trait TokenMask: Send + std::fmt::Debug {
-    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None if
-    /// all may.
+    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None
+    /// if all may.
     fn allowed(&mut self) -> Option<&[u32]>;
 
     /// Takes the token that came.
