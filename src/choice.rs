@@ -274,10 +274,9 @@ pub fn choose(
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
         }
     }
-    // Candidates differ in their names, so that a row's is the only one which can come twice.
-    let of_row = ranking.choices.first().map(|choice| choice.template.label());
+    let of_row = ranking.choices.first().map(|choice| Arc::clone(&choice.template));
     for template in candidates {
-        if of_row.as_ref().is_some_and(|label| *label == template.label()) {
+        if of_row.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &template)) {
             continue;
         }
         let params = template.legal_params(problem, target).next();
@@ -304,7 +303,7 @@ pub fn choose(
 fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
     let template = candidates
         .iter()
-        .find(|template| template.label() == row.template)
+        .find(|template| template.is_labelled(&row.template))
         .ok_or_else(|| format!("`{}` does not exist or does not fit", row.template))?;
     if template.is_another_op(&row.params) {
         return Err(format!("it sets a parameter of `{template}` that changes what is computed"));
