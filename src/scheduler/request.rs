@@ -29,7 +29,7 @@ impl Sampling {
 pub struct Request {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; with 0 the request ends at once.
+    /// Tokens to generate at most, fewer where the context leaves fewer; with 0 the request ends at once.
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
@@ -104,6 +104,8 @@ pub enum FinishReason {
     Stop,
     /// It generated as many tokens as it may.
     Length,
+    /// Somebody cancelled it.
+    Cancelled,
 }
 
 /// What happened to a request.
