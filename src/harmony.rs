@@ -4,6 +4,7 @@
 //! assistant could have one. gpt-oss was trained on nothing else. The format is described in
 //! <https://cookbook.openai.com/articles/openai-harmony>.
 
+mod header;
 pub mod parser;
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -109,6 +110,20 @@ impl Message {
         Self { channel: Some(channel), ..Self::new(Role::Assistant, text) }
     }
 
+    /// A call of the function `name`, as the model writes it best: its recipient stands in the role.
+    pub fn call(name: &str, arguments: impl Into<String>) -> Self {
+        Self {
+            recipient: Some(format!("{FUNCTIONS}.{name}")),
+            content_type: Some("json".into()),
+            ..Self::assistant(Channel::Commentary, arguments)
+        }
+    }
+
+    /// What the function `name` gave.
+    pub fn result(name: &str, text: impl Into<String>) -> Self {
+        Self::tool_result(format!("{FUNCTIONS}.{name}"), text)
+    }
+
     /// What a tool answers.
     pub fn tool_result(tool: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
@@ -118,9 +133,39 @@ impl Message {
         }
     }
 
+    /// What a message of the assistant is to those who asked. A recipient makes a call of it on any channel, whether or
+    /// not there is such a tool; what has no channel, or one that the format lacks, is an answer.
+    pub fn part(&self) -> Part<'_> {
+        match (&self.recipient, &self.channel) {
+            (Some(recipient), _) => {
+                let name = recipient.strip_prefix(FUNCTIONS).and_then(|name| name.strip_prefix('.'));
+                Part::Call(name.unwrap_or(recipient))
+            }
+            (None, Some(Channel::Analysis)) => Part::Reasoning,
+            (None, Some(Channel::Commentary)) => Part::Preamble,
+            (None, _) => Part::Answer,
+        }
+    }
+
     fn is_tool_call(&self) -> bool {
         self.role == Role::Assistant && self.recipient.is_some()
     }
+}
+
+/// The namespace of the functions that a developer defines.
+pub const FUNCTIONS: &str = "functions";
+
+/// What a message of the assistant is to those who asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Its chain of thought.
+    Reasoning,
+    /// What it says before a call, or between calls.
+    Preamble,
+    /// Its answer.
+    Answer,
+    /// A call of the tool with this name, without `functions.`; the text is the arguments.
+    Call(&'a str),
 }
 
 /// How long the model is to think.
@@ -229,6 +274,7 @@ pub struct Harmony {
     end_of_answer: u32,
     call: u32,
     constrain: u32,
+    end_of_text: Option<u32>,
 }
 
 /// A part of a rendered conversation.
@@ -255,7 +301,8 @@ impl Harmony {
         let [start, end, message, channel] = [id("<|start|>"), id("<|end|>"), id("<|message|>"), id("<|channel|>")];
         let [end_of_answer, call, constrain] = [id("<|return|>"), id("<|call|>"), id("<|constrain|>")];
         if names.is_empty() {
-            Ok(Self { tokenizer, start, end, message, channel, end_of_answer, call, constrain })
+            let end_of_text = tokenizer.special("<|endoftext|>");
+            Ok(Self { tokenizer, start, end, message, channel, end_of_answer, call, constrain, end_of_text })
         } else {
             Err(HarmonyError::MissingSpecials { names })
         }
@@ -285,9 +332,15 @@ impl Harmony {
         Ok(ids)
     }
 
-    /// A parser for what the model writes after such a prompt.
+    /// A parser for what the model writes after such a prompt, up to the end of its turn.
     pub fn parser(&self) -> parser::HarmonyParser {
-        parser::HarmonyParser::new(self.clone())
+        parser::HarmonyParser::new(self.clone(), None, false)
+    }
+
+    /// The same, but it is never over: for whole conversations, and for models that are kept from stopping. Messages of
+    /// others have their roles, and calls without arguments stay as they are.
+    pub fn transcript_parser(&self) -> parser::HarmonyParser {
+        parser::HarmonyParser::new(self.clone(), None, true)
     }
 }
 
@@ -329,7 +382,7 @@ fn message_segments<'a>(message: &'a Message, segments: &mut Vec<Segment<'a>>) {
         segments.extend([Segment::Special("<|channel|>"), Segment::Text(channel.name())]);
     }
     if let Some(content_type) = &message.content_type {
-        segments.extend([Segment::Text(" "), Segment::Special("<|constrain|>"), Segment::Text(content_type)]);
+        segments.push(Segment::Owned(format!(" {content_type}")));
     }
     segments.extend([Segment::Special("<|message|>"), Segment::Text(&message.text)]);
     segments.push(Segment::Special(if message.is_tool_call() { "<|call|>" } else { "<|end|>" }));

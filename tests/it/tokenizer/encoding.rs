@@ -204,8 +204,8 @@ fn text_that_is_not_utf8_is_refused_where_words_are_split() {
 }
 
 fn parse(harmony: &Harmony, ids: &[u32]) -> Vec<Event> {
-    let mut parser = harmony.parser();
-    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id).unwrap()).collect();
+    let mut parser = harmony.transcript_parser();
+    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
     events.extend(parser.finish());
     events
 }
@@ -274,29 +274,6 @@ fn a_tool_call_parses_wherever_its_recipient_stands() {
         " to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
     ] {
         assert_eq!(ended(&written(text)), [(call.clone(), Ending::Call)], "{text}");
-    }
-}
-
-#[test]
-fn output_that_breaks_the_format_loses_no_text() {
-    let unfinished = |message| vec![(message, Ending::Unfinished)];
-    let plain = |text: &str| Message::new(Role::Assistant, text);
-    for (text, want) in [
-        ("", vec![]),
-        ("<|channel|>final<|message|>Hal", unfinished(Message::assistant(Channel::Final, "Hal"))),
-        (" just text", unfinished(plain(" just text"))),
-        ("<|message|>a<|channel|>b", unfinished(plain("a<|channel|>b"))),
-        ("<|message|>a<|end|>b<|message|>c<|end|>", vec![(plain("a"), Ending::End), (plain("c"), Ending::End)]),
-        ("<|message|>a<|start|>user<|message|>b", {
-            let user = Message::new(Role::User, "b");
-            vec![(plain("a"), Ending::Unfinished), (user, Ending::Unfinished)]
-        }),
-        ("<|channel|>gossip<|message|>x<|return|>", {
-            vec![(Message::assistant(Channel::Other("gossip".into()), "x"), Ending::Return)]
-        }),
-        ("<|end|><|end|><|start|><|start|><|return|>", vec![]),
-    ] {
-        assert_eq!(ended(&written(text)), want, "{text}");
     }
 }
 

@@ -3,4 +3,5 @@
 pub mod chat;
 mod chat_template;
 pub mod encoding;
+pub mod outputs;
 pub mod tokenizer_choice;
