@@ -18,7 +18,7 @@ use crate::checkpoint::{Checkpoint, Tensor};
 use crate::device::Device;
 use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
-use crate::engine::blueprint::ModelOptions;
+use crate::engine::blueprint::{ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
@@ -96,6 +96,15 @@ pub struct KvArgs {
     /// Window of the odd layers, in tokens; 0 means all
     #[arg(long = "odd-win", alias = "odd_win", default_value_t = 0, value_name = "N")]
     pub odd_window: usize,
+
+    /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
+    /// nothing [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    pub snapshots: Option<u32>,
+
+    /// Most rows of prompts in a step in which others generate [default: as many as fit]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub prompt_rows: Option<u32>,
 
     /// Most rows of one step: how long a chunk of a prompt is
     #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
@@ -270,6 +279,8 @@ impl KvArgs {
             max_logit_rows: sizes.max_logit_rows,
             odd_window: (self.odd_window > 0).then_some(self.odd_window),
             kv_budget_bytes,
+            max_prompt_rows: self.prompt_rows.map(|rows| rows as usize),
+            prefix_cache: PrefixCache::new(self.snapshots.unwrap_or(0) as usize),
         }
     }
 
