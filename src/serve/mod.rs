@@ -2,20 +2,23 @@
 //!
 //! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
 //! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
-//! [`backend::Backend`], which may as well be a script. A file per endpoint; what all of them have in common
+//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in common
 //! is [`Server`].
 
 pub mod backend;
 pub mod body;
+pub mod completions;
 pub mod engine_thread;
 pub mod error;
 mod health;
 pub mod ids;
 pub mod intake;
 pub mod keys;
+pub mod listener;
 pub mod mailbox;
 pub mod metrics;
 mod models;
+pub mod replay;
 mod request_log;
 pub mod sampling;
 pub mod sse;
@@ -23,6 +26,7 @@ pub mod stop_text;
 pub mod tokens;
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::http::{HeaderValue, Method, Uri};
@@ -158,9 +162,18 @@ impl Server {
     }
 }
 
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 /// All endpoints, each with `/v1` and without.
 pub fn router(server: Arc<Server>) -> Router {
-    let api = Router::new().merge(health::router()).merge(models::router()).merge(tokens::router());
+    let api = Router::new()
+        .merge(completions::router())
+        .merge(health::router())
+        .merge(models::router())
+        .merge(tokens::router());
     Router::new()
         .nest("/v1", api.clone())
         .merge(api)

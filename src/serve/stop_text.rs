@@ -1,5 +1,7 @@
 //! Stop strings: text that could begin one is held back, and neither it nor what follows is told.
 
+use serde_json::Value;
+
 use super::error::ApiError;
 
 /// Most stop strings of a request.
@@ -62,6 +64,25 @@ impl StopText {
 
     fn could_begin(&self, text: &str) -> bool {
         self.stops.iter().any(|stop| stop.starts_with(text))
+    }
+}
+
+/// The stop strings of a request: one, or a list.
+///
+/// # Errors
+/// `invalid_value`, for anything else.
+pub fn stop_strings(stop: Option<Value>) -> Result<Vec<String>, ApiError> {
+    let string = |(i, value): (usize, Value)| match value {
+        Value::String(text) => Ok(text),
+        other => Err(ApiError::invalid(format!("stop[{i}]"), format!("`stop[{i}]` is {other}, expected a string"))),
+    };
+    match stop {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(Value::Array(all)) => all.into_iter().enumerate().map(string).collect(),
+        Some(other) => {
+            Err(ApiError::invalid("stop", format!("`stop` is {other}, expected a string or a list of them")))
+        }
     }
 }
 
