@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use bytes::Bytes;
 use gptoss_jit::harmony::parser::{Ending, Event};
-use gptoss_jit::harmony::{Channel, Harmony, HarmonyError, Message, Role, prompt_text};
+use gptoss_jit::harmony::{Channel, Harmony, HarmonyError, Message, Part, Role};
 use gptoss_jit::tokenizer::split::Split;
 use gptoss_jit::tokenizer::{Tokenizer, TokenizerError};
 use proptest::prelude::*;
@@ -303,7 +303,7 @@ proptest! {
         let parsed = ended(&parse(&harmony, &[&first[2..], &ids[..]].concat()));
         let last_final = conversation.iter().rposition(|message| message.channel == Some(Channel::Final));
         let kept = conversation.iter().enumerate().filter(|(i, message)| {
-            message.channel != Some(Channel::Analysis) || last_final.is_none_or(|last| *i > last)
+            message.part() != Part::Reasoning || last_final.is_none_or(|last| *i > last)
         });
         let want: Vec<Message> = kept.map(|(_, message)| message.clone()).collect();
         let got: Vec<Message> = parsed.into_iter().skip(1).map(|(message, _)| message).collect();
@@ -314,9 +314,11 @@ proptest! {
 #[test]
 fn a_prompts_ids_spell_its_text() {
     let conversation = [Message::new(Role::System, "Be brief."), Message::new(Role::User, "Say <|end|>.")];
-    let tokenizer = Tokenizer::o200k_harmony();
-    let ids = Harmony::new(tokenizer.clone()).unwrap().prompt(&conversation).unwrap();
-    assert_eq!(tokenizer.decode_all(&ids).unwrap(), prompt_text(&conversation).as_bytes());
+    let harmony = Harmony::new(Tokenizer::o200k_harmony()).unwrap();
+    let ids = harmony.prompt(&conversation).unwrap();
+    let text =
+        "<|start|>system<|message|>Be brief.<|end|><|start|>user<|message|>Say <|end|>.<|end|><|start|>assistant";
+    assert_eq!(harmony.spelled(&ids), text);
     assert_eq!(ids.iter().filter(|&&id| id == 200_007).count(), 2, "what the user writes ends no message");
 }
 
