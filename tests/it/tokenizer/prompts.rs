@@ -1,10 +1,15 @@
 //! Conversations with tools and formats, as prompts.
 
+use std::path::{Path, PathBuf};
+
 use gptoss_jit::harmony::{
-    Channel, Developer, FUNCTIONS, Harmony, Message, ResponseFormat, Role, Tool, Turn, is_tool_name,
+    Channel, Developer, FUNCTIONS, Harmony, Message, Reasoning, ResponseFormat, Role, SystemMessage, Tool, Turn,
+    developer_text, is_tool_name,
 };
 use gptoss_jit::tokenizer::Tokenizer;
+use serde::Deserialize;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 fn harmony() -> Harmony {
     Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens")
@@ -302,4 +307,104 @@ fn an_answer_can_begin_at_once() {
     let mut parser = harmony.parser_in_final();
     parser.push(13_225);
     assert_eq!(parser.open(), Some(&Message::assistant(Channel::Final, "Hello")));
+}
+
+/// A line of `tests/fixtures/harmony/prompts.jsonl`.
+#[derive(Deserialize)]
+struct Case {
+    chat: Chat,
+    n_tokens: usize,
+    sha256: String,
+    ids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    effort: String,
+    date: Option<String>,
+    #[serde(default)]
+    instructions: String,
+    tools: Vec<Described>,
+    formats: Vec<Described>,
+    turns: Vec<Said>,
+}
+
+/// A tool or a format.
+#[derive(Deserialize)]
+struct Described {
+    name: String,
+    description: Option<String>,
+    parameters: Option<Value>,
+    schema: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    kind: String,
+    #[serde(default)]
+    name: String,
+    text: String,
+}
+
+impl Chat {
+    fn turns(self) -> Vec<Turn> {
+        let reasoning = match self.effort.as_str() {
+            "low" => Reasoning::Low,
+            "medium" => Reasoning::Medium,
+            _ => Reasoning::High,
+        };
+        let has_functions = !self.tools.is_empty();
+        let tools = self.tools.into_iter().map(|of| Tool {
+            namespace: FUNCTIONS.into(),
+            name: of.name,
+            description: of.description,
+            parameters: of.parameters,
+            strict: false,
+        });
+        let formats = self.formats.into_iter().map(|of| ResponseFormat {
+            name: of.name,
+            description: of.description,
+            schema: of.schema.expect("formats have one"),
+        });
+        let developer =
+            Developer { instructions: self.instructions, tools: tools.collect(), formats: formats.collect() };
+        let said = self.turns.into_iter().map(|Said { kind, name, text }| match kind.as_str() {
+            "user" => Message::new(Role::User, text),
+            "developer" => Message::new(Role::Developer, developer_text(&text)),
+            "analysis" => Message::assistant(Channel::Analysis, text),
+            "commentary" => Message::assistant(Channel::Commentary, text),
+            "final" => Message::assistant(Channel::Final, text),
+            "call" => Message::call(&name, text),
+            "result" => Message::result(&name, text),
+            kind => panic!("no such turn: {kind}"),
+        });
+        let system = SystemMessage { current_date: self.date, reasoning, has_functions }.message();
+        [system].into_iter().chain(developer.message()).chain(said).map(Turn::from).collect()
+    }
+}
+
+/// With `GPTOSS_JIT_HARMONY_PROMPTS=FILE` more than the fixture has, which its maker writes.
+#[test]
+fn random_conversations_are_the_prompts_of_openais_library() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/harmony/prompts.jsonl");
+    let file = std::env::var_os("GPTOSS_JIT_HARMONY_PROMPTS").map_or(fixture, PathBuf::from);
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let harmony = harmony();
+    let (mut n_cases, mut wrong) = (0, Vec::new());
+    for (i, line) in text.lines().enumerate() {
+        let Case { chat, n_tokens, sha256, ids } = serde_json::from_str(line).expect("a case");
+        let prompt = harmony.prompt_of(&chat.turns()).expect("UTF-8");
+        let words: Vec<String> = prompt.iter().map(ToString::to_string).collect();
+        let digest: String = Sha256::digest(words.join(" ")).iter().map(|byte| format!("{byte:02x}")).collect();
+        if let Some(ids) = ids {
+            assert_eq!(harmony.spelled(&prompt), harmony.spelled(&ids), "line {}", i + 1);
+            assert_eq!(prompt, ids, "line {}", i + 1);
+        }
+        if (digest, prompt.len()) != (sha256, n_tokens) {
+            wrong.push(format!("line {}: {}", i + 1, harmony.spelled(&prompt)));
+        }
+        n_cases += 1;
+    }
+    assert!(wrong.is_empty(), "{} of {n_cases} differ:\n{}", wrong.len(), wrong.join("\n\n"));
+    assert!(n_cases >= 100, "{n_cases} cases");
 }
