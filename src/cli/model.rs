@@ -20,9 +20,11 @@ use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
 use crate::engine::blueprint::{ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
 use crate::pipeline::Pipeline;
+use crate::target::Target;
 use crate::template::Precision;
 use crate::tokenizer::Tokenizer;
 
@@ -188,9 +190,24 @@ impl DeviceArgs {
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
+        self.load_sized(checkpoint, cache, |_| sizes, output)
+    }
+
+    /// As [`Self::load`], with sizes that depend on the machine.
+    pub fn load_sized(
+        &self,
+        checkpoint: &Checkpoint,
+        cache: &KvArgs,
+        sizes: impl FnOnce(&ModelSizes<'_>) -> Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, _) = self.pipeline(&checkpoint, output)?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
+        let sizes = sizes(&ModelSizes {
+            target: pipeline.target(),
+            kv_request: cache.request(precision, pipeline.target(), kv_budget_bytes),
+        });
         let model = cache.model_options(precision, sizes, kv_budget_bytes);
         let start = Instant::now();
         let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
@@ -210,6 +227,14 @@ impl DeviceArgs {
     }
 }
 
+/// What sizes may depend on.
+pub struct ModelSizes<'a> {
+    /// What the model runs on.
+    pub target: &'a Target,
+    /// What the KV cache is sized for, but for the number and the length of sequences.
+    pub kv_request: KvRequest,
+}
+
 /// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
 /// computes with it.
 pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
@@ -227,6 +252,20 @@ impl KvArgs {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,
+        }
+    }
+
+    /// What a cache for one short sequence is sized for.
+    fn request(&self, precision: Precision, target: &Target, budget_bytes: usize) -> KvRequest {
+        KvRequest {
+            n_slots: 1,
+            n_snapshots: self.snapshots.unwrap_or(0) as usize,
+            capacity_tokens: BLOCK_TOKENS,
+            max_rows: self.chunk as usize,
+            dtype: self.dtype(precision),
+            matrix_layout: target.has_matrix_layout(),
+            odd_window: (self.odd_window > 0).then_some(self.odd_window),
+            budget_bytes,
         }
     }
 
