@@ -49,6 +49,13 @@ pub struct LogitRow {
     pub(super) request: RequestId,
 }
 
+impl LogitRow {
+    /// Whose it is.
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+}
+
 /// The rows of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
