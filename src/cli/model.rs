@@ -15,14 +15,16 @@ use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::layout::Layout;
 use crate::checkpoint::{Checkpoint, Tensor};
+use crate::config::ModelConfig;
 use crate::device::Device;
 use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
-use crate::engine::blueprint::ModelOptions;
+use crate::engine::blueprint::{Blueprint, ModelOptions};
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
 use crate::pipeline::Pipeline;
+use crate::target::Target;
 use crate::template::Precision;
 use crate::tokenizer::Tokenizer;
 
@@ -179,10 +181,31 @@ impl DeviceArgs {
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
+        self.load_sized(checkpoint, cache, |_| sizes, output)
+    }
+
+    /// The same, in sizes that depend on what the device has room for.
+    pub fn load_sized(
+        &self,
+        checkpoint: &Checkpoint,
+        cache: &KvArgs,
+        sizes: impl FnOnce(&Room<'_>) -> Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, _) = self.pipeline(&checkpoint, output)?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
-        let model = cache.model_options(precision, sizes, kv_budget_bytes);
+        let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
+        let weights = weight_bytes(&checkpoint, pipeline.driver());
+        let room = Room {
+            checkpoint: &checkpoint,
+            target: pipeline.target(),
+            cache,
+            precision,
+            kv_budget_bytes,
+            spare_bytes: free_bytes.map(|free| free.saturating_sub(weights)),
+        };
+        let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
         let start = Instant::now();
         let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
@@ -198,6 +221,54 @@ impl DeviceArgs {
             layout.capacity_tokens,
         ));
         Ok(engine)
+    }
+}
+
+/// What a device has room for, before a model is loaded.
+pub struct Room<'a> {
+    checkpoint: &'a Checkpoint,
+    target: &'a Target,
+    cache: &'a KvArgs,
+    precision: Precision,
+    kv_budget_bytes: usize,
+    /// What the weights leave free, where the device tells.
+    spare_bytes: Option<usize>,
+}
+
+impl Room<'_> {
+    /// Whether this is a GPU that executes kernels itself.
+    pub fn is_gpu(&self) -> bool {
+        self.target.is_gpu() && !self.target.is_simulated
+    }
+
+    /// The model's dimensions.
+    pub fn config(&self) -> &ModelConfig {
+        &self.checkpoint.config
+    }
+
+    /// What the weights leave free, in bytes, where the device tells.
+    pub fn spare_bytes(&self) -> Option<usize> {
+        self.spare_bytes
+    }
+
+    /// Whether keys and values of sequences in these sizes are within what they may take.
+    pub fn holds(&self, sizes: Sizes) -> bool {
+        let options = self.cache.model_options(self.precision, sizes, usize::MAX);
+        Blueprint::new(self.checkpoint, &options, self.target)
+            .is_ok_and(|blueprint| blueprint.layout.total_bytes() <= self.kv_budget_bytes)
+    }
+
+    /// The largest number up to `most` of which `holds` is true, where it is true of all smaller ones; at least 1.
+    pub fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+        if most <= 1 || holds(most) {
+            return most.max(1);
+        }
+        let (mut fits, mut too_many) = (1, most);
+        while too_many - fits > 1 {
+            let middle = fits + (too_many - fits) / 2;
+            *(if holds(middle) { &mut fits } else { &mut too_many }) = middle;
+        }
+        fits
     }
 }
 
@@ -294,5 +365,19 @@ impl Progress for CompileProgress<'_> {
 impl Drop for CompileProgress<'_> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found() {
+        for most in 0..40 {
+            for limit in 0..40 {
+                assert_eq!(Room::largest(most, |n| n <= limit), most.min(limit).max(1), "{limit} of {most}");
+            }
+        }
     }
 }

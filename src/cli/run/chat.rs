@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
     let harmony = Harmony::new(tokenizer.clone())?;
-    let template = match args.chat_format {
+    let template = match args.chat_format.unwrap_or(ChatFormat::Checkpoint) {
         ChatFormat::Checkpoint => checkpoint.origin.chat_template.as_deref().map(compiled).transpose()?,
         ChatFormat::Harmony => None,
     };
