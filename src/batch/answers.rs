@@ -147,7 +147,8 @@ impl Answers<'_> {
                 let said = self.batch.said(&asked, ids)?;
                 let usage = usage(&record.outcome, &asked, &said);
                 let is_chat = matches!(asked.prompt, Prompt::Messages(_));
-                let (prefix, object) = if is_chat { ("chatcmpl", "chat.completion") } else { ("cmpl", "text_completion") };
+                let (prefix, object) =
+                    if is_chat { ("chatcmpl", "chat.completion") } else { ("cmpl", "text_completion") };
                 let mut choice = Map::new();
                 choice.insert("index".into(), 0.into());
                 if is_chat {

@@ -162,7 +162,9 @@ impl LineError {
     /// The field that is wrong, if it is one.
     pub fn param(&self) -> Option<String> {
         match self {
-            Self::Field { name, .. } | Self::OutOfRange { name, .. } | Self::Word { name, .. } => Some((*name).to_owned()),
+            Self::Field { name, .. } | Self::OutOfRange { name, .. } | Self::Word { name, .. } => {
+                Some((*name).to_owned())
+            }
             Self::Unsupported { names } => names.first().cloned(),
             Self::Message { index, .. } => Some(format!("messages[{index}]")),
             _ => None,
@@ -181,8 +183,16 @@ impl LineError {
 
 /// Fields of requests that change no answer of one model in one process.
 const WITHOUT_EFFECT: [&str; 10] = [
-    "user", "store", "metadata", "service_tier", "stream_options", "prompt_cache_key", "safety_identifier", "verbosity",
-    "parallel_tool_calls", "prediction",
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "stream_options",
+    "prompt_cache_key",
+    "safety_identifier",
+    "verbosity",
+    "parallel_tool_calls",
+    "prediction",
 ];
 
 /// Whether a line is one of OpenAI's batch files.
@@ -249,11 +259,8 @@ impl Asked {
         let ids: Option<Vec<u32>> = fields.take("ids")?;
         let messages: Option<Vec<Value>> = fields.take("messages")?;
         let messages = messages.map(self::messages).transpose()?;
-        let prompts = [
-            prompt.map(|text| Prompt::Text(text.into_bytes())),
-            ids.map(Prompt::Ids),
-            messages.map(Prompt::Messages),
-        ];
+        let prompts =
+            [prompt.map(|text| Prompt::Text(text.into_bytes())), ids.map(Prompt::Ids), messages.map(Prompt::Messages)];
         let mut prompts: Vec<Prompt> = prompts.into_iter().flatten().collect();
         let prompt = match (prompts.pop(), prompts.len()) {
             (Some(prompt), 0) => prompt,
@@ -282,7 +289,13 @@ impl Fields {
         }
     }
 
-    fn number(&mut self, name: &'static str, from: f64, to: f64, expected: &'static str) -> Result<Option<f32>, LineError> {
+    fn number(
+        &mut self,
+        name: &'static str,
+        from: f64,
+        to: f64,
+        expected: &'static str,
+    ) -> Result<Option<f32>, LineError> {
         let Some(found) = self.take::<f64>(name)? else { return Ok(None) };
         if (from..=to).contains(&found) {
             return Ok(Some(found as f32));
@@ -381,12 +394,14 @@ struct Part {
     text: String,
 }
 
-/// The messages of a conversation as OpenAI's API takes them. What the assistant thought in earlier turns is left out,
-/// as the model expects.
-fn messages(values: Vec<Value>) -> Result<Vec<Message>, LineError> {
-    let message = |(index, value): (usize, Value)| {
-        message(value).map_err(|problem| LineError::Message { index, problem })
-    };
+/// The messages of a conversation as OpenAI's API takes them. What the assistant thought in earlier turns is left
+/// out, as the model expects.
+///
+/// # Errors
+/// [`LineError::Message`] says which of them is none.
+pub fn messages(values: Vec<Value>) -> Result<Vec<Message>, LineError> {
+    let message =
+        |(index, value): (usize, Value)| message(value).map_err(|problem| LineError::Message { index, problem });
     values.into_iter().enumerate().map(message).collect()
 }
 

@@ -1,8 +1,8 @@
 //! Many prompts in, an answer for each out, and nothing that was finished is ever lost.
 //!
-//! [`source`] finds prompts and [`asked`] understands a line; [`plan`] makes requests of them; [`work`] runs these, as
-//! slots get free, and leaves each answer in [`records`] when it is finished; [`answers`] writes them down in the end, in
-//! the order of the prompts. What is kept of a prompt in memory is a few numbers.
+//! [`source`] finds prompts and [`asked`] understands a line; [`plan`] makes requests of them; [`work`] runs these,
+//! as slots get free, and leaves each answer in [`records`] when it is finished; [`answers`] writes them down in the
+//! end, in the order of the prompts. What is kept of a prompt in memory is a few numbers.
 
 pub mod answers;
 pub mod asked;
@@ -18,7 +18,7 @@ use std::fmt;
 use crate::engine::EngineError;
 use crate::error::Hint;
 
-/// Where a prompt stands: `` `prompts.txt`, line 3 ``.
+/// Which prompt, and where it stands: ``2 (`prompts.txt`, line 3)``.
 #[derive(Debug)]
 pub struct Place(String);
 
@@ -35,7 +35,7 @@ pub enum BatchError {
     #[error(transparent)]
     Source(#[from] source::SourceError),
     /// One of them is wrong.
-    #[error("could not run the prompt in {place}")]
+    #[error("could not run prompt {place}")]
     Line {
         /// Where.
         place: Place,
@@ -44,7 +44,9 @@ pub enum BatchError {
         source: Box<asked::LineError>,
     },
     /// An answer is recorded, to something else than what stands there now.
-    #[error("could not go on: the answer that is recorded for the prompt in {place} is to another prompt or with other settings")]
+    #[error(
+        "could not go on: the answer that is recorded for prompt {place} is to another prompt or with other settings"
+    )]
     Changed {
         /// Where.
         place: Place,

@@ -12,8 +12,8 @@ pub fn is_pattern(name: &OsStr) -> bool {
     name.as_encoded_bytes().iter().any(|byte| b"*?[".contains(byte))
 }
 
-/// The files that a pattern names, in the order of their names. `*` and `?` stand for no `/`, and for no dot that a name
-/// begins with.
+/// The files that a pattern names, in the order of their names. `*` and `?` stand for no `/`, and for no dot that a
+/// name begins with.
 ///
 /// # Errors
 /// A folder that it names cannot be listed.

@@ -158,15 +158,18 @@ impl Batch {
     /// - `keeps_errors`: a line that is wrong is answered with what is wrong with it
     ///
     /// # Errors
-    /// [`BatchError::Line`] of the first that is wrong, if that is no answer; [`BatchError::Changed`] of the first whose
-    /// recorded answer is to something else.
+    /// [`BatchError::Line`] of the first that is wrong, if that is no answer; [`BatchError::Changed`] of the first
+    /// whose recorded answer is to something else.
     pub fn survey(&self, records: &Records, order: Order, keeps_errors: bool) -> Result<Survey, BatchError> {
         let mut survey = Survey::default();
         let mut keys = Vec::new();
         for start in (0..self.source.len()).step_by(CHUNK) {
             let chunk = start..self.source.len().min(start + CHUNK);
-            let measured: Vec<Option<Measured>> =
-                chunk.clone().into_par_iter().map(|i| self.measured(i, records, order, keeps_errors)).collect::<Result<_, _>>()?;
+            let measured: Vec<Option<Measured>> = chunk
+                .clone()
+                .into_par_iter()
+                .map(|i| self.measured(i, records, order, keeps_errors))
+                .collect::<Result<_, _>>()?;
             for (i, measured) in chunk.zip(measured) {
                 let Some(Measured { n_positions, is_full, blocks }) = measured else { continue };
                 if is_full {
@@ -202,7 +205,9 @@ impl Batch {
             Ok(planned) => planned,
             Err(source) if !keeps_errors => return Err(BatchError::Line { place: place(), source: Box::new(source) }),
             // What is wrong now may have been right then.
-            Err(_) if records.digest(i).is_some_and(|digest| digest != 0) => return Err(BatchError::Changed { place: place() }),
+            Err(_) if records.digest(i).is_some_and(|digest| digest != 0) => {
+                return Err(BatchError::Changed { place: place() });
+            }
             Err(_) if records.digest(i).is_some() => return Ok(None),
             Err(_) => return Ok(Some(Measured { n_positions: 0, is_full: false, blocks: Vec::new() })),
         };

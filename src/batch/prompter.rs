@@ -65,7 +65,8 @@ impl Prompter {
                 let reasoning = reasoning.unwrap_or(*usual);
                 let system =
                     SystemMessage { current_date: Some(current_date.clone()), reasoning, has_functions: false };
-                let conversation: Vec<Message> = std::iter::once(system.message()).chain(instructed(messages)).collect();
+                let conversation: Vec<Message> =
+                    std::iter::once(system.message()).chain(instructed(messages)).collect();
                 Ok(self.harmony()?.prompt(&conversation)?)
             }
         }

@@ -1,8 +1,10 @@
 //! Answers that are finished, one self-contained line each, kept from the moment they are.
 //!
-//! A line is written with one call of the system, so that whatever ends the program leaves whole lines, and at most a torn
-//! one at the end, which is dropped when the file is opened again. Only a power failure can take lines that were not
-//! synced to the disk yet; those that it left damaged are not taken for answers.
+//! A line is written with one call of the system, so that whatever ends the program leaves whole lines, and at most a
+//! torn one at the end, which is dropped when the file is opened again. Only a power failure can take lines that were
+//! not synced to the disk yet; those that it left damaged are not taken for answers.
+
+mod error;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -14,7 +16,8 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::Hint;
+pub(super) use error::RESTART_HINT;
+pub use error::RecordsError;
 
 /// The first line: what the answers were made with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,71 +102,9 @@ enum Kept {
     Memory(Vec<u8>),
 }
 
-/// How long answers may lie in the system's memory alone. A program that is killed does not lose those; a machine that
-/// loses its power does.
+/// How long answers may lie in the system's memory alone. A program that is killed does not lose those; a machine
+/// that loses its power does.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
-
-/// What to do where records are of another run.
-pub(super) const RESTART_HINT: &str =
-    "give the prompts and flags of the run that they are of, or have them forgotten with `--restart`";
-
-/// Why answers cannot be kept, or not be gone on from.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordsError {
-    /// What the system says.
-    #[error("could not keep answers in `{}`", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// Another process is at it.
-    #[error("could not keep answers in `{}`: another process does", path.display())]
-    Busy {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Some other file has the name.
-    #[error("could not go on from `{}`: it holds no records of this program", path.display())]
-    NoRecords {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is of a run with other settings.
-    #[error("could not go on from `{}`: its {n_done} answers are with other settings: {}", path.display(), differences.join(", "))]
-    OtherSettings {
-        /// The file.
-        path: PathBuf,
-        /// Answers in it.
-        n_done: usize,
-        /// What differs.
-        differences: Vec<String>,
-    },
-    /// It answers prompts that are not there.
-    #[error("could not go on from `{}`: it answers prompt {index}, and there are {n}", path.display())]
-    TooMany {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        index: u32,
-        /// Prompts.
-        n: usize,
-    },
-}
-
-impl Hint for RecordsError {
-    fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::Io { .. } => "answers that are kept already stay; the same command goes on from them",
-            Self::Busy { .. } => "wait for it, or name another file with `-o` or `--records`",
-            Self::NoRecords { .. } => "name another file with `--records`",
-            Self::OtherSettings { .. } | Self::TooMany { .. } => RESTART_HINT,
-        };
-        Some(hint.to_owned())
-    }
-}
 
 impl Records {
     /// Records in memory, of so many prompts.
@@ -171,8 +112,8 @@ impl Records {
         Self::empty(Kept::Memory(Vec::new()), header, n)
     }
 
-    /// Those of a file, if it is there; else it is made when there is a first answer. The header of a file that is there
-    /// is kept, if its settings are those of `header`.
+    /// Those of a file, if it is there; else it is made when there is a first answer. The header of a file that is
+    /// there is kept, if its settings are those of `header`.
     ///
     /// - `n`: number of prompts
     /// - `restart`: answers that are there are forgotten
@@ -418,6 +359,7 @@ fn differences(then: &Map<String, Value>, now: &Map<String, Value>) -> Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Hint;
 
     fn header(seed: u64) -> Header {
         let settings = serde_json::json!({ "weights": "a", "precision": "f32" });
@@ -500,7 +442,9 @@ mod tests {
         let mut other = header(5);
         other.settings.insert("precision".into(), "bf16".into());
         let error = Records::open(&path, other.clone(), 3, false).expect_err("another precision");
-        assert!(error.to_string().ends_with("its 1 answers are with other settings: `precision` was \"f32\", is \"bf16\""));
+        assert!(
+            error.to_string().ends_with("its 1 answers are with other settings: `precision` was \"f32\", is \"bf16\"")
+        );
         assert!(error.hint().expect("a hint").contains("--restart"));
         assert!(matches!(Records::open(&path, header(5), 2, false), Err(RecordsError::TooMany { index: 3, n: 2, .. })));
         assert_eq!(Records::open(&path, other, 3, true).expect("forgotten").n_done(), 0);

@@ -123,8 +123,8 @@ impl Hint for SourceError {
 impl Source {
     /// Finds all prompts.
     ///
-    /// - `input`: a file; `-`, which is stdin; a pattern of names; or a text that does not look like any of these, which
-    ///   is the only prompt
+    /// - `input`: a file; `-`, which is stdin; a pattern of names; or a text that does not look like any of these,
+    ///   which   is the only prompt
     /// - `format`: without it, as the file's name and beginning say
     /// - `first`: only so many
     ///
@@ -185,7 +185,8 @@ impl Source {
     /// Finds the lines of the part that came last, so many at most.
     fn find_lines(&mut self, most: usize) -> Result<(), SourceError> {
         let Part { name, text } = self.parts.last().expect("just pushed");
-        let mut lines = Lines { part: (self.parts.len() - 1) as u32, name, reader: text.reader(name)?, number: 0, offset: 0 };
+        let mut lines =
+            Lines { part: (self.parts.len() - 1) as u32, name, reader: text.reader(name)?, number: 0, offset: 0 };
         let mut wanted = most;
         let mut count = None;
         if self.format == Format::Counted {
@@ -238,10 +239,10 @@ impl Source {
         &self.findings
     }
 
-    /// Where prompt `i` stands, for messages.
+    /// Which prompt `i` is, from 1, and where it stands, for messages.
     pub fn place(&self, i: usize) -> String {
         let Line { part, number, .. } = self.lines[i];
-        format!("`{}`, line {number}", self.parts[part as usize].name)
+        format!("{} (`{}`, line {number})", i + 1, self.parts[part as usize].name)
     }
 
     /// The bytes of prompt `i`'s line, without its end.
@@ -266,8 +267,8 @@ impl Source {
 }
 
 impl Part {
-    /// As its name and its first line say: a name in `.jsonl` or `.ndjson` holds objects, one in `.lines` lines, and all
-    /// others are counted as the seeds' are.
+    /// As its name and its first line say: a name in `.jsonl` or `.ndjson` holds objects, one in `.lines` lines, and
+    /// all others are counted as the seeds' are.
     fn format(&self) -> Result<Format, SourceError> {
         let extension = Path::new(&self.name).extension().and_then(OsStr::to_str).unwrap_or_default();
         match extension.to_ascii_lowercase().as_str() {
@@ -275,7 +276,8 @@ impl Part {
             "jsonl" | "ndjson" => {}
             _ => return Ok(Format::Counted),
         }
-        let mut lines = Lines { part: 0, name: &self.name, reader: self.text.reader(&self.name)?, number: 0, offset: 0 };
+        let mut lines =
+            Lines { part: 0, name: &self.name, reader: self.text.reader(&self.name)?, number: 0, offset: 0 };
         while let Some((_, bytes)) = lines.next_line()? {
             if !bytes.trim_ascii().is_empty() {
                 return Ok(if asked::is_batch_line(&bytes) { Format::Batch } else { Format::Jsonl });
@@ -410,7 +412,7 @@ mod tests {
         let objects = b"\n{\"prompt\": \"a\"}\n \n{}\n";
         let jsonl = source("in.jsonl", objects, None, None).expect("read");
         assert_eq!((jsonl.format(), lines(&jsonl)), (Format::Jsonl, vec!["{\"prompt\": \"a\"}".into(), "{}".into()]));
-        assert!(jsonl.place(1).ends_with("/in.jsonl`, line 4"), "{}", jsonl.place(1));
+        assert!(jsonl.place(1).ends_with("/in.jsonl`, line 4)"), "{}", jsonl.place(1));
         let batch = source("in.jsonl", b"{\"custom_id\": \"a\", \"body\": {}}\n", None, None).expect("read");
         assert_eq!(batch.format(), Format::Batch);
 
@@ -430,6 +432,9 @@ mod tests {
         assert!(matches!(open("*.txt"), Err(SourceError::NoMatch { .. })));
         write("c.txt", "1\nc\n");
         assert!(matches!(open("*"), Err(SourceError::Unlike { .. })));
-        assert_eq!(Source::open(folder.path().join("*").as_os_str(), Some(Format::Lines), Some(4)).expect("read").len(), 4);
+        assert_eq!(
+            Source::open(folder.path().join("*").as_os_str(), Some(Format::Lines), Some(4)).expect("read").len(),
+            4
+        );
     }
 }

@@ -63,9 +63,9 @@ pub struct Args {
     #[arg(short, long, value_enum)]
     mode: Option<Mode>,
 
-    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file of
-    /// prompts (getp; `-` is stdin, `*` and `?` stand for names; what is no file and does not look like one is the only
-    /// prompt)
+    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file
+    /// of prompts (getp; `-` is stdin, `*` and `?` stand for names; what is no file and does not look like one is the
+    /// only prompt)
     #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     input: Option<OsString>,
 
@@ -73,8 +73,8 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Positions to run at most, the prompt's included; 0 means as many as the model allows [default: 1024; chat: as many
-    /// as the model allows and the memory holds]
+    /// Positions to run at most, the prompt's included; 0 means as many as the model allows [default: 1024; chat: as
+    /// many as the model allows and the memory holds]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<i64>,
 
@@ -132,6 +132,8 @@ pub struct Args {
     profile: u8,
 
     #[command(flatten)]
+    chat: chat::ChatArgs,
+    #[command(flatten)]
     getp: getp::GetpArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
@@ -187,8 +189,18 @@ const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
 /// token.
 const COLDEST: f32 = 1e-30;
 
-/// As in the seeds.
-const TOP_P: f32 = 0.9;
+/// What flags say that are not given.
+#[derive(Clone, Copy)]
+struct Usually {
+    temperature: f32,
+    top_p: f32,
+}
+
+/// Greedy, as in the seeds.
+const AS_SEEDS: Usually = Usually { temperature: 0.0, top_p: 0.9 };
+
+/// As OpenAI advises for these models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").
+const AS_ADVISED: Usually = Usually { temperature: 1.0, top_p: 1.0 };
 
 /// Positions to run, as in the seeds.
 const STEPS: i64 = 1024;
@@ -203,7 +215,7 @@ impl Args {
         }
     }
 
-    /// Flags of getp alone would do nothing in another mode, and whoever gave one thinks that they do.
+    /// Flags of one mode would do nothing in another, and whoever gave one thinks that they do.
     fn refuse_what_is_ignored(&self, mode: Mode) -> Result<(), UsageError> {
         let of_getp = [
             ("-o", self.output.is_some()),
@@ -217,14 +229,22 @@ impl Args {
             ("--restart", self.getp.restart),
             ("--metrics", self.getp.metrics.is_some()),
         ];
-        let name = match mode {
-            Mode::Getp => return Ok(()),
-            Mode::Generate => "generate",
-            Mode::Chat => "chat",
+        let of_chat = [("--show-reasoning", self.chat.show_reasoning)];
+        let of_both = [("--reasoning", self.reasoning.is_some())];
+        let (name, foreign): (_, Vec<(&[(&str, bool)], &str)>) = match mode {
+            Mode::Getp => ("getp", vec![(&of_chat, "`-m chat`")]),
+            Mode::Chat => ("chat", vec![(&of_getp, "`-m getp`")]),
+            Mode::Generate => {
+                let foreign: [(&[_], _); 3] =
+                    [(&of_getp, "`-m getp`"), (&of_chat, "`-m chat`"), (&of_both, "`-m chat` and `-m getp`")];
+                ("generate", foreign.to_vec())
+            }
         };
-        match of_getp.iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => {
-                Err(UsageError(format!("`{flag}` does nothing with `-m {name}`: it is a flag of `-m getp`")))
+        let mut given =
+            foreign.iter().flat_map(|(flags, of)| flags.iter().map(move |(flag, is_given)| (flag, is_given, of)));
+        match given.find(|(_, is_given, _)| **is_given) {
+            Some((flag, _, of)) => {
+                Err(UsageError(format!("`{flag}` does nothing with `-m {name}`: it is a flag of {of}")))
             }
             None => Ok(()),
         }
@@ -265,21 +285,23 @@ impl Args {
     /// How the next token is chosen, with the seeds' bounds on each value. `sequence` tells requests apart, which
     /// draw from random numbers of their own.
     fn sampling(&self, sequence: usize) -> Sampling {
-        self.sampling_from(self.first_seed().wrapping_add(sequence as u64))
+        self.sampling_or(AS_SEEDS, self.first_seed().wrapping_add(sequence as u64))
     }
 
-    /// The same, from a seed.
-    fn sampling_from(&self, seed: u64) -> Sampling {
-        let top_p = self.top_p.filter(|top_p| (0.0..=1.0).contains(top_p)).unwrap_or(TOP_P);
-        let temperature = self.temperature.filter(|temperature| *temperature > COLDEST).unwrap_or(0.0);
+    /// The same, from a seed, and with other values where no flag says one.
+    fn sampling_or(&self, usual: Usually, seed: u64) -> Sampling {
+        let top_p = self.top_p.unwrap_or(usual.top_p);
+        let top_p = if (0.0..=1.0).contains(&top_p) { top_p } else { usual.top_p };
+        let temperature = self.temperature.unwrap_or(usual.temperature);
+        let temperature = if temperature > COLDEST { temperature } else { 0.0 };
         Sampling { temperature, top_k: self.top_k, top_p, min_p: 0.0, seed }
     }
 
-    /// Who writes the prompts of conversations in a file. The models of OpenAI expect their own system message; the
-    /// built-in tiny one was trained on a plain system text, or none.
-    fn chat_style(&self, checkpoint: &Checkpoint, current_date: &str) -> anyhow::Result<ChatStyle> {
+    /// Who writes the prompts of conversations. The models of OpenAI expect their own system message; the built-in
+    /// tiny one was trained on a plain system text, or none.
+    fn chat_style(&self, checkpoint: &Checkpoint, current_date: &str, usual: ChatFormat) -> anyhow::Result<ChatStyle> {
         let template = checkpoint.origin.chat_template.as_deref();
-        if let (Some(ChatFormat::Checkpoint), Some(template)) = (self.chat_format, template) {
+        if let (ChatFormat::Checkpoint, Some(template)) = (self.chat_format.unwrap_or(usual), template) {
             return Ok(ChatStyle::Template(ChatTemplate::new(template, &this_program())?));
         }
         if self.model.is_built_in() {
@@ -297,7 +319,8 @@ impl Args {
         }
     }
 
-    /// Ids that end a sequence. The seeds know two ids and no names; a checkpoint's own vocabulary has others for them.
+    /// Ids that end a sequence. The seeds know two ids and no names; a checkpoint's own vocabulary has others for
+    /// them.
     fn stop_ids(&self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
         let mut ids = SEEDS_STOP_IDS.to_vec();
         if self.tokenizer.tokenizer.is_none() {

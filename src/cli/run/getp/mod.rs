@@ -16,7 +16,7 @@ use std::time::Instant;
 use anyhow::Context;
 
 use super::verify::Expected;
-use super::Args;
+use super::{Args, ChatFormat};
 use crate::batch::answers::{Answers, OutFormat};
 use crate::batch::plan::{Batch, Order, Survey, Usual};
 use crate::batch::prompter::Prompter;
@@ -34,8 +34,8 @@ use summary::Summary;
 /// Flags of getp alone.
 #[derive(clap::Args, Debug)]
 pub(in crate::cli) struct GetpArgs {
-    /// How prompts are written (getp) [default: as the file's name says: .jsonl and .ndjson hold objects, OpenAI's batch
-    /// lines or our own; .lines one prompt a line; all others, and stdin, are counted]
+    /// How prompts are written (getp) [default: as the file's name says: .jsonl and .ndjson hold objects, OpenAI's
+    /// batch lines or our own; .lines one prompt a line; all others, and stdin, are counted]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub in_format: Option<Format>,
 
@@ -95,12 +95,12 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         output.note(&format!("note: {n_resumed} of {} answers are there from before", source.len()));
     }
     let start = Instant::now();
-    let style = args.chat_style(&checkpoint, &records.header().current_date)?;
+    let style = args.chat_style(&checkpoint, &records.header().current_date, ChatFormat::Harmony)?;
     let usual = Usual {
         reach: args.reach(&checkpoint.config),
         context: checkpoint.config.max_seq_len,
         max_new_tokens: args.max_new_tokens,
-        sampling: args.sampling_from(records.header().seed),
+        sampling: args.sampling_or(super::AS_SEEDS, records.header().seed),
         stop: args.stop_ids(&tokenizer)?,
         vocab_size: checkpoint.config.vocab_size,
     };
@@ -128,8 +128,15 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     write(file, &answers, output)?;
     let needs_ids = output.is_json() || expected.is_some();
     let ids = if needs_ids { Some(all_ids(&records)?) } else { None };
-    let summary =
-        Summary { args, engine: &engine, statistics: &statistics, n_prompts: records.len(), n_resumed, seconds, survey_s };
+    let summary = Summary {
+        args,
+        engine: &engine,
+        statistics: &statistics,
+        n_prompts: records.len(),
+        n_resumed,
+        seconds,
+        survey_s,
+    };
     summary.tell(ids.as_deref(), output)?;
     if let Some(metrics) = metrics {
         let text = format!("{:#}\n", summary.metrics());
@@ -169,7 +176,8 @@ fn sizes(args: &Args, room: &Room<'_>, survey: &Survey) -> Sizes {
     Sizes::for_tokens(n_slots, longest, n_slots)
 }
 
-/// Where answers are kept until all are there; nowhere if what they are for is no file, or nothing can be made beside it.
+/// Where answers are kept until all are there; nowhere if what they are for is no file, or nothing can be made beside
+/// it.
 fn records_path(args: &Args, output: &Output) -> Option<PathBuf> {
     if let Some(path) = &args.getp.records {
         return Some(path.clone());
@@ -220,7 +228,9 @@ fn kept(records: &Records) -> String {
         Some(path) => {
             format!("{n_done} of {n} answers are kept in `{}`: the same command goes on from them", path.display())
         }
-        None => format!("{n_done} of {n} answers were there, and none is kept: `-o` or `--records` names a place for them"),
+        None => {
+            format!("{n_done} of {n} answers were there, and none is kept: `-o` or `--records` names a place for them")
+        }
     }
 }
 

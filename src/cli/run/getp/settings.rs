@@ -1,4 +1,5 @@
-//! What answers depend on beside their prompts: a run goes on from the answers of another only if all of it is the same.
+//! What answers depend on beside their prompts: a run goes on from the answers of another only if all of it is the
+//! same.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,7 +14,7 @@ use crate::harmony::today;
 /// What a first run is recorded with.
 pub(super) fn header(args: &Args, checkpoint: &Checkpoint) -> Header {
     let (precision, _) = args.device.precision(checkpoint);
-    let sampling = args.sampling(0);
+    let sampling = args.sampling_or(super::super::AS_SEEDS, 0);
     let settings = json!({
         "weights": fingerprint(checkpoint),
         "precision": precision.to_string(),
@@ -39,8 +40,8 @@ pub(super) fn header(args: &Args, checkpoint: &Checkpoint) -> Header {
     }
 }
 
-/// A digest by which two models are told apart without all of their bytes being read: of the tensors' names, types and
-/// shapes, and of where each begins and ends, as far as that lies in a file as it is.
+/// A digest by which two models are told apart without all of their bytes being read: of the tensors' names, types
+/// and shapes, and of where each begins and ends, as far as that lies in a file as it is.
 fn fingerprint(checkpoint: &Checkpoint) -> String {
     const SAMPLE_BYTES: usize = 64;
     let mut hasher = Sha256::new();

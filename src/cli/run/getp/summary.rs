@@ -55,7 +55,8 @@ impl Summary<'_> {
             "{} prompts{before}, {n_tokens} tokens in {:.2} s{rate}; kernels: {from_cache} from cache, {compiled} compiled",
             self.n_prompts, self.seconds
         ));
-        let (first, all) = (Percentiles::of(&self.statistics.first_token_s), Percentiles::of(&self.statistics.latency_s));
+        let (first, all) =
+            (Percentiles::of(&self.statistics.first_token_s), Percentiles::of(&self.statistics.latency_s));
         if let (Some(first), Some(all)) = (first, all) {
             output.note(&format!(
                 "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99)",
