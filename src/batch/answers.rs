@@ -31,7 +31,7 @@ pub struct Said {
     pub text: String,
     /// To itself, in an answer to a conversation.
     pub reasoning: String,
-    /// Tokens of that.
+    /// Tokens of that, with the header and the end of each message.
     pub n_reasoning_tokens: usize,
 }
 
@@ -232,42 +232,26 @@ impl Batch {
         }
         let harmony = self.prompter.harmony()?;
         let mut parser = harmony.parser();
-        let (mut said, mut thinks, mut is_over) = (Said::default(), false, false);
-        let mut take = |parsed: Parsed, said: &mut Said| match parsed {
-            _ if is_over => false,
-            Parsed::Started(message) => {
-                is_over = message.role != Role::Assistant;
-                message.channel == Some(Channel::Analysis)
-            }
-            Parsed::Text { channel: Some(Channel::Analysis), text } => {
-                said.reasoning += &text;
-                true
-            }
-            Parsed::Text { channel, text } => {
-                if channel != Some(Channel::Commentary) {
-                    said.text += &text;
-                }
-                false
-            }
+        let (mut said, mut n_open_tokens, mut is_over) = (Said::default(), 0, false);
+        let mut take = |parsed: Parsed, n_open_tokens: &mut usize| match parsed {
+            _ if is_over => {}
+            Parsed::Started(message) => is_over = message.role != Role::Assistant,
+            Parsed::Text { channel: Some(Channel::Analysis), text } => said.reasoning += &text,
+            Parsed::Text { channel: Some(Channel::Commentary), .. } => {}
+            Parsed::Text { text, .. } => said.text += &text,
             Parsed::Ended { message, .. } => {
+                // Header and end are of what they are around.
+                let n_tokens = std::mem::take(n_open_tokens);
+                said.n_reasoning_tokens += if message.channel == Some(Channel::Analysis) { n_tokens } else { 0 };
                 is_over = message.channel == Some(Channel::Final);
-                false
             }
         };
-        for &id in ids {
-            // Ids that only stop are no part of the answer.
-            if stop.contains(&id) && !harmony.stop_ids().contains(&id) {
-                continue;
-            }
-            let was_thinking = thinks;
-            for parsed in parser.push(id)? {
-                thinks = take(parsed, &mut said);
-            }
-            said.n_reasoning_tokens += usize::from(was_thinking || thinks);
+        // Ids that only stop are no part of the answer.
+        for &id in ids.iter().filter(|id| !stop.contains(id) || harmony.stop_ids().contains(id)) {
+            n_open_tokens += 1;
+            parser.push(id)?.into_iter().for_each(|parsed| take(parsed, &mut n_open_tokens));
         }
-        for parsed in parser.finish() {
-            take(parsed, &mut said);
-        }
+        parser.finish().into_iter().for_each(|parsed| take(parsed, &mut n_open_tokens));
         Ok(said)
     }
 

@@ -165,13 +165,11 @@ impl Batch {
         let mut keys = Vec::new();
         for start in (0..self.source.len()).step_by(CHUNK) {
             let chunk = start..self.source.len().min(start + CHUNK);
-            let measured: Vec<Option<Measured>> = chunk
-                .clone()
-                .into_par_iter()
-                .map(|i| self.measured(i, records, order, keeps_errors))
-                .collect::<Result<_, _>>()?;
+            let measured: Vec<Result<Option<Measured>, BatchError>> =
+                chunk.clone().into_par_iter().map(|i| self.measured(i, records, order, keeps_errors)).collect();
+            // One by one, so that of several errors the first is told.
             for (i, measured) in chunk.zip(measured) {
-                let Some(Measured { n_positions, is_full, blocks }) = measured else { continue };
+                let Some(Measured { n_positions, is_full, blocks }) = measured? else { continue };
                 if is_full {
                     survey.full = survey.full.map_or(Some((1, i)), |(n, first)| Some((n + 1, first)));
                 }

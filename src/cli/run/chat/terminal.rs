@@ -24,8 +24,7 @@ const HISTORY_LINES: usize = 1000;
 
 /// Talks until the input ends.
 pub(super) fn talk(chat: &mut Chat<'_>) -> anyhow::Result<()> {
-    // A second ctrl-c, while the first has not stopped an answer yet, ends the program as ever.
-    signal_hook::flag::register_conditional_default(SIGINT, Arc::clone(&chat.is_stopped))?;
+    // However often it comes: whoever is impatient with an answer wants to keep the chat. Ctrl-\ ends it as ever.
     signal_hook::flag::register(SIGINT, Arc::clone(&chat.is_stopped))?;
     let config = Config::builder().max_history_size(HISTORY_LINES)?.history_ignore_space(true).build();
     let mut editor: Editor<Words, FileHistory> = Editor::with_config(config)?;

@@ -181,3 +181,24 @@ fn batch_files_are_answered_as_openai_answers_them() {
     let args = ["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &input, "--out-format", "text"];
     assert!(run(&args).fails_with_hint(1).contains("in.jsonl`, line 3"));
 }
+
+#[test]
+fn what_a_model_thinks_is_told_apart_from_what_it_says() {
+    let parrot = Parrot::that_thinks();
+    let input = lines(&parrot.0, "in.jsonl", &[json!({ "messages": [{ "role": "user", "content": "x" }] })]);
+    let (model, tokenizer) = (parrot.0.path("model.bin"), parrot.0.path("tokenizer.bin"));
+    let run_as = |format: &str, args: &[&str]| {
+        let words = ["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &input, "-n", "4096", "--out-format", format];
+        run(&[&words[..], args].concat()).ok()
+    };
+    let answer = &objects(&run_as("jsonl", &[]))[0];
+    assert_eq!((&answer["text"], &answer["reasoning"]), (&"Z".into(), &"?!".into()));
+    // <|channel|>, analysis, <|message|>, ?, !, <|end|>
+    assert_eq!(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 6);
+    assert_eq!(run_as("text", &[]).text(), "Z\n");
+    let n_prompt = |args: &[&str]| objects(&run_as("jsonl", args))[0]["usage"]["prompt_tokens"].clone();
+    let (usual, medium, high) =
+        (n_prompt(&[]), n_prompt(&["--reasoning", "medium"]), n_prompt(&["--reasoning", "high"]));
+    assert_eq!(usual, medium);
+    assert_eq!(usual.as_u64().expect("a number"), high.as_u64().expect("a number") + 2, "bytes of `medium` and `high`");
+}
