@@ -3,6 +3,7 @@
 //! `ARCHITECTURE.md` has the table of these modules and of what each may use. Start reading in [`graph::forward`], the
 //! forward pass of the model.
 
+pub mod batch;
 pub mod bounded_process;
 pub mod chat_template;
 pub mod checkpoint;

@@ -1,7 +1,7 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 20] = [
+const VARIABLES: [(&str, &str); 21] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
@@ -24,6 +24,7 @@ const VARIABLES: [(&str, &str); 20] = [
     ("HF_HUB_CACHE", "Hugging Face's cache, where models are found by their id"),
     ("HF_HOME", "the folder whose hub/ that is, else"),
     ("XDG_CACHE_HOME", "the user's cache folder [default: ~/.cache]"),
+    ("XDG_STATE_HOME", "where the lines typed at a chat are kept [default: ~/.local/state]"),
     ("NO_COLOR", "no colours on stderr"),
 ];
 

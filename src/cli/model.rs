@@ -15,10 +15,11 @@ use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::layout::Layout;
 use crate::checkpoint::{Checkpoint, Tensor};
+use crate::config::ModelConfig;
 use crate::device::Device;
 use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
-use crate::engine::blueprint::{ModelOptions, PrefixCache};
+use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
@@ -98,7 +99,7 @@ pub struct KvArgs {
     pub odd_window: usize,
 
     /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
-    /// nothing [default: 0]
+    /// nothing [default: 64 to serve, 4 to chat, else 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub snapshots: Option<u32>,
 
@@ -193,22 +194,28 @@ impl DeviceArgs {
         self.load_sized(checkpoint, cache, |_| sizes, output)
     }
 
-    /// As [`Self::load`], with sizes that depend on the machine.
+    /// The same, in sizes that depend on what the device has room for.
     pub fn load_sized(
         &self,
         checkpoint: &Checkpoint,
         cache: &KvArgs,
-        sizes: impl FnOnce(&ModelSizes<'_>) -> Sizes,
+        sizes: impl FnOnce(&Room<'_>) -> Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, _) = self.pipeline(&checkpoint, output)?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
-        let sizes = sizes(&ModelSizes {
+        let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
+        let weights = weight_bytes(&checkpoint, pipeline.driver());
+        let room = Room {
+            checkpoint: &checkpoint,
             target: pipeline.target(),
-            kv_request: cache.request(precision, pipeline.target(), kv_budget_bytes),
-        });
-        let model = cache.model_options(precision, sizes, kv_budget_bytes);
+            cache,
+            precision,
+            kv_budget_bytes,
+            spare_bytes: free_bytes.map(|free| free.saturating_sub(weights)),
+        };
+        let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
         let start = Instant::now();
         let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
@@ -227,12 +234,57 @@ impl DeviceArgs {
     }
 }
 
-/// What sizes may depend on.
-pub struct ModelSizes<'a> {
-    /// What the model runs on.
-    pub target: &'a Target,
-    /// What the KV cache is sized for, but for the number and the length of sequences.
-    pub kv_request: KvRequest,
+/// What a device has room for, before a model is loaded.
+pub struct Room<'a> {
+    checkpoint: &'a Checkpoint,
+    target: &'a Target,
+    cache: &'a KvArgs,
+    precision: Precision,
+    kv_budget_bytes: usize,
+    /// What the weights leave free, where the device tells.
+    spare_bytes: Option<usize>,
+}
+
+impl Room<'_> {
+    /// Whether this is a GPU that executes kernels itself.
+    pub fn is_gpu(&self) -> bool {
+        self.target.is_gpu() && !self.target.is_simulated
+    }
+
+    /// The model's dimensions.
+    pub fn config(&self) -> &ModelConfig {
+        &self.checkpoint.config
+    }
+
+    /// What the KV cache of one short sequence is sized for.
+    pub fn kv_request(&self) -> KvRequest {
+        self.cache.request(self.precision, self.target, self.kv_budget_bytes)
+    }
+
+    /// What the weights leave free, in bytes, where the device tells.
+    pub fn spare_bytes(&self) -> Option<usize> {
+        self.spare_bytes
+    }
+
+    /// Whether keys and values of sequences in these sizes are within what they may take.
+    pub fn holds(&self, sizes: Sizes) -> bool {
+        let options = self.cache.model_options(self.precision, sizes, usize::MAX);
+        Blueprint::new(self.checkpoint, &options, self.target)
+            .is_ok_and(|blueprint| blueprint.layout.total_bytes() <= self.kv_budget_bytes)
+    }
+
+    /// The largest number up to `most` of which `holds` is true, where it is true of all smaller ones; at least 1.
+    pub fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+        if most <= 1 || holds(most) {
+            return most.max(1);
+        }
+        let (mut fits, mut too_many) = (1, most);
+        while too_many - fits > 1 {
+            let middle = fits + (too_many - fits) / 2;
+            *(if holds(middle) { &mut fits } else { &mut too_many }) = middle;
+        }
+        fits
+    }
 }
 
 /// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
@@ -344,5 +396,19 @@ impl Progress for CompileProgress<'_> {
 impl Drop for CompileProgress<'_> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found() {
+        for most in 0..40 {
+            for limit in 0..40 {
+                assert_eq!(Room::largest(most, |n| n <= limit), most.min(limit).max(1), "{limit} of {most}");
+            }
+        }
     }
 }

@@ -127,6 +127,25 @@ impl Output {
         self.stderr(&format!("\n\x1b[36mhint:\x1b[0m {text}"));
     }
 
+    /// Tells something on stderr that does not belong to what is said, unless `--quiet`.
+    pub fn aside(&self, text: &str) {
+        self.note(&format!("\x1b[2m{text}\x1b[0m"));
+    }
+
+    /// Writes dimmed text on stderr, without a line end of its own, unless `--quiet`.
+    pub fn dimmed(&self, text: &str) {
+        if !self.quiet {
+            let _ = write!(AutoStream::auto(io::stderr()).lock(), "\x1b[2m{text}\x1b[0m");
+        }
+    }
+
+    /// Shows a text in the place of the line that the cursor is in, if somebody sees it; an empty one clears the line.
+    pub fn status(&self, text: &str) {
+        if self.shows_progress() {
+            let _ = write!(io::stderr().lock(), "\r\x1b[2K{text}");
+        }
+    }
+
     fn stderr(&self, text: &str) {
         // Nobody is left to tell when stderr is gone.
         let _ = writeln!(AutoStream::auto(io::stderr()).lock(), "{text}");

@@ -11,8 +11,11 @@ use super::export::ExportError;
 use super::hub::NotInHub;
 use super::output::Output;
 use super::run::chat::ConversationTooLong;
-use super::run::getp::NoCount;
 use super::usage::UsageError;
+use crate::batch::BatchError;
+use crate::batch::asked::LineError;
+use crate::batch::records::RecordsError;
+use crate::batch::source::SourceError;
 use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
 use crate::device::DeviceError;
@@ -57,6 +60,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
     let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] = &[
+        of::<BatchError>,
         of::<CacheError>,
         of::<CheckpointError>,
         of::<CompileError>,
@@ -72,13 +76,15 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<KvTooLarge>,
         of::<LibraryError>,
         of::<LimitsError>,
+        of::<LineError>,
         of::<LlvmError>,
         of::<ConversationTooLong>,
-        of::<NoCount>,
         of::<NotReady>,
         of::<PipelineError>,
+        of::<RecordsError>,
         of::<RenderError>,
         of::<ReplayError>,
+        of::<SourceError>,
         of::<StoreError>,
         of::<TargetError>,
         of::<TokenizerError>,

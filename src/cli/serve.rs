@@ -138,8 +138,12 @@ fn date(text: &str) -> Result<Date, String> {
     }
 }
 
+/// The ends of the last prompts and answers of some dozen conversations; of gpt-oss-20b, 192 MiB.
+const SNAPSHOTS: u32 = 64;
+
 /// Runs the command.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
+    args.cache.snapshots.get_or_insert(SNAPSHOTS);
     let start = Instant::now();
     let keys = args.keys()?;
     let tcp = args.bind()?;

@@ -15,14 +15,18 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::kernel_table::KernelTable;
-use super::model::{DeviceArgs, KvArgs, ModelArgs};
+use super::model::{DeviceArgs, KvArgs, ModelArgs, Room};
 use super::output::Output;
 use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
+use crate::batch::prompter::ChatStyle;
+use crate::bounded_process::this_program;
+use crate::chat_template::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
+use crate::harmony::Reasoning;
 use crate::pipeline::Pipeline;
 use crate::scheduler::Sampling;
 use crate::tokenizer::Tokenizer;
@@ -59,34 +63,37 @@ pub struct Args {
     #[arg(short, long, value_enum)]
     mode: Option<Mode>,
 
-    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file of
-    /// prompts (getp; what is no file and does not look like one is the only prompt)
+    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file
+    /// of prompts (getp; `-` is stdin, `*` and `?` stand for names; what is no file and does not look like one is the
+    /// only prompt)
     #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     input: Option<OsString>,
 
-    /// Where getp writes token ids, a line for each prompt [default: stdout]
+    /// Where getp writes its answers, a line for each prompt [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Positions to run at most, the prompt's included; 0 means as many as the model allows
-    #[arg(short = 'n', long, default_value_t = 1024, value_name = "N", allow_negative_numbers = true)]
-    steps: i64,
+    /// Positions to run at most, the prompt's included; 0 means as many as the model allows [default: 1024; chat: as
+    /// many as the model allows and the memory holds]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
+    steps: Option<i64>,
 
     /// New tokens at most, however long the prompt is (instead of `-n`)
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     max_new_tokens: Option<usize>,
 
-    /// Sequences at a time (getp) [default: 32]
+    /// Sequences at a time (getp) [default: on a GPU what its memory holds, 1024 at most; else 32]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Option<u32>,
 
-    /// Temperature; 0 takes the most probable token
-    #[arg(short = 'T', long, default_value_t = 0.0, value_name = "F", allow_negative_numbers = true)]
-    temperature: f32,
+    /// Temperature; 0 takes the most probable token [default: 0; of a chat at a terminal 1]
+    #[arg(short = 'T', long, value_name = "F", allow_negative_numbers = true)]
+    temperature: Option<f32>,
 
-    /// Draw from the most probable tokens that make up this much; 0 and 1 draw from all
-    #[arg(short = 'p', long, default_value_t = 0.9, value_name = "F", allow_negative_numbers = true)]
-    top_p: f32,
+    /// Draw from the most probable tokens that make up this much; 0 and 1 draw from all [default: 0.9; of a chat at a
+    /// terminal 1]
+    #[arg(short = 'p', long, value_name = "F", allow_negative_numbers = true)]
+    top_p: Option<f32>,
 
     /// Draw from so many of the most probable tokens; 0 draws from all
     #[arg(short = 'k', long, default_value_t = 0, value_name = "N")]
@@ -96,9 +103,13 @@ pub struct Args {
     #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: i64,
 
-    /// Who writes the prompts of a chat
-    #[arg(long, value_enum, default_value_t = ChatFormat::Checkpoint, value_name = "FORMAT")]
-    chat_format: ChatFormat,
+    /// Who writes the prompts of a chat [default: checkpoint; of conversations in a file (getp) harmony]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    chat_format: Option<ChatFormat>,
+
+    /// How long the model is to think (chat; getp: where a prompt does not say) [default: medium]
+    #[arg(long, value_enum, value_name = "EFFORT")]
+    reasoning: Option<Reasoning>,
 
     /// The system message (chat)
     #[arg(short = 'y', long, value_name = "TEXT")]
@@ -121,6 +132,10 @@ pub struct Args {
     profile: u8,
 
     #[command(flatten)]
+    chat: chat::ChatArgs,
+    #[command(flatten)]
+    getp: getp::GetpArgs,
+    #[command(flatten)]
     tokenizer: TokenizerArgs,
     #[command(flatten)]
     device: DeviceArgs,
@@ -129,15 +144,21 @@ pub struct Args {
 }
 
 /// Runs the command.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let mode = args.mode();
     args.refuse_what_is_ignored(mode)?;
+    if mode == Mode::Chat {
+        args.cache.snapshots.get_or_insert(CHAT_SNAPSHOTS);
+    }
     match mode {
         Mode::Generate => generate::run(&args, output),
         Mode::Chat => chat::run(&args, output),
         Mode::Getp => getp::run(&args, output),
     }
 }
+
+/// A turn begins with the prompt before it and the answer to that, or with an earlier one where that was taken back.
+const CHAT_SNAPSHOTS: u32 = 4;
 
 /// Where the time of the steps went, on stderr, if it was taken: beside the machine's limits, which are measured for
 /// it.
@@ -174,8 +195,21 @@ const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
 /// token.
 const COLDEST: f32 = 1e-30;
 
-/// Sequences at a time that getp runs, as in the seeds.
-const BATCH: u32 = 32;
+/// What flags say that are not given.
+#[derive(Clone, Copy)]
+struct Usually {
+    temperature: f32,
+    top_p: f32,
+}
+
+/// Greedy, as in the seeds.
+const AS_SEEDS: Usually = Usually { temperature: 0.0, top_p: 0.9 };
+
+/// As OpenAI advises for these models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").
+const AS_ADVISED: Usually = Usually { temperature: 1.0, top_p: 1.0 };
+
+/// Positions to run, as in the seeds.
+const STEPS: i64 = 1024;
 
 impl Args {
     /// What was asked for; whoever gives nothing to continue and sits at a terminal wants to talk.
@@ -187,22 +221,36 @@ impl Args {
         }
     }
 
-    /// Flags of getp alone would do nothing in another mode, and whoever gave one thinks that they do.
+    /// Flags of one mode would do nothing in another, and whoever gave one thinks that they do.
     fn refuse_what_is_ignored(&self, mode: Mode) -> Result<(), UsageError> {
         let of_getp = [
             ("-o", self.output.is_some()),
             ("-v", self.verify.is_some()),
             ("-b", self.batch.is_some()),
             ("-t", self.lines.is_some()),
+            ("--in-format", self.getp.in_format.is_some()),
+            ("--out-format", self.getp.out_format.is_some()),
+            ("--order", self.getp.order.is_some()),
+            ("--records", self.getp.records.is_some()),
+            ("--restart", self.getp.restart),
+            ("--metrics", self.getp.metrics.is_some()),
         ];
-        let name = match mode {
-            Mode::Getp => return Ok(()),
-            Mode::Generate => "generate",
-            Mode::Chat => "chat",
+        let of_chat = [("--show-reasoning", self.chat.show_reasoning)];
+        let of_both = [("--reasoning", self.reasoning.is_some())];
+        let (name, foreign): (_, Vec<(&[(&str, bool)], &str)>) = match mode {
+            Mode::Getp => ("getp", vec![(&of_chat, "`-m chat`")]),
+            Mode::Chat => ("chat", vec![(&of_getp, "`-m getp`")]),
+            Mode::Generate => {
+                let foreign: [(&[_], _); 3] =
+                    [(&of_getp, "`-m getp`"), (&of_chat, "`-m chat`"), (&of_both, "`-m chat` and `-m getp`")];
+                ("generate", foreign.to_vec())
+            }
         };
-        match of_getp.iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => {
-                Err(UsageError(format!("`{flag}` does nothing with `-m {name}`: it is a flag of `-m getp`")))
+        let mut given =
+            foreign.iter().flat_map(|(flags, of)| flags.iter().map(move |(flag, is_given)| (flag, is_given, of)));
+        match given.find(|(_, is_given, _)| **is_given) {
+            Some((flag, _, of)) => {
+                Err(UsageError(format!("`{flag}` does nothing with `-m {name}`: it is a flag of {of}")))
             }
             None => Ok(()),
         }
@@ -210,7 +258,17 @@ impl Args {
 
     /// Loads the model, and takes times if asked.
     fn load(&self, checkpoint: &Checkpoint, sizes: Sizes, output: &Output) -> anyhow::Result<Engine> {
-        let mut engine = self.device.load(checkpoint, &self.cache, sizes, output)?;
+        self.load_sized(checkpoint, |_| sizes, output)
+    }
+
+    /// The same, in sizes that depend on what the device has room for.
+    fn load_sized(
+        &self,
+        checkpoint: &Checkpoint,
+        sizes: impl FnOnce(&Room<'_>) -> Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
+        let mut engine = self.device.load_sized(checkpoint, &self.cache, sizes, output)?;
         if self.profile != 0 {
             engine.start_profile(Profiled::Some);
         }
@@ -219,7 +277,7 @@ impl Args {
 
     /// How many positions may be run: `-n` as the seeds take it.
     fn steps(&self, config: &ModelConfig) -> usize {
-        match usize::try_from(self.steps) {
+        match usize::try_from(self.steps.unwrap_or(STEPS)) {
             Ok(steps) if steps > 0 => steps.min(config.max_seq_len),
             _ => config.max_seq_len,
         }
@@ -233,10 +291,30 @@ impl Args {
     /// How the next token is chosen, with the seeds' bounds on each value. `sequence` tells requests apart, which
     /// draw from random numbers of their own.
     fn sampling(&self, sequence: usize) -> Sampling {
-        let top_p = if (0.0..=1.0).contains(&self.top_p) { self.top_p } else { 0.9 };
-        let seed = self.first_seed().wrapping_add(sequence as u64);
-        let temperature = if self.temperature > COLDEST { self.temperature } else { 0.0 };
+        self.sampling_or(AS_SEEDS, self.first_seed().wrapping_add(sequence as u64))
+    }
+
+    /// The same, from a seed, and with other values where no flag says one.
+    fn sampling_or(&self, usual: Usually, seed: u64) -> Sampling {
+        let top_p = self.top_p.unwrap_or(usual.top_p);
+        let top_p = if (0.0..=1.0).contains(&top_p) { top_p } else { usual.top_p };
+        let temperature = self.temperature.unwrap_or(usual.temperature);
+        let temperature = if temperature > COLDEST { temperature } else { 0.0 };
         Sampling { temperature, top_k: self.top_k, top_p, min_p: 0.0, seed }
+    }
+
+    /// Who writes the prompts of conversations. The models of OpenAI expect their own system message; the built-in
+    /// tiny one was trained on a plain system text, or none.
+    fn chat_style(&self, checkpoint: &Checkpoint, current_date: &str, usual: ChatFormat) -> anyhow::Result<ChatStyle> {
+        let template = checkpoint.origin.chat_template.as_deref();
+        if let (ChatFormat::Checkpoint, Some(template)) = (self.chat_format.unwrap_or(usual), template) {
+            return Ok(ChatStyle::Template(ChatTemplate::new(template, &this_program())?));
+        }
+        if self.model.is_built_in() {
+            return Ok(ChatStyle::Plain);
+        }
+        let reasoning = self.reasoning.unwrap_or_default();
+        Ok(ChatStyle::OpenAi { current_date: current_date.to_owned(), reasoning })
     }
 
     /// The seeds read a C `int`: a larger number wraps, and a negative one is a large unsigned one.
@@ -247,7 +325,8 @@ impl Args {
         }
     }
 
-    /// Ids that end a sequence. The seeds know two ids and no names; a checkpoint's own vocabulary has others for them.
+    /// Ids that end a sequence. The seeds know two ids and no names; a checkpoint's own vocabulary has others for
+    /// them.
     fn stop_ids(&self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
         let mut ids = SEEDS_STOP_IDS.to_vec();
         if self.tokenizer.tokenizer.is_none() {

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::Args;
 use crate::checkpoint::Checkpoint;
-use crate::cli::model::ModelSizes;
+use crate::cli::model::Room;
 use crate::cli::output::Output;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
@@ -52,8 +52,7 @@ impl Served {
         let checkpoint = args.model.open(output)?;
         let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
         tokenizer.check_model(checkpoint.config.vocab_size)?;
-        let sizes = |machine: &ModelSizes<'_>| sizes(args, &checkpoint.config, machine);
-        let engine = args.device.load_sized(&checkpoint, &args.cache, sizes, output)?;
+        let engine = args.device.load_sized(&checkpoint, &args.cache, |room| sizes(args, room), output)?;
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
         let facts = facts(&limits, fingerprint(&checkpoint, &engine));
@@ -111,18 +110,18 @@ fn own_name(args: &Args) -> String {
 
 /// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was asked
 /// for, else as long as the cache holds one.
-fn sizes(args: &Args, config: &ModelConfig, machine: &ModelSizes<'_>) -> Sizes {
+fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
+    let (config, kv_request) = (room.config(), room.kv_request());
     let asked = args.context.map_or(config.max_seq_len, |n| (n as usize).min(config.max_seq_len));
-    let is_gpu = machine.target.is_gpu() && !machine.target.is_simulated;
-    let most = if is_gpu { GPU_SLOTS } else { CPU_SLOTS };
+    let most = if room.is_gpu() { GPU_SLOTS } else { CPU_SLOTS };
     let layout = |n_slots: usize, n_tokens: usize, budget_bytes: usize| {
         let Sizes { capacity_tokens, .. } = Sizes::for_tokens(n_slots, n_tokens, n_slots);
-        KvLayout::new(config, &KvRequest { n_slots, capacity_tokens, budget_bytes, ..machine.kv_request })
+        KvLayout::new(config, &KvRequest { n_slots, capacity_tokens, budget_bytes, ..kv_request })
     };
     let mut n_slots = args.batch.map_or(most, |n| n as usize);
     while args.batch.is_none() && n_slots > 1 {
         let rings = layout(n_slots, asked, usize::MAX).map_or(usize::MAX, |layout| ring_bytes(&layout, config));
-        if rings <= machine.kv_request.budget_bytes / RINGS_SHARE {
+        if rings <= kv_request.budget_bytes / RINGS_SHARE {
             break;
         }
         n_slots /= 2;
@@ -130,7 +129,7 @@ fn sizes(args: &Args, config: &ModelConfig, machine: &ModelSizes<'_>) -> Sizes {
     let mut n_tokens = asked;
     while args.context.is_none()
         && n_tokens > LEAST_CONTEXT
-        && layout(n_slots, n_tokens, machine.kv_request.budget_bytes).is_err()
+        && layout(n_slots, n_tokens, kv_request.budget_bytes).is_err()
     {
         n_tokens /= 2;
     }

@@ -110,7 +110,8 @@ fn a_tokenizer_of_another_model_is_told() {
     let input = file(counter.folder.path(), "in.txt", &prompt_file(&["!", "Hello"]));
     let out = argument(&counter.folder.path().join("out.txt"));
     let stderr = run(&["run", &model, "-m", "getp", "-i", &input, "-o", &out]).fails_with_hint(1);
-    assert!(stderr.starts_with("error: could not run prompt 2\n  caused by: token id "), "{stderr}");
+    let told = stderr.starts_with("error: could not run prompt 2 (`");
+    assert!(told && stderr.contains("/in.txt`, line 3)\n  caused by: token id "), "{stderr}");
     assert!(!counter.folder.path().join("out.txt").exists(), "nothing half done is left");
 }
 

@@ -1,9 +1,13 @@
 //! Where `run` takes its input from, and which flags make sense with what it does.
 
-use std::process::{Command, Stdio};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::fixtures::models::{Counter, letters, prompt_file};
-use crate::fixtures::program::{Ran, command, file, run_with_stdin, shared_cache};
+use crate::fixtures::program::{Ran, command, file, run_with_stdin, shared_cache, with_environment_of};
 use crate::fixtures::skipped;
 use crate::tokenizer::chat::Parrot;
 
@@ -33,31 +37,163 @@ fn a_pipe_is_the_prompt_whole_but_for_its_last_line_end() {
     assert_eq!(piped(&counter, b"Ah", &["-i", "Aa", "-n", "2"]).ok().text(), "AaAbAc\n");
 }
 
+/// The program at a terminal, which `script` gives it.
+struct Terminal {
+    child: Child,
+    shown: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
+}
+
+impl Terminal {
+    /// None where there is no `script`.
+    fn open(model: &Counter, args: &[&str]) -> Option<Self> {
+        if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
+            skipped("`script`, which gives a program a terminal, is not there");
+            return None;
+        }
+        let (checkpoint, tokenizer) = (model.path("model.bin"), model.path("tokenizer.bin"));
+        let program = command(shared_cache(), &[&["run", &checkpoint, "-z", &tokenizer], args].concat());
+        let words = program.get_args().map(|word| format!("'{}'", word.to_str().expect("text")));
+        let line =
+            [format!("'{}'", program.get_program().display())].into_iter().chain(words).collect::<Vec<_>>().join(" ");
+        let mut terminal = with_environment_of(&program, Command::new("script"));
+        terminal.args(["-q", "-e", "-c", &line, "/dev/null"]).env("TERM", "xterm");
+        let mut child = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let (mut stdout, screen) = (child.stdout.take().expect("piped"), shown.clone());
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = stdout.read(&mut bytes) {
+                screen.lock().expect("no panic").extend(&bytes[..n]);
+            }
+        });
+        Some(Self { child, shown, reader })
+    }
+
+    fn types(&mut self, keys: &str) {
+        self.child.stdin.as_mut().expect("piped").write_all(keys.as_bytes()).expect("written");
+    }
+
+    fn shown(&self) -> String {
+        String::from_utf8_lossy(&self.shown.lock().expect("no panic")).into_owned()
+    }
+
+    /// Waits until so many of these words are on the screen. A program that ended shows no more of them.
+    fn waits_for(&mut self, words: &str, n: usize) {
+        while self.shown().matches(words).count() < n {
+            assert!(self.child.try_wait().expect("ours").is_none(), "`{words}` never came: {}", self.shown());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until it asks for a message so many times: what is typed before would not be edited, and a ctrl-c be a
+    /// signal.
+    fn waits_for_marks(&mut self, n: usize) {
+        self.waits_for("\x1b[?2004h", n);
+    }
+
+    /// Everything that it showed, if it ended well.
+    fn ends(mut self) -> String {
+        let status = self.child.wait().expect("reaped");
+        self.reader.join().expect("no panic");
+        let shown = String::from_utf8_lossy(&self.shown.lock().expect("no panic")).into_owned();
+        assert!(status.success(), "{shown}");
+        shown
+    }
+}
+
 #[test]
 fn at_a_terminal_a_run_without_input_is_a_chat() {
-    if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        skipped("`script`, which gives a program a terminal, is not there");
-        return;
-    }
     let parrot = Parrot::new(4096);
-    let (model, tokenizer) = (parrot.0.path("model.bin"), parrot.0.path("tokenizer.bin"));
-    let args = ["run", &model, "-z", &tokenizer, "-n", "4096"];
-    let program = command(shared_cache(), &args);
-    // The terminal shows what is typed, so that the answer is what begins its line.
-    let words = program.get_args().map(|word| format!("'{}'", word.to_str().expect("text")));
-    let line =
-        [format!("'{}'", program.get_program().display())].into_iter().chain(words).collect::<Vec<_>>().join(" ");
-    let mut terminal = Command::new("script");
-    terminal
-        .args(["-q", "-e", "-c", &line, "/dev/null"])
-        .envs(program.get_envs().filter_map(|(name, value)| value.map(|value| (name.to_owned(), value.to_owned()))));
-    let mut child = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
-    std::io::Write::write_all(child.stdin.as_mut().expect("piped"), b"Hello\n\x04").expect("written");
-    let output = child.wait_with_output().expect("reaped");
-    let shown = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{shown}");
-    assert!(shown.contains("one message a line; the end of input (ctrl-d) ends the chat"), "{shown}");
-    assert!(shown.lines().any(|line| line.trim_end() == "é!"), "{shown}");
+    let Some(mut terminal) = Terminal::open(&parrot.0, &["-T", "0"]) else { return };
+    terminal.waits_for_marks(1);
+    terminal.types("Hello\r");
+    terminal.waits_for(" tok/s, the first after ", 1);
+    // Several lines that are pasted are one message, and can be gone on with.
+    terminal.waits_for_marks(2);
+    terminal.types("\x1b[200~one\ntwo\x1b[201~ and\r");
+    terminal.waits_for(" tok/s, the first after ", 2);
+    terminal.waits_for_marks(3);
+    terminal.types("/stats\r");
+    terminal.waits_for("2 answers: 14 tokens in ", 1);
+    terminal.waits_for_marks(4);
+    terminal.types("/nonsense\r");
+    terminal.waits_for("there is no command `/nonsense`", 1);
+    let saved = parrot.0.path("saved.json");
+    terminal.waits_for_marks(5);
+    terminal.types(&format!("/save {saved}\r"));
+    terminal.waits_for("4 messages written", 1);
+    terminal.waits_for_marks(6);
+    terminal.types("/clear\r");
+    terminal.waits_for("forgotten", 1);
+    terminal.waits_for_marks(7);
+    terminal.types(&format!("/load {saved}\r"));
+    terminal.waits_for("4 messages read", 1);
+    terminal.waits_for_marks(8);
+    terminal.types("/regenerate\r");
+    terminal.waits_for(" tok/s, the first after ", 3);
+    terminal.waits_for_marks(9);
+    terminal.types(&format!("/save {saved}\r"));
+    terminal.waits_for("4 messages written", 2);
+    terminal.waits_for_marks(10);
+    terminal.types("\x04");
+    let shown = terminal.ends();
+    assert!(shown.contains("ctrl-c stops an answer, ctrl-d ends the chat"), "{shown}");
+    assert_eq!(shown.lines().filter(|line| line.trim_end() == "é!").count(), 3, "{shown}");
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(saved).expect("there")).expect("JSON");
+    let said = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+    let [user, assistant] = ["user", "assistant"];
+    let expected = [said(user, "Hello"), said(assistant, "é!"), said(user, "one\ntwo and"), said(assistant, "é!")];
+    assert_eq!(saved["messages"], serde_json::Value::from(expected.to_vec()));
+}
+
+#[test]
+fn a_message_that_does_not_fit_and_an_answer_that_is_stopped_leave_the_chat_as_it_was() {
+    // An answer without an end: after `c` comes `a`.
+    let mut answer = Parrot::head();
+    answer.extend(b"abca".map(u32::from));
+    let parrot = Parrot::that_says(100_000, &answer);
+    let Some(mut terminal) = Terminal::open(&parrot.0, &["-T", "0"]) else { return };
+    terminal.waits_for_marks(1);
+    terminal.types("Hello\r");
+    terminal.waits_for("abcabcabc", 1);
+    terminal.types("\x03");
+    terminal.waits_for("stopped; ", 1);
+    // A ctrl-c where there is no answer to stop clears the line and ends nothing.
+    terminal.waits_for_marks(2);
+    terminal.types("half a line\x03");
+    terminal.waits_for("ctrl-d ends the chat", 2);
+    terminal.waits_for_marks(3);
+    terminal.types(&format!("\x1b[200~{}\x1b[201~\r", "x".repeat(100_000)));
+    terminal.waits_for("the context 100000", 1);
+    terminal.waits_for_marks(4);
+    terminal.types("Again\r");
+    terminal.waits_for("abcabcabc", 2);
+    terminal.types("\x03");
+    terminal.waits_for("stopped; ", 2);
+    terminal.waits_for_marks(5);
+    terminal.types("/quit\r");
+    let shown = terminal.ends();
+    assert!(shown.contains("the conversation has 100") && shown.contains("the message was not sent"), "{shown}");
+}
+
+#[test]
+fn at_a_terminal_thoughts_are_counted_while_they_last_or_shown() {
+    let parrot = Parrot::that_thinks();
+    for (args, thoughts) in
+        [(&["-T", "0"][..], "\r\x1b[2Kthinking, 1 tokens"), (&["-T", "0", "--show-reasoning"], "?!")]
+    {
+        let Some(mut terminal) = Terminal::open(&parrot.0, args) else { return };
+        terminal.waits_for_marks(1);
+        terminal.types("Hello\r");
+        terminal.waits_for_marks(2);
+        terminal.types("\x04");
+        let shown = terminal.ends();
+        assert!(shown.contains(thoughts), "{shown:?}");
+        assert!(shown.contains("8 tokens, 4 of them thought, "), "{shown:?}");
+        // Words begin their line, wherever the count stood.
+        assert!(shown.contains("\x1b[2KZ\r\n") || shown.contains("?!\r\nZ\r\n"), "{shown:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! `run -m getp`: files of prompts, in the seeds' words and to the seeds' counts.
 
+mod formats;
 mod invariance;
+mod resumed;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

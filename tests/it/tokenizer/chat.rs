@@ -3,8 +3,9 @@
 use crate::fixtures::models::Counter;
 use crate::fixtures::program::{Ran, file, keys, run_with_stdin};
 
-/// Ids behind the 256 bytes.
+/// Ids behind the 256 bytes, and behind the special tokens.
 const FINAL: u32 = 256;
+const ANALYSIS: u32 = 265;
 const SPECIALS: [&str; 8] =
     ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>", "<|endoftext|>"];
 
@@ -22,18 +23,27 @@ impl Parrot {
 
     /// With other tokens after the words of its answer.
     fn that_goes_on(seq_len: i32, ending: &[u32]) -> Self {
-        // The prompt ends in `assistant`.
-        let head =
-            [u32::from(b't'), special("<|channel|>"), FINAL, special("<|message|>"), 0xc3, 0xa9, u32::from(b'!')];
-        Self::that_says(seq_len, &[&head, ending].concat())
+        Self::that_says(seq_len, &[&Self::head()[..], &[0xc3, 0xa9, u32::from(b'!')], ending].concat())
+    }
+
+    /// What comes before the words of a final message. The prompt ends in `assistant`.
+    pub fn head() -> Vec<u32> {
+        vec![u32::from(b't'), special("<|channel|>"), FINAL, special("<|message|>")]
     }
 
     /// With these tokens, the first of which is the prompt's last.
-    fn that_says(seq_len: i32, answer: &[u32]) -> Self {
+    pub fn that_says(seq_len: i32, answer: &[u32]) -> Self {
         let successors: Vec<(u32, u32)> = answer.windows(2).map(|pair| (pair[0], pair[1])).collect();
-        let counter = Counter::with_successors(265, seq_len, &successors);
+        let counter = Counter::with_successors(266, seq_len, &successors);
         file(counter.folder.path(), "tokenizer.bin", &tokenizer());
         Self(counter)
+    }
+
+    /// One that thinks `?!` and says `Z`, which it does without a channel.
+    pub fn that_thinks() -> Self {
+        let thought = [ANALYSIS, special("<|message|>"), u32::from(b'?'), u32::from(b'!'), special("<|end|>")];
+        let words = [u32::from(b'Z'), special("<|return|>")];
+        Self::that_says(4096, &[&Self::head()[..2], &thought, &words].concat())
     }
 
     fn chat(&self, stdin: impl AsRef<[u8]>, args: &[&str]) -> Ran {
@@ -42,12 +52,13 @@ impl Parrot {
     }
 }
 
-/// Every byte, the word `final`, and the special tokens.
+/// Every byte, the word `final`, the special tokens, and the word `analysis`.
 fn tokenizer() -> Vec<u8> {
     let mut records: Vec<(f32, Vec<u8>)> = (0..=255).map(|byte| (0.0, vec![byte])).collect();
     records[0].1 = b"<0x00>".to_vec();
     records.push((0.0, b"final".to_vec()));
     records.extend(SPECIALS.iter().map(|name| (-1e30, name.as_bytes().to_vec())));
+    records.push((0.0, b"analysis".to_vec()));
     let mut bytes = 13_i32.to_le_bytes().to_vec();
     for (score, text) in records {
         bytes.extend(score.to_le_bytes());
@@ -83,6 +94,18 @@ fn json_is_an_object_for_each_answer() {
         assert_eq!((&turn["text"], &turn["analysis"]), (&"é!".into(), &"".into()));
         assert_eq!(turn["new_tokens"], 7, "<|channel|>, final, <|message|>, two bytes, !, <|return|>");
     }
+}
+
+#[test]
+fn thoughts_are_shown_to_those_who_ask() {
+    let parrot = Parrot::that_thinks();
+    let ran = parrot.chat("Hello\n", &[]).ok();
+    assert_eq!((ran.text(), ran.stderr.contains("?!")), ("Z\n", false), "{}", ran.stderr);
+    let ran = parrot.chat("Hello\n", &["--show-reasoning"]).ok();
+    assert_eq!((ran.text(), ran.stderr.starts_with("?!\n")), ("Z\n", true), "{}", ran.stderr);
+    assert!(parrot.chat("Hello\n", &["--verbose"]).ok().stderr.contains("[analysis] ?!\n"));
+    let turn = parrot.chat("Hello\n", &["--json"]).ok().json();
+    assert_eq!((&turn["text"], &turn["analysis"]), (&"Z".into(), &"?!".into()));
 }
 
 #[test]

@@ -1,0 +1,37 @@
+//! Signals that end a run after its current step, so that it can say what is kept. A second one ends it at once.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// Which of them came.
+pub(super) struct Signals(Arc<AtomicUsize>);
+
+impl Signals {
+    /// Watches from here on. Signals that whoever started the program has it ignore, as `nohup` does, stay ignored.
+    pub(super) fn watch() -> io::Result<Self> {
+        let (came, is_second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let ignored = ignored();
+        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0) {
+            signal_hook::flag::register_conditional_default(signal, is_second.clone())?;
+            signal_hook::flag::register(signal, is_second.clone())?;
+            signal_hook::flag::register_usize(signal, came.clone(), signal as usize)?;
+        }
+        Ok(Self(came))
+    }
+
+    /// The one that came last.
+    pub(super) fn came(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Relaxed) as i32).filter(|signal| *signal != 0)
+    }
+}
+
+/// A bit for each signal, that of number 1 the lowest.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0)
+}

@@ -1,0 +1,140 @@
+//! What a run did: a line for people, an object for programs, a file of figures.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::Args;
+use crate::batch::work::Statistics;
+use crate::cli::model::kernel_counts;
+use crate::cli::output::Output;
+use crate::engine::Engine;
+
+pub(super) struct Summary<'a> {
+    pub args: &'a Args,
+    pub engine: &'a Engine,
+    pub statistics: &'a Statistics,
+    pub n_prompts: usize,
+    /// Answers of runs before.
+    pub n_resumed: usize,
+    /// From the first prompt's reading to the last token.
+    pub seconds: f64,
+    /// Of these, those in which all prompts were looked at.
+    pub survey_s: f64,
+}
+
+impl Summary<'_> {
+    /// As the seeds count: all generated tokens, stop tokens included, over the time from tokenizing to the last one.
+    fn tok_per_s(&self) -> Option<f64> {
+        let n_tokens = self.statistics.n_tokens;
+        (self.seconds > 0.0 && n_tokens > 0).then(|| n_tokens as f64 / self.seconds)
+    }
+
+    pub(super) fn tell(&self, ids: Option<&[Vec<u32>]>, output: &Output) -> anyhow::Result<()> {
+        let (from_cache, compiled) = kernel_counts(self.engine);
+        let n_tokens = self.statistics.n_tokens;
+        if output.is_json() {
+            output.json(&json!({
+                "schema": 1,
+                "mode": "getp",
+                "requests": self.n_prompts,
+                "ids": ids.unwrap_or_default(),
+                "tokens": n_tokens,
+                "seconds": self.seconds,
+                "tok_per_s": self.tok_per_s(),
+                "kernels": { "from_cache": from_cache, "compiled": compiled },
+            }))?;
+            return Ok(());
+        }
+        let rate = self.tok_per_s().map_or_else(String::new, |rate| format!(": {rate:.1} tok/s"));
+        let before = match self.n_resumed {
+            0 => String::new(),
+            n => format!(" ({n} of them answered before)"),
+        };
+        output.note(&format!(
+            "{} prompts{before}, {n_tokens} tokens in {:.2} s{rate}; kernels: {from_cache} from cache, {compiled} compiled",
+            self.n_prompts, self.seconds
+        ));
+        let (first, all) =
+            (Percentiles::of(&self.statistics.first_token_s), Percentiles::of(&self.statistics.latency_s));
+        if let (Some(first), Some(all)) = (first, all) {
+            output.note(&format!(
+                "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99)",
+                self.engine.kv_layout().n_slots, first.p50, first.p99, all.p50, all.p99
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn metrics(&self) -> Value {
+        let (from_cache, compiled) = kernel_counts(self.engine);
+        let Statistics { n_tokens, n_prompt_tokens, n_cached_tokens, reasons, .. } = self.statistics;
+        let layout = self.engine.kv_layout();
+        json!({
+            "schema": 1,
+            "mode": "getp",
+            "model": self.args.model.name(),
+            "device": self.engine.executor().pipeline().driver().describe(),
+            "slots": layout.n_slots,
+            "capacity_tokens": layout.capacity_tokens,
+            "prompts": self.n_prompts,
+            "answered_before": self.n_resumed,
+            "finish_reasons": reasons,
+            "prompt_tokens": n_prompt_tokens,
+            "cached_tokens": n_cached_tokens,
+            "tokens": n_tokens,
+            "seconds": self.seconds,
+            "survey_s": self.survey_s,
+            "tok_per_s": self.tok_per_s(),
+            "first_token_s": Percentiles::of(&self.statistics.first_token_s).map(|found| found.json()),
+            "latency_s": Percentiles::of(&self.statistics.latency_s).map(|found| found.json()),
+            "peak_memory_bytes": peak_memory_bytes(),
+            "kernels": { "from_cache": from_cache, "compiled": compiled },
+        })
+    }
+}
+
+/// The most memory that the process had at a time, where the system tells.
+fn peak_memory_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+struct Percentiles {
+    p50: f32,
+    p90: f32,
+    p99: f32,
+    max: f32,
+}
+
+impl Percentiles {
+    /// The least values that so many of a hundred are not above; none of none.
+    fn of(seconds: &[f32]) -> Option<Self> {
+        let mut sorted = seconds.to_vec();
+        sorted.sort_unstable_by(f32::total_cmp);
+        let max = *sorted.last()?;
+        let of = |share: usize| sorted[(sorted.len() * share).div_ceil(100).max(1) - 1];
+        Some(Self { p50: of(50), p90: of(90), p99: of(99), max })
+    }
+
+    fn json(&self) -> Value {
+        let Self { p50, p90, p99, max } = self;
+        json!({ "p50": p50, "p90": p90, "p99": p99, "max": max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let seconds: Vec<f32> = (1..=200).rev().map(|i| i as f32).collect();
+        let Percentiles { p50, p90, p99, max } = Percentiles::of(&seconds).expect("some");
+        assert_eq!((p50, p90, p99, max), (100.0, 180.0, 198.0, 200.0));
+        let one = Percentiles::of(&[3.0]).expect("one");
+        assert_eq!((one.p50, one.max), (3.0, 3.0));
+        assert!(Percentiles::of(&[]).is_none());
+    }
+}
