@@ -1,0 +1,46 @@
+"""Those of llama.cpp's server tests that are about the API and not about llama.cpp.
+
+    python llama_cpp.py TESTS PYTHON      TESTS: tools/server/tests of a checkout; PYTHON: one with its requirements
+
+With DEBUG_EXTERNAL the suite starts and downloads nothing, and asks the server on port 8080. Left out: one case of bad
+messages, two assistant messages at the end, which is a conversation here.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from server import Server
+
+OURS = ["--any-model", "-n", "512"]
+KEY = "sk-this-is-the-secret-key"
+RUNS = [
+    (OURS, "unit/test_chat_completion.py", "invalid_chat or logprobs", ["messages7"]),
+    ([*OURS, "--api-key", KEY], "unit/test_security.py", "public_endpoint or openai_library", []),
+    (OURS, "unit/test_basic.py", "start_simple", []),
+]
+
+
+def main(tests, python):
+    for arguments, file, words, without in RUNS:
+        with Server(*arguments, port=8080) as server:
+            chosen = f"({words})" + "".join(f" and not {word}" for word in without)
+            environment = {**os.environ, "DEBUG_EXTERNAL": "1", "PORT": "8080"}
+            command = [python, "-m", "pytest", file, "-k", chosen, "-rA", "-q", "--tb=short", "-p", "no:cacheprovider"]
+            done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True)
+        found = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)(.*)$", done.stdout, re.M)
+        for outcome, name, why in found:
+            print(f"{'ok      ' if outcome == 'PASSED' else 'FAILED  '}{name}{why if outcome != 'PASSED' else ''}")
+        if not found or any(outcome != "PASSED" for outcome, _, _ in found):
+            print(done.stdout[-4000:] + done.stderr[-1000:])
+        if not found:
+            print(f"FAILED  nothing ran of {file}")
+
+
+if __name__ == "__main__":
+    if not pathlib.Path(sys.argv[1]).is_dir():
+        print(f"skipped: there is no {sys.argv[1]}")
+    else:
+        main(*sys.argv[1:3])
