@@ -104,9 +104,9 @@ def work(job):
     return asyncio.run(clients(args, model, n_clients, jobs, process))
 
 
-def percentile(values, share):
+def percentile(values, part):
     values = sorted(values)
-    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+    return values[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
 
 
 def main():
