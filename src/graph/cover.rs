@@ -203,6 +203,7 @@ mod tests {
         let config = gpt_oss_20b();
         let request = KvRequest {
             n_slots: 300,
+            n_snapshots: 0,
             capacity_tokens: 1024,
             max_rows: 2048,
             dtype: Dtype::Bf16,

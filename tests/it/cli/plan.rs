@@ -10,7 +10,7 @@ use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::choice::Chooser;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions};
+use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineOptions};
 use gptoss_jit::graph::decisions::Decisions;
 use gptoss_jit::graph::{Rows, StepShape};
@@ -137,6 +137,8 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
         max_logit_rows: 1,
         odd_window: None,
         kv_budget_bytes: 1 << 30,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
     };
     let library = || Library::load(&[]).expect("built in");
     let tables = || TuningTables::from_texts(&[("host", ROWS)]).expect("right");

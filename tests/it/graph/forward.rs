@@ -8,7 +8,7 @@ use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::ModelOptions;
+use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::error::Hint;
 use gptoss_jit::graph::kv_cache::KvTooLarge;
@@ -76,6 +76,8 @@ pub fn load_checkpoint(
         max_logit_rows: how.n_slots,
         odd_window: None,
         kv_budget_bytes: how.kv_budget_bytes,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
     };
     Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
 }
@@ -202,7 +204,7 @@ fn an_engine_stops_refuses_forgets_and_goes_on() {
     let refused = [
         (greedy(&[], 1, &[]), "the prompt has no tokens"),
         (greedy(&[3, 131], 1, &[]), "token id 131 at position 1 is not below the model's vocab_size, 131"),
-        (greedy(&[1; 58], 2, &[]), "the prompt has 58 tokens and 2 are wanted, a sequence may have 57"),
+        (greedy(&[1; 58], 2, &[]), "the prompt has 58 tokens, a sequence may have 57"),
     ];
     for (request, message) in refused {
         let error: EngineError = engine.submit(request).expect_err(message);
