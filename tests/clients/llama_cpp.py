@@ -11,6 +11,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 from server import Server
 
@@ -34,7 +35,7 @@ def main(tests, python):
         for outcome, name, why in found:
             print(f"{'ok      ' if outcome == 'PASSED' else 'FAILED  '}{name}{why if outcome != 'PASSED' else ''}")
         if not found or any(outcome != "PASSED" for outcome, _, _ in found):
-            print(done.stdout[-4000:] + done.stderr[-1000:])
+            print(textwrap.indent(done.stdout[-4000:] + done.stderr[-1000:], "    "))
         if not found:
             print(f"FAILED  nothing ran of {file}")
 
