@@ -22,10 +22,12 @@ use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
 use crate::device::Device;
 use crate::harmony::Harmony;
+use crate::serve::history::History;
 use crate::serve::ids::Ids;
 use crate::serve::keys::Keys;
 use crate::serve::mailbox::Timeouts;
 use crate::serve::metrics::Metrics;
+use crate::serve::responses::store::Store;
 use crate::serve::{Date, Options, Server, router};
 
 /// Serve a model over HTTP, as OpenAI's API
@@ -162,6 +164,8 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         options: args.options(keys, model_names),
         metrics,
         ids: Ids::default(),
+        history: History::default(),
+        responses: Store::default(),
         open: Arc::new(()),
     });
     output.note(&format!(

@@ -85,7 +85,7 @@ impl Record {
         let decode_s = times.first_token.and_then(|first| seconds(first, times.last_token));
         known.decode_s = known.decode_s.max(decode_s.unwrap_or(0.0));
         known.reason = Some(match ending {
-            None => "cancelled",
+            None | Some(Ending::Finished(FinishReason::Cancelled)) => "cancelled",
             Some(Ending::Finished(FinishReason::Stop)) => "stop",
             Some(Ending::Finished(FinishReason::Length)) => "length",
             Some(Ending::Failed(Failed::Engine(_))) => "engine_failed",

@@ -117,7 +117,8 @@ impl Choice {
                 piece.text += &self.stop_text.finish();
                 piece.finish_reason = Some(match reason {
                     FinishReason::Stop => "stop",
-                    FinishReason::Length => "length",
+                    // One that is cancelled has no reader, and tells nobody.
+                    FinishReason::Length | FinishReason::Cancelled => "length",
                 });
                 self.generation = None;
             }
