@@ -259,6 +259,7 @@ impl KvArgs {
     fn request(&self, precision: Precision, target: &Target, budget_bytes: usize) -> KvRequest {
         KvRequest {
             n_slots: 1,
+            n_snapshots: self.snapshots.unwrap_or(0) as usize,
             capacity_tokens: BLOCK_TOKENS,
             max_rows: self.chunk as usize,
             dtype: self.dtype(precision),

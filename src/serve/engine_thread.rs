@@ -20,7 +20,7 @@ use super::metrics::Metrics;
 use super::request_log::words_of;
 use crate::engine::Engine;
 use crate::error::chain;
-use crate::scheduler::{Event, Request, RequestId};
+use crate::scheduler::{Event, FinishReason, Request, RequestId};
 
 /// A loaded model, on a thread of its own.
 pub struct EngineThread {
@@ -41,6 +41,7 @@ struct Shared {
     /// When the loop turned last, in milliseconds since `born`.
     turned_ms: AtomicU64,
     is_working: AtomicBool,
+    /// The bits of an `f64`.
     kv_usage: AtomicU64,
     failed: Mutex<Option<String>>,
     /// Told when the engine has failed.
@@ -68,7 +69,7 @@ impl EngineThread {
         let (commands, received) = channel();
         let of_thread = shared.clone();
         thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut open = Open { engine, mailboxes: HashMap::new(), shared: of_thread.clone() };
+            let mut open = Open { engine, mailboxes: HashMap::new(), shared: of_thread.clone(), preemptions: 0 };
             let ran = catch_unwind(AssertUnwindSafe(|| open.run(&received)));
             let why = ran.unwrap_or_else(|panic| Err(words_of(&*panic)));
             if let Err(why) = why {
@@ -168,6 +169,8 @@ struct Open {
     engine: Engine,
     mailboxes: HashMap<RequestId, Arc<Mailbox>>,
     shared: Arc<Shared>,
+    /// So many were counted.
+    preemptions: u64,
 }
 
 impl Open {
@@ -183,8 +186,9 @@ impl Open {
                 self.obey(command);
             }
             self.shared.turn(true);
+            let began = Instant::now();
             let events = self.engine.step().map_err(|error| chain(&error))?;
-            self.hand_out(events);
+            self.hand_out(events, began);
         }
     }
 
@@ -197,11 +201,11 @@ impl Open {
                 Err(error) => mailbox.end(Ending::Failed(Failed::Engine(chain(&error)))),
             },
             Command::Cancel(cancelled) => {
-                let id = self.mailboxes.iter().find(|(_, mailbox)| Arc::ptr_eq(mailbox, &cancelled)).map(|(id, _)| *id);
-                if let Some(id) = id {
-                    self.mailboxes.remove(&id);
+                // The next step tells that it is over, if it is not over already.
+                let is_this = |(_, mailbox): &(&RequestId, &Arc<Mailbox>)| Arc::ptr_eq(mailbox, &cancelled);
+                if let Some((&id, _)) = self.mailboxes.iter().find(is_this) {
+                    self.engine.cancel(id);
                 }
-                cancelled.cancelled();
             }
             Command::EndAll => {
                 self.engine.abort();
@@ -210,26 +214,34 @@ impl Open {
         }
     }
 
-    fn hand_out(&mut self, events: Vec<Event>) {
+    /// Tells what a step came to. Whom it admitted it admitted when it `began`.
+    fn hand_out(&mut self, events: Vec<Event>, began: Instant) {
         let now = Instant::now();
         let mut n_tokens = 0;
         for event in events {
             match event {
                 Event::Admitted { request, cached_tokens } => {
-                    self.mailbox(request, |mailbox| mailbox.admitted(now, cached_tokens));
+                    self.mailbox(request, |mailbox| mailbox.admitted(began, cached_tokens));
                 }
                 Event::Token { request, token, logprobs } => {
                     n_tokens += 1;
                     self.mailbox(request, |mailbox| mailbox.token(now, token, logprobs));
                 }
                 Event::Finished { request, reason } => {
-                    if let Some(mailbox) = self.mailboxes.remove(&request) {
-                        mailbox.end(Ending::Finished(reason));
+                    let Some(mailbox) = self.mailboxes.remove(&request) else { continue };
+                    match reason {
+                        FinishReason::Cancelled => mailbox.cancelled(),
+                        reason => mailbox.end(Ending::Finished(reason)),
                     }
                 }
             }
         }
         self.shared.intake.metrics.step(n_tokens);
+        let figures = self.engine.figures();
+        self.shared.intake.metrics.preempted(figures.preemptions - self.preemptions);
+        self.preemptions = figures.preemptions;
+        let kv_usage = figures.blocks_held as f64 / figures.blocks.max(1) as f64;
+        self.shared.kv_usage.store(kv_usage.to_bits(), Ordering::Relaxed);
     }
 
     fn mailbox(&self, request: RequestId, tell: impl FnOnce(&Mailbox)) {

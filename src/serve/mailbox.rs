@@ -95,26 +95,20 @@ impl Mailbox {
     pub fn admitted(&self, now: Instant, cached_tokens: usize) {
         let mut state = self.state();
         if state.phase == Phase::Waiting {
-            self.enter(&mut state, now, cached_tokens);
+            state.phase = Phase::Running;
+            state.times.admitted = Some(now);
+            state.new.cached_tokens = Some(cached_tokens);
+            self.intake.admitted(self.n_prompt);
+            self.intake.metrics.admitted(&state.times, self.n_prompt, cached_tokens);
             self.tell(state);
         }
-    }
-
-    fn enter(&self, state: &mut State, now: Instant, cached_tokens: usize) {
-        state.phase = Phase::Running;
-        state.times.admitted = Some(now);
-        state.new.cached_tokens = Some(cached_tokens);
-        self.intake.admitted(self.n_prompt);
-        self.intake.metrics.admitted(&state.times, self.n_prompt, cached_tokens);
     }
 
     /// One more token.
     pub fn token(&self, now: Instant, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) {
         let mut state = self.state();
-        match state.phase {
-            Phase::Over => return,
-            Phase::Waiting => self.enter(&mut state, now, 0),
-            Phase::Running => {}
+        if state.phase == Phase::Over {
+            return;
         }
         state.new.tokens.push(token);
         state.new.logprobs.push(logprobs);

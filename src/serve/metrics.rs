@@ -172,7 +172,7 @@ impl Metrics {
         let reason = match ending {
             Ending::Finished(FinishReason::Stop) => "stop",
             Ending::Finished(FinishReason::Length) => "length",
-            Ending::Failed(_) => "error",
+            Ending::Finished(FinishReason::Cancelled) | Ending::Failed(_) => "error",
         };
         self.success.get_or_create(&[("finished_reason", reason)]).inc();
         self.whole.observe(times.submitted.elapsed().as_secs_f64());

@@ -85,7 +85,7 @@ impl Record {
         let decode_s = times.first_token.and_then(|first| seconds(first, times.last_token));
         known.decode_s = known.decode_s.max(decode_s.unwrap_or(0.0));
         known.reason = Some(match ending {
-            None => "cancelled",
+            None | Some(Ending::Finished(FinishReason::Cancelled)) => "cancelled",
             Some(Ending::Finished(FinishReason::Stop)) => "stop",
             Some(Ending::Finished(FinishReason::Length)) => "length",
             Some(Ending::Failed(Failed::Engine(_))) => "engine_failed",
@@ -114,7 +114,7 @@ impl Drop for Entry {
         let known = known.lock().unwrap_or_else(PoisonError::into_inner);
         // The head may have been sent with 200: a client that left before the end is counted as one that left.
         let status = match known.status {
-            Some(status) if known.is_whole || !status.is_success() => status.as_u16(),
+            Some(status) if known.is_whole || *method == Method::HEAD || !status.is_success() => status.as_u16(),
             _ => CLIENT_LEFT,
         };
         self.server.metrics.responded(status_label(status));

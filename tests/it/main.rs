@@ -8,6 +8,7 @@ mod engine;
 mod fixtures;
 mod graph;
 mod object;
+mod serve;
 mod template;
 mod tokenizer;
 mod workbench;

@@ -1,0 +1,7 @@
+//! The server, over HTTP.
+
+mod asking;
+mod completions;
+mod leaving;
+mod limits;
+mod shutdown;
