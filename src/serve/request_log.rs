@@ -114,7 +114,7 @@ impl Drop for Entry {
         let known = known.lock().unwrap_or_else(PoisonError::into_inner);
         // The head may have been sent with 200: a client that left before the end is counted as one that left.
         let status = match known.status {
-            Some(status) if known.is_whole || !status.is_success() => status.as_u16(),
+            Some(status) if known.is_whole || *method == Method::HEAD || !status.is_success() => status.as_u16(),
             _ => CLIENT_LEFT,
         };
         self.server.metrics.responded(status_label(status));
