@@ -72,12 +72,12 @@ litellm() {
 
 codex() {
     npm_packages codex @openai/codex@0.169.0 || return
-    serve REPLAY --replay "$here/codex.jsonl" -- sh "$here/codex.sh" "$home/codex" "$scratch"
+    serve REPLAY --replay "$here/codex.jsonl" --model-name gpt-oss-20b -- sh "$here/codex.sh" "$home/codex" "$scratch"
 }
 
 opencode() {
     npm_packages opencode opencode-ai@1.18.33 || return
-    serve REPLAY --replay "$here/opencode.jsonl" -- sh "$here/opencode.sh" "$home/opencode" "$scratch"
+    serve REPLAY --replay "$here/opencode.jsonl" --model-name gpt-oss-20b -- sh "$here/opencode.sh" "$home/opencode" "$scratch"
 }
 
 page() {
