@@ -56,6 +56,7 @@ use self::mailbox::{Generation, Timeouts};
 use self::metrics::Metrics;
 use self::request_log::Record;
 use self::responses::store::Store;
+use crate::grammar::Grammars;
 use crate::harmony::{Harmony, today};
 use crate::scheduler::Request;
 use crate::tokenizer::Tokenizer;
@@ -66,6 +67,8 @@ pub struct Server {
     pub backend: Arc<dyn Backend>,
     /// Chats to prompts and back.
     pub harmony: Harmony,
+    /// Which tokens may come next.
+    pub grammars: Arc<Grammars>,
     /// Text to ids and back.
     pub tokenizer: Tokenizer,
     /// What was asked for on the command line.

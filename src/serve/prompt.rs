@@ -10,8 +10,10 @@ use super::conversation::{Conversation, Entry};
 use super::error::ApiError;
 use super::keys::Caller;
 use super::tools::TextFormat;
+use crate::error::Hint;
+use crate::grammar::{Format, GrammarError, ToolChoice, Wanted};
 use crate::harmony::{HarmonyError, Reasoning, ResponseFormat};
-use crate::scheduler::Request;
+use crate::scheduler::{Request, TokenMask};
 
 /// A prompt.
 #[derive(Clone, Debug)]
@@ -30,7 +32,7 @@ pub struct Prompt {
 /// A result without a call, or more tokens than the context has.
 pub fn of(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &str) -> Result<Prompt, ApiError> {
     let format = match &ask.format {
-        TextFormat::Schema { name, description, schema } => {
+        TextFormat::Schema { name, description, schema, .. } => {
             Some(ResponseFormat { name: name.clone(), description: description.clone(), schema: schema.clone() })
         }
         TextFormat::Text | TextFormat::JsonObject => None,
@@ -47,7 +49,7 @@ pub fn of(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: 
     let told = |error: HarmonyError| ApiError::invalid(param, error.to_string());
     let mut ids = harmony.prompt_of(&turns).map_err(told)?;
     let mut n_begun = harmony.prompt_of(&[]).map_err(told)?.len();
-    let in_final = ask.effort.is_none() && ask.tools.offered.is_empty();
+    let in_final = ask.effort.is_none() && ask.tools.choice == ToolChoice::None;
     if in_final {
         let n_before = ids.len();
         harmony.begin_final(&mut ids).map_err(told)?;
@@ -78,6 +80,7 @@ pub async fn start(
     let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
     let making = Arc::new(Making { tokenizer, tools, stop, begun });
     let stop = if ask.ignore_eos { Vec::new() } else { server.stop_ids(true) };
+    let mut masks = masks(server, ask, prompt.in_final, n).await?;
     let mut choices = Vec::with_capacity(n);
     for i in 0..n {
         let mut sampling = sampling;
@@ -85,6 +88,7 @@ pub async fn start(
         let max_new_tokens = ask.max_tokens.unwrap_or(facts.context_tokens);
         let mut request = Request::new(prompt.ids.clone(), max_new_tokens, stop.clone(), sampling);
         request.changes = ask.sampling.changes(facts.vocab_size)?;
+        request.changes.mask = masks.pop().flatten();
         request.n_logprobs = ask.n_logprobs;
         let parser = match (prompt.in_final, ask.ignore_eos) {
             (true, _) => server.harmony.parser_in_final(),
@@ -95,4 +99,50 @@ pub async fn start(
         choices.push((server.submit(request, param)?, answer));
     }
     Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
+}
+
+/// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what was
+/// asked for. None where the model is to write on behind its end.
+async fn masks(
+    server: &Arc<Server>,
+    ask: &Ask,
+    in_final: bool,
+    n: usize,
+) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
+    if ask.ignore_eos {
+        return Ok((0..n).map(|_| None).collect());
+    }
+    let format = match &ask.format {
+        TextFormat::Text => None,
+        TextFormat::JsonObject => Some(Format::JsonObject),
+        TextFormat::Schema { schema, .. } => Some(Format::Schema(schema.clone())),
+    };
+    let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
+    let is_bound = format.is_some() || choice != ToolChoice::None;
+    let wanted = Wanted { tools, choice, format, reasoning: !in_final };
+    let grammars = Arc::clone(&server.grammars);
+    let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
+    let masks = tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    match masks {
+        Ok(masks) => Ok(masks.into_iter().map(Some).collect()),
+        Err(error) if is_bound => Err(refusal(ask, &error)),
+        Err(error) => {
+            tracing::warn!("headers are not masked: {error}");
+            Ok((0..n).map(|_| None).collect())
+        }
+    }
+}
+
+fn refusal(ask: &Ask, error: &GrammarError) -> ApiError {
+    let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
+    let told = ApiError::bad_request("invalid_json_schema", format!("{error}{hint}"));
+    let place = match (error, &ask.format) {
+        (GrammarError::Tool { name, .. }, _) => ask.tools.place(name),
+        (GrammarError::Format { .. }, TextFormat::Schema { place, .. }) => Some(place.as_str()),
+        _ => None,
+    };
+    match place {
+        Some(place) => told.with_param(place),
+        None => told,
+    }
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::field::Field;
+use crate::grammar::ToolChoice;
 use crate::harmony::{self, Tool};
 
 /// Most tools of a request.
@@ -22,35 +23,24 @@ pub struct Function {
     pub namespace: Option<String>,
 }
 
-/// What the model may, must or must not call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// Nothing.
-    None,
-    /// As it likes.
-    Auto,
-    /// Some function.
-    Required,
-    /// This one, by the name that the model sees.
-    Named(String),
-}
-
 /// The tools of a request.
 #[derive(Clone, Debug)]
 pub struct Tools {
     /// As they stand in the prompt, in the order of the request.
     pub offered: Vec<Tool>,
     /// What may be called of them.
-    pub choice: Choice,
+    pub choice: ToolChoice,
     /// The names of those that may be called, if not all may.
     pub allowed: Option<Vec<String>>,
     functions: HashMap<String, Function>,
+    /// Where in the request each one's schema stands.
+    places: Vec<String>,
 }
 
 /// What a request that has no tools has.
 impl Default for Tools {
     fn default() -> Self {
-        Self { offered: Vec::new(), choice: Choice::None, allowed: None, functions: HashMap::new() }
+        Self { offered: Vec::new(), choice: ToolChoice::None, allowed: None, functions: HashMap::new(), places: Vec::new() }
     }
 }
 
@@ -69,6 +59,8 @@ pub enum TextFormat {
         description: Option<String>,
         /// The schema.
         schema: Value,
+        /// Where in the request it stands.
+        place: String,
     },
 }
 
@@ -91,7 +83,7 @@ impl Tools {
         for tool in &given {
             tools.read_tool(tool, hosted)?;
         }
-        tools.choice = if tools.offered.is_empty() { Choice::None } else { Choice::Auto };
+        tools.choice = if tools.offered.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
         if let Some(choice) = body.get("tool_choice") {
             tools.read_choice(&choice)?;
         }
@@ -107,6 +99,18 @@ impl Tools {
     /// The name by which the model knows a function.
     pub fn name_in_prompt(name: &str, namespace: Option<&str>) -> String {
         namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}__{name}"))
+    }
+
+    /// Those that may be called.
+    pub fn callable(&self) -> Vec<Tool> {
+        let may = |tool: &&Tool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
+        self.offered.iter().filter(may).cloned().collect()
+    }
+
+    /// Where in the request the schema of a function stands.
+    pub fn place(&self, name: &str) -> Option<&str> {
+        let index = self.offered.iter().position(|tool| tool.name == name)?;
+        self.places.get(index).map(String::as_str)
     }
 
     fn read_tool(&mut self, tool: &Field, hosted: Hosted) -> Result<(), ApiError> {
@@ -145,6 +149,7 @@ impl Tools {
         if self.functions.insert(name_in_prompt.clone(), client_knows).is_some() {
             return Err(name.error("invalid_value", format!("`{}`: there are two tools `{own_name}`", name.path())));
         }
+        self.places.push(format!("{}.parameters", function.path()));
         self.offered.push(Tool {
             namespace: harmony::FUNCTIONS.to_owned(),
             name: name_in_prompt,
@@ -156,14 +161,14 @@ impl Tools {
     }
 
     fn read_choice(&mut self, choice: &Field) -> Result<(), ApiError> {
-        const MODES: [(&str, fn() -> Choice); 3] =
-            [("none", || Choice::None), ("auto", || Choice::Auto), ("required", || Choice::Required)];
+        const MODES: [(&str, fn() -> ToolChoice); 3] =
+            [("none", || ToolChoice::None), ("auto", || ToolChoice::Auto), ("required", || ToolChoice::Required)];
         self.choice = if choice.value().is_string() {
             choice.one_of(&MODES)?()
         } else {
             let kind = choice.need("type")?;
             match kind.text()? {
-                "function" => Choice::Named(self.named(choice)?),
+                "function" => ToolChoice::Named(self.named(choice)?),
                 "allowed_tools" => {
                     let allowed = choice.get("allowed_tools").unwrap_or_else(|| choice.clone());
                     let names = allowed.need("tools")?.list()?;
@@ -175,11 +180,11 @@ impl Tools {
         };
         let callable = self.allowed.as_ref().map_or(self.offered.len(), Vec::len);
         match self.choice {
-            Choice::Required | Choice::Named(_) if callable == 0 => {
+            ToolChoice::Required | ToolChoice::Named(_) if callable == 0 => {
                 Err(choice.error("invalid_value", "`tool_choice` wants a call, and there are no tools".to_owned()))
             }
-            Choice::Auto if self.offered.is_empty() => {
-                self.choice = Choice::None;
+            ToolChoice::Auto if self.offered.is_empty() => {
+                self.choice = ToolChoice::None;
                 Ok(())
             }
             _ => Ok(()),
@@ -247,6 +252,7 @@ impl TextFormat {
                     name: named.need("name")?.text()?.to_owned(),
                     description: named.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
                     schema: schema.value().clone(),
+                    place: schema.path().to_owned(),
                 }
             }
         })
@@ -279,7 +285,7 @@ mod tests {
             strict: true,
         };
         assert_eq!(nested.offered, [want]);
-        assert_eq!(nested.choice, Choice::Auto);
+        assert_eq!(nested.choice, ToolChoice::Auto);
     }
 
     #[test]
@@ -296,18 +302,18 @@ mod tests {
         let spawn = tools.function("agents__spawn");
         assert_eq!((spawn.name.as_str(), spawn.namespace.as_deref()), ("spawn", Some("agents")));
         assert_eq!(tools.function("unheard").name, "unheard");
-        assert_eq!(tools.choice, Choice::Named("agents__spawn".into()));
+        assert_eq!(tools.choice, ToolChoice::Named("agents__spawn".into()));
     }
 
     #[test]
     fn a_choice_of_what_is_not_there_is_refused() {
         let f = json!([{"type": "function", "name": "f"}]);
         for (choice, want) in [
-            (json!("none"), Ok(Choice::None)),
-            (json!("auto"), Ok(Choice::Auto)),
-            (json!("required"), Ok(Choice::Required)),
-            (json!({"type": "function", "function": {"name": "f"}}), Ok(Choice::Named("f".into()))),
-            (json!({"type": "allowed_tools", "mode": "required", "tools": [{"name": "f"}]}), Ok(Choice::Required)),
+            (json!("none"), Ok(ToolChoice::None)),
+            (json!("auto"), Ok(ToolChoice::Auto)),
+            (json!("required"), Ok(ToolChoice::Required)),
+            (json!({"type": "function", "function": {"name": "f"}}), Ok(ToolChoice::Named("f".into()))),
+            (json!({"type": "allowed_tools", "mode": "required", "tools": [{"name": "f"}]}), Ok(ToolChoice::Required)),
             (json!("maybe"), Err("tool_choice")),
             (json!({"type": "web_search"}), Err("tool_choice.type")),
             (json!({"type": "function", "name": "g"}), Err("tool_choice.name")),
@@ -321,7 +327,7 @@ mod tests {
             assert_eq!(found, want.map_err(Value::from), "{choice}");
         }
         assert!(read(&json!({"tool_choice": "required"})).is_err());
-        assert_eq!(read(&json!({"tool_choice": "auto"})).expect("nothing to call").choice, Choice::None);
+        assert_eq!(read(&json!({"tool_choice": "auto"})).expect("nothing to call").choice, ToolChoice::None);
     }
 
     #[test]

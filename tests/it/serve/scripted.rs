@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use gptoss_jit::grammar::Grammars;
 use gptoss_jit::harmony::Harmony;
 use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob};
 use gptoss_jit::serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
@@ -92,6 +93,12 @@ impl Backend for Script {
     fn end_all(&self) {}
 }
 
+/// One for all tests: what all grammars of a vocabulary need takes seconds.
+fn grammars(tokenizer: &Tokenizer) -> Arc<Grammars> {
+    static GRAMMARS: OnceLock<Arc<Grammars>> = OnceLock::new();
+    Arc::clone(GRAMMARS.get_or_init(|| Arc::new(Grammars::new(tokenizer.clone()))))
+}
+
 /// Of the token at this place: no two are alike.
 pub fn logprob(i: usize) -> f32 {
     -0.25 * (i as f32 + 1.0)
@@ -144,6 +151,7 @@ impl Scripted {
         let server = Server {
             backend: script.clone(),
             harmony: harmony.clone(),
+            grammars: grammars(&tokenizer),
             tokenizer: tokenizer.clone(),
             options,
             metrics,
