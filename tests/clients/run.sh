@@ -105,7 +105,9 @@ schemathesis() {
     serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch"
 }
 
-all="openai_python openai_npm langchain litellm codex opencode page compatibility llama_cpp schemathesis"
+snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
+
+all="openai_python openai_npm langchain litellm codex opencode page compatibility llama_cpp schemathesis snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done
