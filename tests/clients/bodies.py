@@ -1,6 +1,6 @@
 """Generated bodies, by schemathesis and OpenAI's own description of the API.
 
-    python bodies.py OPENAPI SCHEMATHESIS SCRATCH      the server is TINY; BODIES (default 2000) for each endpoint
+    python bodies.py OPENAPI SCHEMATHESIS SCRATCH LOG      the server is TINY; BODIES (default 2000) for each endpoint
 
 The description is cut to the endpoints of this server and what they refer to. Checked: no answer is a 5xx, and every 200
 fits the description.
@@ -47,7 +47,7 @@ def cut(whole):
     return {"openapi": whole["openapi"], "info": whole["info"], "paths": paths, "components": kept}
 
 
-def main(openapi, program, scratch):
+def main(openapi, program, scratch, whole):
     subset = scratch / "subset.json"
     subset.write_text(json.dumps(cut(json.loads(pathlib.Path(openapi).read_text()))))
     bodies = os.environ.get("BODIES", "2000")
@@ -58,7 +58,9 @@ def main(openapi, program, scratch):
         command += ["--seed", seed]
     done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
     said = done.stdout + done.stderr
-    print(said[-6000:])
+    pathlib.Path(whole).write_text(said)
+    print("\n".join(line[:240] for line in said.splitlines()[-80:]))
+    print(f"all of it: {whole}")
     count = re.search(r"(\d[\d,]*) generated", said)
     print(f"{'ok      ' if done.returncode == 0 and count else 'FAILED  '}{count[0] if count else 'no'} bodies, exit {done.returncode}")
     metrics = urllib.request.urlopen(os.environ["TINY"] + "/metrics").read().decode()
@@ -67,4 +69,4 @@ def main(openapi, program, scratch):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4])

@@ -102,7 +102,7 @@ llama_cpp() {
 schemathesis() {
     [ -n "${OPENAPI:-}" ] || { echo "skipped: OPENAPI names no openapi.json of openai/openai-openapi"; return; }
     python_packages schemathesis schemathesis==4.32.5 || return
-    serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch"
+    serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch" "$home/schemathesis.txt"
 }
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
