@@ -138,9 +138,13 @@ fn date(text: &str) -> Result<Date, String> {
     }
 }
 
+/// Snapshots that the prefix cache keeps: two for each of so many turns.
+const SNAPSHOTS: u32 = 128;
+
 /// Runs the command.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let start = Instant::now();
+    args.cache.snapshots.get_or_insert(SNAPSHOTS);
     let keys = args.keys()?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;

@@ -186,8 +186,9 @@ impl Open {
                 self.obey(command);
             }
             self.shared.turn(true);
+            let began = Instant::now();
             let events = self.engine.step().map_err(|error| chain(&error))?;
-            self.hand_out(events);
+            self.hand_out(events, began);
         }
     }
 
@@ -213,13 +214,14 @@ impl Open {
         }
     }
 
-    fn hand_out(&mut self, events: Vec<Event>) {
+    /// Tells what a step came to. Whom it admitted it admitted when it `began`.
+    fn hand_out(&mut self, events: Vec<Event>, began: Instant) {
         let now = Instant::now();
         let mut n_tokens = 0;
         for event in events {
             match event {
                 Event::Admitted { request, cached_tokens } => {
-                    self.mailbox(request, |mailbox| mailbox.admitted(now, cached_tokens));
+                    self.mailbox(request, |mailbox| mailbox.admitted(began, cached_tokens));
                 }
                 Event::Token { request, token, logprobs } => {
                     n_tokens += 1;

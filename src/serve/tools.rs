@@ -40,7 +40,13 @@ pub struct Tools {
 /// What a request that has no tools has.
 impl Default for Tools {
     fn default() -> Self {
-        Self { offered: Vec::new(), choice: ToolChoice::None, allowed: None, functions: HashMap::new(), places: Vec::new() }
+        Self {
+            offered: Vec::new(),
+            choice: ToolChoice::None,
+            allowed: None,
+            functions: HashMap::new(),
+            places: Vec::new(),
+        }
     }
 }
 
