@@ -144,7 +144,7 @@ impl Answers {
     fn chunks(&mut self, news: News) -> Vec<Value> {
         let News { index, steps, finish } = news;
         let mut chunks = Vec::new();
-        if !self.messages[index].has_begun && !(steps.is_empty() && finish.is_none()) {
+        if !self.messages[index].has_begun && (self.choices.answer(index).n_tokens() > 0 || finish.is_some()) {
             self.messages[index].has_begun = true;
             chunks.push(self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }

@@ -7,9 +7,12 @@ use super::scripted::Scripted;
 const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 
-const CALL_F: &str = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{\"a\":1}<|call|>";
-const CALL_G: &str = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.g<|channel|>commentary json<|message|>{\"a\":1}<|call|>";
-const CALL_X: &str = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.x<|channel|>commentary json<|message|>{\"a\":1}<|call|>";
+const CALL_F: &str = "<|channel|>analysis<|message|>Hm.<|end|>\
+                      <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{\"a\":1}<|call|>";
+const CALL_G: &str = "<|channel|>analysis<|message|>Hm.<|end|>\
+                      <|start|>assistant to=functions.g<|channel|>commentary json<|message|>{\"a\":1}<|call|>";
+const CALL_X: &str = "<|channel|>analysis<|message|>Hm.<|end|>\
+                      <|start|>assistant to=functions.x<|channel|>commentary json<|message|>{\"a\":1}<|call|>";
 const TEXT: &str =
     "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>";
 const JSON: &str =
@@ -35,6 +38,12 @@ fn bodies(fields: &Value, chat: &Value, responses: &Value) -> [(&'static str, Va
     [(CHAT, with(json!({ "messages": messages }), chat)), (RESPONSES, with(json!({"input": "Go."}), responses))]
 }
 
+/// Of an object that has `a` alone, of a type.
+fn schema_of_a(kind: &str) -> Value {
+    let properties = json!({"a": {"type": kind}});
+    json!({"type": "object", "properties": properties, "required": ["a"], "additionalProperties": false})
+}
+
 #[test]
 fn a_choice_of_tools_is_held_to() {
     let server = Scripted::new();
@@ -52,7 +61,7 @@ fn a_choice_of_tools_is_held_to() {
             [true, true, false, false],
         ),
         (
-            json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "f"}}]}}),
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"name": "f"}]}}),
             [false, true, false, false],
         ),
     ] {
@@ -76,11 +85,10 @@ fn headers_are_masked_in_every_request() {
 #[test]
 fn structured_output_is_held_to_its_schema() {
     let server = Scripted::new();
-    let schema = |kind: &str| json!({"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"], "additionalProperties": false});
     for (format, want) in [
         (json!({"type": "json_object"}), true),
-        (json!({"type": "json_schema", "name": "it", "schema": schema("integer"), "strict": true}), true),
-        (json!({"type": "json_schema", "name": "it", "schema": schema("string")}), false),
+        (json!({"type": "json_schema", "name": "it", "schema": schema_of_a("integer"), "strict": true}), true),
+        (json!({"type": "json_schema", "name": "it", "schema": schema_of_a("string")}), false),
     ] {
         let mut nested = format.clone();
         if format["type"] == "json_schema" {
@@ -104,7 +112,7 @@ fn structured_output_is_held_to_its_schema() {
 #[test]
 fn arguments_are_held_to_their_schema_if_they_are_strict() {
     let server = Scripted::new();
-    let parameters = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": false});
+    let parameters = schema_of_a("string");
     for strict in [true, false] {
         let tools = json!([{"type": "function", "name": "f", "parameters": parameters, "strict": strict}]);
         for (path, body) in bodies(&json!({ "tools": tools }), &json!({}), &json!({})) {

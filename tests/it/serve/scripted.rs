@@ -262,8 +262,8 @@ impl Scripted {
             BufReader::new(stream)
         });
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         connection.get_mut().write_all(request.as_bytes()).expect("it reads");
