@@ -2,8 +2,8 @@
 //!
 //! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
 //! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
-//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in common
-//! is [`Server`].
+//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
+//! common is [`Server`].
 
 pub mod answer;
 pub mod ask;
@@ -27,7 +27,6 @@ pub mod logprobs;
 pub mod mailbox;
 pub mod metrics;
 mod models;
-
 mod page;
 pub mod prompt;
 pub mod replay;
@@ -164,8 +163,8 @@ impl Server {
         names[..if is_chat { 3 } else { 2 }].iter().filter_map(|name| self.tokenizer.special(name)).collect()
     }
 
-    /// Ids of a text; names of special tokens in it are these tokens only with `parse_special`. A long text is encoded on
-    /// a thread of its own, since the few that serve have streams to feed.
+    /// Ids of a text; names of special tokens in it are these tokens only with `parse_special`. A long text is encoded
+    /// on a thread of its own, since the few that serve have streams to feed.
     ///
     /// # Errors
     /// `invalid_value`, where the tokenizer does not take the text.

@@ -258,3 +258,21 @@ impl HttpBody for Watched {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_answer_like_any_other() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let of = |word: &'static str| runtime.block_on(caught(async move { assert!(word == "fine", "{word}") }));
+        assert_eq!(of("fine"), Ok(()));
+        assert_eq!(of("not fine"), Err("not fine".into()));
+    }
+
+    #[test]
+    fn labels_are_of_a_closed_set() {
+        assert_eq!(["200", "other", "499"], [200, 418, 499].map(status_label));
+    }
+}

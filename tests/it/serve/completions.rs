@@ -107,6 +107,10 @@ fn a_stop_ends_the_text_before_it() {
     assert_eq!(cut["choices"][0]["text"], text[..at]);
     assert_eq!(cut["choices"][0]["finish_reason"], "stop");
     assert!(cut["usage"]["completion_tokens"].as_u64() < whole["usage"]["completion_tokens"].as_u64());
+    // What could have begun a stop and did not is told in the end.
+    let end: String = text.chars().rev().take(4).collect::<Vec<_>>().into_iter().rev().collect();
+    stopped["stop"] = json!(format!("{end} and no more"));
+    assert_eq!(post(server.address, PATH, &stopped).ok()["choices"], whole["choices"]);
 }
 
 #[test]

@@ -76,6 +76,8 @@ fn the_engine_forgets_those_who_left_too() {
     assert_eq!(post(server.address, PATH, &short).ok()["usage"]["completion_tokens"], 2);
     server.wait_until_idle();
     assert_eq!(server.metric("gptoss_kv_cache_usage_perc"), 0.0);
+    assert!(server.metric("gptoss_cancelled_total") > 0.0);
+    assert!(server.metric("gptoss_generation_tokens_total") < 12_000.0, "nobody's tokens are made for nobody");
 }
 
 #[test]

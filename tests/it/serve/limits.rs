@@ -1,6 +1,13 @@
 //! Who is let in, and how much of what.
 
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+
+use axum::Router;
+use gptoss_jit::serve::listener::Listener;
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
 
 use crate::fixtures::http::{self, JSON, ask, get, post, stream};
 use crate::fixtures::program::{file, run};
@@ -92,6 +99,22 @@ fn a_script_answers_in_the_place_of_a_model_and_its_failures_are_told() {
     let late = post(server.address, PATH, &body("endless"));
     assert_eq!((late.fails(503).0.as_str(), late.header("x-should-retry")), ("timeout", Some("false")));
     server.wait_until_idle();
+}
+
+#[test]
+fn before_there_is_a_model_everybody_is_told_to_come_back() {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("threads");
+    let _inside = runtime.enter();
+    let tcp = StdListener::bind("127.0.0.1:0").expect("bound");
+    tcp.set_nonblocking(true).expect("set");
+    let address = tcp.local_addr().expect("bound");
+    let listener = Arc::new(Listener::default());
+    runtime.spawn(listener.clone().accept(TcpListener::from_std(tcp).expect("a listener")));
+    for reply in [get(address, "/health"), post(address, PATH, &body("x"))] {
+        assert_eq!((reply.fails(503).0.as_str(), reply.header("retry-after")), ("loading", Some("1")));
+    }
+    listener.open(Router::new().route("/health", axum::routing::get(|| async { "ok" })));
+    assert_eq!(get(address, "/health").body, b"ok");
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod errors;
 mod event_rules;
 mod leaving;
 mod limits;
+mod masks;
 mod scripted;
 mod shutdown;
 mod streams;
