@@ -1,5 +1,5 @@
-//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads, and
-//! drains before it ends.
+//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
+//! and drains before it ends.
 
 mod life;
 mod model;
@@ -101,7 +101,8 @@ pub struct Args {
     #[arg(long, default_value = "gptoss_", value_name = "PREFIX")]
     metrics_prefix: String,
 
-    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text": "Hello<|return|>"}
+    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text":
+    /// "Hello<|return|>"}
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 

@@ -220,8 +220,8 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("`{}` does not take `{method}`", uri.path()))
 }
 
-/// Without origins nothing is said of them, and browsers keep pages of other sites away. What is asked for is named, since
-/// `*` does not stand for `Authorization`.
+/// Without origins nothing is said of them, and browsers keep pages of other sites away. What is asked for is named,
+/// since `*` does not stand for `Authorization`.
 fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
     let headers = AllowHeaders::mirror_request();
     let layer = CorsLayer::new().allow_methods(Any).allow_headers(headers).expose_headers([request_log::REQUEST_ID]);

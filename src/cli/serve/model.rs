@@ -109,8 +109,8 @@ fn own_name(args: &Args) -> String {
     }
 }
 
-/// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was asked
-/// for, else as long as the cache holds one.
+/// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was
+/// asked for, else as long as the cache holds one.
 fn sizes(args: &Args, config: &ModelConfig, machine: &ModelSizes<'_>) -> Sizes {
     let asked = args.context.map_or(config.max_seq_len, |n| (n as usize).min(config.max_seq_len));
     let is_gpu = machine.target.is_gpu() && !machine.target.is_simulated;
