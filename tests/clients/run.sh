@@ -96,7 +96,7 @@ compatibility() {
 llama_cpp() {
     [ -n "${LLAMA_CPP:-}" ] || { echo "skipped: LLAMA_CPP names no checkout of ggml-org/llama.cpp"; return; }
     python_packages llama-cpp pytest==8.3.5 openai==2.14.0 requests==2.32.5 numpy==2.2.6 prometheus-client==0.20.0 wget==3.2 filelock==3.16.1 huggingface-hub==1.1.5 || return
-    python3 "$here/llama_cpp.py" "$LLAMA_CPP/tools/server/tests" "$home/llama-cpp/bin/python"
+    python3 "$here/llama_cpp.py" "$LLAMA_CPP/tools/server/tests" "$home/llama-cpp/bin/python" "$scratch/llama-cpp"
 }
 
 schemathesis() {
