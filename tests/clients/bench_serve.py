@@ -25,13 +25,21 @@ async def ask(url, path, body, key=None, method="POST"):
     parts = urllib.parse.urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 20)
     data = b"" if body is None else json.dumps(body).encode()
-    head = [f"{method} {path} HTTP/1.1", f"Host: {parts.netloc}", "Content-Type: application/json", f"Content-Length: {len(data)}", "Connection: close"]
+    head = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {parts.netloc}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+        "Connection: close",
+    ]
     if key:
         head.append(f"Authorization: Bearer {key}")
     writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + data)
     await writer.drain()
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+    headers = {
+        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)
+    }
     return int(lines[0].split()[1]), headers, reader, writer
 
 
@@ -48,7 +56,13 @@ async def chunks(reader, headers):
 async def one(args, model, prompt, seed):
     """One request: when it was sent, and for each event that carried a token, when it came and how many there were then."""
     body = {
-        "model": model, "prompt": prompt, "max_tokens": args.output, "ignore_eos": True, "temperature": 1, "seed": seed, "stream": True,
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": args.output,
+        "ignore_eos": True,
+        "temperature": 1,
+        "seed": seed,
+        "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     start = time.perf_counter()
@@ -70,7 +84,11 @@ async def one(args, model, prompt, seed):
                 continue
             value = json.loads(event[6:])
             usage = value.get("usage")
-            total = usage["completion_tokens"] if usage else counted + bool(value["choices"] and value["choices"][0]["text"])
+            total = (
+                usage["completion_tokens"]
+                if usage
+                else counted + bool(value["choices"] and value["choices"][0]["text"])
+            )
             if total > counted:
                 events.append((when, total))
                 counted = total
@@ -133,7 +151,9 @@ def main():
 
     begin = time.perf_counter()
     with multiprocessing.Pool(args.processes) as pool:
-        results = [r for part in pool.map(work, [(args, model, i) for i in range(args.processes)], chunksize=1) for r in part]
+        results = [
+            r for part in pool.map(work, [(args, model, i) for i in range(args.processes)], chunksize=1) for r in part
+        ]
     failed = [r["error"] for r in results if "error" in r]
     good = [r for r in results if "error" not in r and r["events"]]
     if not good:
@@ -151,10 +171,21 @@ def main():
     tokens = sum(r["tokens"] for r in good)
     n_events = sum(len(r["events"]) for r in good)
     told = {
-        "schema": 1, "concurrency": args.concurrency, "input_tokens": args.input, "output_tokens": args.output, "requests": len(good), "failed": len(failed),
-        "seconds": end - start, "output_tokens_per_second": tokens / (end - start),
-        "requests_per_second": len(good) / (end - start), "tokens_per_chunk": tokens / n_events,
-        "ttft_ms": {"mean": 1e3 * sum(first) / len(first), "p50": 1e3 * percentile(first, 0.5), "p99": 1e3 * percentile(first, 0.99)},
+        "schema": 1,
+        "concurrency": args.concurrency,
+        "input_tokens": args.input,
+        "output_tokens": args.output,
+        "requests": len(good),
+        "failed": len(failed),
+        "seconds": end - start,
+        "output_tokens_per_second": tokens / (end - start),
+        "requests_per_second": len(good) / (end - start),
+        "tokens_per_chunk": tokens / n_events,
+        "ttft_ms": {
+            "mean": 1e3 * sum(first) / len(first),
+            "p50": 1e3 * percentile(first, 0.5),
+            "p99": 1e3 * percentile(first, 0.99),
+        },
         "itl_ms": {"p50": 1e3 * percentile(between, 0.5), "p99": 1e3 * percentile(between, 0.99)},
         "tpot_ms": {"p50": 1e3 * percentile(per_token, 0.5), "p99": 1e3 * percentile(per_token, 0.99)},
         "total_seconds": time.perf_counter() - begin,
@@ -162,8 +193,12 @@ def main():
     if args.json:
         print(json.dumps(told))
     else:
-        print(f"{len(good)} requests of {args.input} + {args.output} tokens, {args.concurrency} at a time, {len(failed)} failed, {told['seconds']:.2f} s")
-        print(f"output           {told['output_tokens_per_second']:10.1f} tokens/s, {told['tokens_per_chunk']:.2f} a chunk")
+        print(
+            f"{len(good)} requests of {args.input} + {args.output} tokens, {args.concurrency} at a time, {len(failed)} failed, {told['seconds']:.2f} s"
+        )
+        print(
+            f"output           {told['output_tokens_per_second']:10.1f} tokens/s, {told['tokens_per_chunk']:.2f} a chunk"
+        )
         print(f"first token      p50 {told['ttft_ms']['p50']:8.1f} ms   p99 {told['ttft_ms']['p99']:8.1f} ms")
         print(f"between tokens   p50 {told['itl_ms']['p50']:8.2f} ms   p99 {told['itl_ms']['p99']:8.2f} ms")
         print(f"a request's mean p50 {told['tpot_ms']['p50']:8.2f} ms   p99 {told['tpot_ms']['p99']:8.2f} ms")

@@ -51,9 +51,31 @@ def main(openapi, program, scratch, whole):
     subset = scratch / "subset.json"
     subset.write_text(json.dumps(cut(json.loads(pathlib.Path(openapi).read_text()))))
     bodies = os.environ.get("BODIES", "2000")
-    command = [program, "run", str(subset), "--url", os.environ["TINY"] + "/v1", "-H", "Authorization: Bearer x", "--phases", "fuzzing", "--mode", "all",
-               "--checks", "not_a_server_error,response_schema_conformance", "--max-examples", bodies, "--continue-on-failure", "--no-color",
-               "--workers", "2", "--request-timeout", "60", "--suppress-health-check", "all"]
+    command = [
+        program,
+        "run",
+        str(subset),
+        "--url",
+        os.environ["TINY"] + "/v1",
+        "-H",
+        "Authorization: Bearer x",
+        "--phases",
+        "fuzzing",
+        "--mode",
+        "all",
+        "--checks",
+        "not_a_server_error,response_schema_conformance",
+        "--max-examples",
+        bodies,
+        "--continue-on-failure",
+        "--no-color",
+        "--workers",
+        "2",
+        "--request-timeout",
+        "60",
+        "--suppress-health-check",
+        "all",
+    ]
     if seed := os.environ.get("SEED"):
         command += ["--seed", seed]
     done = subprocess.run(command, cwd=scratch, capture_output=True, text=True)
@@ -62,7 +84,9 @@ def main(openapi, program, scratch, whole):
     print("\n".join(line[:240] for line in said.splitlines()[-80:]))
     print(f"all of it: {whole}")
     count = re.search(r"(\d[\d,]*) generated", said)
-    print(f"{'ok      ' if done.returncode == 0 and count else 'FAILED  '}{count[0] if count else 'no'} bodies, exit {done.returncode}")
+    print(
+        f"{'ok      ' if done.returncode == 0 and count else 'FAILED  '}{count[0] if count else 'no'} bodies, exit {done.returncode}"
+    )
     metrics = urllib.request.urlopen(os.environ["TINY"] + "/metrics").read().decode()
     busy = {name: value for name, value in re.findall(r"^(gptoss_num_requests_\w+)\S* (\S+)$", metrics, re.M)}
     print(f"{'ok      ' if busy and not any(map(float, busy.values())) else 'FAILED  '}nothing runs any more: {busy}")

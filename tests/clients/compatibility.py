@@ -27,7 +27,12 @@ def prepare(folder, copy, script):
     lines = []
     cases = [json.loads(line) for line in (copy / "cases.jsonl").read_text().splitlines() if line.strip()]
     for tool in sorted({case["tool_name"] for case in cases}):
-        lines.append({"prompt": f"<|start|>functions.{tool} to=assistant", "text": "<|channel|>final<|message|>That is what it says.<|return|>"})
+        lines.append(
+            {
+                "prompt": f"<|start|>functions.{tool} to=assistant",
+                "text": "<|channel|>final<|message|>That is what it says.<|return|>",
+            }
+        )
     # A longer input goes first: a shorter one may be part of it.
     for case in sorted(cases, key=lambda case: -len(case["input"])):
         call = f"<|start|>assistant to=functions.{case['tool_name']}<|channel|>commentary json<|message|>{case['expected_arguments']}<|call|>"
@@ -41,12 +46,27 @@ def run(copy):
     providers = (copy / "providers.ts").read_text()
     (copy / "providers.ts").write_text(re.sub(r'apiBaseUrl: "[^"]*"', f'apiBaseUrl: "{url}/v1"', providers))
     failed = False
-    for flags, apis in [(["-k", "5", "--strict"], ["Responses", "Chat Completions"]), (["-k", "2", "--streaming"], ["Chat Completions"])]:
+    for flags, apis in [
+        (["-k", "5", "--strict"], ["Responses", "Chat Completions"]),
+        (["-k", "2", "--streaming"], ["Chat Completions"]),
+    ]:
         streaming = "--streaming" in flags
         # The test's own code throws for streamed responses, whatever the server.
-        (copy / "providers.ts").write_text(re.sub(r"apiType: \[[^]]*\]", 'apiType: ["chat"]' if streaming else 'apiType: ["responses", "chat"]', (copy / "providers.ts").read_text()))
-        done = subprocess.run(["npm", "start", "--", "--provider", "vllm", *flags], cwd=copy, capture_output=True, text=True)
-        summary = done.stdout[done.stdout.rfind("Summary:") :] if "Summary:" in done.stdout else done.stdout[-2000:] + done.stderr[-2000:]
+        (copy / "providers.ts").write_text(
+            re.sub(
+                r"apiType: \[[^]]*\]",
+                'apiType: ["chat"]' if streaming else 'apiType: ["responses", "chat"]',
+                (copy / "providers.ts").read_text(),
+            )
+        )
+        done = subprocess.run(
+            ["npm", "start", "--", "--provider", "vllm", *flags], cwd=copy, capture_output=True, text=True
+        )
+        summary = (
+            done.stdout[done.stdout.rfind("Summary:") :]
+            if "Summary:" in done.stdout
+            else done.stdout[-2000:] + done.stderr[-2000:]
+        )
         print(summary.rstrip())
         number = lambda name: (m := re.search(re.escape(name) + r":\s*([\d.]+)", summary)) and float(m[1])
         tries, tasks = int(flags[1]), 30 * len(apis)
@@ -55,7 +75,9 @@ def run(copy):
         for name, value in wanted.items():
             good = number(name) == value
             failed |= not good
-            print(f"{'ok      ' if good else 'FAILED  '}{' '.join(flags)}: {name} is {number(name)}{'' if good else f' and not {value}'}")
+            print(
+                f"{'ok      ' if good else 'FAILED  '}{' '.join(flags)}: {name} is {number(name)}{'' if good else f' and not {value}'}"
+            )
     for left in [*copy.glob("rollout_*"), *copy.glob("analysis_*")]:
         left.unlink()
     return failed

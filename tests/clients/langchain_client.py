@@ -27,16 +27,23 @@ def get_weather(location: str) -> str:
 
 def models():
     url = os.environ["REPLAY"] + "/v1"
-    listed = json.load(urllib.request.urlopen(urllib.request.Request(url + "/models", headers={"Authorization": "Bearer sk-test"})))
+    listed = json.load(
+        urllib.request.urlopen(urllib.request.Request(url + "/models", headers={"Authorization": "Bearer sk-test"}))
+    )
     for responses in [False, True]:
-        yield responses, ChatOpenAI(model=listed["data"][0]["id"], base_url=url, api_key="sk-test", max_retries=0, use_responses_api=responses)
+        yield responses, ChatOpenAI(
+            model=listed["data"][0]["id"], base_url=url, api_key="sk-test", max_retries=0, use_responses_api=responses
+        )
 
 
 def invoke(responses, model):
     got = model.invoke("hi")
     assert got.text == HELLO, got
     usage = got.usage_metadata
-    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] and usage["output_token_details"]["reasoning"] > 0, usage
+    assert (
+        usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+        and usage["output_token_details"]["reasoning"] > 0
+    ), usage
 
 
 def stream(responses, model):

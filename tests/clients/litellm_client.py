@@ -7,7 +7,9 @@ import urllib.request
 import litellm
 
 URL = os.environ["REPLAY"] + "/v1"
-NAME = json.load(urllib.request.urlopen(urllib.request.Request(URL + "/models", headers={"Authorization": "Bearer sk-test"})))["data"][0]["id"]
+NAME = json.load(
+    urllib.request.urlopen(urllib.request.Request(URL + "/models", headers={"Authorization": "Bearer sk-test"}))
+)["data"][0]["id"]
 WITH = {"model": "openai/" + NAME, "api_base": URL, "api_key": "sk-test", "num_retries": 0}
 HELLO = "Hello! 🙂 What can I do?"
 WEATHER = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
@@ -27,7 +29,10 @@ def a_chat_is_answered():
 def a_chat_is_streamed():
     chunks = list(litellm.completion(messages=user("hi"), stream=True, stream_options={"include_usage": True}, **WITH))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == HELLO
-    assert "".join(getattr(c.choices[0].delta, "reasoning_content", None) or "" for c in chunks if c.choices) == "The user greets."
+    assert (
+        "".join(getattr(c.choices[0].delta, "reasoning_content", None) or "" for c in chunks if c.choices)
+        == "The user greets."
+    )
 
 
 def a_tool_is_called_and_its_result_taken():
@@ -36,7 +41,9 @@ def a_tool_is_called_and_its_result_taken():
     [call] = got.message.tool_calls
     assert got.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {"location": "Oslo"}, got
     messages += [got.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
-    assert litellm.completion(messages=messages, tools=TOOLS, **WITH).choices[0].message.content == "It is sunny in Oslo."
+    assert (
+        litellm.completion(messages=messages, tools=TOOLS, **WITH).choices[0].message.content == "It is sunny in Oslo."
+    )
 
 
 def a_streamed_call_is_put_together():
@@ -47,7 +54,9 @@ def a_streamed_call_is_put_together():
 
 def a_response_is_made():
     got = litellm.responses(input="hi", **{key: value for key, value in WITH.items() if key != "num_retries"})
-    assert [item.type for item in got.output] == ["reasoning", "message"] and got.output[1].content[0].text == HELLO, got
+    assert [item.type for item in got.output] == ["reasoning", "message"] and got.output[1].content[
+        0
+    ].text == HELLO, got
 
 
 def errors_are_openais():
@@ -59,7 +68,14 @@ def errors_are_openais():
         raise AssertionError("a temperature of 3 was taken")
 
 
-for test in [a_chat_is_answered, a_chat_is_streamed, a_tool_is_called_and_its_result_taken, a_streamed_call_is_put_together, a_response_is_made, errors_are_openais]:
+for test in [
+    a_chat_is_answered,
+    a_chat_is_streamed,
+    a_tool_is_called_and_its_result_taken,
+    a_streamed_call_is_put_together,
+    a_response_is_made,
+    errors_are_openais,
+]:
     try:
         test()
         print(f"ok      {test.__name__.replace('_', ' ')}", flush=True)

@@ -25,8 +25,15 @@ import urllib.request
 from bench_serve import ask, chunks
 
 WORDS = "Once upon a time there was little girl named Lily who found the red kite in big park and said to Tom it is very sad".split()
-WEATHER = {"type": "object", "properties": {"location": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
-           "required": ["location", "days"], "additionalProperties": False}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "location": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["location", "days"],
+    "additionalProperties": False,
+}
 
 
 def pool(n, rng):
@@ -36,38 +43,77 @@ def pool(n, rng):
         text = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(3, 120)))
         n_tokens = rng.randrange(1, 90)
         kind = i % 6
-        chat = {"messages": [{"role": "user", "content": text}], "max_completion_tokens": n_tokens, "seed": rng.randrange(1 << 40)}
+        chat = {
+            "messages": [{"role": "user", "content": text}],
+            "max_completion_tokens": n_tokens,
+            "seed": rng.randrange(1 << 40),
+        }
         if kind == 0:
             made.append(("/v1/completions", {"prompt": text, "max_tokens": n_tokens, "temperature": 0}))
         elif kind == 1:
-            made.append(("/v1/completions", {"prompt": text, "max_tokens": n_tokens, "seed": rng.randrange(1 << 40), "temperature": 1, "top_p": 0.9}))
+            made.append(
+                (
+                    "/v1/completions",
+                    {
+                        "prompt": text,
+                        "max_tokens": n_tokens,
+                        "seed": rng.randrange(1 << 40),
+                        "temperature": 1,
+                        "top_p": 0.9,
+                    },
+                )
+            )
         elif kind == 2:
             made.append(("/v1/chat/completions", chat))
         elif kind == 3:
-            made.append(("/v1/chat/completions", {**chat, "stop": ["kite"], "reasoning_effort": "low", "presence_penalty": 0.5}))
+            made.append(
+                ("/v1/chat/completions", {**chat, "stop": ["kite"], "reasoning_effort": "low", "presence_penalty": 0.5})
+            )
         elif kind == 4:
             form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
             made.append(("/v1/chat/completions", {**chat, "response_format": form, "reasoning_effort": "none"}))
         else:
             tool = {"type": "function", "name": "get_weather", "parameters": WEATHER, "strict": True}
-            made.append(("/v1/responses", {"input": text, "max_output_tokens": n_tokens, "tools": [tool], "temperature": 0, "store": False}))
+            made.append(
+                (
+                    "/v1/responses",
+                    {"input": text, "max_output_tokens": n_tokens, "tools": [tool], "temperature": 0, "store": False},
+                )
+            )
     return made
+
+
+def streamed(path, body):
+    return {**body, "stream": True} | ({} if path == "/v1/responses" else {"stream_options": {"include_usage": True}})
 
 
 def gathered(path, value):
     """What an unstreamed answer says, with nothing that is drawn anew for each."""
     if path == "/v1/responses":
-        texts = [[(item["type"], item.get("arguments") or "".join(part["text"] for part in item.get("content") or [])) for item in value["output"]]]
+        texts = [
+            [
+                (item["type"], item.get("arguments") or "".join(part["text"] for part in item.get("content") or []))
+                for item in value["output"]
+            ]
+        ]
         return {"text": texts, "end": value["status"], "tokens": value["usage"]["output_tokens"]}
     choice = value["choices"][0]
     message = choice.get("message") or {"content": choice.get("text")}
-    text = [message.get("reasoning") or "", message.get("content") or "", *[c["function"]["arguments"] for c in message.get("tool_calls") or []]]
+    text = [
+        message.get("reasoning") or "",
+        message.get("content") or "",
+        *[c["function"]["arguments"] for c in message.get("tool_calls") or []],
+    ]
     return {"text": text, "end": choice["finish_reason"], "tokens": value["usage"]["completion_tokens"]}
 
 
 def joined(path, text):
     """What a stream said, in the same shape, as far as it went; None in `end` if it did not come to its end."""
-    events = [json.loads(line[6:]) for line in text.decode(errors="replace").split("\n") if line.startswith("data: {") and line.endswith("}")]
+    events = [
+        json.loads(line[6:])
+        for line in text.decode(errors="replace").split("\n")
+        if line.startswith("data: {") and line.endswith("}")
+    ]
     if any("error" in event and event["error"] for event in events if "type" not in event or event["type"] == "error"):
         return {"error": events[-1]}
     if path == "/v1/responses":
@@ -78,7 +124,11 @@ def joined(path, text):
                 if event["type"].endswith(".delta"):
                     deltas[event["output_index"]] += event["delta"]
             got = gathered(path, last["response"])
-            return got if [t for _, t in got["text"][0]] == [deltas[i] for i in range(len(got["text"][0]))] else {"error": "deltas differ from the end"}
+            return (
+                got
+                if [t for _, t in got["text"][0]] == [deltas[i] for i in range(len(got["text"][0]))]
+                else {"error": "deltas differ from the end"}
+            )
         return {"end": None, "error": last} if last.get("type") == "response.failed" else {"end": None, "text": None}
     parts, calls, end, tokens = ["", ""], {}, None, None
     for event in events:
@@ -99,13 +149,20 @@ def same(got, wanted, path):
     if got == wanted:
         return True
     # A call that was cut is in the stream, and in no whole answer.
-    return path == "/v1/chat/completions" and wanted["end"] == got["end"] == "length" and got["tokens"] == wanted["tokens"] and got["text"][:2] == wanted["text"][:2]
+    return (
+        path == "/v1/chat/completions"
+        and wanted["end"] == got["end"] == "length"
+        and got["tokens"] == wanted["tokens"]
+        and got["text"][:2] == wanted["text"][:2]
+    )
 
 
 def begins(got, wanted, path):
     if got["end"] is not None:
         return same(got, wanted, path)
-    return got["text"] is None or all(whole.startswith(part.rstrip("\ufffd")) for part, whole in zip(got["text"][:2], wanted["text"]))
+    return got["text"] is None or all(
+        whole.startswith(part.rstrip("\ufffd")) for part, whole in zip(got["text"][:2], wanted["text"])
+    )
 
 
 def metrics(url):
@@ -137,7 +194,7 @@ class Load:
     async def whole(self, i, stream):
         path, body = self.pool[i]
         if stream:
-            body = {**body, "stream": True} | ({} if path == "/v1/responses" else {"stream_options": {"include_usage": True}})
+            body = streamed(path, body)
         status, headers, reader, writer = await ask(self.url, path, body)
         text = b"".join([piece async for piece in chunks(reader, headers)])
         writer.close()
@@ -162,7 +219,9 @@ class Load:
         elif status != 200:
             self.fault(f"{self.pool[i][0]}: {status} {got[:200]}")
         elif "error" in got or not same(got, self.alone[i], self.pool[i][0]):
-            self.fault(f"request {i}, stream={stream}: {json.dumps(got)[:300]} and not {json.dumps(self.alone[i])[:300]}")
+            self.fault(
+                f"request {i}, stream={stream}: {json.dumps(got)[:300]} and not {json.dumps(self.alone[i])[:300]}"
+            )
         else:
             self.count["streamed" if stream else "whole"] += 1
 
@@ -170,11 +229,12 @@ class Load:
         """Leaves after some events, or before the first, with a closed or a reset connection."""
         path, body = self.pool[i]
         stream = rng.random() < 0.7
+        body = streamed(path, body) if stream else body
         status, text, writer = None, b"", None
 
         async def read():
             nonlocal status, text, writer
-            status, headers, reader, writer = await ask(self.url, path, {**body, "stream": stream})
+            status, headers, reader, writer = await ask(self.url, path, body)
             n = rng.randrange(0, 40)
             async for piece in chunks(reader, headers):
                 text += piece
@@ -192,7 +252,9 @@ class Load:
         if status == 200 and stream and b"\n\n" in text:
             got = joined(path, text[: text.rindex(b"\n\n")])
             if got.get("error") or not begins(got, self.alone[i], path):
-                self.fault(f"request {i}, left: {json.dumps(got)[:300]} does not begin {json.dumps(self.alone[i])[:300]}")
+                self.fault(
+                    f"request {i}, left: {json.dumps(got)[:300]} does not begin {json.dumps(self.alone[i])[:300]}"
+                )
         self.count["left"] += 1
 
     async def half(self, i, rng):
@@ -210,13 +272,17 @@ class Load:
         """A byte a second for a while, through a small window; then the rest at once."""
         path, body = self.pool[i]
         host, port = self.url.removeprefix("http://").split(":")
-        data = json.dumps({**body, "stream": True} | ({} if path == "/v1/responses" else {"stream_options": {"include_usage": True}})).encode()
+        data = json.dumps(streamed(path, body)).encode()
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (host, int(port)))
-        await loop.sock_sendall(sock, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+        await loop.sock_sendall(
+            sock,
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+            + data,
+        )
         got = b""
         for _ in range(rng.randrange(5, 30)):
             got += await loop.sock_recv(sock, 1)
@@ -288,7 +354,10 @@ def main():
     asyncio.run(run())
     print(dict(load.count))
     finished = load.count["whole"] + load.count["streamed"] + load.count["slow"]
-    check(f"{finished} answers finished, none is wrong or lost ({load.count['faults']} faults)", finished and not load.count["faults"])
+    check(
+        f"{finished} answers finished, none is wrong or lost ({load.count['faults']} faults)",
+        finished and not load.count["faults"],
+    )
     for what in load.wrong:
         print("   ", what)
     for _ in range(300):
@@ -297,7 +366,9 @@ def main():
         if not any(held.values()):
             break
         time.sleep(0.1)
-    check(f"nothing runs, waits or holds a block: {held}", all(name in now and not value for name, value in held.items()))
+    check(
+        f"nothing runs, waits or holds a block: {held}", all(name in now and not value for name, value in held.items())
+    )
     print({name: value for name, value in now.items() if re.search("total$", name)})
     if samples:
         time.sleep(2)
@@ -306,8 +377,14 @@ def main():
         late = samples[len(samples) // 5 :]
         half = len(late) // 2
         early, last = (sorted(m for m, _ in part)[len(part) // 2] for part in (late[:half] or late, late[half:]))
-        check(f"memory is flat: {before[0]:.0f} MiB at the start, {early:.0f} and {last:.0f} MiB in the halves, {after[0]:.0f} MiB at the end", last < early * 1.1 + 8)
-        check(f"descriptors are given back: {before[1]} at the start, at most {max(n for _, n in samples)}, {after[1]} at the end", after[1] <= before[1] + 2)
+        check(
+            f"memory is flat: {before[0]:.0f} MiB at the start, {early:.0f} and {last:.0f} MiB in the halves, {after[0]:.0f} MiB at the end",
+            last < early * 1.1 + 8,
+        )
+        check(
+            f"descriptors are given back: {before[1]} at the start, at most {max(n for _, n in samples)}, {after[1]} at the end",
+            after[1] <= before[1] + 2,
+        )
     print(f"{counts[0]} passed, {counts[1]} failed")
     return 1 if counts[1] else 0
 

@@ -16,9 +16,18 @@ tiny = openai.OpenAI(base_url=TINY, api_key="any", max_retries=0)
 MODEL = client.models.list().data[0].id
 TINY_MODEL = tiny.models.list().data[0].id
 HELLO = "Hello! 🙂 What can I do?"
-WEATHER = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"], "additionalProperties": False}
-CHAT_TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": WEATHER}}]
-TOOLS = [{"type": "function", "name": "get_weather", "description": "The weather", "parameters": WEATHER, "strict": True}]
+WEATHER = {
+    "type": "object",
+    "properties": {"location": {"type": "string"}},
+    "required": ["location"],
+    "additionalProperties": False,
+}
+CHAT_TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": WEATHER}}
+]
+TOOLS = [
+    {"type": "function", "name": "get_weather", "description": "The weather", "parameters": WEATHER, "strict": True}
+]
 
 
 class Person(BaseModel):
@@ -50,7 +59,13 @@ def raises(kind, function, **expected):
 
 
 def metric(base, name):
-    text = urllib.request.urlopen(urllib.request.Request(base.removesuffix("/v1") + "/metrics", headers={"Authorization": "Bearer sk-test"})).read().decode()
+    text = (
+        urllib.request.urlopen(
+            urllib.request.Request(base.removesuffix("/v1") + "/metrics", headers={"Authorization": "Bearer sk-test"})
+        )
+        .read()
+        .decode()
+    )
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
@@ -82,7 +97,11 @@ def a_chat_is_answered():
 
 @test
 def a_chat_is_streamed():
-    chunks = list(client.chat.completions.create(model=MODEL, messages=user("hi"), stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL, messages=user("hi"), stream=True, stream_options={"include_usage": True}
+        )
+    )
     *deltas, last = chunks
     assert last.choices == [] and last.usage.completion_tokens > 0 and all(c.usage is None for c in deltas)
     assert len({(c.id, c.created, c.model, c.system_fingerprint) for c in chunks}) == 1
@@ -109,11 +128,16 @@ def a_tool_is_called_and_its_result_taken():
     [call] = got.message.tool_calls
     assert got.finish_reason == "tool_calls" and call.function.name == "get_weather" and got.message.content is None
     assert json.loads(call.function.arguments) == {"location": "Oslo"}
-    messages += [got.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    messages += [
+        got.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
+    ]
     got = client.chat.completions.create(model=MODEL, messages=messages, tools=CHAT_TOOLS).choices[0]
     assert got.message.content == "It is sunny in Oslo." and got.finish_reason == "stop"
     messages[-1]["tool_call_id"] = "call_unknown"
-    raises(openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=messages, tools=CHAT_TOOLS))
+    raises(
+        openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=messages, tools=CHAT_TOOLS)
+    )
 
 
 @test
@@ -126,7 +150,13 @@ def a_tool_call_is_streamed():
     assert message.content == whole.content == "I look it up."
     assert message.tool_calls[0].function.arguments == whole.tool_calls[0].function.arguments == '{"location": "Oslo"}'
     assert any(e.type == "tool_calls.function.arguments.done" and e.arguments == '{"location": "Oslo"}' for e in events)
-    names = [c.function.name for e in events if e.type == "chunk" and e.chunk.choices for c in e.chunk.choices[0].delta.tool_calls or [] if c.function.name]
+    names = [
+        c.function.name
+        for e in events
+        if e.type == "chunk" and e.chunk.choices
+        for c in e.chunk.choices[0].delta.tool_calls or []
+        if c.function.name
+    ]
     assert names == ["get_weather"], names
 
 
@@ -146,15 +176,24 @@ def a_chat_is_cut_where_asked():
     got = client.chat.completions.create(model=MODEL, messages=user("hi"), stop=["What"])
     assert got.choices[0].message.content == "Hello! 🙂 " and got.choices[0].finish_reason == "stop"
     got = client.chat.completions.create(model=MODEL, messages=user("Think too long")).choices[0]
-    assert got.finish_reason == "length" and got.message.content == "" and got.message.reasoning == "On the one hand, on the other"
-    raises(openai.LengthFinishReasonError, lambda: client.chat.completions.parse(model=MODEL, messages=user("Think too long"), response_format=Person))
+    assert (
+        got.finish_reason == "length"
+        and got.message.content == ""
+        and got.message.reasoning == "On the one hand, on the other"
+    )
+    raises(
+        openai.LengthFinishReasonError,
+        lambda: client.chat.completions.parse(model=MODEL, messages=user("Think too long"), response_format=Person),
+    )
 
 
 @test
 def log_probabilities_are_of_the_content():
     got = client.chat.completions.create(model=MODEL, messages=user("hi"), logprobs=True, top_logprobs=1).choices[0]
     assert b"".join(bytes(t.bytes) for t in got.logprobs.content).decode() == HELLO
-    chunks = client.chat.completions.create(model=MODEL, messages=user("hi"), logprobs=True, top_logprobs=1, stream=True)
+    chunks = client.chat.completions.create(
+        model=MODEL, messages=user("hi"), logprobs=True, top_logprobs=1, stream=True
+    )
     streamed = [t for c in chunks if c.choices and c.choices[0].logprobs for t in c.choices[0].logprobs.content or []]
     assert streamed == got.logprobs.content
 
@@ -173,10 +212,17 @@ def several_choices_come_of_one_request():
 @test
 def a_response_is_made():
     got = client.responses.create(model=MODEL, input="hi", instructions="Be brief.")
-    assert got.status == "completed" and got.output_text == HELLO and [i.type for i in got.output] == ["reasoning", "message"]
+    assert (
+        got.status == "completed"
+        and got.output_text == HELLO
+        and [i.type for i in got.output] == ["reasoning", "message"]
+    )
     assert got.output[0].content[0].text == "The user greets." and got.output[0].summary == []
     assert got.instructions == "Be brief." and got.error is None and got.incomplete_details is None
-    assert got.usage.total_tokens == got.usage.input_tokens + got.usage.output_tokens and got.usage.output_tokens_details.reasoning_tokens > 0
+    assert (
+        got.usage.total_tokens == got.usage.input_tokens + got.usage.output_tokens
+        and got.usage.output_tokens_details.reasoning_tokens > 0
+    )
 
 
 @test
@@ -186,10 +232,17 @@ def a_response_is_streamed_in_order():
             events = list(stream)
             final = stream.get_final_response()
         assert [e.sequence_number for e in events] == list(range(len(events)))
-        assert [e.type for e in events[:2]] == ["response.created", "response.in_progress"] and events[-1].type == "response.completed"
+        assert [e.type for e in events[:2]] == ["response.created", "response.in_progress"] and events[
+            -1
+        ].type == "response.completed"
         assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == final.output_text
         whole = client.responses.create(model=MODEL, input=text, tools=TOOLS)
-        bare = lambda response: [i.model_dump(exclude={"id": True, "call_id": True, "parsed_arguments": True, "content": {"__all__": {"parsed"}}}) for i in response.output]
+        bare = lambda response: [
+            i.model_dump(
+                exclude={"id": True, "call_id": True, "parsed_arguments": True, "content": {"__all__": {"parsed"}}}
+            )
+            for i in response.output
+        ]
         assert bare(final) == bare(whole), (bare(final), bare(whole))
 
 
@@ -197,12 +250,21 @@ def a_response_is_streamed_in_order():
 def a_response_calls_a_tool_and_goes_on():
     first = client.responses.create(model=MODEL, input="How is the weather in Oslo?", tools=TOOLS)
     [call] = [item for item in first.output if item.type == "function_call"]
-    assert call.name == "get_weather" and json.loads(call.arguments) == {"location": "Oslo"} and call.status == "completed"
+    assert (
+        call.name == "get_weather" and json.loads(call.arguments) == {"location": "Oslo"} and call.status == "completed"
+    )
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     got = client.responses.create(model=MODEL, input=[result], previous_response_id=first.id, tools=TOOLS)
     assert got.output_text == "It is sunny in Oslo." and got.previous_response_id == first.id
-    items = [{"role": "user", "content": "How is the weather in Oslo?"}, *[item.model_dump() for item in first.output], result]
-    assert client.responses.create(model=MODEL, input=items, tools=TOOLS, store=False).output_text == "It is sunny in Oslo."
+    items = [
+        {"role": "user", "content": "How is the weather in Oslo?"},
+        *[item.model_dump() for item in first.output],
+        result,
+    ]
+    assert (
+        client.responses.create(model=MODEL, input=items, tools=TOOLS, store=False).output_text
+        == "It is sunny in Oslo."
+    )
 
 
 @test
@@ -214,7 +276,11 @@ def a_response_is_parsed():
 @test
 def a_cut_response_is_incomplete():
     got = client.responses.create(model=MODEL, input="hi", max_output_tokens=5)
-    assert got.status == "incomplete" and got.incomplete_details.reason == "max_output_tokens" and got.usage.output_tokens == 5
+    assert (
+        got.status == "incomplete"
+        and got.incomplete_details.reason == "max_output_tokens"
+        and got.usage.output_tokens == 5
+    )
     events = list(client.responses.create(model=MODEL, input="hi", max_output_tokens=5, stream=True))
     assert events[-1].type == "response.incomplete" and events[-1].response.status == "incomplete"
 
@@ -226,7 +292,12 @@ def stored_responses_are_found_until_they_are_deleted():
     assert client.responses.input_items.list(made.id).data[0].role == "user"
     client.responses.delete(made.id)
     raises(openai.NotFoundError, lambda: client.responses.retrieve(made.id))
-    raises(openai.BadRequestError, lambda: client.responses.create(model=MODEL, input="hi", previous_response_id="resp_0"), code="previous_response_not_found", param="previous_response_id")
+    raises(
+        openai.BadRequestError,
+        lambda: client.responses.create(model=MODEL, input="hi", previous_response_id="resp_0"),
+        code="previous_response_not_found",
+        param="previous_response_id",
+    )
     unstored = client.responses.create(model=MODEL, input="hi", store=False)
     raises(openai.NotFoundError, lambda: client.responses.retrieve(unstored.id))
 
@@ -238,18 +309,31 @@ def wrong_requests_are_told_what_is_wrong():
     for more, param in [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "hi"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"messages": user("hi"), "temperature": 3}, "temperature"),
         ({"messages": user("hi"), "top_p": "much"}, "top_p"),
         ({"messages": user("hi"), "n": 0}, "n"),
     ]:
-        error = raises(openai.BadRequestError, lambda: chat(model=MODEL, **more), type="invalid_request_error", param=param)
+        error = raises(
+            openai.BadRequestError, lambda: chat(model=MODEL, **more), type="invalid_request_error", param=param
+        )
         assert isinstance(error.code, str) and error.request_id
     raises(openai.BadRequestError, lambda: client.responses.create(model=MODEL, input=[{"type": "unheard_of"}]))
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
-    raises(openai.BadRequestError, lambda: chat(model=MODEL, messages=user("hi"), response_format=schema), code="invalid_json_schema")
+    raises(
+        openai.BadRequestError,
+        lambda: chat(model=MODEL, messages=user("hi"), response_format=schema),
+        code="invalid_json_schema",
+    )
     raises(openai.NotFoundError, lambda: client.embeddings.create(model=MODEL, input="hi"))
-    raises(openai.AuthenticationError, lambda: openai.OpenAI(base_url=REPLAY, api_key="sk-wrong", max_retries=0).models.list(), code="invalid_api_key")
+    raises(
+        openai.AuthenticationError,
+        lambda: openai.OpenAI(base_url=REPLAY, api_key="sk-wrong", max_retries=0).models.list(),
+        code="invalid_api_key",
+    )
 
 
 @test
@@ -263,7 +347,9 @@ def an_engine_that_fails_is_told_in_the_stream_too():
 @test
 def a_client_that_does_not_wait_frees_its_place():
     impatient = client.with_options(timeout=0.5)
-    raises(openai.APITimeoutError, lambda: impatient.chat.completions.create(model=MODEL, messages=user("Answer slowly")))
+    raises(
+        openai.APITimeoutError, lambda: impatient.chat.completions.create(model=MODEL, messages=user("Answer slowly"))
+    )
     idle(REPLAY)
     stream = client.chat.completions.create(model=MODEL, messages=user("Answer slowly"), stream=True)
     next(iter(stream))
@@ -274,7 +360,11 @@ def a_client_that_does_not_wait_frees_its_place():
 @test
 def the_first_words_come_before_the_last_are_made():
     begin = time.monotonic()
-    times = [time.monotonic() - begin for c in client.chat.completions.create(model=MODEL, messages=user("Answer slowly"), stream=True) if c.choices and c.choices[0].delta.content]
+    times = [
+        time.monotonic() - begin
+        for c in client.chat.completions.create(model=MODEL, messages=user("Answer slowly"), stream=True)
+        if c.choices and c.choices[0].delta.content
+    ]
     # Thirteen tokens, 0.3 s apart: one could only come with the last if something held them back.
     assert len(times) >= 9 and times[-1] - times[0] > 1.5, times
 
@@ -284,7 +374,9 @@ def many_clients_get_their_own_answers():
     async def all_of_them():
         async with openai.AsyncOpenAI(base_url=REPLAY, api_key="sk-test") as many:
             asked = [("hi", HELLO), ("Name a person", '{"name": "Ada", "age": 36}')] * 20
-            got = await asyncio.gather(*(many.chat.completions.create(model=MODEL, messages=user(text)) for text, _ in asked))
+            got = await asyncio.gather(
+                *(many.chat.completions.create(model=MODEL, messages=user(text)) for text, _ in asked)
+            )
             assert [g.choices[0].message.content for g in got] == [answer for _, answer in asked]
 
     asyncio.run(all_of_them())
@@ -294,7 +386,11 @@ def many_clients_get_their_own_answers():
 def a_text_is_completed():
     asked = {"model": TINY_MODEL, "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
     got = tiny.completions.create(**asked)
-    assert got.object == "text_completion" and got.choices[0].finish_reason == "length" and got.usage.completion_tokens == 12
+    assert (
+        got.object == "text_completion"
+        and got.choices[0].finish_reason == "length"
+        and got.usage.completion_tokens == 12
+    )
     assert got.choices[0].text.startswith(", there was a little girl"), got.choices[0].text
     assert "".join(c.choices[0].text for c in tiny.completions.create(**asked, stream=True)) == got.choices[0].text
     assert tiny.completions.create(**asked, echo=True).choices[0].text == "Once upon a time" + got.choices[0].text
@@ -305,23 +401,36 @@ def a_text_is_completed():
 
 @test
 def completions_tell_log_probabilities():
-    got = tiny.completions.create(model=TINY_MODEL, prompt="Once upon a time", max_tokens=8, temperature=0, logprobs=2).choices[0]
+    got = tiny.completions.create(
+        model=TINY_MODEL, prompt="Once upon a time", max_tokens=8, temperature=0, logprobs=2
+    ).choices[0]
     probabilities = got.logprobs
     assert "".join(probabilities.tokens) == got.text and all(value <= 0 for value in probabilities.token_logprobs)
-    assert all(len(top) >= 2 and abs(max(top.values()) - value) < 1e-4 for top, value in zip(probabilities.top_logprobs, probabilities.token_logprobs))
+    assert all(
+        len(top) >= 2 and abs(max(top.values()) - value) < 1e-4
+        for top, value in zip(probabilities.top_logprobs, probabilities.token_logprobs)
+    )
 
 
 @test
 def a_seed_gives_the_same_text_again():
     def say(seed):
-        return tiny.completions.create(model=TINY_MODEL, prompt="One day", max_tokens=24, temperature=1, seed=seed).choices[0].text
+        return (
+            tiny.completions.create(model=TINY_MODEL, prompt="One day", max_tokens=24, temperature=1, seed=seed)
+            .choices[0]
+            .text
+        )
 
     assert say(7) == say(7) and say(-7) == say(-7) and len({say(seed) for seed in range(1, 6)}) > 1
 
 
 @test
 def a_prompt_beyond_the_context_is_refused_with_both_numbers():
-    error = raises(openai.BadRequestError, lambda: tiny.chat.completions.create(model=TINY_MODEL, messages=user("word " * 40000)), code="context_length_exceeded")
+    error = raises(
+        openai.BadRequestError,
+        lambda: tiny.chat.completions.create(model=TINY_MODEL, messages=user("word " * 40000)),
+        code="context_length_exceeded",
+    )
     assert sum(c.isdigit() for c in error.message) > 5, error.message
 
 
@@ -335,14 +444,24 @@ def more_tokens_than_fit_are_no_error():
 @test
 def the_tiny_model_writes_what_a_schema_asks_for():
     for seed in range(5):
-        got = tiny.chat.completions.parse(model=TINY_MODEL, messages=user("Who?"), response_format=Person, seed=seed, max_tokens=2000, **SHORT)
+        got = tiny.chat.completions.parse(
+            model=TINY_MODEL, messages=user("Who?"), response_format=Person, seed=seed, max_tokens=2000, **SHORT
+        )
         assert isinstance(got.choices[0].message.parsed, Person)
 
 
 @test
 def the_tiny_model_calls_the_tool_that_it_must():
     for seed in range(5):
-        got = tiny.chat.completions.create(model=TINY_MODEL, messages=user("Weather?"), tools=CHAT_TOOLS, tool_choice="required", seed=seed, max_tokens=2000, **SHORT)
+        got = tiny.chat.completions.create(
+            model=TINY_MODEL,
+            messages=user("Weather?"),
+            tools=CHAT_TOOLS,
+            tool_choice="required",
+            seed=seed,
+            max_tokens=2000,
+            **SHORT,
+        )
         if got.choices[0].finish_reason == "length":
             continue
         [call] = got.choices[0].message.tool_calls

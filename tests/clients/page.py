@@ -47,7 +47,12 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
     def refused(self):
         if Scripted.locked and self.headers.get("Authorization") != f"Bearer {KEY}":
-            error = {"message": "Incorrect API key", "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+            error = {
+                "message": "Incorrect API key",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "invalid_api_key",
+            }
             self.body(401, {"error": error})
             return True
         return False
@@ -56,7 +61,9 @@ class Scripted(http.server.BaseHTTPRequestHandler):
         if self.path == "/":
             self.body(200, PAGE.read_bytes(), "text/html; charset=utf-8")
         elif self.path == "/v1/models":
-            self.refused() or self.body(200, {"object": "list", "data": [{"id": "openai/gpt-oss-20b", "object": "model"}]})
+            self.refused() or self.body(
+                200, {"object": "list", "data": [{"id": "openai/gpt-oss-20b", "object": "model"}]}
+            )
         else:
             self.body(404, {"error": {"message": f"nothing at {self.path}"}})
 
@@ -67,7 +74,17 @@ class Scripted(http.server.BaseHTTPRequestHandler):
         Scripted.seen.append(request)
         text = request["messages"][-1]["content"]
         if text == "busy":
-            return self.body(503, {"error": {"message": "The queue is full", "type": "server_error", "param": None, "code": "overloaded"}})
+            return self.body(
+                503,
+                {
+                    "error": {
+                        "message": "The queue is full",
+                        "type": "server_error",
+                        "param": None,
+                        "code": "overloaded",
+                    }
+                },
+            )
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -116,8 +133,17 @@ class Browser:
         if not program:
             print("skipped: there is no chromium here")
             sys.exit(0)
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run", "--disable-dev-shm-usage"]
-        self.process = subprocess.Popen([program, *flags, f"--user-data-dir={scratch}", "about:blank"], stderr=subprocess.DEVNULL)
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-port=0",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+        ]
+        self.process = subprocess.Popen(
+            [program, *flags, f"--user-data-dir={scratch}", "about:blank"], stderr=subprocess.DEVNULL
+        )
         port = pathlib.Path(scratch) / "DevToolsActivePort"
         for _ in range(300):
             if port.exists() and port.read_text().count("\n"):
@@ -164,14 +190,31 @@ class Browser:
         self.until("document.readyState === 'complete' && !!document.getElementById('message')")
 
     def size(self, width, height, phone, dark):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1, mobile=phone)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if phone else 1,
+            mobile=phone,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def key(self, name, modifiers=0):
         code = {"Enter": 13, "Escape": 27}[name]
         text = {"text": "\r"} if name == "Enter" else {}
         for kind in ["keyDown", "keyUp"]:
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, modifiers=modifiers, **(text if kind == "keyDown" else {}))
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=name,
+                code=name,
+                windowsVirtualKeyCode=code,
+                modifiers=modifiers,
+                **(text if kind == "keyDown" else {}),
+            )
 
     def type(self, text):
         self.js("document.getElementById('message').focus()")
@@ -226,32 +269,61 @@ def main():
 
         browser.type("hello")
         browser.key("Enter", modifiers=8)
-        check("Shift+Enter begins a line and sends nothing", browser.js("document.getElementById('message').value === 'hello\\n' && !document.querySelector('article')"))
+        check(
+            "Shift+Enter begins a line and sends nothing",
+            browser.js("document.getElementById('message').value === 'hello\\n' && !document.querySelector('article')"),
+        )
         browser.js("document.getElementById('message').value = ''")
         browser.say("hello")
         check("Enter sends", browser.until("document.querySelectorAll('article').length === 2"))
         if server:
-            check("reasoning comes before the answer, folded", browser.until(f"{LAST}.querySelector('details p').textContent.includes('person') && !{LAST}.querySelector('details').open"))
-        check("an answer is streamed: some of it is there before its end", browser.until(f"{LAST}.innerText.trim().length > 0 && !({SHOWN})"))
+            check(
+                "reasoning comes before the answer, folded",
+                browser.until(
+                    f"{LAST}.querySelector('details p').textContent.includes('person') && !{LAST}.querySelector('details').open"
+                ),
+            )
+        check(
+            "an answer is streamed: some of it is there before its end",
+            browser.until(f"{LAST}.innerText.trim().length > 0 && !({SHOWN})"),
+        )
         check("the answer ends", browser.finished() and browser.js(f"!{LAST}.querySelector('.bad')"))
         check("its tokens are told", browser.js(f"/\\d+ tokens/.test({LAST}.querySelector('.note').textContent)"))
         browser.shot(args.screenshots / "answer-wide.png")
         if server:
-            check("markup in an answer is text", browser.js(f"!{LAST}.querySelector('img') && {LAST}.textContent.includes('<img src=x') && document.title === 'gptoss-jit'"))
-            check("code is in a block of its own", browser.js(f"{LAST}.querySelector('pre').textContent.startsWith('for i in range(3):\\n    print(i)')"))
+            check(
+                "markup in an answer is text",
+                browser.js(
+                    f"!{LAST}.querySelector('img') && {LAST}.textContent.includes('<img src=x') && document.title === 'gptoss-jit'"
+                ),
+            )
+            check(
+                "code is in a block of its own",
+                browser.js(f"{LAST}.querySelector('pre').textContent.startsWith('for i in range(3):\\n    print(i)')"),
+            )
             check("characters of several bytes are whole", browser.js(f"{LAST}.textContent.includes('ünïcödé 🙂.')"))
             browser.js(f"{LAST}.querySelector('details').open = true")
         browser.say("again")
-        check("a second turn", browser.until("document.querySelectorAll('article').length === 4") and browser.finished())
+        check(
+            "a second turn", browser.until("document.querySelectorAll('article').length === 4") and browser.finished()
+        )
         if server:
             roles = [m["role"] for m in Scripted.seen[-1]["messages"]]
             check("the conversation is sent along", roles == ["user", "assistant", "user"])
-            check("with the answer as it was shown", Scripted.seen[-1]["messages"][1]["content"].startswith("Hello! <img"))
+            check(
+                "with the answer as it was shown", Scripted.seen[-1]["messages"][1]["content"].startswith("Hello! <img")
+            )
         browser.size(390, 844, True, True)
         browser.shot(args.screenshots / "answer-narrow-dark.png")
-        check("a narrow window is not scrolled sideways", browser.js("document.documentElement.scrollWidth <= window.innerWidth"))
+        check(
+            "a narrow window is not scrolled sideways",
+            browser.js("document.documentElement.scrollWidth <= window.innerWidth"),
+        )
         browser.open(url)
-        check("the conversation is there after a reload", browser.until("document.querySelectorAll('article').length === 4"))
+        check(
+            "the conversation is there after a reload",
+            browser.until("document.querySelectorAll('article').length === 4"),
+        )
         browser.size(1280, 800, False, True)
         browser.shot(args.screenshots / "answer-wide-dark.png")
 
@@ -259,13 +331,26 @@ def main():
             browser.say("for ever" if server else "Once upon a time there was a very long story, tell all of it")
             browser.until(f"{LAST}.innerText.trim().length > 12")
             browser.js("document.getElementById('stop').click()") if how == "the button" else browser.key("Escape")
-            check(f"{how} stops an answer", browser.finished() and (not server or browser.js(f"{LAST}.querySelector('.note').textContent === 'stopped' && !{LAST}.textContent.includes('word1999')")))
+            check(
+                f"{how} stops an answer",
+                browser.finished()
+                and (
+                    not server
+                    or browser.js(
+                        f"{LAST}.querySelector('.note').textContent === 'stopped' && !{LAST}.textContent.includes('word1999')"
+                    )
+                ),
+            )
         if server:
             end = time.monotonic() + 10
             while Scripted.left < 2 and time.monotonic() < end:
                 time.sleep(0.05)
             check("the server sees that it was left", Scripted.left == 2)
-            for text, said in [("break", "The connection ended before the answer did."), ("fail", "The engine failed"), ("busy", "The queue is full (503)")]:
+            for text, said in [
+                ("break", "The connection ended before the answer did."),
+                ("fail", "The engine failed"),
+                ("busy", "The queue is full (503)"),
+            ]:
                 browser.say(text)
                 browser.finished()
                 check(f"{text!r}: the error is shown", browser.js(f"{LAST}.querySelector('.bad')?.textContent") == said)
@@ -273,25 +358,49 @@ def main():
             n = len(Scripted.seen)
             browser.js(f"{LAST}.querySelector('button').click()")
             browser.finished()
-            check("`Try again` asks the same again", len(Scripted.seen) == n + 1 and Scripted.seen[-1] == Scripted.seen[-2])
+            check(
+                "`Try again` asks the same again",
+                len(Scripted.seen) == n + 1 and Scripted.seen[-1] == Scripted.seen[-2],
+            )
             browser.say("long")
             browser.finished()
-            check("a cut answer says so", browser.js(f"{LAST}.querySelector('.note').textContent.includes('limit of tokens')"))
+            check(
+                "a cut answer says so",
+                browser.js(f"{LAST}.querySelector('.note').textContent.includes('limit of tokens')"),
+            )
             browser.js("document.getElementById('instructions').value = 'Be brief.'")
             browser.say("hello")
             browser.finished()
-            check("instructions are sent first", Scripted.seen[-1]["messages"][0] == {"role": "system", "content": "Be brief."})
+            check(
+                "instructions are sent first",
+                Scripted.seen[-1]["messages"][0] == {"role": "system", "content": "Be brief."},
+            )
         browser.js("document.getElementById('new').click()")
-        check("a new chat is empty", browser.js("!document.querySelector('article') && document.getElementById('hello').offsetParent !== null"))
+        check(
+            "a new chat is empty",
+            browser.js("!document.querySelector('article') && document.getElementById('hello').offsetParent !== null"),
+        )
         if server:
             Scripted.locked = True
-            check("no key is asked for before one is needed", browser.js("document.getElementById('unlock').offsetParent === null"))
+            check(
+                "no key is asked for before one is needed",
+                browser.js("document.getElementById('unlock').offsetParent === null"),
+            )
             browser.size(390, 844, True, False)
             browser.say("hello")
-            check("a refused key is asked for", browser.until("document.getElementById('unlock').offsetParent !== null"))
+            check(
+                "a refused key is asked for", browser.until("document.getElementById('unlock').offsetParent !== null")
+            )
             browser.shot(args.screenshots / "key-narrow.png")
-            browser.js(f"document.getElementById('key').value = '{KEY}'; document.getElementById('unlock').requestSubmit()")
-            check("then the question is answered", browser.until("document.querySelectorAll('article').length === 2") and browser.finished() and browser.js(f"{LAST}.textContent.includes('Hello!')"))
+            browser.js(
+                f"document.getElementById('key').value = '{KEY}'; document.getElementById('unlock').requestSubmit()"
+            )
+            check(
+                "then the question is answered",
+                browser.until("document.querySelectorAll('article').length === 2")
+                and browser.finished()
+                and browser.js(f"{LAST}.textContent.includes('Hello!')"),
+            )
             browser.shot(args.screenshots / "answer-narrow.png")
             Scripted.locked = False
         wrong = [e for e in browser.logged if "exceptionDetails" in e or "Security" in json.dumps(e)]

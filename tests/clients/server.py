@@ -24,7 +24,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def binary():
     if named := os.environ.get("GPTOSS_JIT_BINARY"):
         return named
-    built = [path for profile in ("ci", "release", "debug") if (path := ROOT / "target" / profile / "gptoss-jit").exists()]
+    built = [
+        path for profile in ("ci", "release", "debug") if (path := ROOT / "target" / profile / "gptoss-jit").exists()
+    ]
     if not built:
         sys.exit("server.py: nothing is built: cargo build --release")
     return str(max(built, key=lambda path: path.stat().st_mtime))
@@ -86,7 +88,9 @@ def main():
         code = subprocess.run(command, env={**os.environ, **told}).returncode
         alive = server.process.poll() is None
     if not alive or server.code != 0:
-        print(f"FAILED  the server {'ended with' if alive else 'died with'} {server.code}; the end of what it said:\n{server.said()[-2000:]}")
+        print(
+            f"FAILED  the server {'ended with' if alive else 'died with'} {server.code}; the end of what it said:\n{server.said()[-2000:]}"
+        )
         code = code or 1
     return code
 

@@ -22,10 +22,19 @@ def main(home, scratch):
     found = re.findall(r"^\*\*(.+?)\*\*.*?\n\n?```(\w+)\n(.*?)```", clients, re.M | re.S)
     work = scratch / "snippets"
     work.mkdir()
-    environment = {**os.environ, "HOME": str(work), "PWD": str(work), "CODEX_HOME": str(work), "OPENCODE_DISABLE_MODELS_FETCH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "HOME": str(work),
+        "PWD": str(work),
+        "CODEX_HOME": str(work),
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
     def run(name, command, cwd=work):
-        done = subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        )
         # A stream has the words one by one.
         joined = "".join(re.findall(r'"content":"([^"]*)"', done.stdout))
         good = done.returncode == 0 and (SAID in done.stdout or SAID in joined)
@@ -39,7 +48,12 @@ def main(home, scratch):
     for name, language, snippet in found:
         path = work / f"snippet.{language}"
         path.write_text(snippet)
-        needs = {"openai, Python": "openai-python", "openai, JavaScript": "openai-npm", "LangChain": "langchain", "LiteLLM": "litellm"}.get(name, name)
+        needs = {
+            "openai, Python": "openai-python",
+            "openai, JavaScript": "openai-npm",
+            "LangChain": "langchain",
+            "LiteLLM": "litellm",
+        }.get(name, name)
         if name == "curl":
             run(name, ["sh", str(path)])
         elif name == "Open WebUI":
@@ -55,7 +69,17 @@ def main(home, scratch):
             module.unlink()
         elif name == "codex":
             (work / "config.toml").write_text(snippet)
-            run(name, [str(home / "codex/node_modules/.bin/codex"), "exec", "--skip-git-repo-check", "--sandbox", "read-only", "say hello"])
+            run(
+                name,
+                [
+                    str(home / "codex/node_modules/.bin/codex"),
+                    "exec",
+                    "--skip-git-repo-check",
+                    "--sandbox",
+                    "read-only",
+                    "say hello",
+                ],
+            )
         elif name == "opencode":
             (work / "opencode.json").write_text(snippet)
             run(name, [str(home / "opencode/node_modules/.bin/opencode"), "run", "say hello"])
