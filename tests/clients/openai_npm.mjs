@@ -18,14 +18,21 @@ const model = (await client.models.list()).data[0].id;
 const tinyModel = (await tiny.models.list()).data[0].id;
 const hello = "Hello! 🙂 What can I do?";
 const user = (content) => [{ role: "user", content }];
-const weather = { type: "object", properties: { location: { type: "string" } }, required: ["location"], additionalProperties: false };
+const weather = {
+  type: "object",
+  properties: { location: { type: "string" } },
+  required: ["location"],
+  additionalProperties: false,
+};
 const chatTools = [{ type: "function", function: { name: "get_weather", parameters: weather } }];
 const tools = [{ type: "function", name: "get_weather", parameters: weather, strict: true }];
 const Person = z.object({ name: z.string(), age: z.number() });
 
 async function idle() {
   for (let i = 0; ; i++) {
-    const text = await (await fetch(process.env.REPLAY + "/metrics", { headers: { Authorization: "Bearer sk-test" } })).text();
+    const text = await (
+      await fetch(process.env.REPLAY + "/metrics", { headers: { Authorization: "Bearer sk-test" } })
+    ).text();
     const busy = [...text.matchAll(/^gptoss_num_requests_(?:running|waiting)\S* (\S+)$/gm)];
     assert(busy.length >= 2, "no such metrics");
     if (busy.every((m) => +m[1] === 0)) return;
@@ -47,8 +54,15 @@ const tests = {
     assert.equal(got.usage.total_tokens, got.usage.prompt_tokens + got.usage.completion_tokens);
   },
   async "a chat is streamed"() {
-    let text = "", reasons = [], usage = null;
-    for await (const chunk of await client.chat.completions.create({ model, messages: user("hi"), stream: true, stream_options: { include_usage: true } })) {
+    let text = "",
+      reasons = [],
+      usage = null;
+    for await (const chunk of await client.chat.completions.create({
+      model,
+      messages: user("hi"),
+      stream: true,
+      stream_options: { include_usage: true },
+    })) {
       text += chunk.choices[0]?.delta.content ?? "";
       if (chunk.choices[0]?.finish_reason) reasons.push(chunk.choices[0].finish_reason);
       usage ??= chunk.usage;
@@ -71,22 +85,44 @@ const tests = {
     const seen = [];
     for (const stream of [false, true]) {
       const runner = client.chat.completions.runTools({
-        model, stream, messages: user("How is the weather in Oslo?"),
-        tools: [{ type: "function", function: { name: "get_weather", parameters: weather, parse: JSON.parse, function: (args) => { seen.push(args); return "sunny"; } } }],
+        model,
+        stream,
+        messages: user("How is the weather in Oslo?"),
+        tools: [
+          {
+            type: "function",
+            function: {
+              name: "get_weather",
+              parameters: weather,
+              parse: JSON.parse,
+              function: (args) => {
+                seen.push(args);
+                return "sunny";
+              },
+            },
+          },
+        ],
       });
       assert.equal(await runner.finalContent(), "It is sunny in Oslo.");
     }
     assert.deepEqual(seen, [{ location: "Oslo" }, { location: "Oslo" }]);
   },
   async "a chat is parsed"() {
-    const got = await client.chat.completions.parse({ model, messages: user("Name a person"), response_format: zodResponseFormat(Person, "person") });
+    const got = await client.chat.completions.parse({
+      model,
+      messages: user("Name a person"),
+      response_format: zodResponseFormat(Person, "person"),
+    });
     assert.deepEqual(got.choices[0].message.parsed, { name: "Ada", age: 36 });
   },
   async "a response is made"() {
     const got = await client.responses.create({ model, input: "hi" });
     assert.equal(got.output_text, hello);
     assert.equal(got.status, "completed");
-    assert.deepEqual(got.output.map((item) => item.type), ["reasoning", "message"]);
+    assert.deepEqual(
+      got.output.map((item) => item.type),
+      ["reasoning", "message"],
+    );
   },
   async "a response is streamed"() {
     for (const input of ["hi", "How is the weather in Oslo, and say what you do"]) {
@@ -94,9 +130,18 @@ const tests = {
       const numbers = [];
       for await (const event of stream) numbers.push(event.sequence_number);
       const final = await stream.finalResponse();
-      assert.deepEqual(numbers, numbers.map((_, i) => i));
+      assert.deepEqual(
+        numbers,
+        numbers.map((_, i) => i),
+      );
       const whole = await client.responses.create({ model, input, tools });
-      const bare = (r) => r.output.map(({ type, name, arguments: a, content }) => ({ type, name, a, texts: content?.map((part) => part.text) }));
+      const bare = (r) =>
+        r.output.map(({ type, name, arguments: a, content }) => ({
+          type,
+          name,
+          a,
+          texts: content?.map((part) => part.text),
+        }));
       assert.deepEqual(bare(final), bare(whole));
     }
   },
@@ -105,11 +150,27 @@ const tests = {
     const call = first.output.find((item) => item.type === "function_call");
     assert.deepEqual(JSON.parse(call.arguments), { location: "Oslo" });
     const input = [{ type: "function_call_output", call_id: call.call_id, output: "sunny" }];
-    assert.equal((await client.responses.create({ model, input, previous_response_id: first.id, tools })).output_text, "It is sunny in Oslo.");
-    assert.equal((await client.responses.create({ model, input: [...user("How is the weather in Oslo?"), ...first.output, ...input], tools })).output_text, "It is sunny in Oslo.");
+    assert.equal(
+      (await client.responses.create({ model, input, previous_response_id: first.id, tools })).output_text,
+      "It is sunny in Oslo.",
+    );
+    assert.equal(
+      (
+        await client.responses.create({
+          model,
+          input: [...user("How is the weather in Oslo?"), ...first.output, ...input],
+          tools,
+        })
+      ).output_text,
+      "It is sunny in Oslo.",
+    );
   },
   async "a response is parsed"() {
-    const got = await client.responses.parse({ model, input: "Name a person", text: { format: zodTextFormat(Person, "person") } });
+    const got = await client.responses.parse({
+      model,
+      input: "Name a person",
+      text: { format: zodTextFormat(Person, "person") },
+    });
     assert.deepEqual(got.output_parsed, { name: "Ada", age: 36 });
   },
   async "a text is completed"() {
@@ -121,17 +182,38 @@ const tests = {
     assert.equal(text, whole);
   },
   async "wrong requests are told what is wrong"() {
-    await assert.rejects(client.chat.completions.create({ model: "gpt-unknown", messages: user("hi") }), { status: 404, code: "model_not_found" });
-    await assert.rejects(client.chat.completions.create({ model, messages: user("hi"), temperature: 3 }), { status: 400, param: "temperature", type: "invalid_request_error" });
-    await assert.rejects(client.responses.create({ model, input: "hi", previous_response_id: "resp_0" }), { status: 400, code: "previous_response_not_found" });
-    await assert.rejects(new OpenAI({ baseURL: client.baseURL, apiKey: "sk-wrong", maxRetries: 0 }).models.list(), { status: 401, code: "invalid_api_key" });
+    await assert.rejects(client.chat.completions.create({ model: "gpt-unknown", messages: user("hi") }), {
+      status: 404,
+      code: "model_not_found",
+    });
+    await assert.rejects(client.chat.completions.create({ model, messages: user("hi"), temperature: 3 }), {
+      status: 400,
+      param: "temperature",
+      type: "invalid_request_error",
+    });
+    await assert.rejects(client.responses.create({ model, input: "hi", previous_response_id: "resp_0" }), {
+      status: 400,
+      code: "previous_response_not_found",
+    });
+    await assert.rejects(new OpenAI({ baseURL: client.baseURL, apiKey: "sk-wrong", maxRetries: 0 }).models.list(), {
+      status: 401,
+      code: "invalid_api_key",
+    });
   },
   async "an engine that fails is told in the stream"() {
     const stream = await client.chat.completions.create({ model, messages: user("Fail, please"), stream: true });
-    await assert.rejects(async () => { for await (const _ of stream); }, (error) => error instanceof OpenAI.APIError);
+    await assert.rejects(
+      async () => {
+        for await (const _ of stream);
+      },
+      (error) => error instanceof OpenAI.APIError,
+    );
   },
   async "a client that does not wait frees its place"() {
-    await assert.rejects(client.chat.completions.create({ model, messages: user("Answer slowly") }, { timeout: 500 }), (error) => error instanceof OpenAI.APIConnectionTimeoutError);
+    await assert.rejects(
+      client.chat.completions.create({ model, messages: user("Answer slowly") }, { timeout: 500 }),
+      (error) => error instanceof OpenAI.APIConnectionTimeoutError,
+    );
     await idle();
     const stream = await client.chat.completions.create({ model, messages: user("Answer slowly"), stream: true });
     for await (const _ of stream) break;
