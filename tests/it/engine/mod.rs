@@ -2,7 +2,7 @@
 
 pub mod generate;
 pub mod getp;
-mod not_numbers;
+pub mod not_numbers;
 pub mod seeds;
 pub mod startup;
 pub mod tiny;
