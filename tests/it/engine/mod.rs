@@ -4,5 +4,6 @@ pub mod generate;
 pub mod getp;
 pub mod not_numbers;
 pub mod seeds;
+mod sharing;
 pub mod startup;
 pub mod tiny;

@@ -30,16 +30,17 @@ use crate::fixtures::program::{run, shared_cache};
 /// How a fixture is run in this process.
 #[derive(Clone, Copy)]
 pub struct How {
-    n_slots: usize,
-    max_rows: usize,
-    threads: usize,
-    kv_budget_bytes: usize,
+    pub n_slots: usize,
+    pub max_rows: usize,
+    pub threads: usize,
+    pub kv_budget_bytes: usize,
+    pub n_snapshots: usize,
 }
 
-pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30 };
+pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
 
 /// Three at a time in pieces of five, so that windows go round.
-const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30 };
+const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
 
 fn engine(fixture: &Fixture, how: How) -> Engine {
     load(fixture, how).expect("loads")
@@ -77,7 +78,7 @@ pub fn load_checkpoint(
         odd_window: None,
         kv_budget_bytes: how.kv_budget_bytes,
         max_prompt_rows: None,
-        prefix_cache: PrefixCache::OFF,
+        prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128 },
     };
     Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
 }
