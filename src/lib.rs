@@ -15,6 +15,7 @@ pub mod embedded;
 pub mod engine;
 pub mod error;
 pub mod git_lfs;
+pub mod grammar;
 pub mod graph;
 pub mod harmony;
 pub mod json_entries;

@@ -21,11 +21,14 @@ use super::output::Output;
 use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
 use crate::device::Device;
+use crate::grammar::Grammars;
 use crate::harmony::Harmony;
+use crate::serve::history::History;
 use crate::serve::ids::Ids;
 use crate::serve::keys::Keys;
 use crate::serve::mailbox::Timeouts;
 use crate::serve::metrics::Metrics;
+use crate::serve::responses::store::Store;
 use crate::serve::{Date, Options, Server, router};
 
 /// Serve a model over HTTP, as OpenAI's API
@@ -160,13 +163,22 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
     let Served { backend, tokenizer, own_name, .. } = &served;
     let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
+    let grammars = Arc::new(Grammars::new(tokenizer.clone()));
+    // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
+    std::thread::spawn({
+        let grammars = Arc::clone(&grammars);
+        move || grammars.warm()
+    });
     let server = Arc::new(Server {
+        grammars,
         backend: backend.clone(),
         harmony: Harmony::new(tokenizer.clone())?,
         tokenizer: tokenizer.clone(),
         options: args.options(keys, model_names),
         metrics,
         ids: Ids::default(),
+        history: History::default(),
+        responses: Store::default(),
         open: Arc::new(()),
     });
     output.note(&format!(

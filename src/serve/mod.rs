@@ -5,26 +5,38 @@
 //! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
 //! common is [`Server`].
 
+pub mod answer;
+pub mod ask;
 pub mod backend;
 pub mod body;
+pub mod bounded;
+pub mod chat;
+pub mod choices;
 pub mod completions;
+pub mod conversation;
 pub mod engine_thread;
 pub mod error;
+pub mod field;
 mod health;
+pub mod history;
 pub mod ids;
 pub mod intake;
 pub mod keys;
 pub mod listener;
+pub mod logprobs;
 pub mod mailbox;
 pub mod metrics;
 mod models;
 mod page;
+pub mod prompt;
 pub mod replay;
 mod request_log;
+pub mod responses;
 pub mod sampling;
 pub mod sse;
 pub mod stop_text;
 pub mod tokens;
+pub mod tools;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,11 +48,14 @@ use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
 use self::error::ApiError;
+use self::history::History;
 use self::ids::Ids;
 use self::keys::Keys;
 use self::mailbox::{Generation, Timeouts};
 use self::metrics::Metrics;
 use self::request_log::Record;
+use self::responses::store::Store;
+use crate::grammar::Grammars;
 use crate::harmony::{Harmony, today};
 use crate::scheduler::Request;
 use crate::tokenizer::Tokenizer;
@@ -51,6 +66,8 @@ pub struct Server {
     pub backend: Arc<dyn Backend>,
     /// Chats to prompts and back.
     pub harmony: Harmony,
+    /// Which tokens may come next.
+    pub grammars: Arc<Grammars>,
     /// Text to ids and back.
     pub tokenizer: Tokenizer,
     /// What was asked for on the command line.
@@ -59,6 +76,10 @@ pub struct Server {
     pub metrics: Metrics,
     /// Makes ids.
     pub ids: Ids,
+    /// Turns that were made lately, for when they come back.
+    pub history: History,
+    /// Responses that others may follow.
+    pub responses: Store,
     /// A copy for every request that is being answered.
     pub open: Arc<()>,
 }
@@ -171,9 +192,11 @@ pub fn now() -> u64 {
 /// All endpoints, each with `/v1` and without.
 pub fn router(server: Arc<Server>) -> Router {
     let api = Router::new()
+        .merge(chat::router())
         .merge(completions::router())
         .merge(health::router())
         .merge(models::router())
+        .merge(responses::router())
         .merge(tokens::router());
     let all = Router::new()
         .nest("/v1", api.clone())

@@ -6,6 +6,7 @@ mod cli;
 mod device;
 mod engine;
 mod fixtures;
+mod grammar;
 mod graph;
 mod object;
 mod serve;

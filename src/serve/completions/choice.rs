@@ -35,7 +35,7 @@ pub(super) struct Choice {
     prompt: Option<Vec<u32>>,
     echo: bool,
     cached_told: bool,
-    /// Dropped, and so cancelled, as soon as a stop was found.
+    /// Ended as soon as a stop was found.
     generation: Option<Generation>,
 }
 
@@ -104,7 +104,9 @@ impl Choice {
             self.take(token, logprobs.as_deref(), tokenizer, &mut piece);
             if self.stop_text.is_over() {
                 piece.finish_reason = Some("stop");
-                self.generation = None;
+                if let Some(generation) = self.generation.take() {
+                    generation.stop();
+                }
                 return Ok(piece);
             }
         }

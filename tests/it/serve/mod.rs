@@ -2,6 +2,12 @@
 
 mod asking;
 mod completions;
+mod errors;
+mod event_rules;
 mod leaving;
 mod limits;
+mod masks;
+mod scripted;
 mod shutdown;
+mod streams;
+mod turns;
