@@ -20,6 +20,8 @@
 
 mod ahead;
 pub mod blueprint;
+mod changes;
+pub mod extras;
 pub mod times;
 
 use std::time::Instant;
@@ -40,8 +42,9 @@ use crate::pipeline::Pipeline;
 use crate::scheduler::{
     BlockCopy, BlockTables, Event, Figures, Request, RequestId, Row, RowToken, Scheduler, SchedulerOptions, Step,
 };
-use ahead::Ahead;
+use ahead::{Ahead, Done};
 use blueprint::{Blueprint, ModelOptions};
+use extras::{Extra, Extras, ExtrasError};
 use times::HostTimes;
 
 /// How a model is run.
@@ -76,8 +79,8 @@ pub struct Engine {
     layout: KvLayout,
     scheduler: Scheduler,
     executor: Executor,
-    /// None where launches are done when they return.
-    ahead: Option<Ahead>,
+    ahead: Ahead,
+    extras: Extras,
     /// Whether the device's block tables are the scheduler's, up to what changed since they were written.
     tables_written: bool,
     max_logit_rows: usize,
@@ -131,6 +134,9 @@ pub enum EngineError {
         /// Ids are below it.
         vocab_size: usize,
     },
+    /// A request that asks the sampler for what cannot be.
+    #[error(transparent)]
+    Extras(#[from] ExtrasError),
 }
 
 impl Hint for EngineError {
@@ -138,6 +144,7 @@ impl Hint for EngineError {
         match self {
             Self::Kv(error) => error.hint(),
             Self::Plan(error) => error.hint(),
+            Self::Extras(error) => error.hint(),
             Self::Step(_) => {
                 Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
             }
@@ -168,8 +175,9 @@ impl Engine {
             Blueprint::new(checkpoint, &options.model, options.pipeline.target())?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
         let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
+        let change_inputs = changes::inputs(max_logit_rows);
         let (kv_bytes, snapshot_bytes) = (layout.total_bytes(), layout.snapshot_bytes());
-        let executor_options = ExecutorOptions { limits, inputs, externals, kv_bytes, snapshot_bytes };
+        let executor_options = ExecutorOptions { limits, inputs, change_inputs, externals, kv_bytes, snapshot_bytes };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;
@@ -184,6 +192,7 @@ impl Engine {
             layout,
             executor,
             ahead,
+            extras: Extras::default(),
             tables_written: false,
             max_logit_rows,
             shape: None,
@@ -226,7 +235,7 @@ impl Engine {
     /// Queues a request. It generates no more tokens than the context leaves, whatever it asks for.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`].
+    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check_ids(&request.prompt)?;
         let (n_prompt, capacity_tokens) = (request.prompt.len(), self.layout.capacity_tokens);
@@ -236,7 +245,10 @@ impl Engine {
         // The last token is never forwarded, so there is room for one more than positions.
         let room = (capacity_tokens + 1).saturating_sub(n_prompt);
         request.max_new_tokens = request.max_new_tokens.min(room);
-        Ok(self.scheduler.submit(request))
+        let extra = Extra::take(&mut request, self.config.vocab_size)?;
+        let id = self.scheduler.submit(request);
+        extra.into_iter().for_each(|extra| self.extras.add(id, extra));
+        Ok(id)
     }
 
     /// Ends a request in whatever phase it is; the next step tells so ([`crate::scheduler::FinishReason::Cancelled`])
@@ -259,10 +271,12 @@ impl Engine {
     /// Forgets every request that has not ended.
     pub fn abort(&mut self) {
         self.scheduler.abort();
+        self.extras.clear();
     }
 
     /// Runs one step: rows of prompts and one row of every sequence that generates. A device that runs launches later
-    /// is one step ahead: the tokens are then those of the step before, and the device is never without work.
+    /// is one step ahead: the tokens are then those of the step before, and the device is never without work. Where a
+    /// row asks for more than a token, it computes the logits meanwhile, and its sampler waits for these tokens.
     ///
     /// # Errors
     /// [`EngineError::Plan`], [`EngineError::Step`], [`EngineError::NotANumber`].
@@ -279,29 +293,49 @@ impl Engine {
         let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
         let mut events = self.scheduler.take_events();
         times::lap(&mut clock, &mut self.times.scheduling);
-        if let Some(step) = &step {
+        self.extras.take(&events);
+        let mut most_in_flight = 0;
+        if let Some(step) = step {
             self.copy_blocks(&step.copies)?;
             self.write_tables()?;
-            self.write_rows(step)?;
+            self.write_rows(&step)?;
             times::lap(&mut clock, &mut self.times.writing);
-            self.shape = Some(step.shape());
-            self.executor.run(step.shape(), None)?;
+            let shape = step.shape();
+            self.shape = Some(shape);
+            let mut logprobs_of = Vec::new();
+            if self.extras.are_in(&step) {
+                self.executor.run_to_logits(shape)?;
+                times::lap(&mut clock, &mut self.times.launching);
+                self.tell(0, &mut clock, &mut events)?;
+                logprobs_of = self.sample_extras(&step, &mut events)?;
+            } else {
+                self.executor.run(shape, None)?;
+            }
+            self.ahead.launched(&self.executor, step, logprobs_of)?;
             times::lap(&mut clock, &mut self.times.launching);
             self.times.steps += 1;
+            most_in_flight = self.ahead.most();
         }
-        let known = match &mut self.ahead {
-            Some(ahead) => ahead.turn(&self.executor, step)?,
-            None => step.map(|step| self.sampled(step)).transpose()?,
-        };
-        times::lap(&mut clock, &mut self.times.waiting);
-        if let Some((step, tokens)) = known {
+        self.tell(most_in_flight, &mut clock, &mut events)?;
+        Ok(events)
+    }
+
+    /// Waits for steps until so many are in flight, and tells what happened in them.
+    fn tell(&mut self, n_left: usize, clock: &mut Instant, events: &mut Vec<Event>) -> Result<(), EngineError> {
+        while self.ahead.len() > n_left
+            && let Some(Done { step, tokens, logprobs_of, logprobs }) = self.ahead.next(&self.executor)?
+        {
+            times::lap(clock, &mut self.times.waiting);
             if tokens.contains(&NO_TOKEN) {
                 return Err(self.not_a_number());
             }
-            events.extend(self.scheduler.advance(&step, &tokens));
+            let mut told = self.scheduler.advance(&step, &tokens);
+            logprobs.attach(&logprobs_of, &mut told);
+            self.extras.take(&told);
+            events.extend(told);
+            times::lap(clock, &mut self.times.scheduling);
         }
-        times::lap(&mut clock, &mut self.times.scheduling);
-        Ok(events)
+        Ok(())
     }
 
     /// Runs the step that the device was told last again, node by node, to see where the first NaN comes from. One step
@@ -319,13 +353,6 @@ impl Engine {
             Some(Err(error)) => error.into(),
             _ => EngineError::NotANumber { where_ },
         }
-    }
-
-    /// The tokens of the step that was launched last.
-    fn sampled(&self, step: Step) -> Result<(Step, Vec<u32>), EngineError> {
-        let mut tokens = vec![0_u32; step.logit_rows.len()];
-        self.executor.read("sampled", bytemuck::cast_slice_mut(&mut tokens))?;
-        Ok((step, tokens))
     }
 
     /// The logits after every token of `ids`, (ids.len(), vocab_size), row-major: each token is forwarded as given,
@@ -447,6 +474,7 @@ fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_row
     externals.push(("sampled".into(), 4 * max_logit_rows));
     externals.push(("logits".into(), 4 * max_logit_rows * config.vocab_size));
     externals.push(("inv_freq".into(), 4 * (config.head_dim / 2)));
+    externals.extend(changes::externals(config.vocab_size, max_logit_rows));
     for (g, group) in kv.groups().iter().enumerate() {
         externals.push((format!("block_table.{g}"), 4 * kv.n_slots * group.table_blocks));
     }

@@ -178,7 +178,7 @@ impl DeviceArgs {
         if let Some(Reason { text, is_of_several }) = opened.reason {
             if is_of_several { output.note(&text) } else { output.detail(&text) }
         }
-        let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver);
+        let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
         Ok((pipeline, opened.device))
     }
 

@@ -190,6 +190,14 @@ impl Scheduler {
         events
     }
 
+    /// Ends a request whose row in the step that was made last is not to give a token.
+    pub fn end(&mut self, request: RequestId) {
+        let is_it = |sequence: &Option<Sequence>| sequence.as_ref().is_some_and(|sequence| sequence.id == request);
+        if let Some(slot) = self.slots.iter().position(is_it) {
+            self.vacate(slot);
+        }
+    }
+
     /// Forgets every request.
     pub fn abort(&mut self) {
         self.waiting.clear();

@@ -49,6 +49,13 @@ pub struct LogitRow {
     pub(super) request: RequestId,
 }
 
+impl LogitRow {
+    /// Whose it is.
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+}
+
 /// Blocks of a group's caches that are copied, of every layer keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {

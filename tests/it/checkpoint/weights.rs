@@ -136,7 +136,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
     let (target, driver) = device;
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let pipeline = Pipeline::new(library, tables, target, store(), driver);
+    let pipeline = Pipeline::new(library, tables, target, store(), driver).expect("tables that are right");
     let model = ModelOptions {
         precision: Precision::Bf16,
         kv_dtype: Dtype::Bf16,

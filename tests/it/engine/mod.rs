@@ -1,5 +1,6 @@
 //! Requests to tokens, from the first start on.
 
+pub mod extras;
 pub mod generate;
 pub mod getp;
 pub mod not_numbers;

@@ -67,7 +67,7 @@ pub fn load_checkpoint(
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver);
+    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver).expect("tables that are right");
     let model = ModelOptions {
         precision: Precision::F32,
         kv_dtype: Dtype::F32,

@@ -48,7 +48,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize) -> Engi
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
     let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
     model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;
-    let pipeline = Pipeline::new(library, tables, target, store, driver);
+    let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
     Engine::load(&checkpoint, EngineOptions { pipeline, model }, &()).expect("loads")
 }
 
