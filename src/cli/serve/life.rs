@@ -107,9 +107,9 @@ impl Life {
             }
         };
         tokio::select! {
-            why = failure => {
+            failure = failure => {
                 self.listener.close(LAST_WORDS).await;
-                return Err(anyhow::anyhow!(why).context("the engine failed"));
+                return Err(failure.into());
             }
             () = self.told(1) => {}
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::engine::not_numbers::damaged;
 use crate::fixtures::http::{get, post, stream};
 use crate::fixtures::program::file;
 use crate::fixtures::server::Server;
@@ -74,6 +75,18 @@ fn who_comes_late_is_told_and_a_second_signal_ends_it_at_once() {
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_server_whose_engine_fails_tells_all_who_wait_and_ends_with_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = damaged(folder.path(), "block.1.attn.norm.scale", f32::NAN);
+    let server = Server::start(&[&model, "-b", "2", "-n", "64"]);
+    let reply = post(server.address, PATH, &json!({"prompt": "Once upon", "n": 3}));
+    assert_eq!(reply.fails(503).0, "engine_failed");
+    let (status, log) = server.ended();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("error: the engine failed: a logit is no number") && log.contains("\nhint: "), "{log}");
 }
 
 #[test]
