@@ -321,8 +321,8 @@ impl Harmony {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), false)
     }
 
-    /// [`Self::parser`], but it is never over: for whole conversations, and for models that are kept from stopping. Messages of
-    /// others have their roles, and calls without arguments stay as they are.
+    /// [`Self::parser`], but it is never over: for whole conversations, and for models that are kept from stopping.
+    /// Messages of others have their roles, and calls without arguments stay as they are.
     pub fn transcript_parser(&self) -> parser::HarmonyParser {
         parser::HarmonyParser::new(self.clone(), None, true)
     }

@@ -99,7 +99,7 @@ pub struct KvArgs {
     pub odd_window: usize,
 
     /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
-    /// nothing [default: 64 to serve, 4 to chat, else 0]
+    /// nothing [default: 128 to serve, 4 to chat, else 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub snapshots: Option<u32>,
 

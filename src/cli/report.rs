@@ -27,6 +27,7 @@ use crate::object::cache::CacheError;
 use crate::object::compile::CompileError;
 use crate::object::store::StoreError;
 use crate::pipeline::PipelineError;
+use crate::serve::engine_thread::EngineFailure;
 use crate::serve::replay::ReplayError;
 use crate::target::TargetError;
 use crate::template::library_error::LibraryError;
@@ -67,6 +68,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<DecodeError>,
         of::<DeviceError>,
         of::<EngineError>,
+        of::<EngineFailure>,
         of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,

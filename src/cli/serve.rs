@@ -1,5 +1,5 @@
-//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads, and
-//! drains before it ends.
+//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
+//! and drains before it ends.
 
 mod life;
 mod model;
@@ -101,7 +101,8 @@ pub struct Args {
     #[arg(long, default_value = "gptoss_", value_name = "PREFIX")]
     metrics_prefix: String,
 
-    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text": "Hello<|return|>"}
+    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text":
+    /// "Hello<|return|>"}
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 
@@ -138,13 +139,13 @@ fn date(text: &str) -> Result<Date, String> {
     }
 }
 
-/// The ends of the last prompts and answers of some dozen conversations; of gpt-oss-20b, 192 MiB.
-const SNAPSHOTS: u32 = 64;
+/// Snapshots that the prefix cache keeps: of gpt-oss-20b, 3 MiB each.
+const SNAPSHOTS: u32 = 128;
 
 /// Runs the command.
 pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
-    args.cache.snapshots.get_or_insert(SNAPSHOTS);
     let start = Instant::now();
+    args.cache.snapshots.get_or_insert(SNAPSHOTS);
     let keys = args.keys()?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;

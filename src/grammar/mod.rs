@@ -224,8 +224,23 @@ impl Grammars {
         match matcher.get_error() {
             Some(why) => Err(first_line(&why)),
             None if matcher.compute_mask().is_err() => Err(first_line(&matcher.get_error().unwrap_or_default())),
-            None => Ok(matcher),
+            None => {
+                self.scout(matcher.clone());
+                Ok(matcher)
+            }
         }
+    }
+
+    /// Goes where most generations do, so that the lexer's states there, the dearest of all, are made once for a
+    /// grammar: a matcher shares them with its clones, and what is copied of it has them.
+    fn scout(&self, mut matcher: Matcher) {
+        let path = b"<|channel|>analysis<|message|>.<|end|><|start|>assistant<|channel|>";
+        for id in self.tokenizer.encode_with_specials(path).unwrap_or_default() {
+            if matcher.compute_mask().is_err() || matcher.consume_token(id).is_err() {
+                return;
+            }
+        }
+        drop(matcher.compute_mask());
     }
 
     /// Whose schema it is that does not compile: each is tried alone.

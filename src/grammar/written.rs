@@ -130,6 +130,7 @@ fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
         _ if !tool.strict => Ok(json!({"type": "object"})),
         None => Ok(json!({"type": "object", "properties": {}, "additionalProperties": false})),
         Some(schema) => match schema.get("type") {
+            _ if !is_within(schema, MAX_LEVELS) => Err(wrong(too_deep())),
             _ if !schema.is_object() => Err(wrong(format!("expected a schema that is an object, found {schema}"))),
             Some(kind) if kind != "object" => Err(wrong(format!("expected the type \"object\", found {kind}"))),
             _ => Ok(schema.clone()),
@@ -140,6 +141,7 @@ fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
 fn format_schema(format: &Format) -> Result<Value, GrammarError> {
     match format {
         Format::JsonObject => Ok(json!({"type": "object"})),
+        Format::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(GrammarError::Format { why: too_deep() }),
         Format::Schema(schema) if schema.is_object() => Ok(schema.clone()),
         Format::Schema(schema) => {
             Err(GrammarError::Format { why: format!("expected a schema that is an object, found {schema}") })
@@ -147,11 +149,30 @@ fn format_schema(format: &Format) -> Result<Value, GrammarError> {
     }
 }
 
+/// JSON in a grammar is read with a stack, as everywhere.
+const MAX_LEVELS: usize = 100;
+
+fn is_within(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(values) => levels > 0 && values.iter().all(|value| is_within(value, levels - 1)),
+        Value::Object(entries) => levels > 0 && entries.values().all(|value| is_within(value, levels - 1)),
+        _ => true,
+    }
+}
+
+fn too_deep() -> String {
+    format!("it has more than {MAX_LEVELS} levels")
+}
+
 /// A schema inside of a grammar. Options that it brings along for the engine, which could loosen it, are replaced.
 fn inline(schema: &Value) -> String {
     let mut schema = schema.clone();
     if let Value::Object(entries) = &mut schema {
-        let options = json!({"whitespace_flexible": true, "whitespace_pattern": WHITE_SPACE});
+        let options = json!({
+            "whitespace_flexible": true,
+            "whitespace_pattern": WHITE_SPACE,
+            "json_allow_general_unicode_escapes": true,
+        });
         entries.insert("x-guidance".into(), options);
     }
     format!("%json {schema}")

@@ -28,10 +28,10 @@ struct Item {
 impl Harmony {
     /// The prompt for the assistant's next words, as ids.
     ///
-    /// Reasoning is left out where a `final` message comes later. A message ends in `<|end|>` even where the model wrote
-    /// `<|return|>`, which a prompt never holds; so does one that was cut. Names of special tokens inside of a message
-    /// are text: nobody can end a message by writing `<|end|>`. Of what a model wrote, words for others and a header
-    /// without a message are left out.
+    /// Reasoning is left out where a `final` message comes later. A message ends in `<|end|>` even where the model
+    /// wrote `<|return|>`, which a prompt never holds; so does one that was cut. Names of special tokens inside of a
+    /// message are text: nobody can end a message by writing `<|end|>`. Of what a model wrote, words for others and a
+    /// header without a message are left out.
     ///
     /// # Errors
     /// [`HarmonyError::Tokenizer`]; with a tokenizer that takes any bytes, and for ids that it has, there are none.
@@ -66,8 +66,8 @@ impl Harmony {
         Ok(())
     }
 
-    /// A prompt as text, special tokens by their names. Ids that the vocabulary lacks, and bytes that are no characters,
-    /// are U+FFFD.
+    /// A prompt as text, special tokens by their names. Ids that the vocabulary lacks, and bytes that are no
+    /// characters, are U+FFFD.
     pub fn spelled(&self, prompt: &[u32]) -> String {
         let mut bytes = Vec::new();
         for &id in prompt {

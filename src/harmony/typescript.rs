@@ -1,8 +1,9 @@
 //! The parameters of a function as TypeScript, as the models were trained to read them.
 //!
 //! It is OpenAI's rendering (openai-harmony 0.0.8, `json_schema_to_typescript`) but for what that one loses: it writes
-//! `any` for `anyOf`, `allOf`, `const`, `$ref`, `null` and what has no type; drops the members of a list of types; binds
-//! `[]` closer than `|`; and leaves all lines of a comment but the first without `//`.
+//! `any` for `anyOf`, `allOf`, `$ref`, `null` and what has no type, and leaves out `const`; drops the members of a list
+//! of types; binds `[]` closer than `|`; leaves all lines of a comment but the first without `//`; and gives a function
+//! that takes nothing an empty object.
 
 use std::borrow::Cow;
 

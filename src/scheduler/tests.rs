@@ -172,23 +172,25 @@ fn who_waits_for_blocks_is_overtaken_so_many_times() {
 fn the_youngest_gives_its_blocks_back_and_goes_on_later_where_it_was() {
     let mut scheduler = scheduler(2, 200, 192, 3);
     let (first, second) = (scheduler.submit(request(&[1; 60], 70)), scheduler.submit(request(&[2; 60], 10)));
-    let mut answers = [Vec::new(), Vec::new()];
-    let mut n_steps = 0;
+    let (mut answers, mut ended_in, mut n_steps) = ([Vec::new(), Vec::new()], [0; 2], 0);
     while !scheduler.is_idle() {
         let step = scheduler.next_step();
         scheduler.take_events();
         // Tokens that tell how many a request has had.
         let tokens: Vec<u32> = step.logit_rows.iter().map(|row| 100 + answers[row.request.0].len() as u32).collect();
         for event in scheduler.advance(&step, &tokens) {
-            if let Event::Token { request, token, .. } = event {
-                answers[request.0].push(token);
+            match event {
+                Event::Token { request, token, .. } => answers[request.0].push(token),
+                Event::Finished { request, .. } => ended_in[request.0] = n_steps + 1,
+                Event::Admitted { .. } => {}
             }
         }
         n_steps += 1;
         assert!(n_steps < 200);
     }
     assert_eq!(answers.map(|answer| answer.len()), [70, 10]);
-    assert_eq!((first, second), (RequestId(0), RequestId(1)));
+    // The first has a token in every step. The second has five, loses its block, and has the others behind the first.
+    assert_eq!((ended_in[first.0], ended_in[second.0]), (70, 75));
     assert_eq!(scheduler.figures(), Figures { blocks: 3, preemptions: 1, ..Figures::default() });
 }
 

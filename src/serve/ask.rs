@@ -205,7 +205,9 @@ mod tests {
     fn content_is_a_text_or_parts_of_text() {
         let read = |content: Value| of(json!({ "content": content }), |body| content_text(&body.need("content")?));
         assert_eq!(read(json!("a")), Ok("a".into()));
-        let parts = json!([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "refusal", "refusal": "c"}]);
+        let parts = json!([
+            {"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "refusal", "refusal": "c"},
+        ]);
         assert_eq!(read(parts), Ok("abc".into()));
         let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]);
         assert_eq!(read(image), Err("content[1].type".into()));

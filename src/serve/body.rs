@@ -24,7 +24,10 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug)]
 pub struct Json<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest<Arc<Server>> for Json<T> {
+/// From here on a body is read as JSON on a thread of its own: those that serve have streams to feed.
+const LONG_BYTES: usize = 1 << 18;
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Server>> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &Arc<Server>) -> Result<Self, ApiError> {
@@ -32,7 +35,11 @@ impl<T: DeserializeOwned> FromRequest<Arc<Server>> for Json<T> {
         let reading = read(request.headers().get(header::CONTENT_LENGTH).cloned(), request.into_body());
         let bytes =
             tokio::time::timeout(DEADLINE, reading).await.map_err(|_| ApiError::body_timeout(DEADLINE.as_secs()))??;
-        parse(&bytes).map(Self)
+        if bytes.len() < LONG_BYTES {
+            return parse(&bytes).map(Self);
+        }
+        let parsed = tokio::task::spawn_blocking(move || parse(&bytes)).await;
+        parsed.map_err(|error| ApiError::internal(error.to_string()))?.map(Self)
     }
 }
 

@@ -105,7 +105,9 @@ impl Choices {
             _ => return Some(Ok(News { index, steps, finish: None })),
         };
         steps.extend(choice.answer.finish(reason));
-        choice.generation = None;
+        if let Some(generation) = choice.generation.take() {
+            generation.stop();
+        }
         let answer = &choice.answer;
         self.server.history.keep(self.scope, &Arc::new(answer.turn().clone()));
         for (repair, n) in answer.repairs() {

@@ -18,9 +18,23 @@ use super::intake::{Intake, Limits};
 use super::mailbox::{Ending, Failed, Generation, Mailbox};
 use super::metrics::Metrics;
 use super::request_log::words_of;
-use crate::engine::Engine;
-use crate::error::chain;
+use crate::engine::{Engine, EngineError};
+use crate::error::{Hint, chain};
 use crate::scheduler::{Event, FinishReason, Request, RequestId};
+
+/// Why the engine gives no more tokens.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the engine failed: {why}")]
+pub struct EngineFailure {
+    why: String,
+    hint: Option<String>,
+}
+
+impl Hint for EngineFailure {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
 
 /// A loaded model, on a thread of its own.
 pub struct EngineThread {
@@ -43,7 +57,7 @@ struct Shared {
     is_working: AtomicBool,
     /// The bits of an `f64`.
     kv_usage: AtomicU64,
-    failed: Mutex<Option<String>>,
+    failed: Mutex<Option<EngineFailure>>,
     /// Told when the engine has failed.
     failing: Notify,
 }
@@ -71,9 +85,10 @@ impl EngineThread {
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut open = Open { engine, mailboxes: HashMap::new(), shared: of_thread.clone(), preemptions: 0 };
             let ran = catch_unwind(AssertUnwindSafe(|| open.run(&received)));
-            let why = ran.unwrap_or_else(|panic| Err(words_of(&*panic)));
-            if let Err(why) = why {
-                of_thread.fail(&why);
+            let ran = ran.unwrap_or_else(|panic| Err(EngineFailure { why: words_of(&*panic), hint: None }));
+            if let Err(failure) = ran {
+                let why = failure.why.clone();
+                of_thread.fail(failure);
                 open.end(&Ending::Failed(Failed::Engine(why.clone())));
                 // Requests that came meanwhile.
                 for command in received.iter() {
@@ -87,11 +102,11 @@ impl EngineThread {
     }
 
     /// Waits until the engine fails, which it had better not: why it did.
-    pub async fn failure(&self) -> String {
+    pub async fn failure(&self) -> EngineFailure {
         loop {
             let told = self.shared.failing.notified();
-            if let Some(why) = self.shared.why() {
-                return why;
+            if let Some(failure) = self.shared.failure() {
+                return failure;
             }
             told.await;
         }
@@ -103,7 +118,7 @@ impl Backend for EngineThread {
         let mailbox = self.shared.intake.take(&mut request)?;
         let command = Command::Submit(Box::new(request), mailbox.clone());
         if self.commands.send(command).is_err() {
-            let why = self.shared.why().unwrap_or_else(|| "its thread has ended".into());
+            let why = self.shared.failure().map_or_else(|| "its thread has ended".into(), |failure| failure.why);
             mailbox.end(Ending::Failed(Failed::Engine(why)));
         }
         let (commands, cancelled) = (self.commands.clone(), mailbox.clone());
@@ -123,8 +138,8 @@ impl Backend for EngineThread {
     }
 
     fn health(&self) -> Health {
-        if let Some(why) = self.shared.why() {
-            return Health::Failed(why);
+        if let Some(failure) = self.shared.failure() {
+            return Health::Failed(failure.why);
         }
         let turned = Duration::from_millis(self.shared.turned_ms.load(Ordering::Relaxed));
         let since = self.shared.born.elapsed().saturating_sub(turned);
@@ -146,13 +161,13 @@ impl Backend for EngineThread {
 }
 
 impl Shared {
-    fn why(&self) -> Option<String> {
+    fn failure(&self) -> Option<EngineFailure> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn fail(&self, why: &str) {
-        self.intake.close(Failed::Engine(why.to_owned()));
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    fn fail(&self, failure: EngineFailure) {
+        self.intake.close(Failed::Engine(failure.why.clone()));
+        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         self.failing.notify_waiters();
     }
 
@@ -175,7 +190,7 @@ struct Open {
 
 impl Open {
     /// Until nobody is there to send commands.
-    fn run(&mut self, commands: &Receiver<Command>) -> Result<(), String> {
+    fn run(&mut self, commands: &Receiver<Command>) -> Result<(), EngineFailure> {
         loop {
             if self.engine.is_idle() {
                 self.shared.turn(false);
@@ -186,8 +201,10 @@ impl Open {
                 self.obey(command);
             }
             self.shared.turn(true);
-            let events = self.engine.step().map_err(|error| chain(&error))?;
-            self.hand_out(events);
+            let began = Instant::now();
+            let failed = |error: EngineError| EngineFailure { why: chain(&error), hint: error.hint() };
+            let events = self.engine.step().map_err(failed)?;
+            self.hand_out(events, began);
         }
     }
 
@@ -213,13 +230,14 @@ impl Open {
         }
     }
 
-    fn hand_out(&mut self, events: Vec<Event>) {
+    /// Tells what a step came to. Whom it admitted it admitted when it `began`.
+    fn hand_out(&mut self, events: Vec<Event>, began: Instant) {
         let now = Instant::now();
         let mut n_tokens = 0;
         for event in events {
             match event {
                 Event::Admitted { request, cached_tokens } => {
-                    self.mailbox(request, |mailbox| mailbox.admitted(now, cached_tokens));
+                    self.mailbox(request, |mailbox| mailbox.admitted(began, cached_tokens));
                 }
                 Event::Token { request, token, logprobs } => {
                     n_tokens += 1;

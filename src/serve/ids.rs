@@ -1,4 +1,5 @@
-//! Ids of requests, answers and items: random for whoever does not know this process's secret, and never the same twice.
+//! Ids of requests, answers and items: random for whoever does not know this process's secret, and never the same
+//! twice.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};

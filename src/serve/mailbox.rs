@@ -227,6 +227,16 @@ impl Generation {
         self
     }
 
+    /// Ends a request that was answered before its model was done: by a stop string, for example. It counts as finished
+    /// and not as cancelled.
+    pub fn stop(mut self) {
+        let is_over = self.mailbox.state().phase == Phase::Over;
+        if let Some(cancel) = self.cancel.take().filter(|_| !is_over) {
+            self.mailbox.end(Ending::Finished(FinishReason::Stop));
+            cancel();
+        }
+    }
+
     /// Waits until something came, and takes all of it. After the end it gives the end again. Nothing is lost if the
     /// future is dropped.
     pub async fn next(&mut self) -> Chunk {

@@ -2,8 +2,8 @@
 //!
 //! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
 //! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
-//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in common
-//! is [`Server`].
+//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
+//! common is [`Server`].
 
 pub mod answer;
 pub mod ask;
@@ -27,6 +27,7 @@ pub mod logprobs;
 pub mod mailbox;
 pub mod metrics;
 mod models;
+mod page;
 pub mod prompt;
 pub mod replay;
 mod request_log;
@@ -43,7 +44,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::http::{HeaderValue, Method, Uri};
 use axum::middleware::from_fn_with_state;
-use tower_http::cors::{Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
 use self::error::ApiError;
@@ -162,8 +163,8 @@ impl Server {
         names[..if is_chat { 3 } else { 2 }].iter().filter_map(|name| self.tokenizer.special(name)).collect()
     }
 
-    /// Ids of a text; names of special tokens in it are these tokens only with `parse_special`. A long text is encoded on
-    /// a thread of its own, since the few that serve have streams to feed.
+    /// Ids of a text; names of special tokens in it are these tokens only with `parse_special`. A long text is encoded
+    /// on a thread of its own, since the few that serve have streams to feed.
     ///
     /// # Errors
     /// `invalid_value`, where the tokenizer does not take the text.
@@ -184,7 +185,7 @@ impl Server {
 }
 
 /// Seconds since 1970.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
@@ -197,15 +198,18 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(models::router())
         .merge(responses::router())
         .merge(tokens::router());
-    Router::new()
+    let all = Router::new()
         .nest("/v1", api.clone())
         .merge(api)
+        .merge(page::router())
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .layer(from_fn_with_state(server.clone(), keys::check))
-        .layer(cors(&server.options.cors_origins))
-        .layer(from_fn_with_state(server.clone(), request_log::track))
-        .with_state(server)
+        .layer(from_fn_with_state(server.clone(), keys::check));
+    let all = match cors(&server.options.cors_origins) {
+        Some(layer) => all.layer(layer),
+        None => all,
+    };
+    all.layer(from_fn_with_state(server.clone(), request_log::track)).with_state(server)
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> ApiError {
@@ -216,16 +220,14 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("`{}` does not take `{method}`", uri.path()))
 }
 
-/// Without origins, nothing is said of them, and browsers keep pages of other sites away.
-fn cors(origins: &[HeaderValue]) -> CorsLayer {
-    let layer = CorsLayer::new();
-    if origins.is_empty() {
-        return layer;
-    }
-    let layer = layer.allow_methods(Any).allow_headers(Any).expose_headers([request_log::REQUEST_ID]);
-    if origins.iter().any(|origin| origin == "*") {
-        layer.allow_origin(Any)
-    } else {
-        layer.allow_origin(origins.to_vec())
+/// Without origins nothing is said of them, and browsers keep pages of other sites away. What is asked for is named,
+/// since `*` does not stand for `Authorization`.
+fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
+    let headers = AllowHeaders::mirror_request();
+    let layer = CorsLayer::new().allow_methods(Any).allow_headers(headers).expose_headers([request_log::REQUEST_ID]);
+    match origins {
+        [] => None,
+        origins if origins.iter().any(|origin| origin == "*") => Some(layer.allow_origin(Any)),
+        origins => Some(layer.allow_origin(origins.to_vec())),
     }
 }

@@ -1,6 +1,10 @@
 //! From a request of either chat API to generations.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use prometheus_client::metrics::histogram::Histogram;
 
 use super::Server;
 use super::answer::{Answer, Making};
@@ -26,11 +30,19 @@ pub struct Prompt {
     in_final: bool,
 }
 
-/// The prompt of a conversation. `param` is the field that it stands in.
+/// The prompt of a conversation. `param` is the field that it stands in. While a long one is made, other tasks of the
+/// thread go to others.
 ///
 /// # Errors
 /// A result without a call, or more tokens than the context has.
 pub fn of(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &str) -> Result<Prompt, ApiError> {
+    const LONG_BYTES: usize = 1 << 15;
+    let make = || make(server, caller, ask, entries, param);
+    let is_long = entries.iter().map(Entry::size_bytes).sum::<usize>() > LONG_BYTES;
+    if is_long { tokio::task::block_in_place(make) } else { make() }
+}
+
+fn make(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &str) -> Result<Prompt, ApiError> {
     let format = match &ask.format {
         TextFormat::Schema { name, description, schema, .. } => {
             Some(ResponseFormat { name: name.clone(), description: description.clone(), schema: schema.clone() })
@@ -101,8 +113,8 @@ pub async fn start(
     Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
 }
 
-/// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what was
-/// asked for. None where the model is to write on behind its end.
+/// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
+/// was asked for. None where the model is to write on behind its end.
 async fn masks(
     server: &Arc<Server>,
     ask: &Ask,
@@ -123,13 +135,38 @@ async fn masks(
     let grammars = Arc::clone(&server.grammars);
     let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
     let masks = tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    server.metrics.grammar_cache_hits.inner().store(server.grammars.counts().hits, Ordering::Relaxed);
     match masks {
-        Ok(masks) => Ok(masks.into_iter().map(Some).collect()),
+        Ok(masks) => Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),
         Err(error) if is_bound => Err(refusal(ask, &error)),
         Err(error) => {
             tracing::warn!("headers are not masked: {error}");
             Ok((0..n).map(|_| None).collect())
         }
+    }
+}
+
+/// A mask whose time is measured.
+#[derive(Debug)]
+struct Timed {
+    mask: Box<dyn TokenMask>,
+    seconds: Histogram,
+}
+
+fn timed(server: &Server, mask: Box<dyn TokenMask>) -> Box<dyn TokenMask> {
+    Box::new(Timed { mask, seconds: server.metrics.grammar_mask.clone() })
+}
+
+impl TokenMask for Timed {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        let begin = Instant::now();
+        let allowed = self.mask.allowed();
+        self.seconds.observe(begin.elapsed().as_secs_f64());
+        allowed
+    }
+
+    fn push(&mut self, token: u32) {
+        self.mask.push(token);
     }
 }
 

@@ -114,7 +114,7 @@ impl Drop for Entry {
         let known = known.lock().unwrap_or_else(PoisonError::into_inner);
         // The head may have been sent with 200: a client that left before the end is counted as one that left.
         let status = match known.status {
-            Some(status) if known.is_whole || !status.is_success() => status.as_u16(),
+            Some(status) if known.is_whole || *method == Method::HEAD || !status.is_success() => status.as_u16(),
             _ => CLIENT_LEFT,
         };
         self.server.metrics.responded(status_label(status));
@@ -256,5 +256,23 @@ impl HttpBody for Watched {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_answer_like_any_other() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let of = |word: &'static str| runtime.block_on(caught(async move { assert!(word == "fine", "{word}") }));
+        assert_eq!(of("fine"), Ok(()));
+        assert_eq!(of("not fine"), Err("not fine".into()));
+    }
+
+    #[test]
+    fn labels_are_of_a_closed_set() {
+        assert_eq!(["200", "other", "499"], [200, 418, 499].map(status_label));
     }
 }

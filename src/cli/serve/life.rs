@@ -49,12 +49,9 @@ impl Life {
         runtime.spawn(listener.clone().accept(tcp));
         let (told, n_signals) = watch::channel(0);
         let (is_loaded, loaded) = watch::channel(false);
-        let mut signals =
-            [SignalKind::terminate(), SignalKind::interrupt()].map(signal).into_iter().collect::<Result<Vec<_>, _>>();
-        let signals = signals.as_mut().map_err(|error| anyhow::anyhow!("could not wait for signals: {error}"))?;
-        let (Some(mut interrupt), Some(mut terminate)) = (signals.pop(), signals.pop()) else {
-            anyhow::bail!("could not wait for signals");
-        };
+        let waiting = "could not wait for signals";
+        let mut terminate = signal(SignalKind::terminate()).context(waiting)?;
+        let mut interrupt = signal(SignalKind::interrupt()).context(waiting)?;
         runtime.spawn(async move {
             loop {
                 tokio::select! {
@@ -110,9 +107,9 @@ impl Life {
             }
         };
         tokio::select! {
-            why = failure => {
+            failure = failure => {
                 self.listener.close(LAST_WORDS).await;
-                return Err(anyhow::anyhow!(why).context("the engine failed"));
+                return Err(failure.into());
             }
             () = self.told(1) => {}
         }
@@ -130,7 +127,7 @@ impl Life {
         server.backend.end_all();
         tokio::select! {
             () = self.listener.close(LAST_WORDS) => {}
-            () = self.told(2) => sleep(LOOK).await,
+            () = self.told(3) => {}
         }
         Ok(())
     }

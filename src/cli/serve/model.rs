@@ -108,8 +108,8 @@ fn own_name(args: &Args) -> String {
     }
 }
 
-/// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was asked
-/// for, else as long as the cache holds one.
+/// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was
+/// asked for, else as long as the cache holds one.
 fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
     let (config, kv_request) = (room.config(), room.kv_request());
     let asked = args.context.map_or(config.max_seq_len, |n| (n as usize).min(config.max_seq_len));

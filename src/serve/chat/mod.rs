@@ -24,20 +24,24 @@ use super::field::Field;
 use super::keys::Caller;
 use super::prompt;
 use super::sse;
+use super::tokens;
 
 /// The field that a prompt is made of.
 const PARAM: &str = "messages";
 
 /// The endpoints.
 pub fn router() -> Router<Arc<Server>> {
-    Router::new().route("/chat/completions", post(complete)).route("/chat/completions/input_tokens", post(input_tokens))
+    Router::new()
+        .route("/chat/completions", post(complete))
+        .route("/chat/completions/input_tokens", post(input_tokens))
+        .route("/apply-template", post(apply_template))
 }
 
 /// The ids that a chat body would run.
 ///
 /// # Errors
 /// What is wrong with it.
-pub async fn prompt_of(server: &Server, caller: Caller, body: &Value) -> Result<Vec<u32>, ApiError> {
+pub fn prompt_of(server: &Server, caller: Caller, body: &Value) -> Result<Vec<u32>, ApiError> {
     let request = ChatRequest::read(&Field::body(body)?)?;
     Ok(prompt::of(server, caller, &request.ask, &request.entries, PARAM)?.ids)
 }
@@ -47,8 +51,16 @@ async fn input_tokens(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    let ids = prompt_of(&server, caller, &body).await?;
+    let ids = prompt_of(&server, caller, &body)?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": ids.len()})))
+}
+
+async fn apply_template(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    body::Json(body): body::Json<Value>,
+) -> Result<Json<Value>, ApiError> {
+    tokens::applied(&server, &prompt_of(&server, caller, &body)?)
 }
 
 async fn complete(
@@ -132,7 +144,7 @@ impl Answers {
     fn chunks(&mut self, news: News) -> Vec<Value> {
         let News { index, steps, finish } = news;
         let mut chunks = Vec::new();
-        if !self.messages[index].has_begun && !(steps.is_empty() && finish.is_none()) {
+        if !self.messages[index].has_begun && (self.choices.answer(index).n_tokens() > 0 || finish.is_some()) {
             self.messages[index].has_begun = true;
             chunks.push(self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }

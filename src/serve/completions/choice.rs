@@ -31,11 +31,11 @@ pub(super) struct Choice {
     stream: TextStream,
     /// Characters so far, the prompt's included if it is told.
     n_characters: usize,
-    /// Not told yet: the prompt.
+    /// The prompt, if it is to be told and was not yet: as text, as ids, or as both.
     prompt: Option<Vec<u32>>,
     echo: bool,
     cached_told: bool,
-    /// Dropped, and so cancelled, as soon as a stop was found.
+    /// Ended as soon as a stop was found.
     generation: Option<Generation>,
 }
 
@@ -64,7 +64,7 @@ struct Logprobs {
 impl Choice {
     pub fn new(
         index: usize,
-        prompt: Vec<u32>,
+        prompt: Option<Vec<u32>>,
         echo: bool,
         told: Told,
         stop_text: StopText,
@@ -76,7 +76,7 @@ impl Choice {
             stop_text,
             stream: TextStream::default(),
             n_characters: 0,
-            prompt: Some(prompt),
+            prompt,
             echo,
             cached_told: false,
             generation: Some(generation),
@@ -104,7 +104,9 @@ impl Choice {
             self.take(token, logprobs.as_deref(), tokenizer, &mut piece);
             if self.stop_text.is_over() {
                 piece.finish_reason = Some("stop");
-                self.generation = None;
+                if let Some(generation) = self.generation.take() {
+                    generation.stop();
+                }
                 return Ok(piece);
             }
         }

@@ -174,7 +174,9 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     request.changes = sampled.changes(server.backend.model().vocab_size)?;
     request.n_logprobs = fields.logprobs;
     let generation = server.submit(request, "prompt")?;
-    Ok(Choice::new(index, ids.to_vec(), fields.echo.unwrap_or(false), told, stop_text, generation))
+    let echo = fields.echo.unwrap_or(false);
+    let prompt = (echo || told.ids).then(|| ids.to_vec());
+    Ok(Choice::new(index, prompt, echo, told, stop_text, generation))
 }
 
 /// As in OpenAI's API.

@@ -103,7 +103,8 @@ mod tests {
              "content": [{"type": "reasoning_text", "text": "Hm."}], "encrypted_content": null},
             {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "phase": "commentary",
              "content": [{"type": "output_text", "text": "Look:"}]},
-            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "spawn", "namespace": "agents", "arguments": "{}"},
+            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "spawn", "namespace": "agents",
+             "arguments": "{}"},
             {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "3"}]},
         ]);
         let turn = vec![

@@ -3,7 +3,7 @@
 pub mod extras;
 pub mod generate;
 pub mod getp;
-mod not_numbers;
+pub mod not_numbers;
 pub mod seeds;
 mod sharing;
 pub mod startup;

@@ -10,7 +10,7 @@ use crate::checkpoint::kinds::{path, path_argument};
 use crate::fixtures::program::{file, run};
 
 /// The fixture with this in the place of a weight's first number, f32.
-fn damaged(folder: &Path, weight: &str, value: f32) -> String {
+pub fn damaged(folder: &Path, weight: &str, value: f32) -> String {
     let whole = path("gguf/mxfp4-bf16.gguf");
     let checkpoint = Checkpoint::open(&whole, Layout::Auto).expect("a fixture");
     let offset = checkpoint.tensor(weight).file_offset.expect("as it is in the file") as usize;

@@ -243,6 +243,7 @@ fn what_cannot_be_enforced_is_refused_by_name() {
         object(json!({"if": {"const": 1}, "then": {"const": 2}})),
         object(json!({"oneOf": [{"type": "integer"}, {"type": "number"}]})),
         object(json!({"$ref": "#/$defs/none"})),
+        object(json!({"type": "object", "dependentRequired": {"a": ["b"]}})),
         remote,
         loose,
         json!({"type": "object", "properties": []}),
@@ -264,6 +265,9 @@ fn what_cannot_be_enforced_is_refused_by_name() {
             assert!(matches!(error, Err(GrammarError::Format { .. })), "{schema}: {error:?}");
         }
     }
+    // Variants that exclude each other are no problem, and what no draft of JSON schema knows is an annotation.
+    let schema = object(json!({"oneOf": [{"type": "string"}, {"type": "integer"}], "nullable": true}));
+    grammars.mask(&wanted(vec![], ToolChoice::None, Some(Format::Schema(schema)))).expect("it can be enforced");
     let error = |tools, choice| grammars.mask(&wanted(tools, choice, None)).expect_err("refused").to_string();
     assert!(error(vec![], ToolChoice::Required).contains("there is none"));
     assert!(error(tools(), ToolChoice::Named("h".into())).contains("`h`"));
@@ -286,4 +290,56 @@ fn a_vocabulary_without_chats_has_no_grammars() {
     let tokenizer = Tokenizer::from_bin(letters.into(), None, None).expect("letters");
     let error = Grammars::new(tokenizer).mask(&wanted(vec![], ToolChoice::None, None)).expect_err("no marks");
     assert!(matches!(&error, GrammarError::MissingSpecials { names } if names.len() == 7), "{error}");
+}
+
+/// `{"x": {"x": … inner}}`, so many levels of it.
+fn nested(levels: usize, key: &str, inner: Value) -> Value {
+    (0..levels).fold(inner, |schema, _| match key {
+        "items" => json!({"type": "array", "items": schema}),
+        "anyOf" => json!({"anyOf": [schema, {"type": "null"}]}),
+        _ => json!({"type": "object", "properties": {"x": schema}, "required": ["x"]}),
+    })
+}
+
+#[test]
+fn schemas_that_ask_too_much_end_in_an_error_or_a_mask() {
+    let (_, grammars) = tiny();
+    let object = |property: Value| json!({"type": "object", "properties": {"x": property}, "required": ["x"]});
+    let string = json!({"type": "string"});
+    let properties: serde_json::Map<String, Value> = (0..5000).map(|i| (format!("p{i}"), string.clone())).collect();
+    let names: Vec<String> = (0..20_000).map(|i| format!("value {i}")).collect();
+    let twice =
+        |i: usize| json!({"anyOf": [{"$ref": format!("#/$defs/{}", i + 1)}, {"$ref": format!("#/$defs/{}", i + 1)}]});
+    let mut doubled = object(json!({"$ref": "#/$defs/0"}));
+    doubled["$defs"] = (0..40).map(|i| (i.to_string(), if i < 39 { twice(i) } else { string.clone() })).collect();
+    let mut endless = object(json!({"$ref": "#/$defs/a"}));
+    endless["$defs"] = json!({"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}});
+    let mut bottomless = object(json!({"$ref": "#/$defs/a"}));
+    bottomless["$defs"] = json!({"a": object(json!({"$ref": "#/$defs/a"}))});
+    for (what, schema) in [
+        ("a long string", object(json!({"type": "string", "minLength": 1_000_000, "maxLength": 10_000_000}))),
+        ("a nested repetition", object(json!({"type": "string", "pattern": "^((a{1,999}){1,999}){1,999}$"}))),
+        ("a pattern that others backtrack on", object(json!({"type": "string", "pattern": "^(a*)*(a|aa)+b.*c.*d.*$"}))),
+        ("a long array", object(json!({"type": "array", "items": string, "minItems": 100_000}))),
+        ("many values", object(json!({"enum": names}))),
+        ("many properties", json!({"type": "object", "properties": properties})),
+        ("many levels of objects", nested(49, "properties", string.clone())),
+        ("more levels of objects than are taken", nested(120, "properties", string.clone())),
+        ("many levels of arrays", nested(98, "items", string.clone())),
+        ("many levels of variants", nested(48, "anyOf", string.clone())),
+        ("references that double", doubled),
+        ("references to each other", endless),
+        ("an object that has no end", bottomless),
+        ("a large number", object(json!({"type": "integer", "minimum": 1e300, "multipleOf": 7}))),
+        ("what nothing is", object(json!({"type": "integer", "minimum": 2, "maximum": 1}))),
+    ] {
+        let format = Some(Format::Schema(schema));
+        match grammars.mask(&wanted(vec![], ToolChoice::None, format)) {
+            Ok(mut mask) => assert!(mask.allowed().is_some_and(|bits| bits.iter().any(|word| *word != 0)), "{what}"),
+            Err(GrammarError::Format { why } | GrammarError::Compile { why }) => {
+                assert!(!why.is_empty() && why.len() < 1000, "{what}: {why}");
+            }
+            Err(error) => panic!("{what}: {error}"),
+        }
+    }
 }

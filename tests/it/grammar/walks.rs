@@ -1,5 +1,5 @@
-//! Random walks: tokens drawn of those that a mask allows. Whatever comes out must be what was wanted, by the parser and
-//! by a validator that are not the grammar's.
+//! Random walks: tokens drawn of those that a mask allows. Whatever comes out must be what was wanted, by the parser
+//! and by a validator that are not the grammar's.
 
 use gptoss_jit::grammar::{Format, Grammars, ToolChoice, Wanted};
 use gptoss_jit::harmony::parser::{Ending, Event};

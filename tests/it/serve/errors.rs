@@ -132,7 +132,8 @@ fn truncation_leaves_out_the_oldest_and_only_if_it_is_asked_for() {
     let user = |text: &str| json!({"role": "user", "content": text});
     let old = "word ".repeat(CONTEXT_TOKENS - 300);
     let said = json!({"role": "assistant", "content": "Fine."});
-    let input = json!([{"role": "developer", "content": "Be kind."}, user(&old), said, user(&"more ".repeat(400)), said, user("Now?")]);
+    let more = user(&"more ".repeat(400));
+    let input = json!([{"role": "developer", "content": "Be kind."}, user(&old), said, more, said, user("Now?")]);
     let body = |truncation: &str| json!({"input": input, "truncation": truncation});
     assert_eq!(told(server.post(RESPONSES, &body("disabled"))).1, "context_length_exceeded");
     server.say(FINAL);
@@ -153,8 +154,10 @@ fn truncation_leaves_out_the_oldest_and_only_if_it_is_asked_for() {
 #[test]
 fn what_means_nothing_here_is_accepted() {
     let server = Scripted::new();
-    let both = json!({"user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "prompt_cache_key": "k",
-                      "safety_identifier": "s", "parallel_tool_calls": true, "client_metadata": {"x": 1}, "seed": null});
+    let both = json!({"user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
+                      "prompt_cache_key": "k",
+                      "safety_identifier": "s", "parallel_tool_calls": true, "client_metadata": {"x": 1},
+                      "seed": null});
     server.say(FINAL);
     assert_eq!(server.post(CHAT, &chat(&both)).0, 200);
     server.say(FINAL);

@@ -1,7 +1,13 @@
 //! The server, over HTTP.
 
+mod asking;
+mod completions;
 mod errors;
 mod event_rules;
+mod leaving;
+mod limits;
+mod masks;
 mod scripted;
+mod shutdown;
 mod streams;
 mod turns;

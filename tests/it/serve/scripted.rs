@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gptoss_jit::grammar::Grammars;
 use gptoss_jit::harmony::Harmony;
-use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob};
+use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, TokenMask};
 use gptoss_jit::serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
 use gptoss_jit::serve::intake::{Intake, Limits};
 use gptoss_jit::serve::keys::Keys;
@@ -27,6 +27,18 @@ pub struct Said {
     pub ids: Vec<u32>,
     /// Fails behind them.
     pub fails: bool,
+    /// Asks the mask of each.
+    pub is_checked: bool,
+}
+
+fn n_allowed(mut mask: Box<dyn TokenMask>, ids: &[u32]) -> usize {
+    let mut is_allowed = |&id: &u32| {
+        let word = |words: &[u32]| words.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+        let is_allowed = mask.allowed().is_none_or(word);
+        mask.push(id);
+        is_allowed
+    };
+    ids.iter().take_while(|id| is_allowed(id)).count()
 }
 
 /// What a request came to.
@@ -35,7 +47,8 @@ pub struct Asked {
     pub prompt: Vec<u32>,
     pub max_new_tokens: usize,
     pub seed: u64,
-    pub has_mask: bool,
+    /// With a mask, how many of the tokens it allows; the model says all of them in any case.
+    pub n_allowed: Option<usize>,
 }
 
 /// The model.
@@ -49,13 +62,13 @@ struct Script {
 impl Backend for Script {
     fn submit(&self, mut request: Request) -> Result<Generation, Refused> {
         let mailbox = self.intake.take(&mut request)?;
+        let said = self.said.lock().unwrap().pop_front().expect("the test wrote down what to say");
         self.asked.lock().unwrap().push(Asked {
             prompt: request.prompt.clone(),
             max_new_tokens: request.max_new_tokens,
             seed: request.sampling.seed,
-            has_mask: request.changes.mask.is_some(),
+            n_allowed: request.changes.mask.take().filter(|_| said.is_checked).map(|mask| n_allowed(mask, &said.ids)),
         });
-        let said = self.said.lock().unwrap().pop_front().expect("the test wrote down what to say");
         let now = Instant::now();
         mailbox.admitted(now, request.prompt.len() / 2);
         let mut reason = None;
@@ -188,11 +201,17 @@ impl Scripted {
     }
 
     pub fn say_ids(&self, ids: Vec<u32>) {
-        self.script.said.lock().unwrap().push_back(Said { ids, fails: false });
+        self.script.said.lock().unwrap().push_back(Said { ids, ..Said::default() });
+    }
+
+    /// Says it, and asks the mask whether it may.
+    pub fn say_checked(&self, text: &str) {
+        let said = Said { ids: self.ids(text), fails: false, is_checked: true };
+        self.script.said.lock().unwrap().push_back(said);
     }
 
     pub fn say_and_fail(&self, text: &str) {
-        self.script.said.lock().unwrap().push_back(Said { ids: self.ids(text), fails: true });
+        self.script.said.lock().unwrap().push_back(Said { ids: self.ids(text), fails: true, is_checked: false });
     }
 
     /// What the last request came to.
@@ -243,8 +262,8 @@ impl Scripted {
             BufReader::new(stream)
         });
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         connection.get_mut().write_all(request.as_bytes()).expect("it reads");

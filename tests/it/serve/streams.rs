@@ -365,7 +365,7 @@ fn usage_counts_reasoning_and_what_was_cached() {
     let server = Scripted::new();
     let ids = server
         .ids("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>");
-    // channel, analysis, message, two of text, end; then start, assistant, channel, final, message, two of text, return.
+    // channel, analysis, message, two of text, end; start, assistant, channel, final, message, two of text, return.
     assert_eq!(ids.len(), 14);
     let (_, answer) = same_in_chat(&server, &ids, &chat_body(), "usage");
     let n_prompt = server.asked().prompt.len();

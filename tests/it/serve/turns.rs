@@ -8,15 +8,18 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 
 /// A call in a form that nobody would render: its recipient stands behind the channel.
-const CALL: &str = "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary<|message|>\
-                    One moment.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>\
-                    {\"a\":  1}<|call|>";
-const SECOND_CALL: &str = "<|channel|>analysis<|message|>Again.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
+const CALL: &str = "<|channel|>analysis<|message|>Look it up.<|end|>\
+                    <|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>\
+                    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json\
+                    <|message|>{\"a\":  1}<|call|>";
+const SECOND_CALL: &str = "<|channel|>analysis<|message|>Again.<|end|>\
+                           <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
 const ANSWER: &str =
     "<|channel|>analysis<|message|>Now I know.<|end|><|start|>assistant<|channel|>final<|message|>It is 3.<|return|>";
 
 fn chat_tools() -> Value {
-    json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}}}])
+    let parameters = json!({"type": "object", "properties": {"a": {"type": "number"}}});
+    json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
 }
 
 fn chat(server: &Scripted, key: &str, messages: &[Value], says: &str) -> Value {
@@ -263,14 +266,16 @@ fn responses_are_stored_listed_and_deleted() {
 #[test]
 fn functions_of_a_namespace_are_called_by_their_own_names() {
     let server = Scripted::new();
+    let nothing = json!({"type": "object", "properties": {}});
     let tools = json!([
         {"type": "namespace", "name": "agents", "description": "Others.", "tools": [
-            {"type": "function", "name": "spawn", "description": "Begins one.", "strict": false, "parameters": {"type": "object", "properties": {}}},
+            {"type": "function", "name": "spawn", "description": "Begins one.", "strict": false, "parameters": nothing},
         ]},
         {"type": "web_search", "external_web_access": true},
     ]);
     server.say(" to=functions.agents__spawn<|channel|>commentary json<|message|>{}<|call|>");
-    let body = json!({"input": "Go.", "tools": tools, "client_metadata": {"x": 1}, "include": ["reasoning.encrypted_content"],
+    let body = json!({"input": "Go.", "tools": tools, "client_metadata": {"x": 1},
+                      "include": ["reasoning.encrypted_content"],
                       "reasoning": {"summary": "auto"}, "store": false});
     let (_, response) = server.post(RESPONSES, &body);
     let prompt = server.text(&server.asked().prompt);

@@ -1,6 +1,7 @@
 //! What models write, right and wrong, and what it should be read as.
 //!
-//! [`OUTPUTS`] is data, for tests of whatever reads outputs: each is given with its tokens, and with what should come out.
+//! [`OUTPUTS`] is data, for tests of whatever reads outputs: each is given with its tokens, and with what should come
+//! out.
 
 use gptoss_jit::harmony::parser::{Ending, Event, HarmonyParser, Repair};
 use gptoss_jit::harmony::{Harmony, Message, Part, Role};
@@ -158,6 +159,12 @@ pub const OUTPUTS: &[Output] = &[
             Ordinary("to=functions.f<|constrain|>json"),
             Marked("<|message|>{}<|call|>"),
         ],
+        &[(F, "{}")],
+        &[Repair::SpelledMark],
+    ),
+    output(
+        "the same in the role",
+        &[Ordinary(" to=functions.f<|constrain|>json"), Marked("<|channel|>commentary<|message|>{}<|call|>")],
         &[(F, "{}")],
         &[Repair::SpelledMark],
     ),
@@ -320,6 +327,12 @@ pub const OUTPUTS: &[Output] = &[
         "arguments that are no JSON",
         &[Marked(" to=functions.f<|channel|>commentary json<|message|>[{\"a\": }]<|call|>")],
         &[(F, "[{\"a\": }]")],
+        &[],
+    ),
+    output(
+        "a bracket too many",
+        &[Marked(" to=functions.f<|channel|>commentary json<|message|>{\"a\": 1}]<|call|>")],
+        &[(F, "{\"a\": 1}]")],
         &[],
     ),
     output(

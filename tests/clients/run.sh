@@ -1,0 +1,128 @@
+#!/bin/sh
+# Clients that others wrote, against `gptoss-jit serve`: with scripted answers (replay.jsonl) and with the built-in model.
+#
+#   tests/clients/run.sh [NAME...]      all of them without a name; docs/serve.md has a table of them
+#
+# The program is what GPTOSS_JIT_BINARY names, else the newest in target/. Packages come from PyPI and npm into
+# target/clients (GPTOSS_JIT_CLIENTS names another folder), once. What is nobody's package is named by variables:
+#
+#   GPT_OSS      a checkout of openai/gpt-oss, for its compatibility test
+#   LLAMA_CPP    a checkout of ggml-org/llama.cpp, or of what vendors it, for its server's tests
+#   OPENAPI      openapi.json of openai/openai-openapi, for schemathesis
+#
+# What cannot be had says `skipped: why`. The last line counts: `N passed, N failed, N skipped`. Fails if anything failed.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+here=$PWD/tests/clients
+home=${GPTOSS_JIT_CLIENTS:-$PWD/target/clients}
+mkdir -p "$home" || exit 1
+home=$(cd "$home" && pwd -P)
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 npm_config_fund=false npm_config_audit=false npm_config_update_notifier=false
+unset OPENAI_API_KEY OPENAI_BASE_URL GPTOSS_JIT_API_KEY
+: >"$scratch/all"
+
+# Packages of PyPI in an environment of their own; its python is then "$home/NAME/bin/python".
+python_packages() {
+    name=$1
+    shift
+    [ "$(cat "$home/$name/.complete" 2>/dev/null)" = "$*" ] && return
+    command -v python3 >/dev/null || { echo "skipped: there is no python3"; return 1; }
+    rm -rf "${home:?}/$name"
+    python3 -m venv "$home/$name" && "$home/$name/bin/pip" install -q "$@" >"$home/$name.log" 2>&1 && echo "$*" >"$home/$name/.complete" ||
+        { echo "skipped: $* cannot be installed ($home/$name.log)"; return 1; }
+}
+
+# Packages of npm in a folder of their own.
+npm_packages() {
+    name=$1
+    shift
+    [ "$(cat "$home/$name/.complete" 2>/dev/null)" = "$*" ] && return
+    command -v npm >/dev/null || { echo "skipped: there is no npm"; return 1; }
+    rm -rf "${home:?}/$name"
+    mkdir -p "$home/$name" && (cd "$home/$name" && npm init -y && npm install "$@") >"$home/$name.log" 2>&1 && echo "$*" >"$home/$name/.complete" ||
+        { echo "skipped: $* cannot be installed ($home/$name.log)"; return 1; }
+}
+
+serve() { python3 "$here/server.py" "$@"; }
+both() { serve REPLAY --replay "$here/replay.jsonl" --api-key sk-test -- python3 "$here/server.py" TINY -- "$@"; }
+
+openai_python() {
+    python_packages openai-python openai==3.54.0 || return
+    both "$home/openai-python/bin/python" "$here/openai_python.py"
+}
+
+openai_npm() {
+    npm_packages openai-npm openai@7.55.0 zod@4.1.13 || return
+    (cd "$home/openai-npm" && both node "$here/openai_npm.mjs")
+}
+
+langchain() {
+    python_packages langchain langchain-openai==1.7.3 || return
+    both "$home/langchain/bin/python" "$here/langchain_client.py"
+}
+
+litellm() {
+    python_packages litellm litellm==1.81.10 || return
+    both "$home/litellm/bin/python" "$here/litellm_client.py"
+}
+
+codex() {
+    npm_packages codex @openai/codex@0.169.0 || return
+    serve REPLAY --replay "$here/codex.jsonl" --model-name gpt-oss-20b -- sh "$here/codex.sh" "$home/codex" "$scratch"
+}
+
+opencode() {
+    npm_packages opencode opencode-ai@1.18.33 || return
+    serve REPLAY --replay "$here/opencode.jsonl" --model-name gpt-oss-20b -- sh "$here/opencode.sh" "$home/opencode" "$scratch"
+}
+
+page() {
+    python_packages page websockets==17.4 || return
+    "$home/page/bin/python" "$here/page.py" --screenshots "$home/screenshots"
+    serve TINY -- sh -c '"$1" "$2" --url "$TINY/" --screenshots "$3"' page "$home/page/bin/python" "$here/page.py" "$home/screenshots-tiny"
+}
+
+compatibility() {
+    [ -n "${GPT_OSS:-}" ] || { echo "skipped: GPT_OSS names no checkout of openai/gpt-oss"; return; }
+    command -v npm >/dev/null || { echo "skipped: there is no npm"; return; }
+    python3 "$here/compatibility.py" "$GPT_OSS/compatibility-test" "$home/compatibility" "$scratch/compatibility.jsonl" &&
+        serve REPLAY --replay "$scratch/compatibility.jsonl" --any-model -- python3 "$here/compatibility.py" --run "$home/compatibility"
+}
+
+llama_cpp() {
+    [ -n "${LLAMA_CPP:-}" ] || { echo "skipped: LLAMA_CPP names no checkout of ggml-org/llama.cpp"; return; }
+    python_packages llama-cpp pytest==8.3.5 openai==2.14.0 requests==2.32.5 numpy==2.2.6 prometheus-client==0.20.0 wget==3.2 filelock==3.16.1 huggingface-hub==1.1.5 || return
+    python3 "$here/llama_cpp.py" "$LLAMA_CPP/tools/server/tests" "$home/llama-cpp/bin/python" "$scratch/llama-cpp"
+}
+
+schemathesis() {
+    [ -n "${OPENAPI:-}" ] || { echo "skipped: OPENAPI names no openapi.json of openai/openai-openapi"; return; }
+    python_packages schemathesis schemathesis==4.32.5 || return
+    serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch" "$home/schemathesis.txt"
+}
+
+snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
+
+all="openai_python openai_npm langchain litellm codex opencode page compatibility llama_cpp schemathesis snippets"
+for name in "$@"; do
+    case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
+done
+for name in ${*:-$all}; do
+    printf '\n==> %s\n' "$name"
+    { "$name" 2>&1; echo "exit $?" >"$scratch/exit"; } | tee "$scratch/log"
+    cat "$scratch/log" >>"$scratch/all"
+    # A script that died has said nothing of what it did not do.
+    if [ "$(cat "$scratch/exit")" != "exit 0" ] && ! grep -qE '^(FAILED|skipped: )' "$scratch/log"; then
+        echo "FAILED  $name: $(cat "$scratch/exit")" | tee -a "$scratch/all"
+    elif ! grep -qE '^(ok  |FAILED|skipped: )' "$scratch/log"; then
+        echo "FAILED  $name did nothing" | tee -a "$scratch/all"
+    fi
+done
+printf '\n==> summary\n'
+passed=$(grep -c '^ok  ' "$scratch/all") failed=$(grep -c '^FAILED' "$scratch/all") skipped=$(grep -c '^skipped: ' "$scratch/all")
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,126 @@
+//! Completions of the tiny model: the same text streamed and not, and as `run` writes it.
+
+use serde_json::{Value, json};
+
+use crate::fixtures::http::{post, stream};
+use crate::fixtures::program::run;
+use crate::fixtures::server::Server;
+
+const PATH: &str = "/v1/completions";
+const PROMPT: &str = "Once upon a time";
+
+/// The choices that a stream's chunks come to, by index, and its usage.
+fn joined(server: &Server, body: &Value) -> (Vec<Value>, Value) {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({"include_usage": true});
+    let events: Vec<String> = stream(server.address, PATH, &body).collect();
+    let (last, chunks) = events.split_last().expect("events");
+    assert_eq!(last, "[DONE]");
+    let chunks: Vec<Value> = chunks.iter().map(|data| serde_json::from_str(data).expect("JSON")).collect();
+    let (usage, chunks) = chunks.split_last().expect("chunks");
+    assert_eq!(usage["choices"], json!([]));
+    let mut choices: Vec<Value> = Vec::new();
+    for chunk in chunks {
+        assert_eq!((&chunk["object"], &chunk["usage"]), (&json!("text_completion"), &Value::Null));
+        assert_eq!(chunk["id"], chunks[0]["id"]);
+        let [choice] = &chunk["choices"].as_array().expect("a list")[..] else { panic!("{chunk}") };
+        let index = choice["index"].as_u64().expect("a number") as usize;
+        while choices.len() <= index {
+            choices.push(json!({"index": choices.len(), "text": "", "logprobs": null, "finish_reason": null}));
+        }
+        let whole = &mut choices[index];
+        assert_eq!(whole["finish_reason"], Value::Null, "nothing comes behind the end");
+        whole["text"] =
+            json!(format!("{}{}", whole["text"].as_str().expect("text"), choice["text"].as_str().expect("text")));
+        whole["finish_reason"] = choice["finish_reason"].clone();
+        if let Some(lists) = choice["logprobs"].as_object() {
+            for (name, list) in lists {
+                let all = whole["logprobs"][name].as_array().cloned().unwrap_or_default();
+                whole["logprobs"][name] = json!([all, list.as_array().expect("a list").clone()].concat());
+            }
+        }
+    }
+    (choices, usage["usage"].clone())
+}
+
+#[test]
+fn a_text_goes_on_as_run_has_it() {
+    let server = Server::shared();
+    let got = post(server.address, PATH, &json!({"prompt": PROMPT, "max_tokens": 40, "temperature": 0})).ok();
+    let want = run(&["--json", "run", "-i", PROMPT, "--max-new-tokens", "40", "-T", "0"]).ok().json();
+    let text = want["text"].as_str().expect("text").strip_prefix(PROMPT).expect("the prompt goes first");
+    assert_eq!(got["choices"][0]["text"], text);
+    assert_eq!(got["choices"][0]["finish_reason"], want["finish_reason"]);
+    let n_new = want["ids"].as_array().expect("a list").len();
+    let usage = &got["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&want["prompt_tokens"], &json!(n_new)));
+    assert_eq!((&got["object"], &got["model"]), (&json!("text_completion"), &json!("tiny")));
+}
+
+#[test]
+fn a_stream_is_the_whole_answer_in_pieces() {
+    let server = Server::shared();
+    for body in [
+        json!({"prompt": PROMPT, "max_tokens": 40, "temperature": 0}),
+        json!({"prompt": [PROMPT, "The dog"], "max_tokens": 20, "n": 2, "seed": 7, "echo": true}),
+        json!({"prompt": [[1, 2, 3], [4]], "max_tokens": 9, "seed": -5, "ignore_eos": true, "temperature": 2}),
+        json!({"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "stop": [" the", "."]}),
+        json!({"prompt": PROMPT, "max_tokens": 10, "seed": 1, "logprobs": 3}),
+        json!({"prompt": PROMPT, "max_tokens": 0, "echo": true}),
+    ] {
+        let whole = post(server.address, PATH, &body).ok();
+        let (choices, usage) = joined(&server, &body);
+        assert_eq!(json!(choices), whole["choices"], "{body}");
+        // What was computed before depends on who was there before.
+        for key in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+            assert_eq!(usage[key], whole["usage"][key], "{body}");
+        }
+    }
+}
+
+#[test]
+fn answers_of_a_seed_are_the_same_and_of_another_are_not() {
+    let server = Server::shared();
+    let texts = |seed: i64, n: usize| {
+        let body = json!({"prompt": PROMPT, "max_tokens": 30, "seed": seed, "n": n, "temperature": 1.5});
+        let whole = post(server.address, PATH, &body).ok();
+        whole["choices"].as_array().expect("a list").iter().map(|choice| choice["text"].clone()).collect::<Vec<_>>()
+    };
+    let four = texts(10, 4);
+    assert_eq!(texts(12, 1), four[2..3], "the seed of the third answer is two more");
+    assert_eq!(texts(10, 4), four);
+    assert_ne!(four[0], four[1]);
+}
+
+#[test]
+fn a_stop_ends_the_text_before_it() {
+    let server = Server::shared();
+    let body = json!({"prompt": PROMPT, "max_tokens": 60, "temperature": 0});
+    let whole = post(server.address, PATH, &body).ok();
+    let text = whole["choices"][0]["text"].as_str().expect("text").to_owned();
+    let stop: String = text.chars().skip(9).take(5).collect();
+    let at = text.find(&stop).expect("it is part of it");
+    let mut stopped = body.clone();
+    stopped["stop"] = json!(stop);
+    let cut = post(server.address, PATH, &stopped).ok();
+    assert_eq!(cut["choices"][0]["text"], text[..at]);
+    assert_eq!(cut["choices"][0]["finish_reason"], "stop");
+    assert!(cut["usage"]["completion_tokens"].as_u64() < whole["usage"]["completion_tokens"].as_u64());
+    // What could have begun a stop and did not is told in the end.
+    let end: String = text.chars().rev().take(4).collect::<Vec<_>>().into_iter().rev().collect();
+    stopped["stop"] = json!(format!("{end} and no more"));
+    assert_eq!(post(server.address, PATH, &stopped).ok()["choices"], whole["choices"]);
+}
+
+#[test]
+fn names_of_special_tokens_are_text_unless_asked() {
+    let server = Server::shared();
+    let n_tokens = |parse_special: bool| {
+        let body = json!({"prompt": "<|start|>user", "max_tokens": 0, "parse_special": parse_special, "echo": true});
+        let answer = post(server.address, PATH, &body).ok();
+        assert_eq!(answer["choices"][0]["text"], "<|start|>user");
+        answer["usage"]["prompt_tokens"].as_u64().expect("a number")
+    };
+    assert!(n_tokens(true) < n_tokens(false));
+}
