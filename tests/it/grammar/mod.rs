@@ -213,6 +213,7 @@ fn a_mask_has_a_bit_for_each_token_and_none_for_others() {
     assert!(n_allowed > 199_000, "{n_allowed}");
     let specials = (0..201_088).filter(|&id| tokenizer.is_special(id) && allows(&mut *mask, id)).collect::<Vec<_>>();
     assert_eq!(specials, [200_002]);
+    assert!(!allows(&mut *mask, byte_ff), "no text has this byte");
     mask.push(200_002);
     assert_eq!(mask.allowed(), None, "the grammar is at its end");
 }
