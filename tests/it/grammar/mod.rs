@@ -276,6 +276,20 @@ fn what_cannot_be_enforced_is_refused_by_name() {
 }
 
 #[test]
+fn many_tools_are_told_apart_by_their_names_and_schemas() {
+    let (tokenizer, grammars) = tiny();
+    let schema = |i: usize| json!({"type": "object", "properties": {"n": {"const": i}}, "required": ["n"]});
+    let tools = (0..256).map(|i| tool(&format!("f{i}"), Some(schema(i / 2)), i % 4 == 0)).collect();
+    let wanted = wanted(tools, ToolChoice::Auto, None);
+    for (i, n, want) in [(0, 0, true), (25, 3, true), (252, 126, true), (252, 125, false), (256, 0, false)] {
+        let text = format!(" to=functions.f{i}<|channel|>commentary json<|message|>{{\"n\": {n}}}<|call|>");
+        let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
+        let fate = fate(&grammars, &wanted, &ids);
+        assert_eq!(fate == Fate::Whole, want, "{text}: {fate:?}");
+    }
+}
+
+#[test]
 fn the_same_grammar_is_compiled_once() {
     let (_, grammars) = tiny();
     for _ in 0..3 {
