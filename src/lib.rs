@@ -24,6 +24,7 @@ pub mod object;
 pub mod pipeline;
 pub mod reference;
 pub mod scheduler;
+pub mod serve;
 pub mod target;
 pub mod template;
 pub mod tokenizer;

@@ -94,7 +94,7 @@ fn plan(
     let rows = graph.nodes[segment.range.start].rows;
     let mut buckets = Vec::new();
     for step in StepKind::ALL {
-        let (least, most) = (StepShape::smallest(step).count(rows), limits.largest(step).count(rows));
+        let (least, most) = (StepShape::smallest(step).most(rows), limits.largest(step).most(rows));
         let starts = segment.bucket_starts(chooser, step, &(least..=most));
         for (i, &first_row_count) in starts.iter().enumerate() {
             let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);

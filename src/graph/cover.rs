@@ -203,6 +203,7 @@ mod tests {
         let config = gpt_oss_20b();
         let request = KvRequest {
             n_slots: 300,
+            n_snapshots: 0,
             capacity_tokens: 1024,
             max_rows: 2048,
             dtype: Dtype::Bf16,
@@ -223,12 +224,13 @@ mod tests {
 
     fn chooser(arch: &str, tables: TuningTables) -> Chooser {
         let target = tables.gpu(arch).or_else(|_| Target::gpu(arch)).expect("known");
-        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target)
+        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target).expect("tables that are right")
     }
 
-    /// The launches of a step with so many rows, all of which give logits.
+    /// The launches of a step with so many rows, all of which give logits and ask for no more.
     fn launches(graph: &Graph, chooser: &Chooser, n: usize, step: StepKind) -> Vec<Cover> {
-        let segments = segments(graph, &chooser.fusions());
+        let mut segments = segments(graph, &chooser.fusions());
+        segments.retain(|segment| !graph.nodes[segment.range.start].rows.are_asked_for());
         segments.iter().flat_map(|segment| segment.cover(chooser, n, step, &[])).collect()
     }
 

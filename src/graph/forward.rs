@@ -7,11 +7,14 @@
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::graph::kv_cache::KvLayout;
-use crate::graph::{Graph, NodeBuilder, TensorId};
+use crate::graph::{Graph, NodeBuilder, Rows, TensorId};
 use crate::template::Precision;
 
 /// Added to the mean square in every norm: OpenAI's `RMSNorm(eps=1e-05)`.
 pub const NORM_EPS: f32 = 1e-5;
+
+/// Tokens that come with their log-probabilities, beside the one that was taken, in the rows that ask for them.
+pub const N_TOP: usize = 20;
 
 /// What the forward pass depends on besides the model's dimensions.
 #[derive(Clone, Debug)]
@@ -36,7 +39,9 @@ pub struct ForwardOptions {
 /// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s
 /// `from`), `slot`, `position` (max_rows, u32); `logit_row`, `temperature`, `top_k`, `top_p`, `coin` (a row for each
 /// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`. It leaves `logits` and
-/// `sampled`.
+/// `sampled`. For the rows that ask for it besides: `changed_row`, `bias_begin`, `bias_end`, `mask_row`, `min_p` (a row
+/// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, of a bit for each id), which
+/// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`.
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
@@ -276,7 +281,7 @@ impl Forward<'_> {
             .arg("table", x)
             .arg("row", logit_row)
             .arg("y", chosen)
-            .logit_rows();
+            .rows(Rows::Logits);
 
         let normed = self.rmsnorm("norm", chosen);
         self.last_on_logit_rows();
@@ -292,13 +297,45 @@ impl Forward<'_> {
             .arg("x", normed)
             .arg("weight", weight)
             .arg("y", logits)
-            .logit_rows();
-        self.sample(logits);
-    }
-
-    fn sample(&mut self, logits: TensorId) {
+            .rows(Rows::Logits);
         let temperature = self.graph.external("temperature", Dtype::F32);
         let top_k = self.graph.external("top_k", Dtype::U32);
+        self.change_logits(logits, temperature, top_k);
+        let sampled = self.sample(logits, temperature, top_k);
+        self.logprobs(logits, sampled);
+    }
+
+    /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves.
+    fn change_logits(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) {
+        let (vocab_size, n_rows) = (self.config.vocab_size, self.options.max_logit_rows);
+        let row = self.graph.external("changed_row", Dtype::U32);
+        let whole = ["bias_begin", "bias_end", "bias_id", "mask_row", "mask"];
+        let whole = whole.map(|name| (name, self.graph.external(name, Dtype::U32)));
+        let [bias, min_p] = ["bias", "min_p"].map(|name| self.graph.external(name, Dtype::F32));
+        self.graph
+            .node("change_logits", "change_logits")
+            .dim("vocab_size", vocab_size)
+            .scalar("n_biases", vocab_size)
+            .scalar("n_masks", n_rows)
+            .scalar("n_rows", n_rows)
+            .arg("row", row)
+            .args(whole)
+            .arg("bias", bias)
+            .arg("logit", logits)
+            .rows(Rows::Changed);
+        self.graph
+            .node("min_p", "min_p")
+            .dim("vocab_size", vocab_size)
+            .scalar("n_rows", n_rows)
+            .arg("row", row)
+            .arg("min_p", min_p)
+            .arg("logit", logits)
+            .arg("temperature", temperature)
+            .arg("top_k", top_k)
+            .rows(Rows::Changed);
+    }
+
+    fn sample(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) -> TensorId {
         let top_p = self.graph.external("top_p", Dtype::F32);
         let coin = self.graph.external("coin", Dtype::F32);
         let sampled = self.graph.external("sampled", Dtype::U32);
@@ -311,7 +348,25 @@ impl Forward<'_> {
             .arg("top_p", top_p)
             .arg("coin", coin)
             .arg("token", sampled)
-            .logit_rows();
+            .rows(Rows::Logits);
+        sampled
+    }
+
+    /// How probable the token and its rivals were, for the rows that want to know.
+    fn logprobs(&mut self, logits: TensorId, sampled: TensorId) {
+        let [row, top_token] = ["logprob_row", "top_token"].map(|name| self.graph.external(name, Dtype::U32));
+        let logprob = self.graph.external("logprob", Dtype::F32);
+        self.graph
+            .node("logprobs", "logprobs")
+            .dim("vocab_size", self.config.vocab_size)
+            .dim("n_top", N_TOP)
+            .scalar("n_rows", self.options.max_logit_rows)
+            .arg("row", row)
+            .arg("logit", logits)
+            .arg("token", sampled)
+            .arg("logprob", logprob)
+            .arg("top_token", top_token)
+            .rows(Rows::Logprobs);
     }
 
     /// x * rsqrt(mean(x^2) + eps) * scale
@@ -376,7 +431,7 @@ impl Forward<'_> {
     }
 
     fn last_on_logit_rows(&mut self) {
-        self.graph.nodes.last_mut().expect("just added").rows = crate::graph::Rows::Logits;
+        self.graph.nodes.last_mut().expect("just added").rows = Rows::Logits;
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn lifetimes(
     let mut lifetimes: BTreeMap<usize, Lifetime> = BTreeMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
         let contract = pipeline.library().contract(&node.problem.ops[0])?;
-        let scalars = scalars(options.limits.largest(StepKind::Mixed).count(node.rows), &node.scalars);
+        let scalars = scalars(options.limits.largest(StepKind::Mixed).most(node.rows), &node.scalars);
         for arg in &contract.args {
             let Some(id) = node.args.get(&arg.name) else { continue };
             if graph.tensor_of(*id).storage != Storage::Arena {

@@ -77,6 +77,17 @@ pub enum Rows {
     All,
     /// The rows that want logits.
     Logits,
+    /// Those of them whose logits are changed before a token is chosen: in most steps none.
+    Changed,
+    /// Those of them that want log-probabilities: in most steps none.
+    Logprobs,
+}
+
+impl Rows {
+    /// Whether a step has none of them unless a request asks for it: such nodes are launched by themselves.
+    pub fn are_asked_for(self) -> bool {
+        matches!(self, Self::Changed | Self::Logprobs)
+    }
 }
 
 /// What of a step decides its launches.
@@ -96,12 +107,18 @@ impl StepShape {
         Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind }
     }
 
-    /// How many rows a node works on.
+    /// How many rows a node works on, where no request asks for more.
     pub fn count(&self, rows: Rows) -> usize {
         match rows {
             Rows::All => self.n_rows,
             Rows::Logits => self.n_logit_rows,
+            Rows::Changed | Rows::Logprobs => 0,
         }
+    }
+
+    /// How many rows a node works on at most: any row that wants logits may ask for more.
+    pub fn most(&self, rows: Rows) -> usize {
+        self.count(if rows.are_asked_for() { Rows::Logits } else { rows })
     }
 }
 
@@ -249,9 +266,9 @@ impl NodeBuilder<'_> {
         args.into_iter().fold(self, |node, (name, tensor)| node.arg(name, tensor))
     }
 
-    /// The node works on the rows that want logits, not on all.
-    pub fn logit_rows(mut self) -> Self {
-        self.last().rows = Rows::Logits;
+    /// The node works on these rows, not on all.
+    pub fn rows(mut self, rows: Rows) -> Self {
+        self.last().rows = rows;
         self
     }
 

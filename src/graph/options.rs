@@ -8,8 +8,12 @@ pub struct ExecutorOptions {
     pub limits: StepLimits,
     /// Names and lengths in bytes of the external tensors that every step fills anew: they lie side by side.
     pub inputs: Vec<(String, usize)>,
+    /// The same of those that say how logits are changed, in the steps that have such rows.
+    pub change_inputs: Vec<(String, usize)>,
     /// Names and lengths in bytes of the other external tensors.
     pub externals: Vec<(String, usize)>,
     /// Bytes of them that are keys and values.
     pub kv_bytes: usize,
+    /// Bytes of those that are there for prefixes alone.
+    pub snapshot_bytes: usize,
 }

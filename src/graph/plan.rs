@@ -6,9 +6,10 @@
 //! launches.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use gpu::{Argument, BufferView, Kernel, Launch, Mailbox};
+use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
 use super::error::PlanError;
 use super::inputs::Inputs;
@@ -20,7 +21,7 @@ use super::replay::Replays;
 use super::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
-use super::{Graph, StepShape, Storage, buckets, cover};
+use super::{Graph, Rows, StepShape, Storage, buckets, cover};
 use crate::checkpoint::Checkpoint;
 use crate::pipeline::{LoadedKernel, Pipeline};
 use crate::template::contract::Access;
@@ -47,6 +48,8 @@ pub struct Executor {
     /// Where every tensor of the graph is.
     memory: Vec<BufferView>,
     inputs: Inputs,
+    /// What the rows are told whose logits are changed.
+    change_inputs: Inputs,
     externals: HashMap<String, BufferView>,
     workspace: Workspace,
     segments: Vec<Segment>,
@@ -82,7 +85,8 @@ impl Executor {
 
         let inputs = Inputs::new(&pipeline, &options.inputs)?;
         let mut externals = allocate_externals(&pipeline, &options.externals)?;
-        externals.extend(inputs.views());
+        let change_inputs = Inputs::new(&pipeline, &options.change_inputs)?;
+        externals.extend(inputs.views().chain(change_inputs.views()));
         let start = Instant::now();
         let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
@@ -94,6 +98,7 @@ impl Executor {
             graph,
             memory,
             inputs,
+            change_inputs,
             externals,
             workspace,
             segments,
@@ -167,6 +172,33 @@ impl Executor {
         self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
+    /// Fills a part of an external tensor, from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let view = part(&self.externals[name], offset_bytes, bytes.len()).map_err(failed)?;
+        self.pipeline.driver().write(&view, bytes).map_err(failed)
+    }
+
+    /// Copies a part of an external tensor to another part of it, which begins at `to_bytes` and shares nothing with
+    /// it: after everything launched so far and before what is launched next.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let part = |offset_bytes| part(&self.externals[name], offset_bytes, from.len()).map_err(failed);
+        self.pipeline.driver().copy(&part(from.start)?, &part(to_bytes)?).map_err(failed)
+    }
+
     /// Fills the starts of the tensors that every step fills, in one copy.
     ///
     /// # Errors
@@ -176,6 +208,14 @@ impl Executor {
     /// If there is no input of a name, or it is shorter.
     pub fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
         self.inputs.write(&self.pipeline, inputs)
+    }
+
+    /// The same for the tensors that rows are told by whose logits are changed.
+    ///
+    /// # Errors
+    /// As [`Self::write_inputs`].
+    pub fn write_change_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+        self.change_inputs.write(&self.pipeline, inputs)
     }
 
     /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches
@@ -212,56 +252,112 @@ impl Executor {
         self.pipeline.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
-    /// Launches a step on the rows that the external tensors hold.
+    /// Launches a step on the rows that the external tensors hold, none of which asks for more than a token.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn run(&mut self, shape: StepShape, mut observer: Option<Observer<'_>>) -> Result<(), PlanError> {
-        for segment in &mut self.segments {
-            let n = shape.count(segment.rows);
-            if let Some(bucket) = segment.bucket_mut(shape) {
-                bucket.prepare(n, &self.memory, &self.workspace)?;
-            }
+    pub fn run(&mut self, shape: StepShape, observer: Option<Observer<'_>>) -> Result<(), PlanError> {
+        self.run_first(self.segments.len(), shape, observer)
+    }
+
+    /// Launches a step as far as its logits; [`Self::change_logits`] and [`Self::sample`] do the rest.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn run_to_logits(&mut self, shape: StepShape) -> Result<(), PlanError> {
+        self.run_first(self.first_asked_for(), shape, None)
+    }
+
+    /// Changes the logits of so many rows of a step, as the external tensors say.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn change_logits(&mut self, shape: StepShape, n_changed: usize) -> Result<(), PlanError> {
+        let at = self.first_asked_for();
+        self.run_asked_for(at..at + 1, shape, n_changed)
+    }
+
+    /// Takes the tokens of a step, and the log-probabilities of so many of its rows.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
+        self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, n_logprobs)
+    }
+
+    /// The first segment that a step has only if a request asks for it.
+    fn first_asked_for(&self) -> usize {
+        self.segments.iter().position(|segment| segment.rows.are_asked_for()).unwrap_or(self.segments.len())
+    }
+
+    /// Launches the first segments of a step: what comes again and again.
+    fn run_first(
+        &mut self,
+        n_segments: usize,
+        shape: StepShape,
+        mut observer: Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for segment in &mut self.segments[..n_segments] {
+            segment.prepare(shape.kind, shape.count(segment.rows), &self.memory, &self.workspace)?;
         }
         if let Some(mut profiler) = self.profiler.take() {
-            let timed = profiler.step(&self.view(), shape);
+            let timed = profiler.step(&self.view(n_segments), shape);
             self.profiler = Some(profiler);
             if timed? {
                 return Ok(());
             }
         }
-        if observer.is_none() && self.replay(shape)? {
+        if observer.is_none() && self.replay(n_segments, shape)? {
             return Ok(());
         }
         let mut result = Ok(());
-        self.pipeline.driver().enter(&mut || result = self.launch_all(shape, &mut observer));
+        let count = |rows: Rows| shape.count(rows);
+        let mut work = || result = self.launch_all(0..n_segments, shape, count, &mut observer);
+        self.pipeline.driver().enter(&mut work);
+        result
+    }
+
+    /// Launches segments of a step in which so many rows ask for them; no profiler sees it.
+    fn run_asked_for(&mut self, which: Range<usize>, shape: StepShape, n: usize) -> Result<(), PlanError> {
+        let count = |rows: Rows| if rows.are_asked_for() { n } else { shape.count(rows) };
+        for segment in &mut self.segments[which.clone()] {
+            segment.prepare(shape.kind, count(segment.rows), &self.memory, &self.workspace)?;
+        }
+        let mut result = Ok(());
+        self.pipeline.driver().enter(&mut || result = self.launch_all(which.clone(), shape, count, &mut None));
         result
     }
 
     /// What a profiler needs.
-    fn view(&self) -> Steps<'_> {
+    fn view(&self, n_segments: usize) -> Steps<'_> {
         let Self { pipeline, graph, memory, workspace, segments, .. } = self;
-        Steps { pipeline, graph, memory, workspace, segments }
+        Steps { pipeline, graph, memory, workspace, segments: &segments[..n_segments] }
     }
 
-    /// Replays a step, if it was or can be captured; whether it did.
-    fn replay(&mut self, shape: StepShape) -> Result<bool, PlanError> {
+    /// Replays the first segments of a step, if they were or can be captured; whether it did.
+    fn replay(&mut self, n_segments: usize, shape: StepShape) -> Result<bool, PlanError> {
         let mut replays = std::mem::take(&mut self.replays);
-        let launches = || self.launches(shape);
-        let replayed = replays.replay(self.pipeline.driver(), shape, launches);
+        let launches = || self.launches(n_segments, shape);
+        let replayed = replays.replay(self.pipeline.driver(), (shape, n_segments), launches);
         self.replays = replays;
         replayed.map_err(|source| PlanError::Device { label: "all of a step".into(), source })
     }
 
-    /// All launches of a step that was prepared.
-    fn launches(&self, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
-        let all = self.segments.iter().flat_map(|segment| segment.prepared(shape));
+    /// The launches of the first segments of a step that was prepared.
+    fn launches(&self, n_segments: usize, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
+        let all = self.segments[..n_segments].iter().flat_map(|segment| segment.prepared(shape));
         all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
-    fn launch_all(&self, shape: StepShape, observer: &mut Option<Observer<'_>>) -> Result<(), PlanError> {
-        for segment in &self.segments {
-            for (planned, prepared) in segment.prepared(shape) {
+    fn launch_all(
+        &self,
+        which: Range<usize>,
+        shape: StepShape,
+        count: impl Fn(Rows) -> usize,
+        observer: &mut Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for segment in &self.segments[which] {
+            for (planned, prepared) in segment.prepared_of(shape.kind, count(segment.rows)) {
                 let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
                 driver.launch(kernel, &launch).map_err(failed)?;
@@ -299,6 +395,11 @@ impl Executor {
     }
 }
 
+fn part(view: &BufferView, offset_bytes: usize, len_bytes: usize) -> Result<BufferView, GpuError> {
+    let too_short = || GpuError::Range { what: "use a part", len_bytes, available_bytes: view.len_bytes() };
+    view.slice(offset_bytes, len_bytes).ok_or_else(too_short)
+}
+
 fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
     let buffer = pipeline.driver().allocate(len_bytes);
     buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: label.into(), source })
@@ -322,9 +423,14 @@ fn memory_plan(
 ) -> Result<MemoryPlan, PlanError> {
     let plan = MemoryPlan::new(graph, checkpoint, pipeline.driver());
     let plan = plan.map_err(|source| PlanError::Device { label: "memory plan".into(), source })?;
-    let externals: usize = options.inputs.iter().chain(&options.externals).map(|(_, len_bytes)| len_bytes).sum();
+    let externals: usize = [&options.inputs, &options.change_inputs, &options.externals]
+        .into_iter()
+        .flatten()
+        .map(|(_, len_bytes)| len_bytes)
+        .sum();
     Ok(MemoryPlan {
         kv_cache: options.kv_bytes,
+        snapshots: options.snapshot_bytes,
         activations: arena.len_bytes + externals - options.kv_bytes,
         workspace: workspace.total(),
         ..plan

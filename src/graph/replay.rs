@@ -12,11 +12,14 @@ use super::StepShape;
 /// Steps that are kept: decoding uses few.
 const MAX_STEPS: usize = 64;
 
+/// A step, and how many of its segments are launched together.
+type StepPart = (StepShape, usize);
+
 /// What came before.
 #[derive(Default)]
 pub(super) struct Replays {
     /// None for what came once.
-    steps: HashMap<StepShape, Option<Graph>>,
+    steps: HashMap<StepPart, Option<Graph>>,
     /// Whether the device cannot, or failed to.
     is_off: bool,
 }
@@ -29,27 +32,27 @@ impl Replays {
     pub fn replay<'a>(
         &mut self,
         driver: &dyn Driver,
-        shape: StepShape,
+        part: StepPart,
         launches: impl FnOnce() -> Vec<(&'a Kernel, Launch<'a>)>,
     ) -> Result<bool, GpuError> {
         if self.is_off {
             return Ok(false);
         }
-        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&shape) {
+        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&part) {
             self.steps.clear();
         }
-        match self.steps.get(&shape) {
+        match self.steps.get(&part) {
             Some(Some(_)) => {}
             Some(None) => {
                 let graph = self.capture(driver, &launches());
-                self.steps.insert(shape, graph);
+                self.steps.insert(part, graph);
             }
             None => {
-                self.steps.insert(shape, None);
+                self.steps.insert(part, None);
                 return Ok(false);
             }
         }
-        match &self.steps[&shape] {
+        match &self.steps[&part] {
             Some(graph) => driver.replay(graph).map(|()| true),
             None => Ok(false),
         }

@@ -64,22 +64,36 @@ const MAX_PREPARED: usize = 64;
 impl Segment {
     /// The bucket of a step; none where it has no rows for this segment.
     pub fn bucket(&self, shape: StepShape) -> Option<&Bucket> {
-        let n = Some(shape.count(self.rows)).filter(|&n| n > 0)?;
-        let buckets = self.buckets.get(&shape.kind)?;
+        self.bucket_of(shape.kind, shape.count(self.rows))
+    }
+
+    /// The bucket of so many rows in a step of this kind; none for no rows.
+    fn bucket_of(&self, kind: StepKind, n: usize) -> Option<&Bucket> {
+        let buckets = self.buckets.get(&kind).filter(|_| n > 0)?;
         buckets.get(bucket_index(buckets, n))
     }
 
-    /// The same, to prepare launches.
-    pub fn bucket_mut(&mut self, shape: StepShape) -> Option<&mut Bucket> {
-        let n = Some(shape.count(self.rows)).filter(|&n| n > 0)?;
-        let buckets = self.buckets.get_mut(&shape.kind)?;
+    /// Prepares the launches for so many rows in a step of this kind.
+    pub fn prepare(
+        &mut self,
+        kind: StepKind,
+        n: usize,
+        memory: &[BufferView],
+        workspace: &Workspace,
+    ) -> Result<(), PlanError> {
+        let Some(buckets) = self.buckets.get_mut(&kind).filter(|_| n > 0) else { return Ok(()) };
         let index = bucket_index(buckets, n);
-        buckets.get_mut(index)
+        buckets[index].prepare(n, memory, workspace)
     }
 
     /// The launches of a step that was prepared; none for no rows.
     pub fn prepared(&self, shape: StepShape) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
-        self.bucket(shape).into_iter().flat_map(move |bucket| bucket.prepared(shape.count(self.rows)))
+        self.prepared_of(shape.kind, shape.count(self.rows))
+    }
+
+    /// Those for so many rows in a step of this kind.
+    pub fn prepared_of(&self, kind: StepKind, n: usize) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
+        self.bucket_of(kind, n).into_iter().flat_map(move |bucket| bucket.prepared(n))
     }
 
     /// All buckets of all kinds of steps.

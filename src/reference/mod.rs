@@ -1,13 +1,14 @@
 //! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`sample`], [`peak`] and [`weights`] hold the ops. What is
-//! compared with what comes out of here is said in [`Output`].
+//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`logits`], [`sample`], [`peak`] and [`weights`] hold the
+//! ops. What is compared with what comes out of here is said in [`Output`].
 
 mod attention;
 mod case;
 mod dense;
 mod drawn;
+mod logits;
 mod moe;
 mod peak;
 mod random;
@@ -33,7 +34,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 18] = [
+const OPS: [Op; 21] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -68,6 +69,9 @@ const OPS: [Op; 18] = [
         inputs: moe::mlp2_inputs,
         run: moe::mlp2,
     },
+    Op { name: "change_logits", first: "row", kinds: &[], inputs: logits::change_inputs, run: logits::change },
+    Op { name: "min_p", first: "row", kinds: &[], inputs: logits::min_p_inputs, run: logits::min_p },
+    Op { name: "logprobs", first: "row", kinds: &[], inputs: logits::logprobs_inputs, run: logits::logprobs },
     Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
     Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {
@@ -291,6 +295,21 @@ mod tests {
         assert_eq!([0.4, 0.6].map(|coin| drawn(1.0, 0, 0.5, coin)), [1.0, 3.0]); // 0.4 does not exceed 0.5, 0.8 does
         assert_eq!([0.4, 0.95].map(|coin| drawn(1.0, 0, 0.3, coin)), [1.0, 1.0]);
         assert_eq!([0.85, 0.95].map(|coin| drawn(1.0, 0, 0.95, coin)), [0.0, 2.0]); // sorted: 1, 3, 0, 2
+    }
+
+    #[test]
+    fn what_is_infinitely_improbable_is_not_drawn() {
+        let drawn = |logits: [f64; 3], temperature: f64, top_k: usize, coin: f64| {
+            let settings = [("temperature", temperature), ("top_p", 1.0), ("coin", coin)];
+            let mut inputs = named(settings.map(|(name, value)| (name, f32s(&[value]))));
+            inputs.extend(named([("logit", f32s(&logits)), ("top_k", u32s(&[top_k]))]));
+            run_one("sample", &case(&[("vocab_size", 3)], 1), inputs, "token")[0]
+        };
+        let none = f64::NEG_INFINITY;
+        for coin in [0.0, 0.5, 0.999] {
+            assert_eq!([0, 3].map(|top_k| drawn([none, 1.0, none], 1.0, top_k, coin)), [1.0, 1.0]);
+            assert_eq!([0.0, 1.0].map(|temperature| drawn([none; 3], temperature, 0, coin)), [0.0, 0.0]);
+        }
     }
 
     #[test]

@@ -68,7 +68,11 @@ pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, Refere
     for t in 0..case.n_tokens()? {
         let (mut logit, row_coin) = loop {
             let spread = if t % 5 == 4 { 0.01 } else { 2.0 }; // 0.01: all but a few are equal
-            let logit: Vec<f64> = (0..vocab_size).map(|_| (64.0 * spread * random.normal()).round() / 64.0).collect();
+            let mut logit: Vec<f64> =
+                (0..vocab_size).map(|_| (64.0 * spread * random.normal()).round() / 64.0).collect();
+            if t % 11 >= 9 {
+                forbid(&mut logit, t, random);
+            }
             let coin = random.uniform();
             let row = Row { logit: &logit, coin, ..settings(t) };
             if row.draw().margin > least_margin(vocab_size) {
@@ -92,6 +96,13 @@ pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, Refere
         ("top_p", Tensor::rounded(Dtype::F32, top_p)),
         ("coin", Tensor::rounded(Dtype::F32, coin)),
     ]))
+}
+
+/// Leaves a few logits that are not -infinity, or none.
+fn forbid(logit: &mut [f64], t: usize, random: &mut Random) {
+    let n_left = if t % 11 == 10 { 0 } else { 3 };
+    let left: Vec<usize> = (0..n_left).map(|_| random.below(logit.len())).collect();
+    logit.iter_mut().enumerate().filter(|(n, _)| !left.contains(n)).for_each(|(_, logit)| *logit = f64::NEG_INFINITY);
 }
 
 /// Temperature, top_k and top_p of row t: within 60 rows every combination occurs. All are f32 numbers.
@@ -127,7 +138,7 @@ pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
 impl Row<'_> {
     fn draw(&self) -> Draw {
         let mut order = falling(self.logit);
-        if self.temperature == 0.0 {
+        if self.temperature == 0.0 || self.logit[order[0]] == f64::NEG_INFINITY {
             return Draw { token: order[0], margin: f64::INFINITY };
         }
         let probability = self.softmax(self.logit[order[0]]);

@@ -13,7 +13,7 @@ pub struct Sampling {
     pub top_k: u32,
     /// Keep the most probable tokens up to this sum; 0 or less and 1 or more keep all.
     pub top_p: f32,
-    /// Drop tokens whose probability is below this share of the most probable one's; 0 keeps all.
+    /// Drop tokens whose probability is below this share of the most probable one's, at this temperature; 0 keeps all.
     pub min_p: f32,
     /// Start of the random sequence; 0 is taken as 1, since the generator would stay at 0.
     pub seed: u64,
@@ -29,7 +29,7 @@ impl Sampling {
 pub struct Request {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; with 0 the request ends at once.
+    /// Tokens to generate at most, fewer where the context leaves fewer; with 0 the request ends at once.
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
@@ -55,24 +55,25 @@ impl Request {
     }
 }
 
-/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what the
-/// mask forbids is left out. The default changes nothing, and costs nothing.
+/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what
+/// the mask forbids is left out; what it allows stays above that, however large a negative bias it has. The default
+/// changes nothing, and costs nothing.
 #[derive(Debug, Default)]
 pub struct LogitChanges {
-    /// Added to the logits of these ids, each named once.
+    /// Added to the logits of these ids; finite.
     pub bias: Vec<(u32, f32)>,
     /// Taken from a token's logit for each time that it was generated.
     pub frequency_penalty: f32,
     /// Taken from a token's logit if it was generated at all.
     pub presence_penalty: f32,
-    /// Which tokens may come next.
+    /// Which tokens may come next. One that allows none ends the request ([`FinishReason::Length`]).
     pub mask: Option<Box<dyn TokenMask>>,
 }
 
 /// Which tokens may come next, by what came before: a grammar.
 pub trait TokenMask: Send + std::fmt::Debug {
-    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None if
-    /// all may.
+    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None
+    /// if all may.
     fn allowed(&mut self) -> Option<&[u32]>;
 
     /// Takes the token that came.
@@ -93,7 +94,8 @@ pub struct TokenLogprob {
 pub struct LogitRowLogprobs {
     /// Of the token that was chosen.
     pub chosen: f32,
-    /// Of the most probable ones, the most probable first; of equal ones the lowest id.
+    /// Of the most probable ones, the most probable first; of equal ones the lowest id. Those that cannot come, because
+    /// a mask forbids them, are left out.
     pub top: Vec<TokenLogprob>,
 }
 
@@ -102,8 +104,10 @@ pub struct LogitRowLogprobs {
 pub enum FinishReason {
     /// It generated one of its stop tokens, which was its last.
     Stop,
-    /// It generated as many tokens as it may.
+    /// It generated as many tokens as it may: as many as it asked for, or its mask allows none to come next.
     Length,
+    /// Somebody cancelled it.
+    Cancelled,
 }
 
 /// What happened to a request.

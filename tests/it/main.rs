@@ -9,6 +9,7 @@ mod fixtures;
 mod grammar;
 mod graph;
 mod object;
+mod serve;
 mod template;
 mod tokenizer;
 mod workbench;

@@ -10,10 +10,10 @@ use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::choice::Chooser;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions};
+use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineOptions};
+use gptoss_jit::graph::StepShape;
 use gptoss_jit::graph::decisions::Decisions;
-use gptoss_jit::graph::{Rows, StepShape};
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
 use gptoss_jit::object::store::Store;
@@ -137,11 +137,13 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
         max_logit_rows: 1,
         odd_window: None,
         kv_budget_bytes: 1 << 30,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
     };
     let library = || Library::load(&[]).expect("built in");
     let tables = || TuningTables::from_texts(&[("host", ROWS)]).expect("right");
     let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &Target::host()).expect("fits");
-    let chooser = Chooser::new(library(), tables(), Target::host());
+    let chooser = Chooser::new(library(), tables(), Target::host()).expect("tables that are right");
     let decisions = Decisions::new(&graph, &chooser, limits).expect("templates fit");
     let first = |decision| &decisions.ranking(decision).choices[0];
     let planned: BTreeSet<(String, Params)> =
@@ -150,7 +152,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let driver = Arc::new(HostDriver::new(1).expect("a thread"));
-    let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver);
+    let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver).expect("tables that are right");
     let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &()).expect("loads");
     let loaded = engine.executor().kernels().into_iter();
     let loaded: BTreeSet<(String, Params)> =
@@ -162,7 +164,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     for (n_rows, kind) in [(1, StepKind::Decode), (2, StepKind::Mixed), (9, StepKind::Mixed), (512, StepKind::Mixed)] {
         let shape = StepShape { n_rows, n_logit_rows: 1, kind };
         let of_step = decisions.all.iter().filter(|decision| {
-            let n = if decision.rows == Rows::All { n_rows } else { 1 };
+            let n = shape.count(decision.rows);
             decision.step == kind && (decision.first_row_count..=decision.last_row_count).contains(&n)
         });
         assert_eq!(of_step.count(), engine.executor().n_launches(shape), "{n_rows} rows");
@@ -181,9 +183,14 @@ fn gpt_oss_20b_is_planned_for_chips_that_are_not_here() {
         let layers: Vec<usize> =
             at(&plan, ".attn", 1).iter().map(|one| one["layers"].as_array().expect("a list").len()).collect();
         assert_eq!(layers, [12, 12], "{arch}");
-        // A step of one row has the launches that `cover.rs` counts: 24 * 7 + 6.
-        let n_launches: usize =
-            at(&plan, "", 1).iter().map(|one| one["layers"].as_array().expect("a list").len().max(1)).sum();
+        // A step of one row has the launches that `cover.rs` counts: 24 * 7 + 6; three more if it asks for all.
+        let asked_for = |one: &&&Value| ["changed", "logprobs"].map(Some).contains(&one["rows"]["of"].as_str());
+        assert_eq!(at(&plan, "", 1).iter().filter(asked_for).count(), 3);
+        let n_launches: usize = at(&plan, "", 1)
+            .iter()
+            .filter(|one| !asked_for(one))
+            .map(|one| one["layers"].as_array().expect("a list").len().max(1))
+            .sum();
         assert_eq!(n_launches, 24 * 7 + 6, "{arch}");
         for launch in launches(&plan) {
             check_row(&launch["row"]);

@@ -1,8 +1,10 @@
 //! Requests to tokens, from the first start on.
 
+pub mod extras;
 pub mod generate;
 pub mod getp;
 mod not_numbers;
 pub mod seeds;
+mod sharing;
 pub mod startup;
 pub mod tiny;

@@ -57,8 +57,8 @@ fn object_of(random: &mut Random, depth: usize, has_node: bool) -> Value {
     schema
 }
 
-/// Any schema, of so many levels. Not `time` and `date-time`: every minute may have a second 60 by the grammar, which is
-/// no time by the validator unless it is a leap second; no large numbers of which floats know no remainder.
+/// Any schema, of so many levels. Not `time` and `date-time`: every minute may have a second 60 by the grammar, which
+/// is no time by the validator unless it is a leap second; no large numbers of which floats know no remainder.
 fn any(random: &mut Random, depth: usize, has_node: bool) -> Value {
     let n_kinds = if depth == 0 { 11 } else { 18 };
     match random.below(n_kinds) {

@@ -140,7 +140,12 @@ impl Report<'_> {
             ops: &line.problem.ops,
             step: line.step_name(),
             rows: RowCounts {
-                of: if line.decision.rows == Rows::All { "all" } else { "logits" },
+                of: match line.decision.rows {
+                    Rows::All => "all",
+                    Rows::Logits => "logits",
+                    Rows::Changed => "changed",
+                    Rows::Logprobs => "logprobs",
+                },
                 first: line.first_row_count,
                 last: line.last_row_count,
             },

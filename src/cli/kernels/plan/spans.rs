@@ -97,6 +97,8 @@ impl<'a> Line<'a> {
         match self.decision.rows {
             Rows::All => counts,
             Rows::Logits => format!("{counts} logits"),
+            Rows::Changed => format!("{counts} changed"),
+            Rows::Logprobs => format!("{counts} logprobs"),
         }
     }
 

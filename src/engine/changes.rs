@@ -1,0 +1,86 @@
+//! The rest of a step in which rows ask for more than a token: their logits are changed, tokens are taken, and how
+//! probable these were is looked up. What [`super::extras`] worked out goes to the device here.
+
+use bytemuck::cast_slice;
+
+use super::extras::{ChangedRow, rounds};
+use super::{Engine, EngineError, Lengths};
+use crate::graph::forward::N_TOP;
+use crate::scheduler::{Event, RequestId, Step};
+
+/// What a row is told whose logits are changed.
+const INPUTS: [&str; 5] = ["changed_row", "bias_begin", "bias_end", "mask_row", "min_p"];
+
+/// A row without a mask.
+const NO_MASK: u32 = u32::MAX;
+
+/// The tensors that rows are told by whose logits are changed.
+pub(super) fn inputs(max_logit_rows: usize) -> Lengths {
+    INPUTS.map(|name| (name.to_string(), 4 * max_logit_rows)).into()
+}
+
+/// The other tensors of rows that ask for more. One row's biases always fit.
+pub(super) fn externals(vocab_size: usize, max_logit_rows: usize) -> Lengths {
+    let words = [
+        ("bias_id", vocab_size),
+        ("bias", vocab_size),
+        ("mask", max_logit_rows * vocab_size.div_ceil(32)),
+        ("logprob_row", max_logit_rows),
+        ("logprob", max_logit_rows * (N_TOP + 1)),
+        ("top_token", max_logit_rows * N_TOP),
+    ];
+    words.map(|(name, n_words)| (name.to_string(), 4 * n_words)).into()
+}
+
+impl Engine {
+    /// The rest of a step that was launched as far as its logits, when all tokens before it are known. Gives whose rows
+    /// have log-probabilities.
+    pub(super) fn sample_extras(
+        &mut self,
+        step: &Step,
+        events: &mut Vec<Event>,
+    ) -> Result<Vec<(RequestId, usize)>, EngineError> {
+        let rows = self.extras.rows(step, self.config.vocab_size);
+        rows.stuck.iter().for_each(|&request| self.scheduler.end(request));
+        let first = events.len();
+        events.extend(rows.endings());
+        self.extras.take(&events[first..]);
+        for round in rounds(&rows.changed, self.config.vocab_size) {
+            self.write_changes(round)?;
+            self.executor.change_logits(step.shape(), round.len())?;
+        }
+        if !rows.logprob_rows.is_empty() {
+            self.executor.write("logprob_row", cast_slice(&rows.logprob_rows))?;
+        }
+        self.executor.sample(step.shape(), rows.logprob_rows.len())?;
+        Ok(rows.logprobs_of)
+    }
+
+    /// Fills what says how the logits of these rows are changed. Masks are brought only for rows that have one.
+    fn write_changes(&self, rows: &[ChangedRow]) -> Result<(), EngineError> {
+        let (mut begin, mut end, mut bias_id, mut bias) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut mask_row, mut masks, mut n_masks) = (Vec::new(), Vec::new(), 0);
+        for row in rows {
+            begin.push(bias_id.len() as u32);
+            bias_id.extend(row.biases.iter().map(|(id, _)| *id));
+            bias.extend(row.biases.iter().map(|(_, bias)| *bias));
+            end.push(bias_id.len() as u32);
+            mask_row.push(if row.mask.is_some() { n_masks } else { NO_MASK });
+            n_masks += u32::from(row.mask.is_some());
+            masks.extend(row.mask.iter().flatten().copied());
+        }
+        let changed: Vec<u32> = rows.iter().map(|row| row.row).collect();
+        let min_p: Vec<f32> = rows.iter().map(|row| row.min_p).collect();
+        let words = [&changed, &begin, &end, &mask_row].map(|words| cast_slice(words));
+        let inputs = INPUTS.into_iter().zip(words.into_iter().chain([cast_slice(&min_p)]));
+        self.executor.write_change_inputs(&inputs.collect::<Vec<_>>())?;
+        if !bias.is_empty() {
+            self.executor.write("bias_id", cast_slice(&bias_id))?;
+            self.executor.write("bias", cast_slice(&bias))?;
+        }
+        if !masks.is_empty() {
+            self.executor.write("mask", cast_slice(&masks))?;
+        }
+        Ok(())
+    }
+}

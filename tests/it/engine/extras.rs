@@ -1,0 +1,352 @@
+//! Masks, biases, penalties, `min_p` and log-probabilities of the tiny model's tokens, against the logits that it gives
+//! when it is forced to say the same.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::dtype::Dtype;
+use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
+use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
+use gptoss_jit::pipeline::Pipeline;
+use gptoss_jit::scheduler::{
+    Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenMask,
+};
+use gptoss_jit::target::Target;
+use gptoss_jit::template::Precision;
+use gptoss_jit::template::library::Library;
+use gptoss_jit::tuning::TuningTables;
+use gpu::Driver;
+use gpu::host::HostDriver;
+
+use crate::fixtures::program::shared_cache;
+
+/// The tiny model on the cpu, with so many slots.
+fn on_cpu(n_slots: usize) -> Engine {
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers());
+    load(Target::host(), store, Arc::new(HostDriver::new(2).expect("threads")), n_slots)
+}
+
+pub fn compilers() -> CompilerOptions {
+    CompilerOptions::new(env!("CARGO_BIN_EXE_gptoss-jit").into())
+}
+
+/// The tiny model in f32.
+pub fn load(target: Target, store: Store, driver: Arc<dyn Driver>, n_slots: usize) -> Engine {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
+    let checkpoint = Checkpoint::open(&path, Layout::Auto).expect("the tiny model");
+    let (library, tables) = (Library::load(&[]).expect("built in"), TuningTables::load(&[]).expect("built in"));
+    let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
+    let model = ModelOptions {
+        precision: Precision::F32,
+        kv_dtype: Dtype::F32,
+        n_slots,
+        capacity_tokens: 64,
+        max_rows: 16,
+        max_logit_rows: n_slots,
+        odd_window: None,
+        kv_budget_bytes: 1 << 30,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
+    };
+    Engine::load(&checkpoint, EngineOptions { pipeline, model }, &()).expect("loads")
+}
+
+/// After an even token an odd one must come, and after an odd one an even one; after `n_left` tokens nothing may.
+#[derive(Clone, Debug)]
+struct Alternating {
+    masks: [Vec<u32>; 2],
+    next: usize,
+    n_left: usize,
+}
+
+impl Alternating {
+    fn new(vocab_size: usize, n_left: usize) -> Self {
+        let mask = |bits: u32| vec![bits; vocab_size.div_ceil(32)];
+        Self { masks: [mask(0x5555_5555), mask(0xaaaa_aaaa)], next: 1, n_left }
+    }
+}
+
+impl TokenMask for Alternating {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        Some(if self.n_left == 0 { &[] } else { &self.masks[self.next] })
+    }
+
+    fn push(&mut self, token: u32) {
+        self.next = usize::from(token.is_multiple_of(2));
+        self.n_left -= 1;
+    }
+}
+
+/// Lets one token through, again and again.
+#[derive(Debug)]
+struct Only(Vec<u32>);
+
+impl TokenMask for Only {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        Some(&self.0)
+    }
+
+    fn push(&mut self, _: u32) {}
+}
+
+/// What a request asks for, to be asked again.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    bias: Vec<(u32, f32)>,
+    penalties: [f32; 2],
+    alternates: Option<usize>,
+    n_logprobs: Option<usize>,
+}
+
+/// Tokens of a request.
+const N_NEW: usize = 12;
+
+impl Ask {
+    fn plain(first: u32, sampling: Sampling) -> Self {
+        let prompt = vec![first, first + 7, first + 3];
+        Self { prompt, sampling, bias: vec![], penalties: [0.0; 2], alternates: None, n_logprobs: None }
+    }
+
+    fn request(&self, vocab_size: usize) -> Request {
+        let [frequency_penalty, presence_penalty] = self.penalties;
+        let mask = self.alternates.map(|n| Box::new(Alternating::new(vocab_size, n)) as Box<dyn TokenMask>);
+        let changes = LogitChanges { bias: self.bias.clone(), frequency_penalty, presence_penalty, mask };
+        let request = Request::new(self.prompt.clone(), N_NEW, vec![], self.sampling);
+        Request { changes, n_logprobs: self.n_logprobs, ..request }
+    }
+
+    /// The logits after these tokens were generated, as they should be changed.
+    fn changed(&self, logits: &[f32], generated: &[u32]) -> Vec<f64> {
+        let mut changed: Vec<f64> = logits.iter().map(|&logit| logit.into()).collect();
+        for &(id, bias) in &self.bias {
+            changed[id as usize] += f64::from(bias);
+        }
+        for (id, logit) in changed.iter_mut().enumerate() {
+            let count = generated.iter().filter(|&&token| token as usize == id).count();
+            let [frequency, presence] = self.penalties.map(f64::from);
+            *logit -= frequency * count as f64 + if count > 0 { presence } else { 0.0 };
+            let next_is_odd = generated.last().is_none_or(|last| last.is_multiple_of(2));
+            if self.alternates.is_some() && (id % 2 == 1) != next_is_odd {
+                *logit = f64::NEG_INFINITY;
+            }
+        }
+        changed
+    }
+
+    /// The token that comes by these logits and this coin, by the formulas.
+    fn token(&self, logits: &[f64], coin: f64) -> u32 {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let falling = falling(logits);
+        if temperature == 0.0 {
+            return falling[0];
+        }
+        let largest = logits[falling[0] as usize];
+        let heat = f64::from(temperature);
+        let sum: f64 = logits.iter().map(|logit| ((logit - largest) / heat).exp()).sum();
+        let probability = |id: u32| ((logits[id as usize] - largest) / heat).exp() / sum;
+        let is_cut = top_k > 0 || min_p > 0.0 || (top_p > 0.0 && top_p < 1.0);
+        let mut kept = if is_cut { falling.clone() } else { (0..logits.len() as u32).collect() };
+        if top_k > 0 {
+            kept.truncate(top_k as usize);
+        }
+        kept.retain(|&id| probability(id) >= f64::from(min_p) * probability(falling[0]));
+        if top_p > 0.0 && top_p < 1.0 {
+            kept.retain(|&id| probability(id) >= (1.0 - f64::from(top_p)) / (logits.len() - 1) as f64);
+            let mut passed = 0.0;
+            let n = kept.iter().take_while(|&&id| {
+                let goes_on = passed <= f64::from(top_p);
+                passed += probability(id);
+                goes_on
+            });
+            kept.truncate(n.count());
+        }
+        let target = coin * kept.iter().map(|&id| probability(id)).sum::<f64>();
+        let mut passed = 0.0;
+        let drawn = kept.iter().find(|&&id| {
+            passed += probability(id);
+            passed > target
+        });
+        *drawn.expect("the coin is below 1")
+    }
+}
+
+/// Ids by falling logit, of equal ones the lower first.
+fn falling(logits: &[f64]) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+    ids
+}
+
+/// The random numbers of a request: xorshift64*, 24 bits.
+fn coins(seed: u64) -> impl Iterator<Item = f64> {
+    let mut state = seed;
+    std::iter::repeat_with(move || {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        f64::from((state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as u32) / f64::from(1 << 24)
+    })
+}
+
+/// What a request was told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<Option<Box<LogitRowLogprobs>>>,
+    reason: Option<FinishReason>,
+}
+
+/// All of them at the same time, as far as there are slots.
+pub fn answers(engine: &mut Engine, requests: Vec<Request>) -> Vec<Answer> {
+    let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.submit(request).expect("right")).collect();
+    let mut answers: HashMap<RequestId, Answer> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("runs") {
+            match event {
+                Event::Token { request, token, logprobs } => {
+                    let answer = answers.entry(request).or_default();
+                    assert_eq!(answer.reason, None, "a token after the end");
+                    answer.tokens.push(token);
+                    answer.logprobs.push(logprobs);
+                }
+                Event::Finished { request, reason } => answers.entry(request).or_default().reason = Some(reason),
+                Event::Admitted { .. } => {}
+            }
+        }
+    }
+    ids.iter().map(|id| answers.remove(id).expect("told of")).collect()
+}
+
+/// Everything that can be asked for, alone and together, greedily and drawn, and requests that ask for nothing.
+pub fn asks() -> Vec<Ask> {
+    let drawn = |seed| Sampling { temperature: 0.9, seed, ..Sampling::GREEDY };
+    let plain = |first, sampling| Ask::plain(first, sampling);
+    vec![
+        plain(40, Sampling::GREEDY),
+        Ask { n_logprobs: Some(0), ..plain(40, Sampling::GREEDY) },
+        Ask { bias: vec![(65, 100.0), (66, -100.0)], ..plain(41, Sampling::GREEDY) },
+        Ask { penalties: [0.7, 1.3], n_logprobs: Some(5), ..plain(40, Sampling::GREEDY) },
+        plain(44, drawn(5)),
+        Ask { alternates: Some(99), ..plain(40, Sampling::GREEDY) },
+        Ask { alternates: Some(99), n_logprobs: Some(20), ..plain(45, drawn(9)) },
+        Ask { bias: vec![(50, 3.0), (50, 2.0)], penalties: [-0.5, 2.0], ..plain(46, drawn(11)) },
+        plain(47, Sampling { min_p: 0.2, ..drawn(12) }),
+        Ask { alternates: Some(99), ..plain(48, Sampling { min_p: 0.05, top_k: 7, top_p: 0.8, ..drawn(3) }) },
+        plain(44, Sampling { top_p: 0.9, ..drawn(6) }),
+    ]
+}
+
+fn requests(asks: &[Ask], vocab_size: usize) -> Vec<Request> {
+    asks.iter().map(|ask| ask.request(vocab_size)).collect()
+}
+
+#[test]
+fn tokens_and_their_probabilities_are_those_of_the_changed_logits() {
+    let mut engine = on_cpu(4);
+    let (asks, vocab_size) = (asks(), engine.config().vocab_size);
+    let answers = answers(&mut engine, requests(&asks, vocab_size));
+    for (ask, answer) in asks.iter().zip(&answers) {
+        assert_eq!((answer.tokens.len(), answer.reason), (N_NEW, Some(FinishReason::Length)), "{ask:?}");
+        let all = [&ask.prompt[..], &answer.tokens].concat();
+        let logits = engine.teacher_force(&all, None).expect("runs");
+        let mut coins = coins(ask.sampling.seed);
+        for (i, &token) in answer.tokens.iter().enumerate() {
+            let row = &logits[(ask.prompt.len() - 1 + i) * vocab_size..][..vocab_size];
+            let changed = ask.changed(row, &answer.tokens[..i]);
+            let coin = if ask.sampling.temperature == 0.0 { 0.0 } else { coins.next().expect("endless") };
+            assert_eq!(token, ask.token(&changed, coin), "token {i} of {ask:?}: {:?}", answer.tokens);
+            check_logprobs(ask, &changed, token, answer.logprobs[i].as_deref());
+        }
+    }
+    // A bias of 100 decides, and penalties change what the model repeats.
+    assert_eq!(answers[2].tokens, [65; N_NEW]);
+    assert_ne!(answers[3].tokens, answers[0].tokens);
+    assert_eq!(answers[1].tokens, answers[0].tokens);
+}
+
+/// The most probable tokens and the one that came have the logarithms of softmax.
+fn check_logprobs(ask: &Ask, logits: &[f64], token: u32, got: Option<&LogitRowLogprobs>) {
+    assert_eq!(got.is_some(), ask.n_logprobs.is_some());
+    let Some((got, n)) = got.zip(ask.n_logprobs) else { return };
+    let falling = falling(logits);
+    let largest = logits[falling[0] as usize];
+    let log_sum = largest + logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
+    let is_right = |token: u32, got: f32| (logits[token as usize] - log_sum - f64::from(got)).abs() < 1e-4;
+    assert!(is_right(token, got.chosen), "{token}: {got:?}");
+    assert_eq!(got.top.iter().map(|one| one.token).collect::<Vec<_>>(), falling[..n], "{ask:?}");
+    assert!(got.top.iter().all(|one| is_right(one.token, one.logprob)), "{got:?}");
+}
+
+#[test]
+fn requests_that_ask_for_nothing_are_answered_as_without_the_others() {
+    let mut engine = on_cpu(4);
+    let (asks, vocab_size) = (asks(), engine.config().vocab_size);
+    let together = answers(&mut engine, requests(&asks, vocab_size));
+    for (ask, answer) in asks.iter().zip(together) {
+        let alone = answers(&mut engine, vec![ask.request(vocab_size)]).remove(0);
+        assert_eq!(alone, answer, "{ask:?}");
+    }
+}
+
+#[test]
+fn a_mask_of_one_token_gives_that_token_and_one_of_none_ends_the_answer() {
+    let mut engine = on_cpu(2);
+    let vocab_size = engine.config().vocab_size;
+    for sampling in [Sampling::GREEDY, Sampling { temperature: 1.5, seed: 4, ..Sampling::GREEDY }] {
+        for digit in [b'7', b'0'].map(u32::from) {
+            let ask = Ask { n_logprobs: Some(3), bias: vec![(digit, -100.0)], ..Ask::plain(60, sampling) };
+            let mut request = ask.request(vocab_size);
+            let mut bits = vec![0; digit as usize / 32 + 1]; // shorter than the vocabulary
+            bits[digit as usize / 32] = 1 << (digit % 32);
+            request.changes.mask = Some(Box::new(Only(bits)));
+            let answer = answers(&mut engine, vec![request]).remove(0);
+            assert_eq!(answer.tokens, [digit; N_NEW]);
+            for logprobs in answer.logprobs.iter().flatten() {
+                assert_eq!((logprobs.chosen, logprobs.top.len()), (0.0, 1), "the others cannot come");
+            }
+        }
+        // Nothing may come after five tokens, or ever; others go on meanwhile.
+        let asks = [Some(5), None, Some(0), Some(1)].map(|alternates| Ask { alternates, ..Ask::plain(70, sampling) });
+        let told = answers(&mut engine, requests(&asks, vocab_size));
+        let n_tokens: Vec<usize> = told.iter().map(|answer| answer.tokens.len()).collect();
+        assert_eq!(n_tokens, [5, N_NEW, 0, 1]);
+        assert!(told.iter().all(|answer| answer.reason == Some(FinishReason::Length)), "{told:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused() {
+    let mut engine = on_cpu(1);
+    let vocab_size = engine.config().vocab_size;
+    let ask = Ask { bias: vec![(vocab_size as u32, 1.0)], ..Ask::plain(60, Sampling::GREEDY) };
+    let error = engine.submit(ask.request(vocab_size)).expect_err("no such token");
+    assert!(matches!(error, EngineError::Extras(_)) && error.to_string().contains("vocab_size"), "{error}");
+    assert!(engine.is_idle());
+}
+
+/// The devices that hold the same against the cpu's answers: everything at once, as far as slots reach.
+pub fn check_against_the_cpu(engine: &mut Engine) {
+    let (asks, vocab_size) = (asks(), engine.config().vocab_size);
+    let expected = answers(&mut on_cpu(4), requests(&asks, vocab_size));
+    let told = answers(engine, requests(&asks, vocab_size));
+    for ((ask, expected), told) in asks.iter().zip(&expected).zip(&told) {
+        assert_eq!((&told.tokens, told.reason), (&expected.tokens, expected.reason), "{ask:?}");
+        for (told, expected) in told.logprobs.iter().zip(&expected.logprobs) {
+            assert_eq!(told.is_some(), expected.is_some());
+            let (Some(told), Some(expected)) = (told, expected) else { continue };
+            assert!((told.chosen - expected.chosen).abs() < 1e-4, "{told:?} for {expected:?}");
+            assert!(told.top.iter().map(|one| one.token).eq(expected.top.iter().map(|one| one.token)), "{ask:?}");
+        }
+    }
+    let stuck = [Some(3), None, Some(0)].map(|alternates| Ask { alternates, ..Ask::plain(70, Sampling::GREEDY) });
+    let told = answers(engine, requests(&stuck, vocab_size));
+    assert_eq!(told.iter().map(|answer| answer.tokens.len()).collect::<Vec<_>>(), [3, N_NEW, 0]);
+}
