@@ -1,6 +1,6 @@
 //! Grammars: which tokens may come next, so that headers, calls and JSON are what they should be.
 //!
-//! One grammar ([`written`]) holds a whole generation, its channels included: masks on the content alone would forbid
+//! One grammar (`written`) holds a whole generation, its channels included: masks on the content alone would forbid
 //! the model to think, or forget to begin. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
 //! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
 

@@ -60,8 +60,6 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     match bytes {
         _ if bytes.is_empty() || bytes.len() >= MAX_TOKEN_LENGTH => Vec::new(),
         _ if tokenizer.is_special(id) => special(bytes),
-        // No text has this byte, and as a token it would be the beginning of every special one.
-        _ if bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) => Vec::new(),
         _ => bytes.to_vec(),
     }
 }

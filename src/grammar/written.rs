@@ -72,16 +72,19 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
     let json = |head: &str| format!("\"{head} json\" | (\"{head} \" | \"{head}\") {constrain} \"json\"");
     let typed = if form.is_some() { format!("(\"final\" | {})", json("final")) } else { "\"final\"".into() };
     rules.push(format!("answer: {channel} {typed} {message} {answer} {return_}"));
+    // Tools with the same schema, as all are that are not strict, share its grammar.
+    let mut schemas: Vec<String> = Vec::new();
     for (i, tool) in tools.iter().enumerate() {
         let recipient = format!("to={}.{}", tool.namespace, tool.name);
         let recipient = recipient.replace('\\', "\\\\");
-        let (arguments, inside) = (arguments_schema(tool)?, json(&format!("commentary {recipient}")));
+        let (arguments, inside) = (inline(&arguments_schema(tool)?), json(&format!("commentary {recipient}")));
+        let shared = schemas.iter().position(|schema| *schema == arguments).unwrap_or_else(|| {
+            rules.push(format!("arguments_{}: {arguments}", schemas.len()));
+            schemas.push(arguments);
+            schemas.len() - 1
+        });
         let before = format!("\" {recipient}\" {channel} ({})", json("commentary"));
-        rules.push(format!(
-            "tool_{i}: ({before} | {channel} ({inside})) {message} {} {}",
-            inline(&arguments),
-            marks.call
-        ));
+        rules.push(format!("tool_{i}: ({before} | {channel} ({inside})) {message} arguments_{shared} {}", marks.call));
     }
     let calls: Vec<String> = (0..tools.len()).map(|i| format!("tool_{i}")).collect();
     let has_calls = !calls.is_empty();

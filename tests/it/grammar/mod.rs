@@ -213,6 +213,7 @@ fn a_mask_has_a_bit_for_each_token_and_none_for_others() {
     assert!(n_allowed > 199_000, "{n_allowed}");
     let specials = (0..201_088).filter(|&id| tokenizer.is_special(id) && allows(&mut *mask, id)).collect::<Vec<_>>();
     assert_eq!(specials, [200_002]);
+    assert!(!allows(&mut *mask, byte_ff), "no text has this byte");
     mask.push(200_002);
     assert_eq!(mask.allowed(), None, "the grammar is at its end");
 }
@@ -272,6 +273,20 @@ fn what_cannot_be_enforced_is_refused_by_name() {
     assert!(error(vec![], ToolChoice::Required).contains("there is none"));
     assert!(error(tools(), ToolChoice::Named("h".into())).contains("`h`"));
     assert!(error(vec![tool("a b", None, false)], ToolChoice::Auto).contains("`a b`"));
+}
+
+#[test]
+fn many_tools_are_told_apart_by_their_names_and_schemas() {
+    let (tokenizer, grammars) = tiny();
+    let schema = |i: usize| json!({"type": "object", "properties": {"n": {"const": i}}, "required": ["n"]});
+    let tools = (0..256).map(|i| tool(&format!("f{i}"), Some(schema(i / 2)), i % 4 == 0)).collect();
+    let wanted = wanted(tools, ToolChoice::Auto, None);
+    for (i, n, want) in [(0, 0, true), (25, 3, true), (252, 126, true), (252, 125, false), (256, 0, false)] {
+        let text = format!(" to=functions.f{i}<|channel|>commentary json<|message|>{{\"n\": {n}}}<|call|>");
+        let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
+        let fate = fate(&grammars, &wanted, &ids);
+        assert_eq!(fate == Fate::Whole, want, "{text}: {fate:?}");
+    }
 }
 
 #[test]

@@ -94,7 +94,9 @@ fn walks_are_valid(tokenizer: Tokenizer, grammars: &Grammars, n_schemas: usize, 
 #[test]
 fn calls_and_answers_drawn_at_random_are_valid_by_any_schema() {
     let (tokenizer, grammars) = tiny();
-    walks_are_valid(tokenizer, &grammars, 200, 1);
+    let number = |name, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let (n_schemas, seed) = (number("GPTOSS_JIT_WALKS", 200), number("GPTOSS_JIT_WALKS_SEED", 1));
+    walks_are_valid(tokenizer, &grammars, n_schemas as usize, seed);
 }
 
 #[test]
