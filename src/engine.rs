@@ -413,7 +413,8 @@ impl Engine {
             if ranges.len() > MAX_TABLE_WRITES {
                 let first = ranges.iter().map(|range| range.start).min().unwrap_or(0);
                 let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
-                ranges = vec![first..end];
+                ranges.clear();
+                ranges.push(first..end);
             }
             for range in ranges {
                 let offset_bytes = 4 * range.start;

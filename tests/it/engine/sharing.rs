@@ -140,12 +140,10 @@ fn logits_are_those_of_a_sequence_that_shares_nothing_and_leave_nothing_behind()
     let mut engine = load(How { n_snapshots: 4, ..THREE }).expect("loads");
     let before = engine.teacher_force(prompt, None).expect("fits");
     let request = (prompt.clone(), 30, Sampling::GREEDY);
-    let (first, second) = (ask(&mut engine, &request), {
+    for _ in 0..2 {
+        ask(&mut engine, &request);
         drain(&mut engine);
-        ask(&mut engine, &request)
-    });
-    assert!(first < second);
-    drain(&mut engine);
+    }
     assert_eq!(engine.figures().prefix_hit_tokens, 192);
     // Forcing writes to the cache, so that nobody may begin with what is there.
     assert_eq!(engine.teacher_force(prompt, None).expect("fits"), before);
