@@ -92,6 +92,14 @@ pub struct Args {
     #[arg(short = 'k', long, default_value_t = 0, value_name = "N")]
     top_k: u32,
 
+    /// Draw from the tokens that are at least this much as probable as the most probable one; 0 draws from all
+    #[arg(long, default_value_t = 0.0, value_name = "F")]
+    min_p: f32,
+
+    /// Tell how probable every token was, and its N most probable rivals, up to 20 (generate, with --json)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=20))]
+    logprobs: Option<u8>,
+
     /// Start of the random numbers; 0 takes the time
     #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: i64,
@@ -195,6 +203,9 @@ impl Args {
             ("-b", self.batch.is_some()),
             ("-t", self.lines.is_some()),
         ];
+        if self.logprobs.is_some() && mode != Mode::Generate {
+            return Err(UsageError("`--logprobs` is a flag of `-m generate`".into()));
+        }
         let name = match mode {
             Mode::Getp => return Ok(()),
             Mode::Generate => "generate",
@@ -236,7 +247,8 @@ impl Args {
         let top_p = if (0.0..=1.0).contains(&self.top_p) { self.top_p } else { 0.9 };
         let seed = self.first_seed().wrapping_add(sequence as u64);
         let temperature = if self.temperature > COLDEST { self.temperature } else { 0.0 };
-        Sampling { temperature, top_k: self.top_k, top_p, min_p: 0.0, seed }
+        let min_p = if (0.0..=1.0).contains(&self.min_p) { self.min_p } else { 0.0 };
+        Sampling { temperature, top_k: self.top_k, top_p, min_p, seed }
     }
 
     /// The seeds read a C `int`: a larger number wraps, and a negative one is a large unsigned one.

@@ -4,6 +4,7 @@
 mod auto;
 mod commands;
 mod driver;
+mod extras;
 mod run;
 
 use std::fs;

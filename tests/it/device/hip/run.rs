@@ -11,7 +11,7 @@ use crate::object::hiprtc;
 const PROMPT: [&str; 3] = ["run", "-i", "Once upon a time"];
 
 /// A cache for these tests, kept from run to run. No other tests' kernels: the fake device looks through all of it.
-fn cache() -> &'static Path {
+pub(super) fn cache() -> &'static Path {
     Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/hip-kernels"))
 }
 
