@@ -1,6 +1,7 @@
 //! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
 //! function for `run`, `tune` and `kernels plan`.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::target::Target;
@@ -9,7 +10,7 @@ use crate::template::library_error::LibraryError;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
 use crate::tuning::table::{APART, Fact, Facts, Row, StepKind};
-use crate::tuning::{Query, TuningTables};
+use crate::tuning::{Query, TuningError, TuningTables};
 
 /// A template with complete, legal parameters.
 #[derive(Clone, Debug)]
@@ -141,9 +142,16 @@ impl Problem {
 }
 
 impl Chooser {
-    /// Joins the parts.
-    pub fn new(library: Library, tables: TuningTables, target: Target) -> Self {
-        Self { library, tables, target }
+    /// Joins the parts. Warns of rows that nothing will ever ask for.
+    ///
+    /// # Errors
+    /// If a table that concerns the target could not be read.
+    pub fn new(library: Library, tables: TuningTables, target: Target) -> Result<Self, TuningError> {
+        tables.check_for(&target)?;
+        for warning in never_asked_for(&library, &tables, &target) {
+            tracing::warn!("{warning}");
+        }
+        Ok(Self { library, tables, target })
     }
 
     /// The templates.
@@ -220,6 +228,31 @@ impl Chooser {
     }
 }
 
+/// The rows that concern a target and name an op that is none, or want something that the op does not have: a line for
+/// each.
+fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) -> Vec<String> {
+    let mut names_of: BTreeMap<&str, Result<BTreeSet<String>, String>> = BTreeMap::new();
+    let mut lines = Vec::new();
+    for row in tables.rows_for(target) {
+        let names = names_of.entry(&row.op).or_insert_with(|| fact_names(library, &row.op));
+        match names {
+            Err(why) => lines.push(format!("{}: nothing asks for this row: {why}", row.place)),
+            Ok(names) => lines.extend(row.facts.keys().filter(|name| !names.contains(*name)).map(|name| {
+                let known = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                format!("{}: nothing asks for this row: `{}` has no `{name}`, only {known}", row.place, row.op)
+            })),
+        }
+    }
+    lines
+}
+
+/// What rows for an op, or a run of ops, may want.
+fn fact_names(library: &Library, op: &str) -> Result<BTreeSet<String>, String> {
+    let contracts = op.split('+').map(|op| library.contract(op).cloned()).collect::<Result<Vec<_>, _>>();
+    let signature = contracts.and_then(|contracts| Signature::of(&contracts)).map_err(|error| error.to_string())?;
+    Ok(signature.condition_names().into_iter().chain(["precision".to_owned()]).collect())
+}
+
 /// Ranks the templates that fit a problem for a number of tokens in a step of some kind.
 ///
 /// # Errors
@@ -241,10 +274,9 @@ pub fn choose(
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
         }
     }
-    // Candidates differ in their names, so that a row's is the only one which can come twice.
-    let of_row = ranking.choices.first().map(|choice| choice.template.label());
+    let of_row = ranking.choices.first().map(|choice| Arc::clone(&choice.template));
     for template in candidates {
-        if of_row.as_ref().is_some_and(|label| *label == template.label()) {
+        if of_row.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &template)) {
             continue;
         }
         let params = template.legal_params(problem, target).next();
@@ -271,11 +303,55 @@ pub fn choose(
 fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
     let template = candidates
         .iter()
-        .find(|template| template.label() == row.template)
+        .find(|template| template.is_labelled(&row.template))
         .ok_or_else(|| format!("`{}` does not exist or does not fit", row.template))?;
     if template.is_another_op(&row.params) {
         return Err(format!("it sets a parameter of `{template}` that changes what is computed"));
     }
     let params = template.resolve_params(&row.params, problem, target).map_err(|error| error.to_string())?;
     Ok(Choice { template: Arc::clone(template), params, why: Why::Row(Box::new(row.clone())) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::library::Layer;
+
+    const ROWS: &str = r#"
+        provenance.hand = { kind = "hand", date = "2026-11-22", method = "judgement" }
+        [[rows]]
+        op = "linear"
+        where = { in_features = 64, precision = "bf16", out_feature = 8 }
+        use = "linear/dot"
+        provenance = "hand"
+        [[rows]]
+        op = ["rmsnorm", "lineal"]
+        use = "apart"
+        provenance = "hand"
+    "#;
+
+    #[test]
+    fn rows_that_nothing_asks_for_are_told_with_their_place_and_what_there_is() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let tables = TuningTables::from_texts(&[("host", ROWS)]).expect("right");
+        let lines = never_asked_for(&library, &tables, &Target::host());
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        let known = "has_bias, has_residual, in_features, out_features, precision, weight";
+        assert_eq!(
+            lines[0],
+            format!("host.toml:3: nothing asks for this row: `linear` has no `out_feature`, only {known}")
+        );
+        assert!(lines[1].starts_with("host.toml:8: nothing asks for this row: ") && lines[1].contains("`lineal`"));
+        assert!(never_asked_for(&library, &tables, &Target::named("gfx1100").expect("known")).is_empty());
+    }
+
+    #[test]
+    fn every_built_in_row_is_of_an_op_that_has_what_it_wants() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let tables = TuningTables::load(&[]).expect("right");
+        let archs = crate::target::built_in().into_iter().map(|(name, _)| Target::named(&name).expect("known"));
+        for target in archs.chain([Target::host()]) {
+            assert_eq!(never_asked_for(&library, &tables, &target), Vec::<String>::new(), "{}", target.arch);
+        }
+    }
 }

@@ -39,7 +39,9 @@ use crate::graph::plan::{Executor, Observer, Written};
 use crate::graph::profile::{Profile, Profiled};
 use crate::graph::{StepLimits, StepShape};
 use crate::pipeline::Pipeline;
-use crate::scheduler::{Event, Request, RequestId, Row, RowToken, Scheduler, Step};
+use crate::scheduler::{
+    BlockCopy, BlockTables, Event, Figures, Request, RequestId, Row, RowToken, Scheduler, SchedulerOptions, Step,
+};
 use ahead::{Ahead, Done};
 use blueprint::{Blueprint, ModelOptions};
 use extras::{Extra, Extras, ExtrasError};
@@ -79,13 +81,16 @@ pub struct Engine {
     executor: Executor,
     ahead: Ahead,
     extras: Extras,
-    /// Changes of the block tables that the device knows of; none if its tables are not the scheduler's.
-    tables_written: Option<usize>,
+    /// Whether the device's block tables are the scheduler's, up to what changed since they were written.
+    tables_written: bool,
     max_logit_rows: usize,
     /// Of the step whose rows the device was told last.
     shape: Option<StepShape>,
     times: HostTimes,
 }
+
+/// Writes into the tables in a step; where more entries changed, all from the first to the last are written as one.
+const MAX_TABLE_WRITES: usize = 32;
 
 /// What the sampler gives for a row with a logit that is no number.
 const NO_TOKEN: u32 = u32::MAX;
@@ -111,13 +116,11 @@ pub enum EngineError {
     /// A prompt without tokens.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// A request longer than a sequence may be.
-    #[error("the prompt has {n_prompt} tokens and {n_new} are wanted, a sequence may have {capacity_tokens}")]
+    /// A prompt longer than a sequence may be.
+    #[error("the prompt has {n_prompt} tokens, a sequence may have {capacity_tokens}")]
     TooLong {
         /// Tokens of the prompt.
         n_prompt: usize,
-        /// Tokens to generate, at most.
-        n_new: usize,
         /// Longest sequence, in tokens.
         capacity_tokens: usize,
     },
@@ -151,7 +154,7 @@ impl Hint for EngineError {
                     .into(),
             ),
             Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
-            Self::TooLong { .. } => Some("allow more positions with `-n`, or ask for fewer new tokens".into()),
+            Self::TooLong { .. } => Some("allow more positions with `-n`, or give a shorter prompt".into()),
             Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
         }
     }
@@ -173,23 +176,27 @@ impl Engine {
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
         let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
         let change_inputs = changes::inputs(max_logit_rows);
-        let kv_bytes = layout.total_bytes();
-        let executor_options = ExecutorOptions { limits, inputs, change_inputs, externals, kv_bytes };
+        let (kv_bytes, snapshot_bytes) = (layout.total_bytes(), layout.snapshot_bytes());
+        let executor_options = ExecutorOptions { limits, inputs, change_inputs, externals, kv_bytes, snapshot_bytes };
         let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
         executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
         let ahead = Ahead::new(&executor, max_logit_rows)?;
-        let (scheduler, times, tables_written) = (Scheduler::new(&layout, max_rows), HostTimes::default(), None);
+        let scheduler_options = SchedulerOptions {
+            max_rows,
+            max_prompt_rows: options.model.max_prompt_rows.unwrap_or(max_rows).max(1),
+            snapshot_tokens: options.model.prefix_cache.snapshot_tokens,
+        };
         let mut engine = Self {
-            scheduler,
+            scheduler: Scheduler::new(&layout, scheduler_options),
             config,
             layout,
             executor,
             ahead,
             extras: Extras::default(),
-            tables_written,
+            tables_written: false,
             max_logit_rows,
             shape: None,
-            times,
+            times: HostTimes::default(),
         };
         engine.write_tables()?;
         Ok(engine)
@@ -225,21 +232,35 @@ impl Engine {
         self.times
     }
 
-    /// Queues a request.
+    /// Queues a request. It generates no more tokens than the context leaves, whatever it asks for.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check_ids(&request.prompt)?;
-        let (n_prompt, n_new) = (request.prompt.len(), request.max_new_tokens);
-        let capacity_tokens = self.layout.capacity_tokens;
-        if n_new > 0 && (n_prompt + n_new).saturating_sub(1) > capacity_tokens {
-            return Err(EngineError::TooLong { n_prompt, n_new, capacity_tokens });
+        let (n_prompt, capacity_tokens) = (request.prompt.len(), self.layout.capacity_tokens);
+        if request.max_new_tokens > 0 && n_prompt > capacity_tokens {
+            return Err(EngineError::TooLong { n_prompt, capacity_tokens });
         }
+        // The last token is never forwarded, so there is room for one more than positions.
+        let room = (capacity_tokens + 1).saturating_sub(n_prompt);
+        request.max_new_tokens = request.max_new_tokens.min(room);
         let extra = Extra::take(&mut request, self.config.vocab_size)?;
         let id = self.scheduler.submit(request);
         extra.into_iter().for_each(|extra| self.extras.add(id, extra));
         Ok(id)
+    }
+
+    /// Ends a request in whatever phase it is; the next step tells so ([`crate::scheduler::FinishReason::Cancelled`])
+    /// and may give its slot and blocks to another one. Whether it was there: a request that has ended, or was
+    /// cancelled before, is no error.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        self.scheduler.cancel(request)
+    }
+
+    /// How many requests run and wait, and what the cache holds.
+    pub fn figures(&self) -> Figures {
+        self.scheduler.figures()
     }
 
     /// Whether every request has ended and been told of.
@@ -258,15 +279,24 @@ impl Engine {
     /// row asks for more than a token, it computes the logits meanwhile, and its sampler waits for these tokens.
     ///
     /// # Errors
-    /// [`EngineError::Plan`].
+    /// [`EngineError::Plan`], [`EngineError::Step`], [`EngineError::NotANumber`].
     pub fn step(&mut self) -> Result<Vec<Event>, EngineError> {
-        let mut events = self.scheduler.take_ended();
-        self.extras.take(&events);
+        let events = self.run_step();
+        if events.is_err() {
+            self.scheduler.forget_prefixes(); // who knows what the cache holds
+        }
+        events
+    }
+
+    fn run_step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut clock = Instant::now();
         let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
+        let mut events = self.scheduler.take_events();
         times::lap(&mut clock, &mut self.times.scheduling);
+        self.extras.take(&events);
         let mut most_in_flight = 0;
         if let Some(step) = step {
+            self.copy_blocks(&step.copies)?;
             self.write_tables()?;
             self.write_rows(&step)?;
             times::lap(&mut clock, &mut self.times.writing);
@@ -334,13 +364,14 @@ impl Engine {
         self.check_ids(ids)?;
         if ids.len() > self.layout.capacity_tokens {
             let capacity_tokens = self.layout.capacity_tokens;
-            return Err(EngineError::TooLong { n_prompt: ids.len(), n_new: 0, capacity_tokens });
+            return Err(EngineError::TooLong { n_prompt: ids.len(), capacity_tokens });
         }
         assert!(self.is_idle(), "teacher forcing uses slot 0");
-        self.tables_written = None;
+        self.tables_written = false;
+        self.scheduler.forget_prefixes();
         // The scheduler makes a request's rows; here all of them want logits, so they are made by hand.
-        let mut tables = crate::graph::kv_cache::BlockTables::new(&self.layout);
-        assert!(tables.reserve(0, ids.len()), "one sequence of full capacity always fits");
+        let mut tables = BlockTables::new(&self.layout);
+        assert!(tables.grow(0, ids.len()), "one sequence of full capacity always fits");
         for group in 0..self.layout.groups().len() {
             self.executor.write(&format!("block_table.{group}"), cast_slice(tables.table(group)))?;
         }
@@ -369,16 +400,40 @@ impl Engine {
         }
     }
 
+    /// Brings the device's tables up to date: all of them the first time, then what changed.
     fn write_tables(&mut self) -> Result<(), EngineError> {
-        let n_changes = Some(self.scheduler.tables().n_changes());
-        if self.tables_written == n_changes {
-            return Ok(());
+        let tables = self.scheduler.tables_mut();
+        let changes = tables.take_changes();
+        let name = |group: usize| format!("block_table.{group}");
+        if !std::mem::replace(&mut self.tables_written, true) {
+            for group in 0..self.layout.groups().len() {
+                self.executor.write(&name(group), cast_slice(tables.table(group)))?;
+            }
+        } else if let Some((group, mut ranges)) = changes {
+            if ranges.len() > MAX_TABLE_WRITES {
+                let first = ranges.iter().map(|range| range.start).min().unwrap_or(0);
+                let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+                ranges = vec![first..end];
+            }
+            for range in ranges {
+                let offset_bytes = 4 * range.start;
+                self.executor.write_at(&name(group), offset_bytes, cast_slice(&tables.table(group)[range]))?;
+            }
         }
-        for group in 0..self.layout.groups().len() {
-            let table = self.scheduler.tables().table(group);
-            self.executor.write(&format!("block_table.{group}"), cast_slice(table))?;
+        Ok(())
+    }
+
+    /// Makes the copies that come before a step. What is launched after them sees them, and what was launched before
+    /// does not.
+    fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), EngineError> {
+        let len_bytes = self.layout.half_block_bytes();
+        for copy in copies {
+            let layers = (0..self.config.num_hidden_layers).filter(|&l| self.layout.group_index(l) == copy.group);
+            for name in layers.flat_map(|l| ["k", "v"].map(|which| format!("{which}_cache.{l}"))) {
+                let from = copy.from * len_bytes..(copy.from + copy.n_blocks) * len_bytes;
+                self.executor.copy_within(&name, from, copy.to * len_bytes)?;
+            }
         }
-        self.tables_written = n_changes;
         Ok(())
     }
 

@@ -4,9 +4,16 @@
 //! assistant could have one. gpt-oss was trained on nothing else. The format is described in
 //! <https://cookbook.openai.com/articles/openai-harmony>.
 
+mod header;
 pub mod parser;
+mod tools;
+mod turns;
+mod typescript;
 
 use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use tools::{Developer, ResponseFormat, Tool, is_tool_name};
+pub use turns::Turn;
 
 use crate::error::Hint;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -109,6 +116,20 @@ impl Message {
         Self { channel: Some(channel), ..Self::new(Role::Assistant, text) }
     }
 
+    /// A call of the function `name`, as the model writes it best: its recipient stands in the role.
+    pub fn call(name: &str, arguments: impl Into<String>) -> Self {
+        Self {
+            recipient: Some(format!("{FUNCTIONS}.{name}")),
+            content_type: Some("json".into()),
+            ..Self::assistant(Channel::Commentary, arguments)
+        }
+    }
+
+    /// What the function `name` gave.
+    pub fn result(name: &str, text: impl Into<String>) -> Self {
+        Self::tool_result(format!("{FUNCTIONS}.{name}"), text)
+    }
+
     /// What a tool answers.
     pub fn tool_result(tool: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
@@ -118,9 +139,39 @@ impl Message {
         }
     }
 
+    /// What a message of the assistant is to those who asked. A recipient makes a call of it on any channel, whether or
+    /// not there is such a tool; what has no channel, or one that the format lacks, is an answer.
+    pub fn part(&self) -> Part<'_> {
+        match (&self.recipient, &self.channel) {
+            (Some(recipient), _) => {
+                let name = recipient.strip_prefix(FUNCTIONS).and_then(|name| name.strip_prefix('.'));
+                Part::Call(name.unwrap_or(recipient))
+            }
+            (None, Some(Channel::Analysis)) => Part::Reasoning,
+            (None, Some(Channel::Commentary)) => Part::Preamble,
+            (None, _) => Part::Answer,
+        }
+    }
+
     fn is_tool_call(&self) -> bool {
         self.role == Role::Assistant && self.recipient.is_some()
     }
+}
+
+/// The namespace of the functions that a developer defines.
+pub const FUNCTIONS: &str = "functions";
+
+/// What a message of the assistant is to those who asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// Its chain of thought.
+    Reasoning,
+    /// What it says before a call, or between calls.
+    Preamble,
+    /// Its answer.
+    Answer,
+    /// A call of the tool with this name, without `functions.`; the text is the arguments.
+    Call(&'a str),
 }
 
 /// How long the model is to think.
@@ -229,14 +280,7 @@ pub struct Harmony {
     end_of_answer: u32,
     call: u32,
     constrain: u32,
-}
-
-/// A part of a rendered conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Segment<'a> {
-    Special(&'static str),
-    Text(&'a str),
-    Owned(String),
+    end_of_text: Option<u32>,
 }
 
 impl Harmony {
@@ -255,7 +299,8 @@ impl Harmony {
         let [start, end, message, channel] = [id("<|start|>"), id("<|end|>"), id("<|message|>"), id("<|channel|>")];
         let [end_of_answer, call, constrain] = [id("<|return|>"), id("<|call|>"), id("<|constrain|>")];
         if names.is_empty() {
-            Ok(Self { tokenizer, start, end, message, channel, end_of_answer, call, constrain })
+            let end_of_text = tokenizer.special("<|endoftext|>");
+            Ok(Self { tokenizer, start, end, message, channel, end_of_answer, call, constrain, end_of_text })
         } else {
             Err(HarmonyError::MissingSpecials { names })
         }
@@ -266,78 +311,31 @@ impl Harmony {
         [self.end_of_answer, self.call]
     }
 
-    /// The prompt for the assistant's next words, as ids.
-    ///
-    /// Of earlier turns, those that ended in a `final` message, the analysis is left out. Names of special tokens
-    /// inside of a message are text: nobody can end a message by writing `<|end|>`.
-    ///
-    /// # Errors
-    /// [`HarmonyError::Tokenizer`]; with a tokenizer that takes any bytes there are none.
-    pub fn prompt(&self, conversation: &[Message]) -> Result<Vec<u32>, HarmonyError> {
-        let mut ids = Vec::new();
-        for segment in segments(conversation) {
-            match segment {
-                Segment::Special(name) => ids.push(self.tokenizer.special(name).expect("looked up at the start")),
-                Segment::Text(text) => ids.extend(self.tokenizer.encode(text.as_bytes())?),
-                Segment::Owned(text) => ids.extend(self.tokenizer.encode(text.as_bytes())?),
-            }
-        }
-        Ok(ids)
-    }
-
-    /// A parser for what the model writes after such a prompt.
+    /// A parser for what the model writes after such a prompt, up to the end of its turn.
     pub fn parser(&self) -> parser::HarmonyParser {
-        parser::HarmonyParser::new(self.clone())
+        parser::HarmonyParser::new(self.clone(), None, false)
     }
-}
 
-/// The prompt for the assistant's next words, as text.
-pub fn prompt_text(conversation: &[Message]) -> String {
-    let mut text = String::new();
-    for segment in segments(conversation) {
-        match segment {
-            Segment::Special(part) | Segment::Text(part) => text += part,
-            Segment::Owned(part) => text += &part,
-        }
+    /// The same, after a prompt that goes on with [`Self::begin_final`].
+    pub fn parser_in_final(&self) -> parser::HarmonyParser {
+        parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), false)
     }
-    text
-}
 
-fn segments(conversation: &[Message]) -> Vec<Segment<'_>> {
-    let last_final = conversation.iter().rposition(|message| message.channel == Some(Channel::Final));
-    let is_kept = |i: usize, message: &Message| {
-        message.channel != Some(Channel::Analysis) || last_final.is_none_or(|last_final| i > last_final)
-    };
-    let mut segments = Vec::new();
-    for (i, message) in conversation.iter().enumerate() {
-        if is_kept(i, message) {
-            message_segments(message, &mut segments);
-        }
+    /// [`Self::parser`], but it is never over: for whole conversations, and for models that are kept from stopping. Messages of
+    /// others have their roles, and calls without arguments stay as they are.
+    pub fn transcript_parser(&self) -> parser::HarmonyParser {
+        parser::HarmonyParser::new(self.clone(), None, true)
     }
-    segments.extend([Segment::Special("<|start|>"), Segment::Text("assistant")]);
-    segments
-}
-
-/// Appends one whole message. It ends in `<|end|>` even where the model wrote `<|return|>`: that token is only ever
-/// written by the model.
-fn message_segments<'a>(message: &'a Message, segments: &mut Vec<Segment<'a>>) {
-    segments.extend([Segment::Special("<|start|>"), Segment::Text(message.role.name())]);
-    if let Some(recipient) = &message.recipient {
-        segments.push(Segment::Owned(format!(" to={recipient}")));
-    }
-    if let Some(channel) = &message.channel {
-        segments.extend([Segment::Special("<|channel|>"), Segment::Text(channel.name())]);
-    }
-    if let Some(content_type) = &message.content_type {
-        segments.extend([Segment::Text(" "), Segment::Special("<|constrain|>"), Segment::Text(content_type)]);
-    }
-    segments.extend([Segment::Special("<|message|>"), Segment::Text(&message.text)]);
-    segments.push(Segment::Special(if message.is_tool_call() { "<|call|>" } else { "<|end|>" }));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn prompt_text(conversation: &[Message]) -> String {
+        let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");
+        harmony.spelled(&harmony.prompt(conversation).expect("UTF-8"))
+    }
 
     #[test]
     fn the_system_message_is_the_published_one() {
@@ -375,23 +373,17 @@ mod tests {
 
     #[test]
     fn analysis_before_a_tool_call_is_kept() {
-        let call = Message {
-            recipient: Some("functions.get_weather".into()),
-            content_type: Some("json".into()),
-            ..Message::assistant(Channel::Commentary, r#"{"location":"San Francisco"}"#)
-        };
         let conversation = [
             Message::new(Role::Developer, developer_text("Use a friendly tone.")),
             Message::assistant(Channel::Analysis, "Need to use function get_weather."),
-            call,
-            Message::tool_result("functions.get_weather", r#"{"sunny": true}"#),
+            Message::call("get_weather", r#"{"location":"San Francisco"}"#),
+            Message::result("get_weather", r#"{"sunny": true}"#),
         ];
         assert_eq!(
             prompt_text(&conversation),
             "<|start|>developer<|message|># Instructions\n\nUse a friendly tone.<|end|>\
              <|start|>assistant<|channel|>analysis<|message|>Need to use function get_weather.<|end|>\
-             <|start|>assistant to=functions.get_weather<|channel|>commentary <|constrain|>json\
-             <|message|>{\"location\":\"San Francisco\"}<|call|>\
+             <|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{\"location\":\"San Francisco\"}<|call|>\
              <|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>{\"sunny\": true}<|end|>\
              <|start|>assistant"
         );

@@ -17,7 +17,7 @@ use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
 use crate::template::render::{RenderError, Rendered, render};
 use crate::template::{Params, Problem};
-use crate::tuning::TuningTables;
+use crate::tuning::{TuningError, TuningTables};
 
 /// Templates, tables, target, store and device.
 pub struct Pipeline {
@@ -120,8 +120,17 @@ struct Attempt {
 
 impl Pipeline {
     /// Joins the parts.
-    pub fn new(library: Library, tables: TuningTables, target: Target, store: Store, driver: Arc<dyn Driver>) -> Self {
-        Self { chooser: Chooser::new(library, tables, target), store, driver }
+    ///
+    /// # Errors
+    /// If a table that concerns the target could not be read.
+    pub fn new(
+        library: Library,
+        tables: TuningTables,
+        target: Target,
+        store: Store,
+        driver: Arc<dyn Driver>,
+    ) -> Result<Self, TuningError> {
+        Ok(Self { chooser: Chooser::new(library, tables, target)?, store, driver })
     }
 
     /// What chooses.

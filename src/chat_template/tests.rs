@@ -1,7 +1,7 @@
 //! Templates, rendered in this process.
 
 use super::*;
-use crate::harmony::{Channel, Role, prompt_text, today};
+use crate::harmony::{Channel, Harmony, Role, today};
 
 /// Harmony as far as a plain conversation goes.
 const HARMONY: &str = "{%- for message in messages %}
@@ -54,7 +54,8 @@ fn text_of(ids: &[u32]) -> String {
 fn a_template_that_writes_harmony_gives_the_prompt_of_harmony() {
     let conversation = conversation();
     let ids = ids(HARMONY, &conversation).expect("renders");
-    assert_eq!(text_of(&ids), prompt_text(&conversation));
+    let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");
+    assert_eq!(ids, harmony.prompt(&conversation).expect("UTF-8"));
     let end = Tokenizer::o200k_harmony().special("<|end|>").expect("harmony has it");
     let n_ends = ids.iter().filter(|&&id| id == end).count();
     assert_eq!(n_ends, 4, "of four messages, and not the one that a user wrote");

@@ -15,6 +15,7 @@ mod hub;
 mod inspect;
 mod kernel_table;
 mod kernels;
+mod log;
 mod logits;
 mod man;
 mod model;
@@ -23,6 +24,7 @@ pub mod output;
 mod output_file;
 mod report;
 mod run;
+mod serve;
 mod shapes;
 mod source;
 mod tokenize;
@@ -71,6 +73,7 @@ const CHECK_WORKER: &str = "__check-worker";
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Serve(Box<serve::Args>),
     Bench(bench::Args),
     Logits(logits::Args),
     Inspect(inspect::Args),
@@ -108,7 +111,7 @@ fn worker() -> Option<std::io::Result<()>> {
 /// Runs the program.
 pub fn main() -> ExitCode {
     if let Some(done) = worker() {
-        tell_warnings();
+        log::begin(log::Events::Warnings);
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return report::exit_code(done.map_err(Into::into), &output);
     }
@@ -121,7 +124,11 @@ pub fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
-    tell_warnings();
+    log::begin(match &cli.command {
+        Command::Serve(_) if cli.json => log::Events::JsonLines,
+        Command::Serve(_) if !cli.quiet => log::Events::Lines,
+        _ => log::Events::Warnings,
+    });
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
     let result = match cli.command {
         Command::Kernels(args) if is_check_worker => kernels::work(&args),
@@ -131,20 +138,10 @@ pub fn main() -> ExitCode {
     report::exit_code(result, &output)
 }
 
-/// Has what the library warns of printed on stderr.
-fn tell_warnings() {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| "warn".into()),
-        )
-        .with_writer(std::io::stderr)
-        .event_format(output::Warnings)
-        .init();
-}
-
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(*args, output),
+        Command::Serve(args) => serve::run(*args, output),
         Command::Bench(args) => bench::run(args, output),
         Command::Logits(args) => logits::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),

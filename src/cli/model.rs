@@ -18,11 +18,13 @@ use crate::checkpoint::{Checkpoint, Tensor};
 use crate::device::Device;
 use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
-use crate::engine::blueprint::ModelOptions;
+use crate::engine::blueprint::{ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
 use crate::pipeline::Pipeline;
+use crate::target::Target;
 use crate::template::Precision;
 use crate::tokenizer::Tokenizer;
 
@@ -94,6 +96,15 @@ pub struct KvArgs {
     /// Window of the odd layers, in tokens; 0 means all
     #[arg(long = "odd-win", alias = "odd_win", default_value_t = 0, value_name = "N")]
     pub odd_window: usize,
+
+    /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
+    /// nothing [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    pub snapshots: Option<u32>,
+
+    /// Most rows of prompts in a step in which others generate [default: as many as fit]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub prompt_rows: Option<u32>,
 
     /// Most rows of one step: how long a chunk of a prompt is
     #[arg(long, default_value_t = 512, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
@@ -167,7 +178,7 @@ impl DeviceArgs {
         if let Some(Reason { text, is_of_several }) = opened.reason {
             if is_of_several { output.note(&text) } else { output.detail(&text) }
         }
-        let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver);
+        let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
         Ok((pipeline, opened.device))
     }
 
@@ -179,9 +190,24 @@ impl DeviceArgs {
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
+        self.load_sized(checkpoint, cache, |_| sizes, output)
+    }
+
+    /// As [`Self::load`], with sizes that depend on the machine.
+    pub fn load_sized(
+        &self,
+        checkpoint: &Checkpoint,
+        cache: &KvArgs,
+        sizes: impl FnOnce(&ModelSizes<'_>) -> Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, _) = self.pipeline(&checkpoint, output)?;
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
+        let sizes = sizes(&ModelSizes {
+            target: pipeline.target(),
+            kv_request: cache.request(precision, pipeline.target(), kv_budget_bytes),
+        });
         let model = cache.model_options(precision, sizes, kv_budget_bytes);
         let start = Instant::now();
         let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
@@ -199,6 +225,14 @@ impl DeviceArgs {
         ));
         Ok(engine)
     }
+}
+
+/// What sizes may depend on.
+pub struct ModelSizes<'a> {
+    /// What the model runs on.
+    pub target: &'a Target,
+    /// What the KV cache is sized for, but for the number and the length of sequences.
+    pub kv_request: KvRequest,
 }
 
 /// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
@@ -221,6 +255,20 @@ impl KvArgs {
         }
     }
 
+    /// What a cache for one short sequence is sized for.
+    fn request(&self, precision: Precision, target: &Target, budget_bytes: usize) -> KvRequest {
+        KvRequest {
+            n_slots: 1,
+            n_snapshots: self.snapshots.unwrap_or(0) as usize,
+            capacity_tokens: BLOCK_TOKENS,
+            max_rows: self.chunk as usize,
+            dtype: self.dtype(precision),
+            matrix_layout: target.has_matrix_layout(),
+            odd_window: (self.odd_window > 0).then_some(self.odd_window),
+            budget_bytes,
+        }
+    }
+
     /// How a model is run in these sizes.
     pub fn model_options(&self, precision: Precision, sizes: Sizes, kv_budget_bytes: usize) -> ModelOptions {
         ModelOptions {
@@ -232,6 +280,8 @@ impl KvArgs {
             max_logit_rows: sizes.max_logit_rows,
             odd_window: (self.odd_window > 0).then_some(self.odd_window),
             kv_budget_bytes,
+            max_prompt_rows: self.prompt_rows.map(|rows| rows as usize),
+            prefix_cache: PrefixCache::new(self.snapshots.unwrap_or(0) as usize),
         }
     }
 

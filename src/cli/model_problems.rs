@@ -63,6 +63,7 @@ pub fn of(
 fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest {
     KvRequest {
         n_slots: 1,
+        n_snapshots: 0,
         capacity_tokens: config.max_seq_len,
         max_rows: MAX_ROWS,
         dtype,

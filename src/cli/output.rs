@@ -133,33 +133,6 @@ impl Output {
     }
 }
 
-/// How warnings of the library look on stderr: as those of [`Output::warning`].
-pub(super) struct Warnings;
-
-impl<S, N> tracing_subscriber::fmt::FormatEvent<S, N> for Warnings
-where
-    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
-    N: for<'a> tracing_subscriber::fmt::FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        context: &tracing_subscriber::fmt::FmtContext<'_, S, N>,
-        mut writer: tracing_subscriber::fmt::format::Writer<'_>,
-        event: &tracing::Event<'_>,
-    ) -> std::fmt::Result {
-        use tracing::Level;
-
-        let colored = AutoStream::choice(&io::stderr()) != anstream::ColorChoice::Never;
-        match (*event.metadata().level(), colored) {
-            (Level::ERROR | Level::WARN, true) => write!(writer, "\x1b[33mwarning:\x1b[0m ")?,
-            (Level::ERROR | Level::WARN, false) => write!(writer, "warning: ")?,
-            (level, _) => write!(writer, "{}: ", level.as_str().to_lowercase())?,
-        }
-        context.field_format().format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
-    }
-}
-
 /// An aligned table: two spaces between columns, no lines, no trailing blanks.
 fn table(header: &[&str], rows: &[Vec<String>], right: &[&str]) -> String {
     use comfy_table::{CellAlignment, ContentArrangement, Table};

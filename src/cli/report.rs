@@ -24,6 +24,7 @@ use crate::object::cache::CacheError;
 use crate::object::compile::CompileError;
 use crate::object::store::StoreError;
 use crate::pipeline::PipelineError;
+use crate::serve::replay::ReplayError;
 use crate::target::TargetError;
 use crate::template::library_error::LibraryError;
 use crate::template::render::RenderError;
@@ -77,6 +78,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<NotReady>,
         of::<PipelineError>,
         of::<RenderError>,
+        of::<ReplayError>,
         of::<StoreError>,
         of::<TargetError>,
         of::<TokenizerError>,

@@ -143,7 +143,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
     let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
-    let pipeline = Pipeline::new(library, tables, target, Store::from_env()?, driver);
+    let pipeline = Pipeline::new(library, tables, target, Store::from_env()?, driver)?;
     let mut problems = Vec::new();
     for op in &args.op {
         problems.extend(problems::of(op, args, &pipeline)?);

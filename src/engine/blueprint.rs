@@ -27,6 +27,31 @@ pub struct ModelOptions {
     pub odd_window: Option<usize>,
     /// Memory for keys and values, in bytes.
     pub kv_budget_bytes: usize,
+    /// Most rows of prompts in a step in which others generate; `None` is as many as fit.
+    pub max_prompt_rows: Option<usize>,
+    /// What is kept for prompts that begin alike.
+    pub prefix_cache: PrefixCache,
+}
+
+/// How much is kept for prompts that begin alike: blocks that nobody needs are, and so many snapshots of what the
+/// layers with a window see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixCache {
+    /// Snapshots at a time, at most; without any, nothing is kept at all. One is made at the end of every prompt and
+    /// every answer, and takes as much memory as a window of each such layer.
+    pub n_snapshots: usize,
+    /// Tokens of a long prompt after which another one is made.
+    pub snapshot_tokens: usize,
+}
+
+impl PrefixCache {
+    /// Nothing is kept.
+    pub const OFF: Self = Self::new(0);
+
+    /// So many snapshots, and the usual distance between them.
+    pub const fn new(n_snapshots: usize) -> Self {
+        Self { n_snapshots, snapshot_tokens: 4096 }
+    }
 }
 
 /// The forward pass of a model, and the sizes of its steps.
@@ -49,6 +74,7 @@ impl Blueprint {
         let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
         let request = KvRequest {
             n_slots: options.n_slots,
+            n_snapshots: options.prefix_cache.n_snapshots,
             capacity_tokens: options.capacity_tokens,
             max_rows,
             dtype: options.kv_dtype,

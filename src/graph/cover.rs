@@ -203,6 +203,7 @@ mod tests {
         let config = gpt_oss_20b();
         let request = KvRequest {
             n_slots: 300,
+            n_snapshots: 0,
             capacity_tokens: 1024,
             max_rows: 2048,
             dtype: Dtype::Bf16,
@@ -223,7 +224,7 @@ mod tests {
 
     fn chooser(arch: &str, tables: TuningTables) -> Chooser {
         let target = tables.gpu(arch).or_else(|_| Target::gpu(arch)).expect("known");
-        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target)
+        Chooser::new(Library::from_layers(vec![Layer::built_in()]), tables, target).expect("tables that are right")
     }
 
     /// The launches of a step with so many rows, all of which give logits and ask for no more.

@@ -3,9 +3,12 @@
 //! The cache of a layer is cut into blocks of [`KvLayout::block_tokens`] positions; a table per slot says which blocks
 //! are its. Layers with the same window share a table and form a [`KvGroup`]:
 //!
-//! - all positions visible: the slots share one pool of blocks, handed out when a sequence is admitted and taken
-//!   back when it ends
-//! - a sliding window: every slot owns a ring of blocks, long enough for the window and one step's rows
+//! - all positions visible: the slots share one pool of blocks, handed out as sequences grow and taken back when they
+//!   end
+//! - a sliding window: every slot owns a ring of blocks, long enough for the window and one step's rows. Behind the
+//!   rings lie snapshots of rings, if any are wanted: what the next token of a prefix sees of such layers
+//!
+//! Who holds which block is the scheduler's affair.
 //!
 //! Layouts of a block are stated in `templates/rope_kv/op.toml`.
 
@@ -22,6 +25,8 @@ pub struct KvLayout {
     pub block_tokens: usize,
     /// Sequences at a time.
     pub n_slots: usize,
+    /// Rings whose contents can be kept, besides those of the slots.
+    pub n_snapshots: usize,
     /// Longest sequence, in tokens.
     pub capacity_tokens: usize,
     /// Element type of keys and values.
@@ -42,10 +47,17 @@ pub struct KvGroup {
     pub window: Option<usize>,
     /// Blocks that a slot's positions go round in.
     pub table_blocks: usize,
-    /// Blocks of a layer's cache.
+    /// Blocks of a layer's cache: the pool's, or those of all rings and then of all snapshots.
     pub n_blocks: usize,
     /// Layers that share it.
     pub n_layers: usize,
+}
+
+impl KvGroup {
+    /// Blocks that hold what a token sees before it, if it is the first of a block; 0 where all is in the pool.
+    pub fn snapshot_blocks(&self) -> usize {
+        self.window.map_or(0, |window| (window - 1).div_ceil(BLOCK_TOKENS))
+    }
 }
 
 /// What a cache is sized for.
@@ -53,6 +65,8 @@ pub struct KvGroup {
 pub struct KvRequest {
     /// Sequences at a time.
     pub n_slots: usize,
+    /// Rings whose contents can be kept, besides those of the slots.
+    pub n_snapshots: usize,
     /// Longest sequence, in tokens.
     pub capacity_tokens: usize,
     /// Most rows of one step.
@@ -105,12 +119,10 @@ impl KvLayout {
                 let index = groups.iter().position(|group| group.window == window).unwrap_or_else(|| {
                     let table_blocks =
                         window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
-                    groups.push(KvGroup {
-                        window,
-                        table_blocks,
-                        n_blocks: request.n_slots * table_blocks,
-                        n_layers: 0,
-                    });
+                    let n_blocks = request.n_slots * table_blocks;
+                    let mut group = KvGroup { window, table_blocks, n_blocks, n_layers: 0 };
+                    group.n_blocks += request.n_snapshots * group.snapshot_blocks();
+                    groups.push(group);
                     groups.len() - 1
                 });
                 groups[index].n_layers += 1;
@@ -121,6 +133,7 @@ impl KvLayout {
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,
+            n_snapshots: request.n_snapshots,
             capacity_tokens: request.capacity_tokens,
             dtype: request.dtype,
             matrix_layout: request.matrix_layout,
@@ -177,6 +190,17 @@ impl KvLayout {
         self.group_of_layer(l).n_blocks * self.block_bytes / 2
     }
 
+    /// Bytes of the keys (or of the values) of one block of one layer.
+    pub fn half_block_bytes(&self) -> usize {
+        self.block_bytes / 2
+    }
+
+    /// Bytes of the snapshots.
+    pub fn snapshot_bytes(&self) -> usize {
+        let blocks = |group: &KvGroup| self.n_snapshots * group.snapshot_blocks() * group.n_layers;
+        self.groups.iter().map(|group| blocks(group) * self.block_bytes).sum()
+    }
+
     /// Bytes of the whole cache.
     pub fn total_bytes(&self) -> usize {
         self.groups.iter().map(|group| self.bytes_of(group)).sum()
@@ -193,71 +217,8 @@ pub(crate) fn ring_blocks(window: usize, max_rows: usize) -> usize {
     (window + max_rows - 2) / BLOCK_TOKENS + 2
 }
 
-/// Which blocks of the shared pool are free, and the tables of all slots.
-#[derive(Debug)]
-pub struct BlockTables {
-    layout: KvLayout,
-    free: Vec<u32>,
-    /// Tables by group: (n_slots, table_blocks), row-major.
-    tables: Vec<Vec<u32>>,
-    held: Vec<usize>,
-    /// How often a table changed.
-    n_changes: usize,
-}
-
-impl BlockTables {
-    /// All blocks free. A slot's entries that it does not hold point at a block it may read: rows never look there.
-    pub fn new(layout: &KvLayout) -> Self {
-        let pool = layout.groups.iter().find(|group| group.window.is_none());
-        let ring = |group: &KvGroup| (0..(layout.n_slots * group.table_blocks) as u32).collect();
-        let paged = |group: &KvGroup| vec![0; layout.n_slots * group.table_blocks];
-        Self {
-            free: (0..pool.map_or(0, |group| group.n_blocks as u32)).rev().collect(),
-            tables: layout.groups.iter().map(|g| if g.window.is_some() { ring(g) } else { paged(g) }).collect(),
-            held: vec![0; layout.n_slots],
-            n_changes: 0,
-            layout: layout.clone(),
-        }
-    }
-
-    /// The table of a group: (n_slots, table_blocks), row-major.
-    pub fn table(&self, group: usize) -> &[u32] {
-        &self.tables[group]
-    }
-
-    /// How often a table has changed: those who keep a copy need not look otherwise.
-    pub fn n_changes(&self) -> usize {
-        self.n_changes
-    }
-
-    /// Gives `slot` room for `n_tokens` positions; false (and nothing changed) when the pool has too few blocks.
-    pub fn reserve(&mut self, slot: usize, n_tokens: usize) -> bool {
-        debug_assert_eq!(self.held[slot], 0, "a slot is released before it is reserved again");
-        let Some(group) = self.layout.groups.iter().position(|group| group.window.is_none()) else { return true };
-        let n_blocks = n_tokens.div_ceil(self.layout.block_tokens);
-        let table_blocks = self.layout.groups[group].table_blocks;
-        if n_blocks > self.free.len() || n_blocks > table_blocks {
-            return false;
-        }
-        for i in 0..n_blocks {
-            self.tables[group][slot * table_blocks + i] = self.free.pop().expect("counted above");
-        }
-        self.held[slot] = n_blocks;
-        self.n_changes += 1;
-        true
-    }
-
-    /// Takes back what `slot` holds.
-    pub fn release(&mut self, slot: usize) {
-        let Some(group) = self.layout.groups.iter().position(|group| group.window.is_none()) else { return };
-        let table_blocks = self.layout.groups[group].table_blocks;
-        let held = std::mem::take(&mut self.held[slot]);
-        self.free.extend_from_slice(&self.tables[group][slot * table_blocks..][..held]);
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn config() -> ModelConfig {
@@ -283,6 +244,7 @@ mod tests {
     fn request() -> KvRequest {
         KvRequest {
             n_slots: 3,
+            n_snapshots: 0,
             capacity_tokens: 1000,
             max_rows: 100,
             dtype: Dtype::Bf16,
@@ -290,6 +252,29 @@ mod tests {
             odd_window: None,
             budget_bytes: usize::MAX,
         }
+    }
+
+    /// A cache for a layer with a window, if it is not 0, and one that sees everything: for so many slots, rows of a
+    /// step, tokens of a sequence, blocks of the pool.
+    pub(crate) fn windowed_layout(sizes: [usize; 4], window: usize, n_snapshots: usize) -> KvLayout {
+        let [n_slots, max_rows, capacity_tokens, pool_blocks] = sizes;
+        let config = ModelConfig { num_hidden_layers: 2, sliding_window: window, ..config() };
+        let request = KvRequest {
+            n_slots,
+            n_snapshots,
+            capacity_tokens,
+            max_rows,
+            dtype: Dtype::F32,
+            matrix_layout: false,
+            odd_window: None,
+            budget_bytes: usize::MAX,
+        };
+        let all = KvLayout::new(&config, &request).unwrap();
+        let of_pool = |group: &&KvGroup| group.window.is_none();
+        let pool = all.groups().iter().find(of_pool).unwrap();
+        let pool_bytes = |n_blocks: usize| n_blocks * pool.n_layers * 2 * all.half_block_bytes();
+        let budget_bytes = all.total_bytes() - pool_bytes(pool.n_blocks) + pool_bytes(pool_blocks);
+        KvLayout::new(&config, &KvRequest { budget_bytes, ..request }).unwrap()
     }
 
     #[test]
@@ -315,6 +300,17 @@ mod tests {
     }
 
     #[test]
+    fn snapshots_lie_behind_the_rings_and_take_from_the_pool() {
+        let without = KvLayout::new(&config(), &request()).unwrap();
+        let budget_bytes = without.total_bytes();
+        let with = KvLayout::new(&config(), &KvRequest { n_snapshots: 5, budget_bytes, ..request() }).unwrap();
+        // 127 positions before the first of a block are in two blocks.
+        assert_eq!(with.group_of_layer(0).n_blocks, without.group_of_layer(0).n_blocks + 5 * 2);
+        assert_eq!(with.group_of_layer(1).n_blocks, 48 - 5 * 2);
+        assert_eq!((with.snapshot_bytes(), with.total_bytes()), (5 * 2 * 2 * (2 * 64 * 2 * 32 * 2), budget_bytes));
+    }
+
+    #[test]
     fn a_budget_shrinks_the_pool_but_not_below_one_sequence() {
         let whole = KvLayout::new(&config(), &request()).unwrap();
         let block = 2 * 64 * 2 * 32 * 2 * 2;
@@ -323,20 +319,6 @@ mod tests {
         let none = KvRequest { budget_bytes: whole.total_bytes() - 33 * block, ..request() };
         let error = KvLayout::new(&config(), &none).unwrap_err();
         assert_eq!(error.needed_bytes - error.budget_bytes, block);
-    }
-
-    #[test]
-    fn blocks_are_lent_once_and_come_back() {
-        let layout = KvLayout::new(&config(), &request()).unwrap();
-        let mut tables = BlockTables::new(&layout);
-        let group = layout.group_index(1);
-        assert!(tables.reserve(0, 1000) && tables.reserve(1, 1000) && tables.reserve(2, 1000));
-        let mut all = tables.table(group).to_vec();
-        all.sort_unstable();
-        assert_eq!(all, (0..48).collect::<Vec<_>>());
-        tables.release(1);
-        assert!(tables.reserve(1, 65));
-        assert_eq!(tables.free.len(), 14);
     }
 
     #[test]

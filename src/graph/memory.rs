@@ -17,6 +17,8 @@ pub struct MemoryPlan {
     pub weights_in_place: usize,
     /// Keys and values.
     pub kv_cache: usize,
+    /// Those of them that are kept for prompts that begin alike, besides blocks that nobody needs.
+    pub snapshots: usize,
     /// Activations, what a step is given and what it gives.
     pub activations: usize,
     /// What kernels ask for besides.
@@ -101,8 +103,12 @@ impl fmt::Display for MemoryPlan {
         if self.weights_in_place > 0 {
             write!(f, " ({} of them used where they are mapped)", gb(self.weights_in_place))?;
         }
-        let Self { kv_cache, activations, workspace, .. } = *self;
-        write!(f, ", KV cache {}, activations {}, workspace {}", gb(kv_cache), gb(activations), gb(workspace))?;
+        let Self { kv_cache, snapshots, activations, workspace, .. } = *self;
+        write!(f, ", KV cache {}", gb(kv_cache))?;
+        if snapshots > 0 {
+            write!(f, " ({} of it snapshots of windows)", gb(snapshots))?;
+        }
+        write!(f, ", activations {}, workspace {}", gb(activations), gb(workspace))?;
         write!(f, ": {} to allocate", gb(self.needed_bytes()))?;
         match self.memory {
             Some(memory) => write!(f, ", {} of {} free", gb(memory.free_bytes), gb(memory.total_bytes)),
@@ -121,6 +127,7 @@ mod tests {
             weights: 13_000_000_000,
             weights_in_place: 3_000_000_000,
             kv_cache: 2_000_000_000,
+            snapshots: 0,
             activations: 500_000_000,
             workspace: 1_000_000,
             device: "a GPU".into(),
@@ -139,6 +146,8 @@ mod tests {
              16.000 GB free"
         );
         assert!(refused.hint().unwrap().contains("--kv-memory"));
+        let with = MemoryPlan { snapshots: 100_000_000, ..plan(0) }.to_string();
+        assert!(with.contains("KV cache 2.000 GB (0.100 GB of it snapshots of windows), "), "{with}");
         assert!(plan(9_999_999_999).check().unwrap_err().hint().unwrap().contains("--layers"));
         MemoryPlan { memory: None, ..plan(0) }.check().unwrap();
     }

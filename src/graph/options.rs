@@ -14,4 +14,6 @@ pub struct ExecutorOptions {
     pub externals: Vec<(String, usize)>,
     /// Bytes of them that are keys and values.
     pub kv_bytes: usize,
+    /// Bytes of those that are there for prefixes alone.
+    pub snapshot_bytes: usize,
 }

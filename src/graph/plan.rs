@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use gpu::{Argument, BufferView, Kernel, Launch, Mailbox};
+use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 
 use super::error::PlanError;
 use super::inputs::Inputs;
@@ -170,6 +170,33 @@ impl Executor {
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
         self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Fills a part of an external tensor, from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let view = part(&self.externals[name], offset_bytes, bytes.len()).map_err(failed)?;
+        self.pipeline.driver().write(&view, bytes).map_err(failed)
+    }
+
+    /// Copies a part of an external tensor to another part of it, which begins at `to_bytes` and shares nothing with
+    /// it: after everything launched so far and before what is launched next.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let part = |offset_bytes| part(&self.externals[name], offset_bytes, from.len()).map_err(failed);
+        self.pipeline.driver().copy(&part(from.start)?, &part(to_bytes)?).map_err(failed)
     }
 
     /// Fills the starts of the tensors that every step fills, in one copy.
@@ -368,6 +395,11 @@ impl Executor {
     }
 }
 
+fn part(view: &BufferView, offset_bytes: usize, len_bytes: usize) -> Result<BufferView, GpuError> {
+    let too_short = || GpuError::Range { what: "use a part", len_bytes, available_bytes: view.len_bytes() };
+    view.slice(offset_bytes, len_bytes).ok_or_else(too_short)
+}
+
 fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
     let buffer = pipeline.driver().allocate(len_bytes);
     buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: label.into(), source })
@@ -398,6 +430,7 @@ fn memory_plan(
         .sum();
     Ok(MemoryPlan {
         kv_cache: options.kv_bytes,
+        snapshots: options.snapshot_bytes,
         activations: arena.len_bytes + externals - options.kv_bytes,
         workspace: workspace.total(),
         ..plan

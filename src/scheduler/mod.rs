@@ -1,25 +1,49 @@
 //! Which rows go into the next step: continuous batching over slots.
 //!
-//! A sequence waits until a slot and enough cache blocks are free, then its prompt runs in chunks and its tokens one
-//! by one; when it ends, the next one takes its slot in the same step. A step holds one row of every sequence that
-//! is generating, and fills up with rows of prompts. Nothing here computes or knows a device.
+//! A sequence waits until a slot is free and there are cache blocks for its tokens, then its prompt runs in chunks and
+//! its tokens one by one; when it ends, the next one takes its slot in the same step. A step holds one row of every
+//! sequence that is generating, and rows of prompts (`rows`). Blocks are handed out as sequences grow; when there are
+//! none left, the youngest sequence gives its own back and is computed again later (`admission`). What sequences begin
+//! with alike is computed once (`prefix`, `blocks`). Nothing here computes or knows a device.
 //!
 //! The next step may be made before the tokens of the last one are known: its rows then say which of these they take. A
 //! sequence that turns out to have ended has one row too many in it, which nobody is told of.
 
+mod admission;
+mod blocks;
+mod figures;
+mod lru;
+mod prefix;
 mod random;
 mod request;
+mod rows;
+mod sequence;
 mod step;
 
 use std::collections::VecDeque;
 
-use random::XorShift;
+pub use blocks::BlockTables;
+pub use figures::Figures;
+pub use prefix::PrefixKey;
 pub use request::{
     Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenLogprob, TokenMask,
 };
-pub use step::{LogitRow, Row, RowToken, Step};
+pub use step::{BlockCopy, LogitRow, Row, RowToken, Step};
 
-use crate::graph::kv_cache::{BlockTables, KvLayout};
+use crate::graph::kv_cache::KvLayout;
+use prefix::Snapshots;
+use sequence::Sequence;
+
+/// How a scheduler fills its steps.
+#[derive(Clone, Copy, Debug)]
+pub struct SchedulerOptions {
+    /// Most rows of a step; at least the number of slots, so that every generating sequence gets its row.
+    pub max_rows: usize,
+    /// Most rows of prompts in a step in which others generate.
+    pub max_prompt_rows: usize,
+    /// Tokens from one snapshot of a prompt's windows to the next; what is left of a block does not count.
+    pub snapshot_tokens: usize,
+}
 
 /// Slots, the queue before them, and the cache blocks they hold.
 #[derive(Debug)]
@@ -27,58 +51,72 @@ pub struct Scheduler {
     waiting: VecDeque<Sequence>,
     slots: Vec<Option<Sequence>>,
     tables: BlockTables,
-    max_rows: usize,
+    snapshots: Snapshots,
+    /// Copies that are to be made before the next step.
+    copies: Vec<BlockCopy>,
+    block_tokens: usize,
+    /// Whether anything is kept for sequences that begin alike.
+    keeps_prefixes: bool,
+    options: SchedulerOptions,
     n_submitted: usize,
-    ended: Vec<Event>,
-}
-
-#[derive(Debug)]
-struct Sequence {
-    id: RequestId,
-    request: Request,
-    /// Tokens whose keys and values are in the cache, or are being put there by the current step.
-    n_forwarded: usize,
-    /// The token generated last, which the next step forwards.
-    last_token: Option<RowToken>,
-    /// Tokens that steps so far generate, known or not.
-    n_generated: usize,
-    /// Tokens that are known.
-    n_told: usize,
-    random: XorShift,
+    events: Vec<Event>,
+    /// The counters of it.
+    figures: Figures,
 }
 
 impl Scheduler {
-    /// `max_rows` is at least the number of slots, so that every generating sequence gets its row.
-    pub fn new(layout: &KvLayout, max_rows: usize) -> Self {
-        assert!(max_rows >= layout.n_slots, "a step has room for a row of every slot");
+    /// Slots and blocks of a cache. Prefixes are kept if the layout has snapshots.
+    pub fn new(layout: &KvLayout, options: SchedulerOptions) -> Self {
+        assert!(options.max_rows >= layout.n_slots, "a step has room for a row of every slot");
+        let tables = BlockTables::new(layout);
         Self {
             waiting: VecDeque::new(),
             slots: (0..layout.n_slots).map(|_| None).collect(),
-            tables: BlockTables::new(layout),
-            max_rows,
+            snapshots: Snapshots::new(layout),
+            copies: Vec::new(),
+            block_tokens: layout.block_tokens,
+            keeps_prefixes: layout.n_snapshots > 0 && tables.have_pool(),
+            tables,
+            options,
             n_submitted: 0,
-            ended: Vec::new(),
+            events: Vec::new(),
+            figures: Figures::default(),
         }
     }
 
-    /// Puts a request in the queue. The caller has checked that its prompt is not empty and that it fits the cache.
+    /// Puts a request in the queue. The caller has checked that its prompt is not empty and that it fits the cache with
+    /// as many tokens as it may generate.
     pub fn submit(&mut self, request: Request) -> RequestId {
         assert!(!request.prompt.is_empty(), "an empty prompt has no row to sample from");
         let id = RequestId(self.n_submitted);
         self.n_submitted += 1;
         if request.max_new_tokens == 0 {
-            self.ended.push(Event::Finished { request: id, reason: FinishReason::Length });
+            self.events.push(Event::Finished { request: id, reason: FinishReason::Length });
             return id;
         }
-        let random = XorShift::new(request.sampling.seed);
-        let sequence = Sequence { id, request, n_forwarded: 0, last_token: None, n_generated: 0, n_told: 0, random };
-        self.waiting.push_back(sequence);
+        self.waiting.push_back(Sequence::new(id, request));
         id
+    }
+
+    /// Ends a request, wherever it is; `Finished` tells so with the next step. A row of it in a step that is in flight
+    /// comes to nothing, and slot and blocks are free at once. Whether there was such a request: one that has ended is
+    /// left as it is.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let is_it = |sequence: &Sequence| sequence.id == request;
+        if let Some(index) = self.waiting.iter().position(is_it) {
+            self.waiting.remove(index);
+        } else if let Some(slot) = self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it)) {
+            self.vacate(slot);
+        } else {
+            return false;
+        }
+        self.events.push(Event::Finished { request, reason: FinishReason::Cancelled });
+        true
     }
 
     /// Whether nothing is left to do or to tell.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.ended.is_empty() && self.slots.iter().all(Option::is_none)
+        self.waiting.is_empty() && self.events.is_empty() && self.slots.iter().all(Option::is_none)
     }
 
     /// The tables that say where positions are in the cache.
@@ -86,20 +124,35 @@ impl Scheduler {
         &self.tables
     }
 
-    /// Requests that ended without a step.
-    pub fn take_ended(&mut self) -> Vec<Event> {
-        std::mem::take(&mut self.ended)
+    /// The same, to be asked what changed.
+    pub fn tables_mut(&mut self) -> &mut BlockTables {
+        &mut self.tables
     }
 
-    /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on.
+    /// What it is doing.
+    pub fn figures(&self) -> Figures {
+        let [blocks_held, blocks_cached, blocks] = self.tables.counts();
+        let running = self.slots.iter().flatten().count();
+        Figures { running, waiting: self.waiting.len(), blocks_held, blocks_cached, blocks, ..self.figures }
+    }
+
+    /// What happened besides tokens: requests that were admitted, were cancelled, or ended without a step.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on. If it
+    /// has no rows, there is nothing to run.
     pub fn next_step(&mut self) -> Step {
+        self.make_room();
         self.admit();
-        let mut step = Step::default();
+        let mut step = Step { copies: std::mem::take(&mut self.copies), ..Step::default() };
         for slot in 0..self.slots.len() {
             self.add_generating_row(slot, &mut step);
         }
-        for slot in 0..self.slots.len() {
-            self.add_prompt_rows(slot, &mut step);
+        self.add_rows_of_prompts(&mut step);
+        if step.rows.is_empty() {
+            self.copies = std::mem::take(&mut step.copies);
         }
         step
     }
@@ -111,22 +164,28 @@ impl Scheduler {
         let mut events = Vec::new();
         for (logit_row, &token) in step.logit_rows.iter().zip(tokens) {
             let request = logit_row.request;
-            // A sequence that stopped in the step before, whose slot may be another's by now, had a row in this one.
-            let Some(sequence) = self.slots[logit_row.slot].as_mut().filter(|sequence| sequence.id == request) else {
+            // A sequence that ended in the step before, whose slot may be another's by now, had a row in this one; and
+            // one that was preempted since is back in the queue, where its token reaches it.
+            let in_slot = self.slots[logit_row.slot].as_mut().filter(|sequence| sequence.id == request);
+            let reason = if let Some(sequence) = in_slot {
+                let reason = sequence.take_token(token);
+                if reason.is_some() {
+                    self.vacate(logit_row.slot);
+                } else {
+                    self.keep_prefix(logit_row.slot);
+                }
+                reason
+            } else if let Some(index) = self.preempted(request) {
+                let reason = self.waiting[index].take_token(token);
+                if reason.is_some() {
+                    self.waiting.remove(index);
+                }
+                reason
+            } else {
                 continue;
             };
-            sequence.n_told += 1;
-            if sequence.n_told == sequence.n_generated {
-                sequence.last_token = Some(RowToken::Id(token));
-            }
             events.push(Event::Token { request, token, logprobs: None });
-            let stopped = sequence.request.stop.contains(&token);
-            if stopped || sequence.n_told == sequence.request.max_new_tokens {
-                let reason = if stopped { FinishReason::Stop } else { FinishReason::Length };
-                events.push(Event::Finished { request, reason });
-                self.slots[logit_row.slot] = None;
-                self.tables.release(logit_row.slot);
-            }
+            events.extend(reason.map(|reason| Event::Finished { request, reason }));
         }
         events
     }
@@ -135,226 +194,79 @@ impl Scheduler {
     pub fn end(&mut self, request: RequestId) {
         let is_it = |sequence: &Option<Sequence>| sequence.as_ref().is_some_and(|sequence| sequence.id == request);
         if let Some(slot) = self.slots.iter().position(is_it) {
-            self.slots[slot] = None;
-            self.tables.release(slot);
+            self.vacate(slot);
         }
     }
 
     /// Forgets every request.
     pub fn abort(&mut self) {
         self.waiting.clear();
-        self.ended.clear();
+        self.events.clear();
         for slot in 0..self.slots.len() {
-            if self.slots[slot].take().is_some() {
-                self.tables.release(slot);
-            }
+            self.vacate(slot);
         }
     }
 
-    /// First come, first served: a sequence that does not fit yet is not overtaken.
-    fn admit(&mut self) {
-        for slot in 0..self.slots.len() {
-            if self.slots[slot].is_some() {
-                continue;
-            }
-            let Some(next) = self.waiting.front() else { return };
-            if !self.tables.reserve(slot, next.n_positions()) {
-                return;
-            }
-            self.slots[slot] = self.waiting.pop_front();
+    /// Forgets what was kept for sequences that begin alike: somebody else wrote to the cache, or a step failed. What
+    /// the running sequences compute is not kept either.
+    pub fn forget_prefixes(&mut self) {
+        self.tables.forget_keys();
+        self.snapshots.forget();
+        self.slots.iter_mut().flatten().for_each(|sequence| sequence.is_kept = false);
+    }
+
+    /// Takes a sequence out of its slot, and keeps what others may begin with.
+    fn vacate(&mut self, slot: usize) -> Option<Sequence> {
+        self.keep_prefix(slot);
+        if let Some(sequence) = &self.slots[slot] {
+            let complete = sequence.n_forwarded.min(sequence.tokens.len()) / self.block_tokens;
+            self.keep_snapshot(slot, complete * self.block_tokens);
         }
+        let sequence = self.slots[slot].take()?;
+        self.tables.release(slot);
+        Some(sequence)
     }
 
-    fn add_generating_row(&mut self, slot: usize, step: &mut Step) {
-        let Some(sequence) = &mut self.slots[slot] else { return };
-        let Some(token) = sequence.last_token else { return };
-        if sequence.n_generated == sequence.request.max_new_tokens {
-            return; // its last token is not known yet
+    /// Where in the queue a preempted request is: those are at its front.
+    fn preempted(&self, request: RequestId) -> Option<usize> {
+        let preempted = self.waiting.iter().take_while(|sequence| sequence.is_preempted);
+        preempted.enumerate().find(|(_, sequence)| sequence.id == request).map(|(index, _)| index)
+    }
+
+    /// Tells the prefix cache of the blocks of a slot that are complete and whose tokens are known. What is launched
+    /// after this may read them: the rows that write them are in a step that was launched, or is next and admits nobody
+    /// any more.
+    fn keep_prefix(&mut self, slot: usize) {
+        if !self.keeps_prefixes {
+            return;
         }
-        sequence.add_logit_row(slot, step);
-        step.rows.push(Row { slot: slot as u32, position: sequence.n_forwarded as u32, token });
-        sequence.n_forwarded += 1;
-    }
-
-    fn add_prompt_rows(&mut self, slot: usize, step: &mut Step) {
-        let Some(sequence) = &mut self.slots[slot] else { return };
-        let left = sequence.request.prompt.len().saturating_sub(sequence.n_forwarded);
-        for _ in 0..left.min(self.max_rows - step.rows.len()) {
-            let position = sequence.n_forwarded;
-            let token = sequence.request.prompt[position];
-            if position + 1 == sequence.request.prompt.len() {
-                sequence.add_logit_row(slot, step);
-            }
-            step.rows.push(Row { slot: slot as u32, position: position as u32, token: RowToken::Id(token) });
-            sequence.n_forwarded += 1;
+        let Some(sequence) = self.slots[slot].as_mut().filter(|sequence| sequence.is_kept) else { return };
+        let complete = sequence.n_forwarded.min(sequence.tokens.len()) / self.block_tokens;
+        if sequence.n_kept == complete {
+            return;
         }
-    }
-}
-
-impl Sequence {
-    /// Positions that will be in the cache: the last generated token is never forwarded.
-    fn n_positions(&self) -> usize {
-        self.request.prompt.len() + self.request.max_new_tokens - 1
+        sequence.make_keys(self.block_tokens);
+        for index in sequence.n_kept..complete {
+            self.tables.keep(slot, index, sequence.keys[index]);
+        }
+        sequence.n_kept = complete;
     }
 
-    /// The row that the step gets next gives a token.
-    fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
-        let sampling = self.request.sampling;
-        let coin = if sampling.temperature == 0.0 { 0.0 } else { self.random.coin() };
-        self.last_token = Some(RowToken::Sampled(step.logit_rows.len() as u32));
-        self.n_generated += 1;
-        step.logit_rows.push(LogitRow { row: step.rows.len() as u32, sampling, coin, slot, request: self.id });
+    /// Has the rings of a slot copied before the next step, as they were at `position`, the end of a block that was
+    /// kept.
+    fn keep_snapshot(&mut self, slot: usize, position: usize) {
+        let Some(sequence) = self.slots[slot].as_mut().filter(|sequence| sequence.is_kept) else { return };
+        if !self.keeps_prefixes || position <= sequence.last_snapshot {
+            return;
+        }
+        sequence.last_snapshot = position;
+        for key in self.tables.take_evicted() {
+            self.snapshots.give_up(&key);
+        }
+        let (key, newest) = (sequence.keys[position / self.block_tokens - 1], sequence.n_forwarded - 1);
+        self.snapshots.keep(key, slot, position, newest, &mut self.copies);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::ModelConfig;
-    use crate::dtype::Dtype;
-    use crate::graph::StepShape;
-    use crate::graph::kv_cache::KvRequest;
-    use crate::tuning::table::StepKind;
-
-    fn scheduler(n_slots: usize, max_rows: usize, capacity_tokens: usize, pool_blocks: usize) -> Scheduler {
-        let config = ModelConfig {
-            vocab_size: 10,
-            hidden_size: 2,
-            num_experts: 1,
-            experts_per_token: 1,
-            intermediate_size: 2,
-            num_hidden_layers: 2,
-            head_dim: 2,
-            num_attention_heads: 1,
-            num_key_value_heads: 1,
-            max_seq_len: 4096,
-            initial_context_length: 4096,
-            rope_theta: 1e4,
-            rope_scaling_factor: 1.0,
-            sliding_window: 0,
-            swiglu_limit: 7.0,
-        };
-        let block_bytes = 2 * 64 * 2 * 4 * config.num_hidden_layers;
-        let request = KvRequest {
-            n_slots,
-            capacity_tokens,
-            max_rows,
-            dtype: Dtype::F32,
-            matrix_layout: false,
-            odd_window: None,
-            budget_bytes: pool_blocks * block_bytes,
-        };
-        Scheduler::new(&KvLayout::new(&config, &request).unwrap(), max_rows)
-    }
-
-    fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
-        Request::new(prompt.to_vec(), max_new_tokens, vec![9], Sampling::GREEDY)
-    }
-
-    fn told(request: usize, token: u32) -> Event {
-        Event::Token { request: RequestId(request), token, logprobs: None }
-    }
-
-    fn rows(step: &Step) -> Vec<(u32, u32, u32)> {
-        let id = |token| match token {
-            RowToken::Id(id) => id,
-            RowToken::Sampled(i) => 100 + i,
-        };
-        step.rows.iter().map(|row| (row.slot, row.position, id(row.token))).collect()
-    }
-
-    #[test]
-    fn prompts_run_in_chunks_and_mix_with_generation() {
-        let mut scheduler = scheduler(2, 4, 64, 100);
-        scheduler.submit(request(&[1, 2], 2));
-        scheduler.submit(request(&[3, 4, 5, 6], 1));
-        let first = scheduler.next_step();
-        assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)]);
-        assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
-        assert_eq!(scheduler.advance(&first, &[7]), [told(0, 7)]);
-
-        assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed });
-
-        let second = scheduler.next_step();
-        assert_eq!(rows(&second), [(0, 2, 7), (1, 2, 5), (1, 3, 6)]);
-        assert_eq!(second.shape(), StepShape { n_rows: 3, n_logit_rows: 2, kind: StepKind::Mixed });
-        let events = scheduler.advance(&second, &[8, 8]);
-        assert_eq!(
-            events,
-            [
-                told(0, 8),
-                Event::Finished { request: RequestId(0), reason: FinishReason::Length },
-                told(1, 8),
-                Event::Finished { request: RequestId(1), reason: FinishReason::Length },
-            ]
-        );
-        assert!(scheduler.is_idle());
-    }
-
-    #[test]
-    fn a_freed_slot_is_filled_in_the_next_step() {
-        let mut scheduler = scheduler(1, 8, 64, 100);
-        scheduler.submit(request(&[1], 5));
-        scheduler.submit(request(&[2], 5));
-        let step = scheduler.next_step();
-        assert_eq!(rows(&step), [(0, 0, 1)]);
-        assert_eq!(step.shape(), StepShape { n_rows: 1, n_logit_rows: 1, kind: StepKind::Decode });
-        let events = scheduler.advance(&step, &[9]);
-        assert_eq!(events[1], Event::Finished { request: RequestId(0), reason: FinishReason::Stop });
-        assert_eq!(rows(&scheduler.next_step()), [(0, 0, 2)]);
-    }
-
-    #[test]
-    fn a_step_that_is_made_before_the_tokens_are_known_takes_them_from_the_one_before() {
-        let mut scheduler = scheduler(2, 8, 64, 100);
-        scheduler.submit(request(&[1, 2], 9));
-        scheduler.submit(request(&[3], 2));
-        scheduler.submit(request(&[4], 9));
-        let first = scheduler.next_step();
-        assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3)]);
-        let second = scheduler.next_step();
-        assert_eq!(rows(&second), [(0, 2, 100), (1, 1, 101)]);
-        let token = told;
-        let finished = |request, reason| Event::Finished { request: RequestId(request), reason };
-        // The first stops (9); its row in the second step comes to nothing, and the second has had all it may.
-        let told = scheduler.advance(&first, &[9, 5]);
-        assert_eq!(told, [token(0, 9), finished(0, FinishReason::Stop), token(1, 5)]);
-        let third = scheduler.next_step();
-        assert_eq!(rows(&third), [(0, 0, 4)]);
-        assert_eq!(scheduler.advance(&second, &[7, 6]), [token(1, 6), finished(1, FinishReason::Length)]);
-        assert_eq!(rows(&scheduler.next_step()), [(0, 1, 100)]);
-        assert_eq!(scheduler.advance(&third, &[8]), [token(2, 8)]);
-    }
-
-    #[test]
-    fn a_sequence_waits_for_cache_blocks_and_is_not_overtaken() {
-        let mut scheduler = scheduler(3, 200, 128, 3);
-        scheduler.submit(request(&[1; 100], 1));
-        scheduler.submit(request(&[2; 100], 1));
-        scheduler.submit(request(&[3], 1));
-        let step = scheduler.next_step();
-        assert!(step.rows.iter().all(|row| row.token == RowToken::Id(1)));
-        scheduler.advance(&step, &[5]);
-        let step = scheduler.next_step();
-        assert_eq!(step.rows.iter().filter(|row| row.token == RowToken::Id(2)).count(), 100);
-        assert_eq!(step.rows.iter().filter(|row| row.token == RowToken::Id(3)).count(), 1);
-    }
-
-    #[test]
-    fn a_request_for_no_tokens_ends_without_a_step() {
-        let mut scheduler = scheduler(1, 1, 64, 100);
-        let id = scheduler.submit(request(&[1], 0));
-        assert_eq!(scheduler.take_ended(), [Event::Finished { request: id, reason: FinishReason::Length }]);
-        assert!(scheduler.is_idle());
-    }
-
-    #[test]
-    fn coins_are_those_of_the_seeds() {
-        // xorshift64* from state 1, worked out with Python's integers.
-        let mut random = XorShift::new(1);
-        let coins: Vec<u32> = (0..3).map(|_| (random.coin() * 16_777_216.0) as u32).collect();
-        assert_eq!(coins, EXPECTED_COINS);
-    }
-
-    const EXPECTED_COINS: [u32; 3] = [4_711_630, 11_259_814, 12_177_677];
-}
+mod tests;

@@ -29,7 +29,7 @@ impl Sampling {
 pub struct Request {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; with 0 the request ends at once.
+    /// Tokens to generate at most, fewer where the context leaves fewer; with 0 the request ends at once.
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
@@ -55,8 +55,9 @@ impl Request {
     }
 }
 
-/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what the
-/// mask forbids is left out; what it allows stays above that, however large a negative bias it has. The default changes nothing, and costs nothing.
+/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what
+/// the mask forbids is left out; what it allows stays above that, however large a negative bias it has. The default
+/// changes nothing, and costs nothing.
 #[derive(Debug, Default)]
 pub struct LogitChanges {
     /// Added to the logits of these ids; finite.
@@ -71,8 +72,8 @@ pub struct LogitChanges {
 
 /// Which tokens may come next, by what came before: a grammar.
 pub trait TokenMask: Send + std::fmt::Debug {
-    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None if
-    /// all may.
+    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None
+    /// if all may.
     fn allowed(&mut self) -> Option<&[u32]>;
 
     /// Takes the token that came.
@@ -93,8 +94,8 @@ pub struct TokenLogprob {
 pub struct LogitRowLogprobs {
     /// Of the token that was chosen.
     pub chosen: f32,
-    /// Of the most probable ones, the most probable first; of equal ones the lowest id. Those that cannot come, because a
-    /// mask forbids them, are left out.
+    /// Of the most probable ones, the most probable first; of equal ones the lowest id. Those that cannot come, because
+    /// a mask forbids them, are left out.
     pub top: Vec<TokenLogprob>,
 }
 
@@ -105,6 +106,8 @@ pub enum FinishReason {
     Stop,
     /// It generated as many tokens as it may: as many as it asked for, or its mask allows none to come next.
     Length,
+    /// Somebody cancelled it.
+    Cancelled,
 }
 
 /// What happened to a request.

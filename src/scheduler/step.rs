@@ -56,9 +56,24 @@ impl LogitRow {
     }
 }
 
+/// Blocks of a group's caches that are copied, of every layer keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The group of layers.
+    pub group: usize,
+    /// The first block that is read.
+    pub from: usize,
+    /// The first block that is written.
+    pub to: usize,
+    /// Blocks side by side.
+    pub n_blocks: usize,
+}
+
 /// The rows of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
+    /// What is copied before it, in this order.
+    pub copies: Vec<BlockCopy>,
     /// All of them.
     pub rows: Vec<Row>,
     /// Those that give a token.
@@ -79,6 +94,6 @@ impl Step {
         let (sampling, coin, request) = (Sampling::GREEDY, 0.0, RequestId(usize::MAX));
         let logit = |row: u32, slot: u32| LogitRow { row, sampling, coin, slot: slot as usize, request };
         let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();
-        Self { rows, logit_rows }
+        Self { copies: Vec::new(), rows, logit_rows }
     }
 }

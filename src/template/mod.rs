@@ -221,6 +221,12 @@ impl Template {
         format!("{}/{}", self.ops.join("+"), self.variant)
     }
 
+    /// Whether this is its [`Self::label`].
+    pub fn is_labelled(&self, label: &str) -> bool {
+        let is_own = |(ops, variant): (&str, &str)| variant == self.variant && ops.split('+').eq(&self.ops);
+        label.rsplit_once('/').is_some_and(is_own)
+    }
+
     /// The order in which templates are taken where no tuning row decides: the highest priority first, then by name.
     pub fn rank(&self) -> (Reverse<i64>, &str) {
         (Reverse(self.priority), &self.variant)

@@ -291,6 +291,11 @@ impl Tokenizer {
         self.vocabulary.special(name.as_bytes())
     }
 
+    /// Whether an id is that of a special token, whose bytes are a name and no text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocabulary.is_special(id)
+    }
+
     /// The bytes of a token: whole, even where gpt-oss-amd's program would stop printing at a NUL. A special token
     /// gives its name; `<0x0A>` in a `tokenizer.bin` gives the byte that it stands for. One token need not be
     /// whole characters: [`stream::TextStream`] puts them together.

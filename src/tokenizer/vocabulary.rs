@@ -151,6 +151,10 @@ impl Vocabulary {
         self.specials.get(name).copied()
     }
 
+    pub fn is_special(&self, id: u32) -> bool {
+        self.piece(id).is_some_and(|name| self.special(name) == Some(id))
+    }
+
     /// The special tokens named in a text, as (offset, length, id): the leftmost first, the longest where several
     /// begin. Where `is_meant` denies the bytes from an offset and of a length, they are text.
     pub fn specials_in<'a>(

@@ -21,6 +21,8 @@ use table::{Facts, Provenance, Row, StepKind, Table};
 pub struct TuningTables {
     /// One for each folder, the first one searched first; the built-in ones last.
     layers: Vec<Vec<Table>>,
+    /// Files of folders that are no tables, by their names without `.toml`: no obstacle where their chip is not.
+    broken: Vec<(String, TuningError)>,
 }
 
 /// What is asked of the tables.
@@ -109,19 +111,49 @@ impl TuningTables {
         cli_dir.map(Path::to_path_buf).into_iter().chain(from_config).collect()
     }
 
-    /// Reads the `.toml` files of these folders, then the built-in ones.
+    /// Reads the `.toml` files of these folders, then the built-in ones. What is wrong with a file of a folder is told
+    /// by [`Self::check_for`].
     ///
     /// # Errors
-    /// The first folder or file that cannot be read or is wrong.
+    /// The first folder that cannot be read.
     pub fn load(search: &[PathBuf]) -> Result<Self, TuningError> {
-        let mut layers: Vec<Vec<Table>> = search.iter().map(|folder| read_folder(folder)).collect::<Result<_, _>>()?;
+        let mut broken = Vec::new();
+        let read = |folder: &PathBuf| read_folder(folder, &mut broken);
+        let mut layers: Vec<Vec<Table>> = search.iter().map(read).collect::<Result<_, _>>()?;
         let built_in = embedded::TUNING.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
         layers.push(
             built_in
                 .map(|(name, text)| Table::parse(name, &format!("<built in>/{name}.toml"), text))
                 .collect::<Result<_, _>>()?,
         );
-        Ok(Self { layers })
+        Ok(Self { layers, broken })
+    }
+
+    /// Whether the tables that concern a target could be read; of others that could not, warns.
+    ///
+    /// # Errors
+    /// What is wrong with the first of them.
+    pub fn check_for(&self, target: &Target) -> Result<(), TuningError> {
+        let families = target.families();
+        for (name, error) in &self.broken {
+            if families.contains(name) {
+                return Err(error.clone());
+            }
+            tracing::warn!("{error}; {} does without this table", target.arch);
+        }
+        Ok(())
+    }
+
+    /// What is wrong with files of folders, whatever chip they are for.
+    pub fn broken(&self) -> impl Iterator<Item = &TuningError> {
+        self.broken.iter().map(|(_, error)| error)
+    }
+
+    /// The rows of the tables that concern a target.
+    pub fn rows_for<'a>(&'a self, target: &Target) -> impl Iterator<Item = &'a Row> + use<'a> {
+        let families = target.families();
+        let tables = self.layers.iter().flatten().filter(move |table| families.contains(&table.name));
+        tables.flat_map(|table| &table.rows)
     }
 
     /// Tables from texts, one layer: name without `.toml`, and text.
@@ -130,7 +162,7 @@ impl TuningTables {
     /// The first that is wrong.
     pub fn from_texts(texts: &[(&str, &str)]) -> Result<Self, TuningError> {
         let tables = texts.iter().map(|(name, text)| Table::parse(name, &format!("{name}.toml"), text));
-        Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?] })
+        Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new() })
     }
 
     /// The row that applies in a step of this kind, or none: then the templates' priorities and defaults decide.
@@ -157,9 +189,7 @@ impl TuningTables {
 
     /// Whether any row that concerns a target uses this template.
     pub fn use_template(&self, template: &str, target: &Target) -> bool {
-        let families = target.families();
-        let mut tables = self.layers.iter().flatten().filter(|table| families.contains(&table.name));
-        tables.any(|table| table.rows.iter().any(|row| row.template == template))
+        self.rows_for(target).any(|row| row.template == template)
     }
 
     /// The user's own folder of tables, which need not exist.
@@ -202,9 +232,7 @@ impl TuningTables {
         query: &Query,
         target: &Target,
     ) -> impl Iterator<Item = &'a BTreeMap<String, u32>> + use<'a> {
-        let families = target.families();
-        let of_target = self.layers.iter().flatten().filter(|table| families.contains(&table.name));
-        let rows = of_target.flat_map(|table| &table.rows).filter(|row| row.template == template);
+        let rows = self.rows_for(target).filter(|row| row.template == template);
         let is_of_types = |row: &&Row| row.op == query.op && row.asks_for_types_of(&query.facts);
         rows.filter(is_of_types).map(|row| &row.params).collect::<Vec<_>>().into_iter()
     }
@@ -242,7 +270,8 @@ impl TuningTables {
 /// The longest table; the longest in the tree has some thousand lines.
 pub const MAX_TABLE_BYTES: u64 = 64 << 20;
 
-fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
+/// The tables of a folder; those that are wrong go to `broken`.
+fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result<Vec<Table>, TuningError> {
     let wrong = |path: &Path| {
         let path = path.to_path_buf();
         move |source| TuningError::Read { path, source: Arc::new(source) }
@@ -254,8 +283,11 @@ fn read_folder(folder: &Path) -> Result<Vec<Table>, TuningError> {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let text = mapped_file::read_to_string(&path, MAX_TABLE_BYTES).map_err(wrong(&path))?;
-        tables.push(Table::parse(&name, &path.display().to_string(), &text)?);
+        let text = mapped_file::read_to_string(&path, MAX_TABLE_BYTES).map_err(wrong(&path));
+        match text.and_then(|text| Table::parse(&name, &path.display().to_string(), &text)) {
+            Ok(table) => tables.push(table),
+            Err(error) => broken.push((name, error)),
+        }
     }
     Ok(tables)
 }

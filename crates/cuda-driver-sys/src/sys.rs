@@ -103,6 +103,8 @@ functions! {
     memcpy_to_device, "cuMemcpyHtoDAsync_v2":
         fn(to: DevicePointer, from: *const c_void, len_bytes: usize, stream: Handle);
     memcpy_to_host, "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: DevicePointer, len_bytes: usize, stream: Handle);
+    memcpy_on_device, "cuMemcpyDtoDAsync_v2":
+        fn(to: DevicePointer, from: DevicePointer, len_bytes: usize, stream: Handle);
     stream_create, "cuStreamCreate": fn(stream: *mut Handle, flags: c_uint);
     stream_destroy, "cuStreamDestroy_v2": fn(stream: Handle);
     stream_synchronize, "cuStreamSynchronize": fn(stream: Handle);

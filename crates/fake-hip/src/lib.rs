@@ -228,6 +228,11 @@ pub unsafe extern "C" fn hipHostFree(pointer: *mut c_void) -> c_int {
     call("hipHostFree", "", |state| release(state, pointer, |kind| kind == Kind::Pinned))
 }
 
+/// Whether two ranges of the same length have a byte in common: what a copy makes of it nobody knows.
+fn overlap(to: *const c_void, from: *const c_void, len_bytes: usize) -> bool {
+    to.addr().abs_diff(from.addr()) < len_bytes
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemcpyAsync(
     to: *mut c_void,
@@ -236,7 +241,7 @@ pub unsafe extern "C" fn hipMemcpyAsync(
     kind: c_int,
     stream: *mut c_void,
 ) -> c_int {
-    let direction = ["host to host", "to the device", "from the device"];
+    let direction = ["host to host", "to the device", "from the device", "on the device"];
     let direction = direction.get(kind as usize).copied().unwrap_or("somewhere");
     call("hipMemcpyAsync", format!("{len_bytes} {direction}"), |state| {
         let device = current()?;
@@ -245,6 +250,7 @@ pub unsafe extern "C" fn hipMemcpyAsync(
         let fits = match kind {
             1 => kinds == (Some(Kind::Pinned), Some(Kind::Device(device))),
             2 => kinds == (Some(Kind::Device(device)), Some(Kind::Pinned)),
+            3 => kinds == (Some(Kind::Device(device)), Some(Kind::Device(device))) && !overlap(to, from, len_bytes),
             _ => false,
         };
         let stream = stream_of(state, stream)?;

@@ -162,7 +162,8 @@ impl State {
                     self.sticky = status::LAUNCH_FAILURE;
                     return;
                 }
-                // SAFETY: both ranges are in memory that is still allocated, and are of different allocations.
+                // SAFETY: both ranges are in memory that is still allocated, and do not overlap: of one allocation,
+                // that was checked, and others are apart.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len_bytes) };
             }
             Work::Set { to, byte, len_bytes } => {

@@ -172,6 +172,17 @@ pub trait Driver: Send + Sync {
     /// [`GpuError::Range`] when the view is shorter.
     fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError>;
 
+    /// Copies all of `from` to the start of `to`, which shares no byte with it: after everything launched so far and
+    /// before what is launched next.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when it does not fit or the memory is read-only.
+    fn copy(&self, from: &BufferView, to: &BufferView) -> Result<(), GpuError> {
+        let mut bytes = vec![0; from.len_bytes()];
+        self.read(from, &mut bytes)?;
+        self.write(to, &bytes)
+    }
+
     /// Waits until everything launched so far is done.
     ///
     /// # Errors

@@ -219,6 +219,17 @@ impl BufferView {
         Ok(())
     }
 
+    /// Copies all of another view to the start of this one. The caller holds the driver's lock: nothing else reads or
+    /// writes meanwhile.
+    pub(crate) fn copy_from_view(&self, from: &BufferView) -> Result<(), GpuError> {
+        self.check_write(from.len_bytes)?;
+        let (source, address) = (from.host_address()?, self.host_address()?);
+        // SAFETY: both views lie within their buffers, this one is long enough and writable (checked above), and the
+        // copy is one that allows for overlap.
+        unsafe { std::ptr::copy(source, address, from.len_bytes) };
+        Ok(())
+    }
+
     /// Copies out of the view. The caller holds the driver's lock: nothing writes meanwhile.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) -> Result<(), GpuError> {
         self.check_read(bytes.len())?;
@@ -251,6 +262,11 @@ mod tests {
         view.copy_to(&mut back).unwrap();
         assert_eq!(back, [1, 2, 3, 4]);
         assert!(matches!(view.copy_from(&[0; 5]), Err(GpuError::Range { available_bytes: 4, .. })));
+        let other = Buffer::pages(3).unwrap().view().slice(0, 3).unwrap();
+        assert!(matches!(other.copy_from_view(&view), Err(GpuError::Range { available_bytes: 3, .. })));
+        other.copy_from_view(&view.slice(1, 3).unwrap()).unwrap();
+        other.copy_to(&mut back[..3]).unwrap();
+        assert_eq!(back, [2, 3, 4, 4]);
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub mod attribute {
 pub const MEMCPY_HOST_TO_DEVICE: c_int = 1;
 /// `hipMemcpyKind`: device to host.
 pub const MEMCPY_DEVICE_TO_HOST: c_int = 2;
+/// `hipMemcpyKind`: device to device.
+pub const MEMCPY_DEVICE_TO_DEVICE: c_int = 3;
 /// A stream that does not wait for the default stream, nor that one for it.
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 /// `hipHostMalloc` with no special wishes: pinned, and visible to every device.

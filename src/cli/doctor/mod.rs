@@ -198,7 +198,9 @@ fn templates() -> anyhow::Result<Vec<String>> {
 /// The folders in the order in which they are searched.
 fn tuning() -> anyhow::Result<Vec<String>> {
     let search = TuningTables::default_search(None);
-    TuningTables::load(&search)?;
+    if let Some(broken) = TuningTables::load(&search)?.broken().next() {
+        return Err(broken.clone().into());
+    }
     Ok(search.iter().map(|folder| folder.display().to_string()).chain(["built in".to_owned()]).collect())
 }
 

@@ -158,6 +158,7 @@ impl Setup {
         let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
         let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
         let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
+        tables.check_for(&target)?;
         Ok(Self { library, tables, store, target, opened })
     }
 

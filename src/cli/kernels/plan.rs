@@ -74,7 +74,7 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
     let model = args.cache.model_options(precision, sizes, kv_budget_bytes);
     let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target)?;
-    let chooser = Chooser::new(library, tables, target);
+    let chooser = Chooser::new(library, tables, target)?;
     let decisions = Decisions::new(&graph, &chooser, limits)?;
     let overruled = Overruled::all(&graph, &chooser, &decisions);
     args.check_ops(&decisions)?;

@@ -140,11 +140,11 @@ impl Chat<'_> {
                 if self.stop.contains(&token) && !self.harmony.stop_ids().contains(&token) {
                     continue;
                 }
-                for parsed in parser.push(token)? {
+                for parsed in parser.push(token) {
                     answer.take(parsed, self.output)?;
                 }
             }
-            if answer.is_over {
+            if answer.is_over || parser.is_over() {
                 self.engine.abort();
             }
         }
@@ -164,8 +164,7 @@ struct Answer {
     n_tokens: usize,
     /// Whether words of an earlier message are on the screen.
     has_words: bool,
-    /// A final message is complete, even where the model ends it as if more came, or it began to speak for somebody
-    /// else.
+    /// A final message is complete, even where the model ends it as if more came.
     is_over: bool,
 }
 
@@ -174,7 +173,6 @@ impl Answer {
     fn take(&mut self, parsed: Parsed, output: &Output) -> anyhow::Result<()> {
         match parsed {
             _ if self.is_over => {}
-            Parsed::Started(message) if message.role != Role::Assistant => self.is_over = true,
             Parsed::Started(message) => {
                 if self.has_words && is_for_user(message.channel.as_ref()) && !output.is_json() {
                     output.text("\n")?;

@@ -10,7 +10,7 @@ use gptoss_jit::checkpoint::encoding::Encoding;
 use gptoss_jit::checkpoint::random::RandomNumbers;
 use gptoss_jit::config::ModelConfig;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::ModelOptions;
+use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::error::Hint;
 use gptoss_jit::graph::error::PlanError;
@@ -136,7 +136,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
     let (target, driver) = device;
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let pipeline = Pipeline::new(library, tables, target, store(), driver);
+    let pipeline = Pipeline::new(library, tables, target, store(), driver).expect("tables that are right");
     let model = ModelOptions {
         precision: Precision::Bf16,
         kv_dtype: Dtype::Bf16,
@@ -146,6 +146,8 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         max_logit_rows: 32,
         odd_window: None,
         kv_budget_bytes: 1 << 30,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
     };
     Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
 }

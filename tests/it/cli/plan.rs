@@ -10,7 +10,7 @@ use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::choice::Chooser;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions};
+use gptoss_jit::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineOptions};
 use gptoss_jit::graph::StepShape;
 use gptoss_jit::graph::decisions::Decisions;
@@ -137,11 +137,13 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
         max_logit_rows: 1,
         odd_window: None,
         kv_budget_bytes: 1 << 30,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
     };
     let library = || Library::load(&[]).expect("built in");
     let tables = || TuningTables::from_texts(&[("host", ROWS)]).expect("right");
     let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &Target::host()).expect("fits");
-    let chooser = Chooser::new(library(), tables(), Target::host());
+    let chooser = Chooser::new(library(), tables(), Target::host()).expect("tables that are right");
     let decisions = Decisions::new(&graph, &chooser, limits).expect("templates fit");
     let first = |decision| &decisions.ranking(decision).choices[0];
     let planned: BTreeSet<(String, Params)> =
@@ -150,7 +152,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let driver = Arc::new(HostDriver::new(1).expect("a thread"));
-    let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver);
+    let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver).expect("tables that are right");
     let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &()).expect("loads");
     let loaded = engine.executor().kernels().into_iter();
     let loaded: BTreeSet<(String, Params)> =

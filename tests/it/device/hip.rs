@@ -1,6 +1,7 @@
 //! The `hip` device against a fake runtime (`crates/fake-hip`): what is called and in which order, what is given back,
 //! and what is said when a call fails.
 
+mod ahead;
 mod auto;
 mod commands;
 mod driver;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::ModelOptions;
+use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
@@ -41,7 +41,7 @@ pub fn load(target: Target, store: Store, driver: Arc<dyn Driver>, n_slots: usiz
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
     let checkpoint = Checkpoint::open(&path, Layout::Auto).expect("the tiny model");
     let (library, tables) = (Library::load(&[]).expect("built in"), TuningTables::load(&[]).expect("built in"));
-    let pipeline = Pipeline::new(library, tables, target, store, driver);
+    let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
     let model = ModelOptions {
         precision: Precision::F32,
         kv_dtype: Dtype::F32,
@@ -51,6 +51,8 @@ pub fn load(target: Target, store: Store, driver: Arc<dyn Driver>, n_slots: usiz
         max_logit_rows: n_slots,
         odd_window: None,
         kv_budget_bytes: 1 << 30,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::OFF,
     };
     Engine::load(&checkpoint, EngineOptions { pipeline, model }, &()).expect("loads")
 }

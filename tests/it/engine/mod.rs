@@ -5,5 +5,6 @@ pub mod generate;
 pub mod getp;
 mod not_numbers;
 pub mod seeds;
+mod sharing;
 pub mod startup;
 pub mod tiny;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::ModelOptions;
+use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::error::Hint;
 use gptoss_jit::graph::kv_cache::KvTooLarge;
@@ -30,16 +30,17 @@ use crate::fixtures::program::{run, shared_cache};
 /// How a fixture is run in this process.
 #[derive(Clone, Copy)]
 pub struct How {
-    n_slots: usize,
-    max_rows: usize,
-    threads: usize,
-    kv_budget_bytes: usize,
+    pub n_slots: usize,
+    pub max_rows: usize,
+    pub threads: usize,
+    pub kv_budget_bytes: usize,
+    pub n_snapshots: usize,
 }
 
-pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30 };
+pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
 
 /// Three at a time in pieces of five, so that windows go round.
-const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30 };
+const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
 
 fn engine(fixture: &Fixture, how: How) -> Engine {
     load(fixture, how).expect("loads")
@@ -66,7 +67,7 @@ pub fn load_checkpoint(
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver);
+    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver).expect("tables that are right");
     let model = ModelOptions {
         precision: Precision::F32,
         kv_dtype: Dtype::F32,
@@ -76,6 +77,8 @@ pub fn load_checkpoint(
         max_logit_rows: how.n_slots,
         odd_window: None,
         kv_budget_bytes: how.kv_budget_bytes,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128 },
     };
     Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
 }
@@ -202,7 +205,7 @@ fn an_engine_stops_refuses_forgets_and_goes_on() {
     let refused = [
         (greedy(&[], 1, &[]), "the prompt has no tokens"),
         (greedy(&[3, 131], 1, &[]), "token id 131 at position 1 is not below the model's vocab_size, 131"),
-        (greedy(&[1; 58], 2, &[]), "the prompt has 58 tokens and 2 are wanted, a sequence may have 57"),
+        (greedy(&[1; 58], 2, &[]), "the prompt has 58 tokens, a sequence may have 57"),
     ];
     for (request, message) in refused {
         let error: EngineError = engine.submit(request).expect_err(message);

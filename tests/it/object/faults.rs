@@ -140,7 +140,7 @@ fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced
     let pipeline = || {
         let store = Store::new(Cache::open(folder.path(), Limits::default()), options());
         let (library, driver) = (Library::from_layers(vec![Layer::built_in()]), HostDriver::new(1).unwrap());
-        Pipeline::new(library, TuningTables::load(&[]).unwrap(), Target::host(), store, Arc::new(driver))
+        Pipeline::new(library, TuningTables::load(&[]).unwrap(), Target::host(), store, Arc::new(driver)).unwrap()
     };
     let problem = Problem::plain("take_token", Precision::F32);
     let wanted = [KernelRequest { problem: problem.clone(), n_rows: 1, step: StepKind::Decode }];

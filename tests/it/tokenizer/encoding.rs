@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use bytes::Bytes;
 use gptoss_jit::harmony::parser::{Ending, Event};
-use gptoss_jit::harmony::{Channel, Harmony, HarmonyError, Message, Role, prompt_text};
+use gptoss_jit::harmony::{Channel, Harmony, HarmonyError, Message, Part, Role};
 use gptoss_jit::tokenizer::split::Split;
 use gptoss_jit::tokenizer::{Tokenizer, TokenizerError};
 use proptest::prelude::*;
@@ -204,8 +204,8 @@ fn text_that_is_not_utf8_is_refused_where_words_are_split() {
 }
 
 fn parse(harmony: &Harmony, ids: &[u32]) -> Vec<Event> {
-    let mut parser = harmony.parser();
-    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id).unwrap()).collect();
+    let mut parser = harmony.transcript_parser();
+    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
     events.extend(parser.finish());
     events
 }
@@ -277,29 +277,6 @@ fn a_tool_call_parses_wherever_its_recipient_stands() {
     }
 }
 
-#[test]
-fn output_that_breaks_the_format_loses_no_text() {
-    let unfinished = |message| vec![(message, Ending::Unfinished)];
-    let plain = |text: &str| Message::new(Role::Assistant, text);
-    for (text, want) in [
-        ("", vec![]),
-        ("<|channel|>final<|message|>Hal", unfinished(Message::assistant(Channel::Final, "Hal"))),
-        (" just text", unfinished(plain(" just text"))),
-        ("<|message|>a<|channel|>b", unfinished(plain("a<|channel|>b"))),
-        ("<|message|>a<|end|>b<|message|>c<|end|>", vec![(plain("a"), Ending::End), (plain("c"), Ending::End)]),
-        ("<|message|>a<|start|>user<|message|>b", {
-            let user = Message::new(Role::User, "b");
-            vec![(plain("a"), Ending::Unfinished), (user, Ending::Unfinished)]
-        }),
-        ("<|channel|>gossip<|message|>x<|return|>", {
-            vec![(Message::assistant(Channel::Other("gossip".into()), "x"), Ending::Return)]
-        }),
-        ("<|end|><|end|><|start|><|start|><|return|>", vec![]),
-    ] {
-        assert_eq!(ended(&written(text)), want, "{text}");
-    }
-}
-
 fn messages() -> impl Strategy<Value = Vec<Message>> {
     let channel = prop_oneof![Just(Channel::Commentary), Just(Channel::Final), Just(Channel::Analysis)];
     let text = "[a-z<|>é🎈\n ]{0,20}|<\\|end\\|>";
@@ -326,7 +303,7 @@ proptest! {
         let parsed = ended(&parse(&harmony, &[&first[2..], &ids[..]].concat()));
         let last_final = conversation.iter().rposition(|message| message.channel == Some(Channel::Final));
         let kept = conversation.iter().enumerate().filter(|(i, message)| {
-            message.channel != Some(Channel::Analysis) || last_final.is_none_or(|last| *i > last)
+            message.part() != Part::Reasoning || last_final.is_none_or(|last| *i > last)
         });
         let want: Vec<Message> = kept.map(|(_, message)| message.clone()).collect();
         let got: Vec<Message> = parsed.into_iter().skip(1).map(|(message, _)| message).collect();
@@ -337,9 +314,11 @@ proptest! {
 #[test]
 fn a_prompts_ids_spell_its_text() {
     let conversation = [Message::new(Role::System, "Be brief."), Message::new(Role::User, "Say <|end|>.")];
-    let tokenizer = Tokenizer::o200k_harmony();
-    let ids = Harmony::new(tokenizer.clone()).unwrap().prompt(&conversation).unwrap();
-    assert_eq!(tokenizer.decode_all(&ids).unwrap(), prompt_text(&conversation).as_bytes());
+    let harmony = Harmony::new(Tokenizer::o200k_harmony()).unwrap();
+    let ids = harmony.prompt(&conversation).unwrap();
+    let text =
+        "<|start|>system<|message|>Be brief.<|end|><|start|>user<|message|>Say <|end|>.<|end|><|start|>assistant";
+    assert_eq!(harmony.spelled(&ids), text);
     assert_eq!(ids.iter().filter(|&&id| id == 200_007).count(), 2, "what the user writes ends no message");
 }
 

@@ -3,4 +3,6 @@
 pub mod chat;
 mod chat_template;
 pub mod encoding;
+pub mod outputs;
+mod prompts;
 pub mod tokenizer_choice;

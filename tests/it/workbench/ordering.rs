@@ -12,6 +12,7 @@ use gptoss_jit::target::Target;
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::workbench::check::{Checker, Runner, Selection};
 use gpu::sim::SimDriver;
+use tempfile::TempDir;
 
 use crate::fixtures::program::{file, repository, shared_cache};
 use crate::fixtures::say;
@@ -102,8 +103,12 @@ enum { N = {{ hidden_size }}, SLOTS = 2, TILE_T = 2, TILE_N = (N + 3) / 4 * 4, T
 }
 "#;
 
-/// What `kernels check` finds wrong with a template of the library and of this folder, on its first shape.
-fn failures_in(folder: &Path, arch: &str, op: &str, variant: &str) -> Vec<String> {
+/// What templates are tried on.
+const ARCHS: [&str; 3] = ["gfx1100", "gfx942", "sm_90"];
+
+/// What `kernels check` finds wrong with a template of the library and of this folder, on its first shape, with its
+/// default parameters or with all.
+fn failures_in(folder: &Path, arch: &str, op: &str, variant: &str, all_params: bool) -> Vec<String> {
     let library = Library::from_layers(vec![Layer::read(folder).expect("read"), Layer::built_in()]);
     let target = Target::gpu(arch).expect("known").simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
@@ -113,7 +118,7 @@ fn failures_in(folder: &Path, arch: &str, op: &str, variant: &str) -> Vec<String
     let runner = Some(Runner { target: &target, driver: &driver });
     let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
     let (op, variant) = (Some(op.into()), Some(variant.into()));
-    let selection = Selection { op, variant, first_shape: true, ..Selection::default() };
+    let selection = Selection { op, variant, all_params, first_shape: true, ..Selection::default() };
     let checked = checker.check(&selection, &mut |_| {});
     assert!(!checked.is_empty() && checked.iter().all(|checked| checked.n_cases > 0), "{checked:?}");
     checked.iter().flat_map(|checked| checked.failures.iter().map(ToString::to_string)).collect()
@@ -124,7 +129,7 @@ fn failures(template: &str, name: &str, text: &str) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let _ = file(folder.path(), "embedding/own.hip.j2", template.as_bytes());
     let _ = file(folder.path(), name, text.as_bytes());
-    failures_in(folder.path(), "gfx1100", "embedding", "own")
+    failures_in(folder.path(), "gfx1100", "embedding", "own", false)
 }
 
 /// The texts with one of these left out or made plain, each with what it was; `from` is where to begin.
@@ -197,7 +202,7 @@ fn includes(texts: &BTreeMap<String, String>, file: &str, other: &str) -> bool {
 /// By hand: `GPTOSS_JIT_SPARE=lib/moe cargo test what_in_templates -- --ignored --nocapture`. It prints what can be
 /// spared; docs/ordering.md has the list with reasons.
 #[test]
-#[ignore = "an hour: every fence, barrier and atomic of all templates"]
+#[ignore = "hours: every fence, barrier and atomic of all templates"]
 fn what_in_templates_can_be_spared() {
     let only = std::env::var("GPTOSS_JIT_SPARE").unwrap_or_default();
     let mut all = BTreeMap::new();
@@ -209,7 +214,7 @@ fn what_in_templates_can_be_spared() {
             n_mutants += 1;
             let folder = tempfile::tempdir().expect("a temporary folder");
             let _ = file(folder.path(), name, mutant.as_bytes());
-            let seen = ["gfx1100", "gfx942", "sm_90"].into_iter().find_map(|arch| {
+            let seen = |all_params, arch| {
                 let target = Target::gpu(arch).expect("known").simulated();
                 let users = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
                 // What else is of that chip alone is written in its instructions, which nobody simulates.
@@ -217,15 +222,18 @@ fn what_in_templates_can_be_spared() {
                 users.map(|template| (template.ops.join("+"), template.variant.clone())).find_map(|(op, variant)| {
                     let user = format!("{op}/{variant}.hip.j2");
                     let is_user = all.contains_key(&user) && includes(&all, &user, name);
-                    let failures = if is_user { failures_in(folder.path(), arch, &op, &variant) } else { Vec::new() };
+                    let failures_in = |folder: &TempDir| failures_in(folder.path(), arch, &op, &variant, all_params);
+                    let failures = if is_user { failures_in(&folder) } else { Vec::new() };
                     // What does not compile says nothing of order.
                     let failure = failures.into_iter().find(|failure| !failure.contains("could not compile"))?;
                     let whole = tempfile::tempdir().expect("a temporary folder");
-                    let own = failures_in(whole.path(), arch, &op, &variant);
-                    assert_eq!(own, Vec::<String>::new(), "{user} on {arch} as it is");
+                    assert_eq!(failures_in(&whole), Vec::<String>::new(), "{user} on {arch} as it is");
                     Some(format!("{user} on {arch}: {failure}"))
                 })
-            });
+            };
+            // Some parts of a template are rendered with some parameters alone.
+            let mut tries = [false, true].into_iter().flat_map(|all| ARCHS.map(|arch| (all, arch)));
+            let seen = tries.find_map(|(all_params, arch)| seen(all_params, arch));
             match seen {
                 Some(failure) => say(&format!("seen: {name} {what}: {}", failure.lines().next().unwrap_or_default())),
                 None => {

@@ -66,6 +66,12 @@ impl Calls for CudaCalls {
         self.cuda().check("cuMemcpyDtoHAsync", code)
     }
 
+    unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called {
+        // SAFETY: as above.
+        let code = unsafe { (self.cuda().memcpy_on_device)(to, from, len_bytes, stream) };
+        self.cuda().check("cuMemcpyDtoDAsync", code)
+    }
+
     fn create_stream(&self) -> Called<Handle> {
         let mut stream = ptr::null_mut();
         // SAFETY: as above.

@@ -75,6 +75,13 @@ impl Calls for HipCalls {
         self.hip.check("hipMemcpyAsync", code)
     }
 
+    unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called {
+        let (to, from) = (ptr::without_provenance_mut(to as usize), ptr::without_provenance(from as usize));
+        // SAFETY: as above.
+        let code = unsafe { (self.hip.memcpy_async)(to, from, len_bytes, sys::MEMCPY_DEVICE_TO_DEVICE, stream) };
+        self.hip.check("hipMemcpyAsync", code)
+    }
+
     fn create_stream(&self) -> Called<Handle> {
         let mut stream = ptr::null_mut();
         // SAFETY: as above.

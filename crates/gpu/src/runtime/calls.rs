@@ -51,6 +51,7 @@ pub(crate) trait Calls: Send + Sync {
     unsafe fn free_pinned(&self, pointer: *mut c_void) -> Called;
     unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called;
     unsafe fn copy_from_device(&self, to: *mut c_void, from: u64, len_bytes: usize, stream: Handle) -> Called;
+    unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called;
 
     /// A stream that does not wait for the default one.
     fn create_stream(&self) -> Called<Handle>;

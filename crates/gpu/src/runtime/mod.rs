@@ -217,6 +217,21 @@ impl<C: Chip> Driver for Gpu<C> {
         self.stream().staging(&self.device)?.read(address, bytes)
     }
 
+    fn copy(&self, from: &BufferView, to: &BufferView) -> Result<(), GpuError> {
+        let len_bytes = from.len_bytes();
+        to.check_write(len_bytes)?;
+        let (source, address) = (from.device_address(self.owner)?, to.device_address(self.owner)?);
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let _stream = self.stream();
+        // SAFETY: both views lie within allocations of this device, which are freed behind what is on the stream, and
+        // the one that is written is long enough.
+        self.device.call("copy on the device", |calls| unsafe {
+            calls.copy_on_device(address, source, len_bytes, self.device.stream)
+        })
+    }
+
     fn wait(&self) -> Result<(), GpuError> {
         let _stream = self.stream();
         self.device.synchronize()

@@ -189,6 +189,11 @@ impl Driver for SimDriver {
         view.copy_to(bytes)
     }
 
+    fn copy(&self, from: &BufferView, to: &BufferView) -> Result<(), GpuError> {
+        let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        to.copy_from_view(from)
+    }
+
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         work();
     }

@@ -156,6 +156,31 @@ fn small_writes_wait_for_nobody_and_arrive_in_order() {
 }
 
 #[test]
+fn a_copy_on_the_device_waits_for_nobody_and_is_in_order() {
+    let room = Room::new("arch = gfx1100, gfx1100");
+    {
+        let driver = room.driver();
+        let view = driver.allocate(100).unwrap().view();
+        let part = |from: usize, len: usize| view.slice(from, len).unwrap();
+        driver.write(&view, &bytes(100)).unwrap();
+        driver.copy(&part(0, 40), &part(60, 40)).unwrap();
+        driver.write(&view, &[9; 10]).unwrap();
+        driver.copy(&part(0, 0), &part(60, 0)).unwrap(); // nothing to do: no call
+        assert_eq!((room.count("hipMemcpyAsync 40 on the device"), room.count("hipStreamSynchronize")), (1, 0));
+        let mut back = vec![0; 100];
+        driver.read(&view, &mut back).unwrap();
+        assert_eq!(back, [&[9; 10], &bytes(100)[10..60], &bytes(100)[..40]].concat());
+
+        let too_long = driver.copy(&part(0, 41), &part(60, 40)).unwrap_err();
+        assert!(matches!(too_long, GpuError::Range { what: "write", len_bytes: 41, available_bytes: 40 }));
+        assert!(driver.copy(&part(0, 41), &part(40, 41)).is_err(), "the fake refuses what overlaps");
+        let elsewhere = HipDriver::new(&room.runtime(), 1).unwrap().allocate(100).unwrap().view();
+        assert!(matches!(driver.copy(&elsewhere, &view), Err(GpuError::ForeignMemory)));
+    }
+    room.assert_all_given_back();
+}
+
+#[test]
 fn a_mailbox_keeps_what_was_there_when_it_was_posted() {
     let room = Room::new("arch = gfx1100, gfx1100");
     {

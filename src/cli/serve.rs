@@ -1,0 +1,252 @@
+//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads, and
+//! drains before it ends.
+
+mod life;
+mod model;
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use axum::http::HeaderValue;
+use serde_json::json;
+
+use self::life::Life;
+use self::model::Served;
+use super::model::{DeviceArgs, KvArgs, ModelArgs};
+use super::output::Output;
+use super::tokenizer::TokenizerArgs;
+use super::usage::UsageError;
+use crate::device::Device;
+use crate::grammar::Grammars;
+use crate::harmony::Harmony;
+use crate::serve::history::History;
+use crate::serve::ids::Ids;
+use crate::serve::keys::Keys;
+use crate::serve::mailbox::Timeouts;
+use crate::serve::metrics::Metrics;
+use crate::serve::responses::store::Store;
+use crate::serve::{Date, Options, Server, router};
+
+/// Serve a model over HTTP, as OpenAI's API
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The address to listen on
+    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
+    host: String,
+
+    /// The port; 0 takes one that is free
+    #[arg(long, default_value_t = 8000, value_name = "PORT")]
+    port: u16,
+
+    /// A name that the model goes by in requests; may be given several times [default: the model's own]
+    #[arg(long, value_name = "NAME")]
+    model_name: Vec<String>,
+
+    /// Answer whatever name a request asks for
+    #[arg(long)]
+    any_model: bool,
+
+    /// Sequences at a time; others wait [default: as many as memory holds, at most 256; 8 on processors]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: Option<u32>,
+
+    /// Longest sequence, prompt and answer, in tokens [default: as long as the model and memory allow]
+    #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+
+    /// A key that requests have to bring; may be given several times
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+
+    /// A file of such keys, one a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// Web pages from this origin may ask, such as https://chat.example.com; `*` is all; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<HeaderValue>,
+
+    /// Requests that may wait for a slot; more are told to come back
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    max_queue: usize,
+
+    /// Tokens of prompts that may wait
+    #[arg(long, default_value_t = 1_000_000, value_name = "TOKENS")]
+    max_queued_tokens: usize,
+
+    /// Seconds that a request may wait for a slot [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    queue_timeout: Option<Duration>,
+
+    /// Seconds that a request may take [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    request_timeout: Option<Duration>,
+
+    /// Seconds for running requests to end in when the server is told to stop
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    drain: Duration,
+
+    /// The date in system messages, such as 2026-01-31; `none` leaves it out [default: the day's, in UTC]
+    #[arg(long, value_name = "DATE", value_parser = date)]
+    date: Option<Date>,
+
+    /// What the names of metrics begin with; `vllm:` gives the names that dashboards know
+    #[arg(long, default_value = "gptoss_", value_name = "PREFIX")]
+    metrics_prefix: String,
+
+    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text": "Hello<|return|>"}
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+
+    /// Log prompts and answers too
+    #[arg(long)]
+    log_content: bool,
+
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    cache: KvArgs,
+}
+
+/// More keys, besides those of the flags.
+const KEY_VARIABLE: &str = "GPTOSS_JIT_API_KEY";
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn date(text: &str) -> Result<Date, String> {
+    let is_date = text.len() == 10
+        && text
+            .bytes()
+            .enumerate()
+            .all(|(i, byte)| if matches!(i, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() });
+    match text {
+        "none" => Ok(Date::Omitted),
+        _ if is_date => Ok(Date::Fixed(text.to_owned())),
+        _ => Err("expected a date such as 2026-01-31, or `none`".into()),
+    }
+}
+
+/// Runs the command.
+pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let keys = args.keys()?;
+    let tcp = args.bind()?;
+    let address = tcp.local_addr().context("could not tell the address that is listened on")?;
+    if keys.is_empty() && !address.ip().is_loopback() {
+        output.warning(&format!("{address} is for everybody who reaches it: there is no `--api-key`"));
+    }
+    let life = Life::begin(tcp, args.n_workers())?;
+    if output.is_json() {
+        output.json(&json!({ "schema": 1, "url": format!("http://{address}") }))?;
+    } else {
+        output.line(&format!("http://{address}"))?;
+    }
+
+    let metrics = Metrics::default();
+    let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
+    let Served { backend, tokenizer, own_name, .. } = &served;
+    let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
+    let grammars = Arc::new(Grammars::new(tokenizer.clone()));
+    // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
+    std::thread::spawn({
+        let grammars = Arc::clone(&grammars);
+        move || grammars.warm()
+    });
+    let server = Arc::new(Server {
+        grammars,
+        backend: backend.clone(),
+        harmony: Harmony::new(tokenizer.clone())?,
+        tokenizer: tokenizer.clone(),
+        options: args.options(keys, model_names),
+        metrics,
+        ids: Ids::default(),
+        history: History::default(),
+        responses: Store::default(),
+        open: Arc::new(()),
+    });
+    output.note(&format!(
+        "serving {} on http://{address} after {:.2} s: {}",
+        server.options.model_names.join(", "),
+        start.elapsed().as_secs_f64(),
+        served.sizes
+    ));
+    life.run(router(server.clone()), &server, served.engine.as_deref(), args.drain, output)
+}
+
+impl Args {
+    fn bind(&self) -> anyhow::Result<TcpListener> {
+        let name = format!("{}:{}", self.host, self.port);
+        let found = (self.host.as_str(), self.port).to_socket_addrs();
+        let addresses: Vec<SocketAddr> = found.with_context(|| format!("could not find the address {name}"))?.collect();
+        let tcp = TcpListener::bind(&addresses[..]).with_context(|| format!("could not listen on {name}"))?;
+        tcp.set_nonblocking(true).context("could not make the listener wait for nobody")?;
+        Ok(tcp)
+    }
+
+    /// The keys of all three places.
+    fn keys(&self) -> anyhow::Result<Keys> {
+        let mut all = self.api_key.clone();
+        if let Some(path) = &self.api_key_file {
+            let text = fs::read_to_string(path).with_context(|| format!("could not read keys `{}`", path.display()))?;
+            let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            if lines.is_empty() {
+                return Err(UsageError(format!("`{}` holds no key", path.display())).into());
+            }
+            all.extend(lines.into_iter().map(str::to_owned));
+        }
+        all.extend(std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()));
+        if all.iter().any(String::is_empty) {
+            return Err(UsageError("an empty `--api-key` would open to everybody".into()).into());
+        }
+        Ok(Keys::new(all))
+    }
+
+    /// Threads that serve. On a processor they are few, so that they do not take the cores that compute.
+    fn n_workers(&self) -> usize {
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (n_cores / 2).clamp(1, if matches!(self.device.device, Device::Gpu { .. }) { 8 } else { 2 })
+    }
+
+    fn options(&self, keys: Keys, model_names: Vec<String>) -> Options {
+        Options {
+            model_names,
+            any_model: self.any_model,
+            date: self.date.clone().unwrap_or_default(),
+            keys,
+            timeouts: Timeouts { queue: self.queue_timeout, request: self.request_timeout },
+            cors_origins: self.cors_origin.clone(),
+            metrics_prefix: self.metrics_prefix.clone(),
+            log_content: self.log_content,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_dates() {
+        assert_eq!(date("none"), Ok(Date::Omitted));
+        assert_eq!(date("2026-01-31"), Ok(Date::Fixed("2026-01-31".into())));
+        assert!(["today", "2026-1-31", "2026/01/31", "2026-01-3é"].iter().all(|text| date(text).is_err()));
+    }
+
+    #[test]
+    fn seconds_are_not_negative() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["-1", "NaN", "inf", "x"].iter().all(|text| seconds(text).is_err()));
+    }
+}

@@ -1,0 +1,179 @@
+//! What is behind a server: an engine on its thread, or a script.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use sha2::{Digest, Sha256};
+
+use super::Args;
+use crate::checkpoint::Checkpoint;
+use crate::cli::model::ModelSizes;
+use crate::cli::output::Output;
+use crate::config::ModelConfig;
+use crate::engine::{Engine, Sizes};
+use crate::graph::kv_cache::{KvLayout, KvRequest};
+use crate::serve::backend::{Backend, ModelFacts};
+use crate::serve::engine_thread::EngineThread;
+use crate::serve::intake::Limits;
+use crate::serve::metrics::Metrics;
+use crate::serve::replay::{Replay, Scripts};
+use crate::tokenizer::Tokenizer;
+
+/// A backend and what belongs to it.
+pub(super) struct Served {
+    pub backend: Arc<dyn Backend>,
+    /// The same, if it is an engine.
+    pub engine: Option<Arc<EngineThread>>,
+    pub tokenizer: Tokenizer,
+    /// What the model is called where nobody says otherwise.
+    pub own_name: String,
+    /// In words.
+    pub sizes: String,
+}
+
+/// Sequences at a time on a processor, where more make each of them slower, and on a GPU.
+const CPU_SLOTS: usize = 8;
+const GPU_SLOTS: usize = 256;
+
+/// The context of gpt-oss: of a script without a model.
+const REPLAY_CONTEXT: usize = 131_072;
+
+impl Served {
+    /// Loads the model, or reads the script.
+    pub fn load(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        match &args.replay {
+            Some(path) => Self::script(args, path, metrics, output),
+            None => Self::engine(args, metrics, output),
+        }
+    }
+
+    fn engine(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        let checkpoint = args.model.open(output)?;
+        let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
+        tokenizer.check_model(checkpoint.config.vocab_size)?;
+        let sizes = |machine: &ModelSizes<'_>| sizes(args, &checkpoint.config, machine);
+        let engine = args.device.load_sized(&checkpoint, &args.cache, sizes, output)?;
+        let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
+        let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
+        let facts = facts(&limits, fingerprint(&checkpoint, &engine));
+        let thread =
+            EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
+        let engine = Arc::new(thread);
+        let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
+        Ok(Self { backend: engine.clone(), engine: Some(engine), tokenizer, own_name: own_name(args), sizes })
+    }
+
+    fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        let (tokenizer, longest, own_name) = if args.model.is_built_in() {
+            (args.tokenizer.of_model(None, None)?, REPLAY_CONTEXT, "replay".to_owned())
+        } else {
+            let checkpoint = args.model.open(output)?;
+            let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
+            (tokenizer, checkpoint.config.max_seq_len, own_name(args))
+        };
+        let scripts = Scripts::read(path, &tokenizer)?;
+        let context_tokens = args.context.map_or(longest, |n| n as usize);
+        let n_slots = args.batch.map_or(GPU_SLOTS, |n| n as usize);
+        let limits = args.limits(n_slots, context_tokens, tokenizer.vocab_size());
+        let digest = Sha256::digest(std::fs::read(path).unwrap_or_default());
+        let facts = facts(&limits, named(&digest));
+        let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
+        let sizes = format!("by the script `{}`", path.display());
+        Ok(Self { backend, engine: None, tokenizer, own_name, sizes })
+    }
+}
+
+impl Args {
+    fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> Limits {
+        let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
+        Limits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
+    }
+}
+
+fn facts(limits: &Limits, fingerprint: String) -> ModelFacts {
+    let Limits { context_tokens, vocab_size, .. } = *limits;
+    ModelFacts { context_tokens, vocab_size, fingerprint, created: crate::serve::now() }
+}
+
+/// The id that a model was asked for by, or the name of its file or folder.
+fn own_name(args: &Args) -> String {
+    match &args.model.model {
+        Some(path) if path.exists() => {
+            let named = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let name = if named.is_dir() { named.file_name() } else { named.file_stem() };
+            name.map_or_else(|| args.model.name(), |name| name.to_string_lossy().into_owned())
+        }
+        None if args.model.is_built_in() => "tiny".into(),
+        _ => args.model.name(),
+    }
+}
+
+/// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was asked
+/// for, else as long as the cache holds one.
+fn sizes(args: &Args, config: &ModelConfig, machine: &ModelSizes<'_>) -> Sizes {
+    let asked = args.context.map_or(config.max_seq_len, |n| (n as usize).min(config.max_seq_len));
+    let is_gpu = machine.target.is_gpu() && !machine.target.is_simulated;
+    let most = if is_gpu { GPU_SLOTS } else { CPU_SLOTS };
+    let layout = |n_slots: usize, n_tokens: usize, budget_bytes: usize| {
+        let Sizes { capacity_tokens, .. } = Sizes::for_tokens(n_slots, n_tokens, n_slots);
+        KvLayout::new(config, &KvRequest { n_slots, capacity_tokens, budget_bytes, ..machine.kv_request })
+    };
+    let mut n_slots = args.batch.map_or(most, |n| n as usize);
+    while args.batch.is_none() && n_slots > 1 {
+        let rings = layout(n_slots, asked, usize::MAX).map_or(usize::MAX, |layout| ring_bytes(&layout, config));
+        if rings <= machine.kv_request.budget_bytes / RINGS_SHARE {
+            break;
+        }
+        n_slots /= 2;
+    }
+    let mut n_tokens = asked;
+    while args.context.is_none()
+        && n_tokens > LEAST_CONTEXT
+        && layout(n_slots, n_tokens, machine.kv_request.budget_bytes).is_err()
+    {
+        n_tokens /= 2;
+    }
+    Sizes::for_tokens(n_slots, n_tokens, n_slots)
+}
+
+/// The rings of all slots take a quarter of the cache at most.
+const RINGS_SHARE: usize = 4;
+
+/// Nobody is given less without having asked; that it does not fit is then an error.
+const LEAST_CONTEXT: usize = 1024;
+
+fn ring_bytes(layout: &KvLayout, config: &ModelConfig) -> usize {
+    let is_ring = |l: &usize| layout.group_of_layer(*l).window.is_some();
+    (0..config.num_hidden_layers).filter(is_ring).map(|l| 2 * layout.layer_bytes(l)).sum()
+}
+
+/// A digest of what text depends on: the weights (their names, types and shapes, and the ends of each), the kernels'
+/// sources, the device and the type of keys and values.
+fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
+    const END_BYTES: usize = 1 << 10;
+    let mut hasher = Sha256::new();
+    let mut field = |bytes: &[u8]| {
+        hasher.update((bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    field(format!("{:?}", checkpoint.config).as_bytes());
+    for (name, tensor) in &checkpoint.tensors {
+        field(format!("{name} {} {:?}", tensor.dtype, tensor.shape).as_bytes());
+        if let Some(bytes) = tensor.bytes() {
+            field(&bytes[..bytes.len().min(END_BYTES)]);
+            field(&bytes[bytes.len().saturating_sub(END_BYTES)..]);
+        }
+    }
+    for (label, kernel) in engine.executor().kernels() {
+        field(label.as_bytes());
+        field(kernel.rendered.source.as_bytes());
+    }
+    field(engine.executor().memory_plan().device.as_bytes());
+    field(engine.kv_layout().dtype.name().as_bytes());
+    named(&hasher.finalize())
+}
+
+fn named(digest: &[u8]) -> String {
+    digest[..6].iter().fold("fp_".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+}

@@ -1,0 +1,263 @@
+//! Grammars: which tokens may come next, so that headers, calls and JSON are what they should be.
+//!
+//! One grammar ([`written`]) holds a whole generation, its channels included: masks on the content alone would forbid
+//! the model to think, or forget to begin. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
+//! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
+
+mod mask;
+mod vocabulary;
+mod written;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::error::Hint;
+use crate::harmony::Tool;
+use crate::scheduler::TokenMask;
+use crate::tokenizer::Tokenizer;
+
+use mask::GrammarMask;
+use written::Marks;
+
+/// What a generation must be like.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The tools that the model may call, if the choice lets it.
+    pub tools: Vec<Tool>,
+    /// Whether it may, or must.
+    pub choice: ToolChoice,
+    /// The form of the answer; any text if None.
+    pub format: Option<Format>,
+    /// Whether the model may think first. If not, the prompt already stands in `final`.
+    pub reasoning: bool,
+}
+
+/// Whether tools are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// No.
+    None,
+    /// As the model likes.
+    Auto,
+    /// One of them is.
+    Required,
+    /// The one with this name is.
+    Named(String),
+}
+
+/// The form of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Format {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that is valid by a schema.
+    Schema(Value),
+}
+
+/// Why there is no such grammar.
+#[derive(Debug, thiserror::Error)]
+pub enum GrammarError {
+    /// A tool's schema is invalid, or uses what cannot be enforced.
+    #[error("the parameters of the tool `{name}` cannot be enforced: {why}")]
+    Tool {
+        /// Its name.
+        name: String,
+        /// What is wrong with the schema.
+        why: String,
+    },
+    /// The same of the answer's.
+    #[error("the schema of the response format cannot be enforced: {why}")]
+    Format {
+        /// What is wrong with the schema.
+        why: String,
+    },
+    /// A name that no header can carry.
+    #[error("`{name}` cannot be the name of a tool")]
+    ToolName {
+        /// The name.
+        name: String,
+    },
+    /// A tool must be called, and it is not there.
+    #[error("the tool `{name}` must be called, and there is no such tool")]
+    NoSuchTool {
+        /// The name.
+        name: String,
+    },
+    /// A tool must be called, and there is none.
+    #[error("a tool must be called, and there is none")]
+    NoTools,
+    /// A tool must be called where the answer has begun.
+    #[error("a tool must be called, and the prompt already stands in the answer")]
+    NoRoomForCalls,
+    /// The vocabulary has no such tokens.
+    #[error("the tokenizer lacks special tokens of harmony: {}", names.join(" "))]
+    MissingSpecials {
+        /// Those that it lacks.
+        names: Vec<&'static str>,
+    },
+    /// The tokenizer, or all schemas together, are more than the engine takes.
+    #[error("the grammar could not be compiled: {why}")]
+    Compile {
+        /// What it said.
+        why: String,
+    },
+}
+
+impl Hint for GrammarError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Tool { .. } => Some("change the schema, or leave out `strict`: then any JSON object is taken".into()),
+            Self::Format { .. } => Some("change the schema, or ask for `json_object`".into()),
+            Self::ToolName { .. } => {
+                Some("names have 1 to 256 bytes, without white space and without `<`, `{`, `[` and `\"`".into())
+            }
+            Self::NoRoomForCalls => Some("let the model reason, or let it choose whether to call".into()),
+            Self::MissingSpecials { .. } => Some("this model was not trained on chats: give it plain text".into()),
+            Self::NoSuchTool { .. } | Self::NoTools | Self::Compile { .. } => None,
+        }
+    }
+}
+
+/// How often grammars were asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GrammarCounts {
+    /// Those that were there already.
+    pub hits: u64,
+    /// Those that were compiled.
+    pub compiled: u64,
+}
+
+/// Compiles grammars for one tokenizer, and keeps some.
+pub struct Grammars {
+    tokenizer: Tokenizer,
+    factory: OnceLock<Result<ParserFactory, String>>,
+    /// The last used in front.
+    compiled: Mutex<VecDeque<Compiled>>,
+    hits: AtomicU64,
+    n_compiled: AtomicU64,
+}
+
+/// A grammar that no token was given to.
+struct Compiled {
+    digest: [u8; 32],
+    matcher: Matcher,
+}
+
+/// Grammars that are kept: a server has a handful of clients' tool sets, each some MB at most.
+const MAX_COMPILED: usize = 64;
+
+impl Grammars {
+    /// Cheap: nothing is made before it is needed.
+    pub fn new(tokenizer: Tokenizer) -> Self {
+        let (factory, compiled) = (OnceLock::new(), Mutex::default());
+        Self { tokenizer, factory, compiled, hits: AtomicU64::new(0), n_compiled: AtomicU64::new(0) }
+    }
+
+    /// Makes what the first grammar needs, which takes seconds for a large vocabulary.
+    ///
+    /// # Errors
+    /// [`GrammarError::Compile`].
+    pub fn warm(&self) -> Result<(), GrammarError> {
+        self.factory().map(drop)
+    }
+
+    /// A mask for one generation. Its first use may take milliseconds, most take microseconds.
+    ///
+    /// # Errors
+    /// What is wanted contradicts itself, or has schemas that cannot be enforced: [`GrammarError`].
+    pub fn mask(&self, wanted: &Wanted) -> Result<Box<dyn TokenMask>, GrammarError> {
+        let marks = Marks::new(&self.tokenizer)?;
+        let text = written::grammar(wanted, &marks)?;
+        let digest = Sha256::digest(&text).into();
+        let matcher = match self.kept(digest) {
+            Some(matcher) => {
+                self.hits.fetch_add(1, Ordering::Relaxed);
+                matcher
+            }
+            None => {
+                self.n_compiled.fetch_add(1, Ordering::Relaxed);
+                let matcher = self.compile(&text).map_err(|why| self.blame(wanted, &marks, why))?;
+                self.keep(Compiled { digest, matcher: matcher.deep_clone() });
+                matcher
+            }
+        };
+        let vocab_size = self.tokenizer.vocab_size();
+        Ok(Box::new(GrammarMask::new(matcher, vocab_size, marks.end_of_answer)))
+    }
+
+    /// How often grammars were asked for so far.
+    pub fn counts(&self) -> GrammarCounts {
+        let [hits, compiled] = [&self.hits, &self.n_compiled].map(|count| count.load(Ordering::Relaxed));
+        GrammarCounts { hits, compiled }
+    }
+
+    fn factory(&self) -> Result<&ParserFactory, GrammarError> {
+        let factory = self.factory.get_or_init(|| vocabulary::factory(&self.tokenizer).map_err(|why| said(&why)));
+        factory.as_ref().map_err(|why| GrammarError::Compile { why: why.clone() })
+    }
+
+    /// A grammar of the cache. Copies share nothing, so that they do not wait for each other.
+    fn kept(&self, digest: [u8; 32]) -> Option<Matcher> {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = compiled.iter().position(|grammar| grammar.digest == digest)?;
+        let grammar = compiled.remove(place)?;
+        let matcher = grammar.matcher.deep_clone();
+        compiled.push_front(grammar);
+        Some(matcher)
+    }
+
+    fn keep(&self, grammar: Compiled) {
+        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        compiled.push_front(grammar);
+        compiled.truncate(MAX_COMPILED);
+    }
+
+    fn compile(&self, grammar: &str) -> Result<Matcher, String> {
+        let factory = self.factory().map_err(|error| error.to_string())?;
+        let mut matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned())));
+        match matcher.get_error() {
+            Some(why) => Err(first_line(&why)),
+            None if matcher.compute_mask().is_err() => Err(first_line(&matcher.get_error().unwrap_or_default())),
+            None => Ok(matcher),
+        }
+    }
+
+    /// Whose schema it is that does not compile: each is tried alone.
+    fn blame(&self, wanted: &Wanted, marks: &Marks, why: String) -> GrammarError {
+        let of_schema = |schema: &Value| self.compile(&written::schema_alone(schema, marks)).err();
+        let strict = wanted.tools.iter().filter(|tool| tool.strict && wanted.choice != ToolChoice::None);
+        for tool in strict {
+            if let Some(why) = tool.parameters.as_ref().and_then(of_schema) {
+                return GrammarError::Tool { name: tool.name.clone(), why };
+            }
+        }
+        if let Some(Format::Schema(schema)) = &wanted.format
+            && let Some(why) = of_schema(schema)
+        {
+            return GrammarError::Format { why };
+        }
+        GrammarError::Compile { why }
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("tokenizer", &self.tokenizer).finish_non_exhaustive()
+    }
+}
+
+fn said(error: &impl std::fmt::Display) -> String {
+    first_line(&error.to_string())
+}
+
+/// What an error says, without the grammar that it quotes.
+fn first_line(text: &str) -> String {
+    let words = text.split("failed to compile JSON schema: ").last().unwrap_or(text);
+    words.lines().next().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,131 @@
+//! Who gets a slot, and who gives up its blocks.
+//!
+//! Nobody waits for ever. The sequence that came first of those that run never loses its blocks, and one that is alone
+//! always has room; so it ends, and the next one is first. Who was preempted is at the front of the queue, where nobody
+//! overtakes it, and another that waits there for blocks is overtaken so many times and no more.
+
+use super::Scheduler;
+use super::request::Event;
+use super::sequence::Sequence;
+
+/// How often a sequence that waits for blocks is overtaken.
+const MAX_OVERTAKEN: usize = 16;
+
+/// How far behind the front of the queue somebody is looked for who fits.
+const LOOK_BEHIND: usize = 8;
+
+impl Scheduler {
+    /// Gives every generating sequence the block of its next position. While there are too few, the youngest sequence
+    /// is preempted.
+    pub(super) fn make_room(&mut self) {
+        loop {
+            let n_growing = (0..self.slots.len()).filter(|&slot| self.must_grow(slot)).count();
+            if n_growing == 0 {
+                return;
+            }
+            if n_growing <= self.tables.n_available() {
+                break;
+            }
+            let running = self.slots.iter().enumerate().filter_map(|(slot, s)| Some((s.as_ref()?.id, slot)));
+            let (_, slot) = running.max().expect("one that grows");
+            self.preempt(slot);
+        }
+        for slot in 0..self.slots.len() {
+            if self.must_grow(slot)
+                && let Some(sequence) = &self.slots[slot]
+            {
+                assert!(self.tables.grow(slot, sequence.n_forwarded + 1), "counted above");
+            }
+        }
+    }
+
+    /// Whether the next row of a slot needs a block that it does not hold. A prompt has all of its blocks.
+    fn must_grow(&self, slot: usize) -> bool {
+        let Some(sequence) = &self.slots[slot] else { return false };
+        sequence.is_generating() && !self.tables.has_room(slot, sequence.n_forwarded + 1)
+    }
+
+    /// Puts a sequence back to the front of the queue. Its tokens and random numbers go with it, also the one that a
+    /// step in flight is generating, so it goes on as if nothing had happened.
+    fn preempt(&mut self, slot: usize) {
+        let Some(mut sequence) = self.vacate(slot) else { return };
+        sequence.start_over();
+        self.waiting.push_front(sequence);
+        self.figures.preemptions += 1;
+    }
+
+    /// Fills the slots that are free, in the order of the queue as far as blocks allow.
+    pub(super) fn admit(&mut self) {
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].is_some() {
+                continue;
+            }
+            let Some((index, n_found)) = self.next_to_admit() else { return };
+            let Some(sequence) = self.waiting.remove(index) else { return };
+            if index > 0 {
+                self.waiting[0].n_overtaken += 1;
+            }
+            self.begin(slot, sequence, n_found);
+        }
+    }
+
+    /// Who in the queue gets a slot next, and how many of its blocks are there already.
+    fn next_to_admit(&mut self) -> Option<(usize, usize)> {
+        let front = self.waiting.front()?;
+        let may_overtake = !front.is_preempted && front.n_overtaken < MAX_OVERTAKEN;
+        let last = if may_overtake { LOOK_BEHIND } else { 0 };
+        // What those who run may still need, a block each: else who is admitted now would soon be preempted.
+        let may_grow = |(slot, sequence): (usize, &Option<Sequence>)| {
+            sequence.as_ref().is_some_and(|sequence| !self.tables.has_room(slot, sequence.n_positions()))
+        };
+        let n_reserved = self.slots.iter().enumerate().filter(|slot| may_grow(*slot)).count();
+        let n_available = self.tables.n_available().checked_sub(n_reserved)?;
+        for index in 0..self.waiting.len().min(1 + last) {
+            let sequence = &mut self.waiting[index];
+            if !sequence.is_known() {
+                return None; // its last token is on its way
+            }
+            if self.keeps_prefixes {
+                sequence.make_keys(self.block_tokens);
+            }
+            let sequence = &self.waiting[index];
+            let n_found = self.found(sequence);
+            let n_new = self.tables.blocks_of(sequence.tokens.len()) - n_found;
+            if n_new + self.tables.n_idle(&sequence.keys[..n_found]) <= n_available {
+                return Some((index, n_found));
+            }
+        }
+        None
+    }
+
+    /// How many blocks a sequence may begin with: one token at least is left to compute.
+    fn found(&self, sequence: &Sequence) -> usize {
+        if !self.keeps_prefixes {
+            return 0;
+        }
+        let most = (sequence.tokens.len() - 1) / self.block_tokens;
+        let there = sequence.keys[..most].iter().take_while(|key| self.tables.has(key)).count();
+        (1..=there).rev().find(|&n| self.snapshots.has(&sequence.keys[n - 1])).unwrap_or(0)
+    }
+
+    /// Gives a sequence its slot, its blocks, and what of it is there.
+    fn begin(&mut self, slot: usize, mut sequence: Sequence, n_found: usize) {
+        let n_cached = n_found * self.block_tokens;
+        if n_found > 0 {
+            let keys = &sequence.keys[..n_found];
+            self.tables.share(slot, keys);
+            self.snapshots.restore(&keys[n_found - 1], slot, n_cached, &mut self.copies);
+        }
+        assert!(self.tables.grow(slot, sequence.tokens.len()), "counted before it was admitted");
+        (sequence.n_forwarded, sequence.n_kept, sequence.last_snapshot) = (n_cached, n_found, n_cached);
+        sequence.is_preempted = false;
+        if !std::mem::replace(&mut sequence.was_admitted, true) {
+            self.events.push(Event::Admitted { request: sequence.id, cached_tokens: n_cached });
+            if self.keeps_prefixes {
+                self.figures.prefix_query_tokens += sequence.n_prompt as u64;
+                self.figures.prefix_hit_tokens += n_cached as u64;
+            }
+        }
+        self.slots[slot] = Some(sequence);
+    }
+}

@@ -1,0 +1,22 @@
+//! What a scheduler is doing, in numbers.
+
+/// For whoever watches, and for tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Sequences that have a slot.
+    pub running: usize,
+    /// Sequences that wait for one.
+    pub waiting: usize,
+    /// Blocks of the pool that sequences hold.
+    pub blocks_held: usize,
+    /// Blocks that nobody holds and that the next sequence which begins alike will find. The rest is free.
+    pub blocks_cached: usize,
+    /// All blocks of the pool.
+    pub blocks: usize,
+    /// How often a sequence lost its blocks to another one, so far.
+    pub preemptions: u64,
+    /// Tokens of the prompts that were looked up in the prefix cache so far.
+    pub prefix_query_tokens: u64,
+    /// Those of them that were there.
+    pub prefix_hit_tokens: u64,
+}

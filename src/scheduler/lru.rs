@@ -1,0 +1,40 @@
+//! What was used longest ago.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Numbers in the order in which they were put in.
+#[derive(Debug, Default)]
+pub(super) struct Lru {
+    by_turn: BTreeMap<u64, u32>,
+    turn_of: HashMap<u32, u64>,
+    next_turn: u64,
+}
+
+impl Lru {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_turn.len()
+    }
+
+    /// Puts a number behind all others, from wherever it was.
+    pub fn push(&mut self, number: u32) {
+        self.remove(number);
+        self.by_turn.insert(self.next_turn, number);
+        self.turn_of.insert(number, self.next_turn);
+        self.next_turn += 1;
+    }
+
+    /// Takes a number out.
+    pub fn remove(&mut self, number: u32) {
+        if let Some(turn) = self.turn_of.remove(&number) {
+            self.by_turn.remove(&turn);
+        }
+    }
+
+    /// Takes out the number that was put in first.
+    pub fn pop(&mut self) -> Option<u32> {
+        let (_, number) = self.by_turn.pop_first()?;
+        self.turn_of.remove(&number);
+        Some(number)
+    }
+}

@@ -1,0 +1,160 @@
+//! The prefix cache: what a new sequence need not compute, because another one began alike.
+//!
+//! A prefix ends where a block ends, and its key says everything that led to the block's contents: the salt and all
+//! tokens up to there. For the layers that see everything, the blocks themselves are found by their keys
+//! ([`super::blocks`]). Layers with a window keep the last positions of a slot in a ring, which the next sequence takes
+//! over: of these, copies are kept, the snapshots. So a sequence may begin behind a block if that and all before it are
+//! there, and a snapshot for its key, where there are windows.
+//!
+//! Snapshots are made at block boundaries alone: then all that they need are whole blocks, nobody ever writes to a
+//! block that another holds too, and what a sequence computes again for it are at most 63 tokens, in the step which
+//! takes in what is new of it anyway.
+
+use std::collections::HashMap;
+
+use sha2::{Digest, Sha256};
+
+use super::lru::Lru;
+use super::step::BlockCopy;
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
+
+/// The name of a prefix. Nobody finds two prefixes with the same one: it is a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrefixKey([u8; 32]);
+
+impl PrefixKey {
+    /// Of no tokens.
+    pub fn root(salt: u64) -> Self {
+        Self(Sha256::digest(salt.to_le_bytes()).into())
+    }
+
+    /// Of what this is the name of, and these tokens.
+    #[must_use]
+    pub fn then(&self, ids: &[u32]) -> Self {
+        let mut hasher = Sha256::new();
+        hasher.update(self.0);
+        ids.iter().for_each(|id| hasher.update(id.to_le_bytes()));
+        Self(hasher.finalize().into())
+    }
+}
+
+/// Which snapshots there are, and where they lie.
+#[derive(Debug)]
+pub(super) struct Snapshots {
+    rings: Vec<Ring>,
+    free: Vec<u32>,
+    order: Lru,
+    keys: Vec<Option<PrefixKey>>,
+    by_key: HashMap<PrefixKey, u32>,
+}
+
+/// The rings of a group of layers.
+#[derive(Debug)]
+struct Ring {
+    group: usize,
+    /// Blocks of a ring.
+    table_blocks: usize,
+    /// Where the snapshots begin, in blocks.
+    first_snapshot: usize,
+    /// Blocks of one of them.
+    snapshot_blocks: usize,
+}
+
+impl Snapshots {
+    pub fn new(layout: &KvLayout) -> Self {
+        let ring = |(group, of): (usize, &crate::graph::kv_cache::KvGroup)| {
+            let (table_blocks, snapshot_blocks) = (of.table_blocks, of.snapshot_blocks());
+            let first_snapshot = layout.n_slots * table_blocks;
+            of.window.map(|_| Ring { group, table_blocks, first_snapshot, snapshot_blocks })
+        };
+        Self {
+            rings: layout.groups().iter().enumerate().filter_map(ring).collect(),
+            free: (0..layout.n_snapshots as u32).rev().collect(),
+            order: Lru::default(),
+            keys: vec![None; layout.n_snapshots],
+            by_key: HashMap::new(),
+        }
+    }
+
+    /// Whether a sequence may begin behind the block of this key, as far as rings go.
+    pub fn has(&self, key: &PrefixKey) -> bool {
+        self.rings.is_empty() || self.by_key.contains_key(key)
+    }
+
+    /// The copies that make the rings of `slot` what they were at `position`, where the block of `key` ends.
+    pub fn restore(&mut self, key: &PrefixKey, slot: usize, position: usize, copies: &mut Vec<BlockCopy>) {
+        let Some(&snapshot) = self.by_key.get(key) else { return };
+        self.order.push(snapshot);
+        for ring in &self.rings {
+            ring.pair(slot, snapshot, position, |[of_slot, kept]| push(copies, ring.group, kept, of_slot));
+        }
+    }
+
+    /// The copies that keep what the rings of `slot` were at `position`, where the block of `key` ends, if nobody has
+    /// kept that and they still hold it: `newest` is the last position that was written to them.
+    pub fn keep(&mut self, key: PrefixKey, slot: usize, position: usize, newest: usize, copies: &mut Vec<BlockCopy>) {
+        if self.rings.is_empty() || !self.rings.iter().all(|ring| ring.holds(position, newest)) {
+            return;
+        }
+        if let Some(&snapshot) = self.by_key.get(&key) {
+            self.order.push(snapshot);
+            return;
+        }
+        let Some(snapshot) = self.free.pop().or_else(|| self.order.pop()) else { return };
+        if let Some(former) = self.keys[snapshot as usize].replace(key) {
+            self.by_key.remove(&former);
+        }
+        self.by_key.insert(key, snapshot);
+        self.order.push(snapshot);
+        for ring in &self.rings {
+            ring.pair(slot, snapshot, position, |[of_slot, kept]| push(copies, ring.group, of_slot, kept));
+        }
+    }
+
+    /// Gives up the snapshot of a prefix whose blocks are gone.
+    pub fn give_up(&mut self, key: &PrefixKey) {
+        if let Some(snapshot) = self.by_key.remove(key) {
+            self.keys[snapshot as usize] = None;
+            self.order.remove(snapshot);
+            self.free.push(snapshot);
+        }
+    }
+
+    /// Gives up all of them.
+    pub fn forget(&mut self) {
+        let keys: Vec<PrefixKey> = self.by_key.keys().copied().collect();
+        keys.iter().for_each(|key| self.give_up(key));
+    }
+}
+
+impl Ring {
+    /// The blocks before `position`, oldest first, that hold what a token there sees.
+    fn seen(&self, position: usize) -> std::ops::Range<usize> {
+        let end = position / BLOCK_TOKENS;
+        end.saturating_sub(self.snapshot_blocks)..end
+    }
+
+    /// Whether all of that is still there when `newest` was written.
+    fn holds(&self, position: usize, newest: usize) -> bool {
+        newest / BLOCK_TOKENS < self.seen(position).start + self.table_blocks
+    }
+
+    /// Every block that a slot's ring has of it, beside the block of a snapshot that is for it.
+    fn pair(&self, slot: usize, snapshot: u32, position: usize, mut each: impl FnMut([usize; 2])) {
+        let kept = self.first_snapshot + snapshot as usize * self.snapshot_blocks;
+        for (i, block) in self.seen(position).enumerate() {
+            each([slot * self.table_blocks + block % self.table_blocks, kept + i]);
+        }
+    }
+}
+
+/// Adds the copy of a block, to the last one if it goes on where that ends.
+fn push(copies: &mut Vec<BlockCopy>, group: usize, from: usize, to: usize) {
+    if let Some(last) = copies.last_mut()
+        && (last.group, last.from + last.n_blocks, last.to + last.n_blocks) == (group, from, to)
+    {
+        last.n_blocks += 1;
+    } else {
+        copies.push(BlockCopy { group, from, to, n_blocks: 1 });
+    }
+}

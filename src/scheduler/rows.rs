@@ -1,0 +1,78 @@
+//! How the rows of a step are shared.
+//!
+//! Every generating sequence has one. Half of the rest goes to the prompt that came first, so that a long one gets
+//! through; the other half to those that are nearest to their ends, so that none waits for a long one. Prompts of the
+//! same length follow each other.
+
+use super::Scheduler;
+use super::request::RequestId;
+use super::step::{Row, RowToken, Step};
+
+/// A prompt's part of a step.
+struct Share {
+    slot: usize,
+    request: RequestId,
+    n_left: usize,
+    n_rows: usize,
+}
+
+impl Scheduler {
+    pub(super) fn add_generating_row(&mut self, slot: usize, step: &mut Step) {
+        let Some(sequence) = self.slots[slot].as_mut().filter(|sequence| sequence.is_generating()) else { return };
+        let token = sequence.next_token();
+        sequence.add_logit_row(slot, step);
+        step.rows.push(Row { slot: slot as u32, position: sequence.n_forwarded as u32, token });
+        sequence.n_forwarded += 1;
+    }
+
+    pub(super) fn add_rows_of_prompts(&mut self, step: &mut Step) {
+        let share = |(slot, sequence): (usize, &Option<super::Sequence>)| {
+            let sequence = sequence.as_ref()?;
+            // Those that generate have had their row.
+            let n_left = sequence.tokens.len().checked_sub(sequence.n_forwarded).filter(|&n_left| n_left > 0)?;
+            Some(Share { slot, request: sequence.id, n_left, n_rows: 0 })
+        };
+        let mut shares: Vec<Share> = self.slots.iter().enumerate().filter_map(share).collect();
+        let most = if step.rows.is_empty() { usize::MAX } else { self.options.max_prompt_rows };
+        share_rows(&mut shares, most.min(self.options.max_rows - step.rows.len()));
+        for share in shares {
+            self.add_prompt_rows(share.slot, share.n_rows, step);
+        }
+    }
+
+    fn add_prompt_rows(&mut self, slot: usize, n_rows: usize, step: &mut Step) {
+        let Some(sequence) = self.slots[slot].as_mut().filter(|_| n_rows > 0) else { return };
+        let (first, end) = (sequence.n_forwarded, sequence.n_forwarded + n_rows);
+        for position in first..end {
+            if position + 1 == sequence.tokens.len() {
+                sequence.add_logit_row(slot, step);
+            }
+            let token = RowToken::Id(sequence.tokens[position]);
+            step.rows.push(Row { slot: slot as u32, position: position as u32, token });
+        }
+        sequence.n_forwarded = end;
+        let (n_tokens, every) = (sequence.tokens.len(), self.options.snapshot_tokens.max(1));
+        self.keep_prefix(slot);
+        // The last token is computed in any case, so what is before its block is what the same prompt finds.
+        if end == n_tokens {
+            self.keep_snapshot(slot, (n_tokens - 1) / self.block_tokens * self.block_tokens);
+        } else if end / every > first / every {
+            self.keep_snapshot(slot, end / self.block_tokens * self.block_tokens);
+        }
+    }
+}
+
+/// Shares `room` rows, in the order of slots.
+fn share_rows(shares: &mut [Share], mut room: usize) {
+    if let Some(first) = shares.iter_mut().min_by_key(|share| share.request) {
+        first.n_rows = first.n_left.min(room.div_ceil(2));
+        room -= first.n_rows;
+    }
+    shares.sort_unstable_by_key(|share| (share.n_left - share.n_rows, share.request));
+    for share in &mut *shares {
+        let more = room.min(share.n_left - share.n_rows);
+        share.n_rows += more;
+        room -= more;
+    }
+    shares.sort_unstable_by_key(|share| share.slot);
+}

@@ -1,0 +1,126 @@
+//! A request on its way.
+
+use super::prefix::PrefixKey;
+use super::random::XorShift;
+use super::request::{FinishReason, Request, RequestId};
+use super::step::{LogitRow, RowToken, Step};
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub id: RequestId,
+    /// What was asked for. Its prompt went to `tokens`.
+    pub request: Request,
+    /// The prompt, and what was generated after it as far as it is known.
+    pub tokens: Vec<u32>,
+    pub n_prompt: usize,
+    /// Tokens whose keys and values are in the cache, or are being put there by the current step.
+    pub n_forwarded: usize,
+    /// Tokens that steps so far generate, known or not.
+    pub n_generated: usize,
+    /// Its last logit row in the step that had it last.
+    logit_row: u32,
+    random: XorShift,
+    pub was_admitted: bool,
+    /// Lost its blocks to another one, and waits for the front of the queue to move.
+    pub is_preempted: bool,
+    /// How often another one was admitted before it, though it came later.
+    pub n_overtaken: usize,
+    /// Of the empty prefix.
+    root: PrefixKey,
+    /// Of every block that is complete, as far as they were needed.
+    pub keys: Vec<PrefixKey>,
+    /// Whether what it computes is kept for others.
+    pub is_kept: bool,
+    /// Blocks that were told to the prefix cache.
+    pub n_kept: usize,
+    /// Where its last snapshot was made or found.
+    pub last_snapshot: usize,
+}
+
+impl Sequence {
+    pub fn new(id: RequestId, mut request: Request) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
+        Self {
+            id,
+            n_prompt: tokens.len(),
+            n_forwarded: 0,
+            n_generated: 0,
+            logit_row: 0,
+            random: XorShift::new(request.sampling.seed),
+            was_admitted: false,
+            is_preempted: false,
+            n_overtaken: 0,
+            root: PrefixKey::root(request.cache_salt),
+            keys: Vec::new(),
+            is_kept: true,
+            n_kept: 0,
+            last_snapshot: 0,
+            tokens,
+            request,
+        }
+    }
+
+    /// Whether all tokens that steps so far generate are known.
+    pub fn is_known(&self) -> bool {
+        self.tokens.len() == self.n_prompt + self.n_generated
+    }
+
+    /// Rows up to and including the next one that gives a token; none if all tokens are on their way.
+    pub fn n_rows_left(&self) -> usize {
+        if self.n_generated == self.request.max_new_tokens {
+            return 0;
+        }
+        self.n_prompt + self.n_generated - self.n_forwarded
+    }
+
+    /// Whether its next row is that of the token generated last.
+    pub fn is_generating(&self) -> bool {
+        self.n_generated > 0 && self.n_rows_left() == 1
+    }
+
+    /// Positions that will be in the cache at most: the last generated token is never forwarded.
+    pub fn n_positions(&self) -> usize {
+        self.n_prompt + self.request.max_new_tokens - 1
+    }
+
+    /// The token of the next row.
+    pub fn next_token(&self) -> RowToken {
+        let sampled = RowToken::Sampled(self.logit_row);
+        self.tokens.get(self.n_forwarded).map_or(sampled, |&token| RowToken::Id(token))
+    }
+
+    /// The row that the step gets next gives a token.
+    pub fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
+        let sampling = self.request.sampling;
+        let coin = if sampling.temperature == 0.0 { 0.0 } else { self.random.coin() };
+        self.logit_row = step.logit_rows.len() as u32;
+        self.n_generated += 1;
+        step.logit_rows.push(LogitRow { row: step.rows.len() as u32, sampling, coin, slot, request: self.id });
+    }
+
+    /// Takes a token that was sampled for it; why it ends, if it does.
+    pub fn take_token(&mut self, token: u32) -> Option<FinishReason> {
+        self.tokens.push(token);
+        if self.request.stop.contains(&token) {
+            Some(FinishReason::Stop)
+        } else if self.tokens.len() == self.n_prompt + self.request.max_new_tokens {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    /// Makes the keys of all blocks whose tokens are known.
+    pub fn make_keys(&mut self, block_tokens: usize) {
+        for ids in self.tokens.chunks_exact(block_tokens).skip(self.keys.len()) {
+            let before = self.keys.last().unwrap_or(&self.root);
+            self.keys.push(before.then(ids));
+        }
+    }
+
+    /// Goes back to the queue: everything in its cache is to be computed again, nothing that was told is taken back.
+    pub fn start_over(&mut self) {
+        (self.n_forwarded, self.n_kept, self.last_snapshot) = (0, 0, 0);
+        (self.is_preempted, self.is_kept) = (true, true);
+    }
+}

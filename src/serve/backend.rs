@@ -1,0 +1,126 @@
+//! What makes tokens, as the endpoints see it: the engine's thread, or a script.
+
+use std::time::Duration;
+
+use super::error::ApiError;
+use super::mailbox::{Failed, Generation};
+use crate::scheduler::Request;
+
+/// Takes requests and fills mailboxes.
+pub trait Backend: Send + Sync {
+    /// Queues a request. `max_new_tokens` is cut to what the context has room for.
+    ///
+    /// # Errors
+    /// [`Refused`], at once: nothing was queued.
+    fn submit(&self, request: Request) -> Result<Generation, Refused>;
+
+    /// What is served.
+    fn model(&self) -> &ModelFacts;
+
+    /// How much there is to do.
+    fn figures(&self) -> Figures;
+
+    /// Whether requests can be answered.
+    fn health(&self) -> Health;
+
+    /// Takes no more requests; those that are there go on.
+    fn drain(&self);
+
+    /// Ends all requests with [`Failed::ShuttingDown`].
+    fn end_all(&self);
+}
+
+/// What the endpoints know of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFacts {
+    /// Longest sequence, prompt and answer, in tokens.
+    pub context_tokens: usize,
+    /// Ids are below it.
+    pub vocab_size: usize,
+    /// Changes when the text of an answer could: `fp_` and hexadecimal digits.
+    pub fingerprint: String,
+    /// When the model was loaded, in seconds since 1970.
+    pub created: u64,
+}
+
+/// How much there is to do, and what was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Requests that have a slot.
+    pub running: usize,
+    /// Requests that wait for one.
+    pub waiting: usize,
+    /// Blocks of the KV cache that sequences hold, of all: 0 to 1.
+    pub kv_usage: f64,
+}
+
+/// Whether requests can be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// They can.
+    Ok,
+    /// The program is about to end.
+    ShuttingDown,
+    /// There is work and for so long nothing was done: the device hangs.
+    Stalled(Duration),
+    /// The engine failed: why.
+    Failed(String),
+}
+
+/// Why a request was not queued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue is full.
+    Overloaded {
+        /// By the rate at which requests ended lately, when it has room again.
+        retry_after: Duration,
+    },
+    /// No more requests are taken.
+    Closed(Failed),
+    /// The prompt has no tokens.
+    EmptyPrompt,
+    /// The prompt alone does not fit.
+    TooLong {
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// Longest sequence, in tokens.
+        context_tokens: usize,
+    },
+    /// An id that the model does not have.
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Where in the prompt.
+        position: usize,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+}
+
+impl Refused {
+    /// As a client is told; `param` is the field that the prompt is made of.
+    pub fn into_error(self, param: &str) -> ApiError {
+        match self {
+            Self::Overloaded { retry_after } => {
+                ApiError::unavailable("overloaded", "too many requests are waiting", Some(retry_after))
+            }
+            Self::Closed(failed) => failed.into(),
+            Self::EmptyPrompt => ApiError::invalid(param, format!("`{param}` has no tokens")),
+            Self::TooLong { n_prompt, context_tokens } => ApiError::context_length(param, n_prompt, context_tokens),
+            Self::TokenId { id, position, vocab_size } => ApiError::invalid(
+                param,
+                format!("token id {id} at position {position} of the prompt is not below {vocab_size}"),
+            ),
+        }
+    }
+
+    /// For `admission_rejections_total`.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Overloaded { .. } => "overloaded",
+            Self::Closed(_) => "closed",
+            Self::EmptyPrompt | Self::TokenId { .. } => "invalid",
+            Self::TooLong { .. } => "too_long",
+        }
+    }
+}

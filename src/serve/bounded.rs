@@ -1,0 +1,143 @@
+//! A map that forgets: what was not used for longest, beyond a count, a sum of bytes or an age.
+
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Entries.
+    pub max_entries: usize,
+    /// Bytes of all entries, as their owner counts them.
+    pub max_bytes: usize,
+    /// Time since an entry was last used.
+    pub max_age: Duration,
+}
+
+#[cfg(test)]
+impl Limits {
+    /// More than a test fills.
+    pub fn for_tests() -> Self {
+        Self { max_entries: 100, max_bytes: 1 << 20, max_age: Duration::from_secs(3600) }
+    }
+}
+
+/// The map.
+#[derive(Debug)]
+pub struct Bounded<K, V> {
+    limits: Limits,
+    entries: HashMap<K, Entry<V>>,
+    by_last_use: BTreeMap<u64, K>,
+    n_uses: u64,
+    n_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    value: V,
+    bytes: usize,
+    last_use: u64,
+    used_at: Instant,
+}
+
+impl<K: Hash + Eq + Clone, V> Bounded<K, V> {
+    /// An empty one.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, entries: HashMap::new(), by_last_use: BTreeMap::new(), n_uses: 0, n_bytes: 0 }
+    }
+
+    /// Keeps a value of so many bytes, instead of the one that its key had. A value above the limit is not kept.
+    pub fn insert(&mut self, key: K, value: V, bytes: usize) {
+        self.remove(&key);
+        if bytes > self.limits.max_bytes {
+            return;
+        }
+        self.n_uses += 1;
+        self.n_bytes += bytes;
+        self.by_last_use.insert(self.n_uses, key.clone());
+        self.entries.insert(key, Entry { value, bytes, last_use: self.n_uses, used_at: Instant::now() });
+        self.forget();
+    }
+
+    /// The value, which is used thereby.
+    pub fn get<Q>(&mut self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        self.forget();
+        let entry = self.entries.get_mut(key)?;
+        let key = self.by_last_use.remove(&entry.last_use).expect("every entry is there by its last use");
+        self.n_uses += 1;
+        entry.last_use = self.n_uses;
+        entry.used_at = Instant::now();
+        self.by_last_use.insert(self.n_uses, key);
+        Some(&entry.value)
+    }
+
+    /// Forgets a value, and gives it.
+    pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let entry = self.entries.remove(key)?;
+        self.by_last_use.remove(&entry.last_use);
+        self.n_bytes -= entry.bytes;
+        Some(entry.value)
+    }
+
+    fn forget(&mut self) {
+        while let Some((_, key)) = self.by_last_use.first_key_value() {
+            let is_old = self.entries[key].used_at.elapsed() > self.limits.max_age;
+            if !is_old && self.entries.len() <= self.limits.max_entries && self.n_bytes <= self.limits.max_bytes {
+                break;
+            }
+            let key = key.clone();
+            self.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        let mut map = Bounded::new(Limits { max_entries: 2, ..Limits::for_tests() });
+        map.insert("a", 1, 0);
+        map.insert("b", 2, 0);
+        assert_eq!(map.get("a"), Some(&1));
+        map.insert("c", 3, 0);
+        assert!(map.get("b").is_none());
+        assert_eq!(map.get("a"), Some(&1));
+        assert_eq!(map.get("c"), Some(&3));
+    }
+
+    #[test]
+    fn bytes_are_those_of_what_is_there() {
+        let mut map = Bounded::new(Limits { max_bytes: 10, ..Limits::for_tests() });
+        map.insert("a", 1, 6);
+        map.insert("a", 2, 4);
+        map.insert("b", 3, 6);
+        assert_eq!((map.get("a").copied(), map.get("b").copied()), (Some(2), Some(3)));
+        map.insert("c", 4, 1);
+        assert!(map.get("a").is_none(), "11 bytes are too many");
+        map.insert("d", 5, 11);
+        assert!(map.get("d").is_none() && map.get("c").is_some(), "it would never fit");
+        assert_eq!(map.remove("b"), Some(3));
+        assert_eq!(map.n_bytes, 1);
+    }
+
+    #[test]
+    fn what_is_old_is_gone() {
+        let mut map = Bounded::new(Limits { max_age: Duration::ZERO, ..Limits::for_tests() });
+        map.insert("a", 1, 0);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(map.get("a").is_none());
+        assert!(map.by_last_use.is_empty());
+    }
+}

@@ -1,0 +1,237 @@
+//! `POST /v1/chat/completions`.
+
+pub mod message;
+pub mod request;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use futures_util::stream;
+use serde_json::{Value, json};
+
+use self::message::ChatMessage;
+use self::request::ChatRequest;
+use super::Server;
+use super::answer::Finish;
+use super::body;
+use super::choices::{Choices, News, Usage};
+use super::error::ApiError;
+use super::field::Field;
+use super::keys::Caller;
+use super::prompt;
+use super::sse;
+
+/// The field that a prompt is made of.
+const PARAM: &str = "messages";
+
+/// The endpoints.
+pub fn router() -> Router<Arc<Server>> {
+    Router::new().route("/chat/completions", post(complete)).route("/chat/completions/input_tokens", post(input_tokens))
+}
+
+/// The ids that a chat body would run.
+///
+/// # Errors
+/// What is wrong with it.
+pub async fn prompt_of(server: &Server, caller: Caller, body: &Value) -> Result<Vec<u32>, ApiError> {
+    let request = ChatRequest::read(&Field::body(body)?)?;
+    Ok(prompt::of(server, caller, &request.ask, &request.entries, PARAM)?.ids)
+}
+
+async fn input_tokens(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    body::Json(body): body::Json<Value>,
+) -> Result<Json<Value>, ApiError> {
+    let ids = prompt_of(&server, caller, &body).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": ids.len()})))
+}
+
+async fn complete(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    body::Json(body): body::Json<Value>,
+) -> Result<Response, ApiError> {
+    let request = ChatRequest::read(&Field::body(&body)?)?;
+    let model = server.check_model(request.ask.model.as_deref())?;
+    let prompt = prompt::of(&server, caller, &request.ask, &request.entries, PARAM)?;
+    let choices = prompt::start(&server, caller, &request.ask, prompt, request.n, PARAM).await?;
+    let head = Head {
+        id: server.ids.next("chatcmpl-"),
+        created: super::now(),
+        model,
+        system_fingerprint: server.backend.model().fingerprint.clone(),
+    };
+    let answers = Answers { head, messages: vec![Said::default(); choices.len()], server, choices, request };
+    if answers.request.ask.stream {
+        Ok(sse::response(stream::unfold(Telling::new(answers), Telling::next)))
+    } else {
+        Ok(Json(answers.whole().await?).into_response())
+    }
+}
+
+/// What all chunks of an answer say.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    system_fingerprint: String,
+}
+
+/// The answers of a request, as far as they are known.
+struct Answers {
+    server: Arc<Server>,
+    request: ChatRequest,
+    head: Head,
+    choices: Choices,
+    messages: Vec<Said>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Said {
+    message: ChatMessage,
+    has_begun: bool,
+    finish: Option<Finish>,
+}
+
+impl Answers {
+    async fn whole(mut self) -> Result<Value, ApiError> {
+        while let Some(news) = self.choices.next().await {
+            let News { index, steps, finish } = news?;
+            let said = &mut self.messages[index];
+            for step in steps {
+                said.message.take(step);
+            }
+            said.finish = finish;
+        }
+        let choices: Vec<Value> =
+            self.messages.iter().enumerate().map(|(index, said)| self.choice(index, said)).collect();
+        let mut answer = self.head.json("chat.completion");
+        answer["service_tier"] = "default".into();
+        answer["choices"] = choices.into();
+        answer["usage"] = usage_json(self.choices.usage());
+        Ok(answer)
+    }
+
+    fn choice(&self, index: usize, said: &Said) -> Value {
+        let wants_logprobs = self.request.ask.n_logprobs.is_some();
+        let logprobs = if wants_logprobs { said.message.logprobs(&self.server.tokenizer) } else { Value::Null };
+        json!({
+            "index": index,
+            "message": said.message.json(self.request.exclude_reasoning),
+            "logprobs": logprobs,
+            "finish_reason": said.finish.map(Finish::name),
+        })
+    }
+
+    /// The chunks of some news.
+    fn chunks(&mut self, news: News) -> Vec<Value> {
+        let News { index, steps, finish } = news;
+        let mut chunks = Vec::new();
+        if !self.messages[index].has_begun && !(steps.is_empty() && finish.is_none()) {
+            self.messages[index].has_begun = true;
+            chunks.push(self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
+        }
+        for step in steps {
+            let Some(delta) = self.messages[index].message.take(step) else { continue };
+            if delta.is_reasoning() && self.request.exclude_reasoning {
+                continue;
+            }
+            let logprobs = delta.logprobs(&self.server.tokenizer);
+            chunks.push(self.chunk(index, delta.json(), logprobs, None));
+        }
+        if let Some(finish) = finish {
+            chunks.push(self.chunk(index, json!({}), Value::Null, Some(finish)));
+        }
+        chunks
+    }
+
+    fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<Finish>) -> Value {
+        let mut chunk = self.head.json("chat.completion.chunk");
+        let finish = finish.map(Finish::name);
+        chunk["choices"] = json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]);
+        if self.request.continuous_usage {
+            chunk["usage"] = usage_json(self.choices.usage());
+        } else if self.request.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn usage_chunk(&self) -> Value {
+        let mut chunk = self.head.json("chat.completion.chunk");
+        chunk["choices"] = json!([]);
+        chunk["usage"] = usage_json(self.choices.usage());
+        chunk
+    }
+}
+
+/// Answers as they are told.
+struct Telling {
+    answers: Answers,
+    /// Events that are to be sent, the first last.
+    ready: Vec<Event>,
+    is_over: bool,
+}
+
+impl Telling {
+    fn new(answers: Answers) -> Self {
+        Self { answers, ready: Vec::new(), is_over: false }
+    }
+
+    async fn next(mut self) -> Option<(Event, Self)> {
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some((event, self));
+            }
+            if self.is_over {
+                return None;
+            }
+            let mut events: Vec<Event> = match self.answers.choices.next().await {
+                Some(Ok(news)) => self.answers.chunks(news).iter().map(data).collect(),
+                // The head was sent: an error is a chunk, and no `[DONE]` comes after it.
+                Some(Err(error)) => {
+                    self.is_over = true;
+                    vec![data(&error.body())]
+                }
+                None => {
+                    self.is_over = true;
+                    let usage = self.answers.request.include_usage.then(|| data(&self.answers.usage_chunk()));
+                    usage.into_iter().chain([Event::default().data("[DONE]")]).collect()
+                }
+            };
+            events.reverse();
+            self.ready = events;
+        }
+    }
+}
+
+fn data(chunk: &Value) -> Event {
+    Event::default().data(chunk.to_string())
+}
+
+impl Head {
+    fn json(&self, object: &str) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        })
+    }
+}
+
+fn usage_json(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.n_prompt,
+        "completion_tokens": usage.n_answer,
+        "total_tokens": usage.n_prompt + usage.n_answer,
+        "prompt_tokens_details": {"cached_tokens": usage.n_cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.n_reasoning},
+    })
+}

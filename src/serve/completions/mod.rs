@@ -1,0 +1,297 @@
+//! `POST /v1/completions`: texts and ids go on as the model has it, without a template and without harmony.
+
+mod choice;
+mod prompt;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use futures_util::stream::{self, SelectAll};
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use self::choice::{Choice, Piece, Told};
+use self::prompt::Prompt;
+use super::Server;
+use super::body::Json;
+use super::error::ApiError;
+use super::sampling::SamplingFields;
+use super::sse;
+use super::stop_text::{StopText, stop_strings};
+use crate::scheduler::Request;
+
+pub(super) fn router() -> Router<Arc<Server>> {
+    Router::new().route("/completions", post(complete))
+}
+
+/// Answers to one request, prompts times `n`.
+const MAX_CHOICES: usize = 1024;
+
+/// Most alternatives of a token.
+const MAX_LOGPROBS: usize = 5;
+
+#[derive(Deserialize)]
+struct Fields {
+    model: Option<String>,
+    prompt: Option<Value>,
+    max_tokens: Option<usize>,
+    n: Option<usize>,
+    best_of: Option<usize>,
+    echo: Option<bool>,
+    suffix: Option<String>,
+    stop: Option<Value>,
+    logprobs: Option<usize>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    seed: Option<i64>,
+    frequency_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    logit_bias: Option<Map<String, Value>>,
+    ignore_eos: Option<bool>,
+    min_tokens: Option<usize>,
+    parse_special: Option<bool>,
+    skip_special_tokens: Option<bool>,
+    return_token_ids: Option<bool>,
+}
+
+/// What a stream tells besides text.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+impl Fields {
+    fn refuse_what_is_not_done(&self) -> Result<(), ApiError> {
+        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(ApiError::unsupported("suffix", "`suffix`: this model does not fill in the middle"));
+        }
+        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
+            return Err(ApiError::unsupported("best_of", "`best_of` other than `n`: nothing is ranked here"));
+        }
+        if self.min_tokens.is_some_and(|n| n > 0) {
+            return Err(ApiError::unsupported(
+                "min_tokens",
+                "`min_tokens`: `ignore_eos` fixes the length of an answer",
+            ));
+        }
+        if self.echo.unwrap_or(false) && self.logprobs.is_some() {
+            let message = "`logprobs` with `echo`: there are none of the tokens of a prompt";
+            return Err(ApiError::unsupported("logprobs", message));
+        }
+        match self.logprobs {
+            Some(n) if n > MAX_LOGPROBS => {
+                Err(ApiError::invalid("logprobs", format!("`logprobs` is {n}, expected 0 to {MAX_LOGPROBS}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn sampling_fields(&self) -> SamplingFields {
+        SamplingFields {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            seed: self.seed,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            logit_bias: self.logit_bias.clone(),
+        }
+    }
+
+    /// How many answers each of so many prompts gets.
+    fn n_for(&self, n_prompts: usize) -> Result<usize, ApiError> {
+        let n = self.n.unwrap_or(1);
+        if !(1..=128).contains(&n) {
+            return Err(ApiError::invalid("n", format!("`n` is {n}, expected 1 to 128")));
+        }
+        if n * n_prompts > MAX_CHOICES {
+            let message = format!("{n_prompts} prompts with {n} answers each: {MAX_CHOICES} answers are the most");
+            return Err(ApiError::invalid("prompt", message));
+        }
+        Ok(n)
+    }
+}
+
+async fn complete(State(server): State<Arc<Server>>, Json(fields): Json<Fields>) -> Result<Response, ApiError> {
+    let model = server.check_model(fields.model.as_deref())?;
+    fields.refuse_what_is_not_done()?;
+    let prompts = prompt::prompts(fields.prompt.clone())?;
+    let n = fields.n_for(prompts.len())?;
+    let mut choices = Vec::new();
+    let mut prompt_tokens = 0;
+    for prompt in prompts {
+        let ids = match prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(text) => server.encode(text, fields.parse_special.unwrap_or(false), "prompt").await?,
+        };
+        prompt_tokens += ids.len();
+        for i in 0..n {
+            choices.push(choice(&server, &fields, choices.len(), i as u64, &ids)?);
+        }
+    }
+    let head = Head {
+        id: server.ids.next("cmpl-"),
+        created: super::now(),
+        model,
+        fingerprint: server.backend.model().fingerprint.clone(),
+    };
+    let usage = Usage { prompt_tokens, ..Usage::default() };
+    if fields.stream.unwrap_or(false) {
+        let options = fields.stream_options.unwrap_or_default();
+        Ok(sse::response(Answer { server, head, usage, options }.events(choices)))
+    } else {
+        Answer { server, head, usage, options: StreamOptions::default() }.whole(choices).await
+    }
+}
+
+/// Queues answer number `index`, the `i`-th to its prompt.
+fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -> Result<Choice, ApiError> {
+    let sampled = fields.sampling_fields();
+    let mut sampling = sampled.sampling(server.ids.seed())?;
+    if fields.seed.is_some() {
+        sampling.seed = sampling.seed.wrapping_add(i);
+    }
+    let told = Told {
+        stop_ids: if fields.ignore_eos.unwrap_or(false) { Vec::new() } else { server.stop_ids(false) },
+        skips_specials: fields.skip_special_tokens.unwrap_or(false),
+        n_logprobs: fields.logprobs,
+        ids: fields.return_token_ids.unwrap_or(false),
+    };
+    let stop_text = StopText::new(stop_strings(fields.stop.clone())?)?;
+    let max_tokens = fields.max_tokens.unwrap_or(DEFAULT_TOKENS);
+    let mut request = Request::new(ids.to_vec(), max_tokens, told.stop_ids.clone(), sampling);
+    request.changes = sampled.changes(server.backend.model().vocab_size)?;
+    request.n_logprobs = fields.logprobs;
+    let generation = server.submit(request, "prompt")?;
+    Ok(Choice::new(index, ids.to_vec(), fields.echo.unwrap_or(false), told, stop_text, generation))
+}
+
+/// As in OpenAI's API.
+const DEFAULT_TOKENS: usize = 16;
+
+/// What all chunks of an answer begin with.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    fingerprint: String,
+}
+
+impl Head {
+    fn object(&self, choices: Vec<Value>) -> Map<String, Value> {
+        let value = json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        });
+        value.as_object().cloned().unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    cached_tokens: usize,
+}
+
+impl Usage {
+    fn add(&mut self, piece: &Piece) {
+        self.completion_tokens += piece.n_tokens;
+        self.cached_tokens += piece.cached_tokens;
+    }
+
+    fn json(&self) -> Value {
+        let Self { prompt_tokens, completion_tokens, cached_tokens } = self;
+        json!({
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": { "cached_tokens": cached_tokens },
+        })
+    }
+}
+
+/// Everything but the texts.
+struct Answer {
+    server: Arc<Server>,
+    head: Head,
+    usage: Usage,
+    options: StreamOptions,
+}
+
+impl Answer {
+    /// All of it in one object: the pieces that a stream would have, joined.
+    async fn whole(mut self, choices: Vec<Choice>) -> Result<Response, ApiError> {
+        let mut whole = Vec::with_capacity(choices.len());
+        for mut choice in choices {
+            let mut joined = Piece::of(choice.index());
+            while joined.finish_reason.is_none() {
+                joined.join(choice.next(&self.server.tokenizer).await?);
+            }
+            self.usage.add(&joined);
+            whole.push(joined.json());
+        }
+        let mut object = self.head.object(whole);
+        object.insert("usage".into(), self.usage.json());
+        Ok(axum::Json(object).into_response())
+    }
+
+    /// One event for every piece, the choices mixed as they come.
+    fn events(self, choices: Vec<Choice>) -> impl Stream<Item = Event> + Send + 'static {
+        let tokenizer = self.server.tokenizer.clone();
+        let pieces = choices.into_iter().map(|choice| Box::pin(choice.pieces(tokenizer.clone())));
+        let pieces: SelectAll<_> = stream::select_all(pieces);
+        stream::unfold((self, pieces, Next::Piece), |(mut answer, mut pieces, next)| async move {
+            let (event, next) = match next {
+                Next::Piece => match pieces.next().await {
+                    Some(Ok(piece)) => (answer.chunk(&piece), Next::Piece),
+                    Some(Err(error)) => (Event::default().data(error.body().to_string()), Next::Nothing),
+                    None if answer.options.include_usage.unwrap_or(false) => (answer.usage_chunk(), Next::Done),
+                    None => (Event::default().data("[DONE]"), Next::Nothing),
+                },
+                Next::Done => (Event::default().data("[DONE]"), Next::Nothing),
+                Next::Nothing => return None,
+            };
+            Some((event, (answer, pieces, next)))
+        })
+    }
+
+    fn chunk(&mut self, piece: &Piece) -> Event {
+        self.usage.add(piece);
+        let mut object = self.head.object(vec![piece.json()]);
+        if self.options.continuous_usage_stats.unwrap_or(false) {
+            object.insert("usage".into(), self.usage.json());
+        } else if self.options.include_usage.unwrap_or(false) {
+            object.insert("usage".into(), Value::Null);
+        }
+        Event::default().data(Value::Object(object).to_string())
+    }
+
+    fn usage_chunk(&self) -> Event {
+        let mut object = self.head.object(Vec::new());
+        object.insert("usage".into(), self.usage.json());
+        Event::default().data(Value::Object(object).to_string())
+    }
+}
+
+/// What a stream tells next.
+enum Next {
+    Piece,
+    Done,
+    Nothing,
+}

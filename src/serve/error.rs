@@ -1,0 +1,176 @@
+//! Errors as OpenAI's API shapes them: `{"error": {"message", "type", "param", "code"}}`.
+
+use std::time::Duration;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::mailbox::Failed;
+
+/// An error that a client is told of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// `invalid_request_error`, `rate_limit_error` or `server_error`.
+    pub kind: &'static str,
+    /// What programs tell errors apart by.
+    pub code: Option<&'static str>,
+    /// What happened, for people.
+    pub message: String,
+    /// The path of the field that is wrong: `messages[2].content[0].type`.
+    pub param: Option<String>,
+    /// When it is worth trying again.
+    pub retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    fn request(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { status, kind: "invalid_request_error", code: Some(code), message, param: None, retry_after: None }
+    }
+
+    fn server(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { kind: "server_error", ..Self::request(status, code, message) }
+    }
+
+    /// The same, about this field.
+    pub fn with_param(self, param: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..self }
+    }
+
+    /// 400: a field has a value that it may not have.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, "invalid_value", message).with_param(param)
+    }
+
+    /// 400: a field that must be there is not.
+    pub fn missing(param: impl Into<String>) -> Self {
+        let param = param.into();
+        Self::request(StatusCode::BAD_REQUEST, "missing_required_parameter", format!("`{param}` is missing"))
+            .with_param(param)
+    }
+
+    /// 400: the field is part of the API and nothing here does it.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, "unsupported_parameter", message).with_param(param)
+    }
+
+    /// 400: the field is supported, this value of it is not.
+    pub fn unsupported_value(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, "unsupported_value", message).with_param(param)
+    }
+
+    /// 400 with a code of its own.
+    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// 400: the body is no JSON.
+    pub fn invalid_json(message: impl Into<String>) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, "invalid_json", message)
+    }
+
+    /// 400: the prompt alone does not fit the context.
+    pub fn context_length(param: impl Into<String>, n_prompt: usize, context_tokens: usize) -> Self {
+        let message = format!("the prompt has {n_prompt} tokens, the context of this model has {context_tokens}");
+        Self::request(StatusCode::BAD_REQUEST, "context_length_exceeded", message).with_param(param)
+    }
+
+    /// 401.
+    pub fn invalid_api_key(message: impl Into<String>) -> Self {
+        Self::request(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    /// 404: no such path or stored thing.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::request(StatusCode::NOT_FOUND, "not_found", message)
+    }
+
+    /// 404: no such model.
+    pub fn model_not_found(asked: &str, served: &[String]) -> Self {
+        let names = served.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let message = format!("the model `{asked}` is not served here; served: {names}");
+        Self::request(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
+    }
+
+    /// 405.
+    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::request(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    }
+
+    /// 408: the body did not come in time.
+    pub fn body_timeout(seconds: u64) -> Self {
+        let message = format!("the body did not arrive within {seconds} s");
+        Self::request(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    /// 413.
+    pub fn body_too_large(limit_bytes: usize) -> Self {
+        let message = format!("the body may have {} MiB", limit_bytes >> 20);
+        Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    /// 415.
+    pub fn not_json(found: &str) -> Self {
+        let message = format!("the body has to be `application/json`, the request says `{found}`");
+        Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    /// 500: a mistake of this program's.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// 503 with one of the codes that clients may wait on: `overloaded`, `loading`, `shutting_down`, `engine_failed`,
+    /// `timeout`.
+    pub fn unavailable(code: &'static str, message: impl Into<String>, retry_after: Option<Duration>) -> Self {
+        Self { retry_after, ..Self::server(StatusCode::SERVICE_UNAVAILABLE, code, message) }
+    }
+
+    /// The JSON that tells of it, as a body or as an event of a stream.
+    pub fn body(&self) -> Value {
+        let Self { kind, code, message, param, .. } = self;
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+}
+
+impl From<Failed> for ApiError {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Engine(why) => Self::unavailable("engine_failed", format!("the engine failed: {why}"), None),
+            Failed::ShuttingDown => {
+                Self::unavailable("shutting_down", "the server is shutting down", Some(Duration::from_secs(1)))
+            }
+            Failed::QueueTimeout(limit) => {
+                let message = format!("the request waited {} s for its turn", limit.as_secs_f64());
+                Self::unavailable("overloaded", message, Some(Duration::from_secs(1)))
+            }
+            Failed::RequestTimeout(limit) => {
+                let message = format!("the request took longer than {} s", limit.as_secs_f64());
+                Self::unavailable("timeout", message, None)
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        if let Some(wait) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs_f64().ceil().max(1.0) as u64));
+        }
+        // What failed by a mistake here fails again; SDKs would generate all of it three times.
+        if matches!(self.code, Some("internal_error" | "timeout")) {
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
+        response.extensions_mut().insert(ErrorCode(self.code.unwrap_or(self.kind)));
+        response
+    }
+}
+
+/// Of a response that is an error: its code, for the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ErrorCode(pub &'static str);

@@ -1,0 +1,259 @@
+//! Connections: who is let in, how long what may take, and how they end.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::HeaderValue;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use super::error::ApiError;
+use super::ids::Ids;
+use super::request_log::REQUEST_ID;
+
+/// From the first byte of a head to its last.
+const HEAD: Duration = Duration::from_secs(10);
+
+/// For a client that sends nothing between two requests.
+const IDLE: Duration = Duration::from_secs(75);
+
+/// For a client that takes nothing of what is sent.
+const WRITE: Duration = Duration::from_secs(60);
+
+/// File descriptors for everything but connections.
+const RESERVE: u64 = 64;
+
+/// Takes connections; they are answered with 503 until there is a model.
+pub struct Listener {
+    router: OnceLock<Router>,
+    ids: Ids,
+    /// A permit for every connection.
+    places: Arc<Semaphore>,
+    n_places: u32,
+    is_closing: watch::Sender<bool>,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        let n_places = places();
+        Self {
+            router: OnceLock::new(),
+            ids: Ids::default(),
+            places: Arc::new(Semaphore::new(n_places as usize)),
+            n_places,
+            is_closing: watch::Sender::new(false),
+        }
+    }
+}
+
+/// As many connections as there are file descriptors, less a reserve.
+fn places() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    u32::try_from(limit.saturating_sub(RESERVE).clamp(16, 1 << 20)).unwrap_or(16)
+}
+
+impl Listener {
+    /// From here on requests are answered.
+    pub fn open(&self, router: Router) {
+        let _ = self.router.set(router); // the first one stays
+    }
+
+    /// Takes connections for ever.
+    pub async fn accept(self: Arc<Self>, tcp: TcpListener) {
+        loop {
+            let Ok(place) = self.places.clone().acquire_owned().await else { return };
+            match tcp.accept().await {
+                Ok((stream, _)) => {
+                    let listener = self.clone();
+                    tokio::spawn(async move {
+                        listener.connection(stream).await;
+                        drop(place);
+                    });
+                }
+                // The peer has gone again: nothing is wrong here.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!("could not accept a connection: {error}");
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    /// Has connections end behind what they are sending, and waits for that.
+    pub async fn close(&self, patience: Duration) {
+        self.is_closing.send_replace(true);
+        let _ = timeout(patience, self.places.acquire_many(self.n_places - 1)).await; // one is held by `accept`
+    }
+
+    async fn connection(&self, stream: TcpStream) {
+        let _ = stream.set_nodelay(true); // slower without, and right all the same
+        let is_busy = Arc::new(AtomicBool::new(false));
+        let io = TokioIo::new(TimedStream::new(stream, is_busy.clone()));
+        let service = service_fn(|request: hyper::Request<Incoming>| {
+            is_busy.store(true, Ordering::Relaxed);
+            let idle_again = IdleAgain(is_busy.clone());
+            let answer = self.answer(request);
+            async move { Ok::<_, Infallible>(answer.await.map(|body| Busy { body, _idle_again: idle_again })) }
+        });
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(IDLE);
+        let mut connection = pin!(builder.serve_connection(io, service));
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = self.closing() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!("a connection ended: {error}");
+        }
+    }
+
+    async fn closing(&self) {
+        let _ = self.is_closing.subscribe().wait_for(|is_closing| *is_closing).await; // the sender is here
+    }
+
+    async fn answer(&self, request: hyper::Request<Incoming>) -> Response {
+        let Some(router) = self.router.get() else {
+            let wait = Some(Duration::from_secs(1));
+            let mut response = ApiError::unavailable("loading", "the model is being loaded", wait).into_response();
+            if let Ok(id) = HeaderValue::from_str(&self.ids.next("req_")) {
+                response.headers_mut().insert(REQUEST_ID, id);
+            }
+            return response;
+        };
+        let request: Request = request.map(Body::new);
+        let Ok(response) = TowerToHyperService::new(router.clone()).call(request).await;
+        response
+    }
+}
+
+/// A body of a connection that is busy until it is sent.
+struct Busy {
+    body: Body,
+    _idle_again: IdleAgain,
+}
+
+struct IdleAgain(Arc<AtomicBool>);
+
+impl Drop for IdleAgain {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl HttpBody for Busy {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection that breaks where its peer is too slow.
+struct TimedStream {
+    stream: TcpStream,
+    /// Whether a request is being answered: what is read then is its body, which has a time of its own.
+    is_busy: Arc<AtomicBool>,
+    head: Option<Pin<Box<Sleep>>>,
+    write: Option<Pin<Box<Sleep>>>,
+}
+
+impl TimedStream {
+    fn new(stream: TcpStream, is_busy: Arc<AtomicBool>) -> Self {
+        Self { stream, is_busy, head: None, write: None }
+    }
+
+    /// What a write gave, unless it is pending for too long.
+    fn written(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.write = None;
+            return written;
+        }
+        let deadline = self.write.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + WRITE)));
+        ready!(deadline.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer takes nothing")))
+    }
+}
+
+impl AsyncRead for TimedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let n_before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if self.is_busy.load(Ordering::Relaxed) {
+            self.head = None;
+            return read;
+        }
+        if read.is_ready() {
+            if buffer.filled().len() > n_before && self.head.is_none() {
+                self.head = Some(Box::pin(tokio::time::sleep_until(Instant::now() + HEAD)));
+            }
+            return read;
+        }
+        let Some(deadline) = &mut self.head else { return Poll::Pending };
+        ready!(deadline.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the head of a request takes too long")))
+    }
+}
+
+impl AsyncWrite for TimedStream {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.written(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.written(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

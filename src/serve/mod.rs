@@ -1,0 +1,231 @@
+//! `gptoss-jit serve`: OpenAI's API over HTTP.
+//!
+//! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
+//! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
+//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in common
+//! is [`Server`].
+
+pub mod answer;
+pub mod ask;
+pub mod backend;
+pub mod body;
+pub mod bounded;
+pub mod chat;
+pub mod choices;
+pub mod completions;
+pub mod conversation;
+pub mod engine_thread;
+pub mod error;
+pub mod field;
+mod health;
+pub mod history;
+pub mod ids;
+pub mod intake;
+pub mod keys;
+pub mod listener;
+pub mod logprobs;
+pub mod mailbox;
+pub mod metrics;
+mod models;
+pub mod prompt;
+pub mod replay;
+mod request_log;
+pub mod responses;
+pub mod sampling;
+pub mod sse;
+pub mod stop_text;
+pub mod tokens;
+pub mod tools;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::http::{HeaderValue, Method, Uri};
+use axum::middleware::from_fn_with_state;
+use tower_http::cors::{Any, CorsLayer};
+
+use self::backend::Backend;
+use self::error::ApiError;
+use self::history::History;
+use self::ids::Ids;
+use self::keys::Keys;
+use self::mailbox::{Generation, Timeouts};
+use self::metrics::Metrics;
+use self::request_log::Record;
+use self::responses::store::Store;
+use crate::grammar::Grammars;
+use crate::harmony::{Harmony, today};
+use crate::scheduler::Request;
+use crate::tokenizer::Tokenizer;
+
+/// What all handlers share.
+pub struct Server {
+    /// What makes tokens.
+    pub backend: Arc<dyn Backend>,
+    /// Chats to prompts and back.
+    pub harmony: Harmony,
+    /// Which tokens may come next.
+    pub grammars: Arc<Grammars>,
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+    /// What was asked for on the command line.
+    pub options: Options,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Makes ids.
+    pub ids: Ids,
+    /// Turns that were made lately, for when they come back.
+    pub history: History,
+    /// Responses that others may follow.
+    pub responses: Store,
+    /// A copy for every request that is being answered.
+    pub open: Arc<()>,
+}
+
+/// What was asked for on the command line.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Names that the model goes by; the first is the one it says of itself.
+    pub model_names: Vec<String>,
+    /// Whether every name is taken.
+    pub any_model: bool,
+    /// The date in system messages.
+    pub date: Date,
+    /// Who may ask.
+    pub keys: Keys,
+    /// How long requests may take.
+    pub timeouts: Timeouts,
+    /// Web pages from these origins may ask; `*` is all.
+    pub cors_origins: Vec<HeaderValue>,
+    /// What the names of metrics begin with.
+    pub metrics_prefix: String,
+    /// Whether prompts and answers are logged.
+    pub log_content: bool,
+}
+
+/// The date in system messages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Date {
+    /// That of the day, in UTC.
+    #[default]
+    Today,
+    /// This one.
+    Fixed(String),
+    /// None.
+    Omitted,
+}
+
+impl Server {
+    /// Queues a request of the HTTP request that is being answered. `param` is the field that its prompt is made of.
+    ///
+    /// # Errors
+    /// What the client is told, before any head is sent.
+    pub fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
+        let record = Record::current();
+        request.cache_salt = record.as_ref().map_or(0, |record| record.caller().0);
+        let content = self.options.log_content.then(|| self.tokenizer.clone());
+        if let (Some(tokenizer), Some(record)) = (&content, &record) {
+            let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();
+            tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
+        }
+        let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
+        Ok(generation.within(self.options.timeouts, record, content))
+    }
+
+    /// The name that the client used, if it is one of the model's; the model's own if it used none.
+    ///
+    /// # Errors
+    /// `model_not_found`.
+    pub fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
+        let names = &self.options.model_names;
+        match asked.filter(|asked| !asked.is_empty()) {
+            None => Ok(names.first().cloned().unwrap_or_default()),
+            Some(asked) if self.options.any_model || names.iter().any(|name| name == asked) => Ok(asked.to_owned()),
+            Some(asked) => Err(ApiError::model_not_found(asked, names)),
+        }
+    }
+
+    /// The date for a system message, if one is wanted.
+    pub fn current_date(&self) -> Option<String> {
+        match &self.options.date {
+            Date::Today => Some(today()),
+            Date::Fixed(date) => Some(date.clone()),
+            Date::Omitted => None,
+        }
+    }
+
+    /// The ids after which a model is done, whatever it writes: `<|return|>` and `<|endoftext|>`, and in chats
+    /// `<|call|>`.
+    pub fn stop_ids(&self, is_chat: bool) -> Vec<u32> {
+        let names = ["<|return|>", "<|endoftext|>", "<|call|>"];
+        names[..if is_chat { 3 } else { 2 }].iter().filter_map(|name| self.tokenizer.special(name)).collect()
+    }
+
+    /// Ids of a text; names of special tokens in it are these tokens only with `parse_special`. A long text is encoded on
+    /// a thread of its own, since the few that serve have streams to feed.
+    ///
+    /// # Errors
+    /// `invalid_value`, where the tokenizer does not take the text.
+    pub async fn encode(&self, text: String, parse_special: bool, param: &str) -> Result<Vec<u32>, ApiError> {
+        const LONG_BYTES: usize = 1 << 15;
+        let (tokenizer, is_long) = (self.tokenizer.clone(), text.len() > LONG_BYTES);
+        let encode = move || match parse_special {
+            true => tokenizer.encode_with_specials(text.as_bytes()),
+            false => tokenizer.encode(text.as_bytes()),
+        };
+        let encoded = if is_long {
+            tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::internal(error.to_string()))?
+        } else {
+            encode()
+        };
+        encoded.map_err(|error| ApiError::invalid(param, format!("`{param}`: {error}")))
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// All endpoints, each with `/v1` and without.
+pub fn router(server: Arc<Server>) -> Router {
+    let api = Router::new()
+        .merge(chat::router())
+        .merge(completions::router())
+        .merge(health::router())
+        .merge(models::router())
+        .merge(responses::router())
+        .merge(tokens::router());
+    Router::new()
+        .nest("/v1", api.clone())
+        .merge(api)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(from_fn_with_state(server.clone(), keys::check))
+        .layer(cors(&server.options.cors_origins))
+        .layer(from_fn_with_state(server.clone(), request_log::track))
+        .with_state(server)
+}
+
+async fn no_such_path(method: Method, uri: Uri) -> ApiError {
+    ApiError::not_found(format!("there is no `{method} {}` here", uri.path()))
+}
+
+async fn no_such_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::method_not_allowed(format!("`{}` does not take `{method}`", uri.path()))
+}
+
+/// Without origins, nothing is said of them, and browsers keep pages of other sites away.
+fn cors(origins: &[HeaderValue]) -> CorsLayer {
+    let layer = CorsLayer::new();
+    if origins.is_empty() {
+        return layer;
+    }
+    let layer = layer.allow_methods(Any).allow_headers(Any).expose_headers([request_log::REQUEST_ID]);
+    if origins.iter().any(|origin| origin == "*") {
+        layer.allow_origin(Any)
+    } else {
+        layer.allow_origin(origins.to_vec())
+    }
+}

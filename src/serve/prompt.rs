@@ -1,0 +1,148 @@
+//! From a request of either chat API to generations.
+
+use std::sync::Arc;
+
+use super::Server;
+use super::answer::{Answer, Making};
+use super::ask::Ask;
+use super::choices::Choices;
+use super::conversation::{Conversation, Entry};
+use super::error::ApiError;
+use super::keys::Caller;
+use super::tools::TextFormat;
+use crate::error::Hint;
+use crate::grammar::{Format, GrammarError, ToolChoice, Wanted};
+use crate::harmony::{HarmonyError, Reasoning, ResponseFormat};
+use crate::scheduler::{Request, TokenMask};
+
+/// A prompt.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// All of it.
+    pub ids: Vec<u32>,
+    /// How many of its last ids are of the message that the model is to write.
+    n_begun: usize,
+    /// The message is the answer, without reasoning.
+    in_final: bool,
+}
+
+/// The prompt of a conversation. `param` is the field that it stands in.
+///
+/// # Errors
+/// A result without a call, or more tokens than the context has.
+pub fn of(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &str) -> Result<Prompt, ApiError> {
+    let format = match &ask.format {
+        TextFormat::Schema { name, description, schema, .. } => {
+            Some(ResponseFormat { name: name.clone(), description: description.clone(), schema: schema.clone() })
+        }
+        TextFormat::Text | TextFormat::JsonObject => None,
+    };
+    let conversation = Conversation {
+        current_date: server.current_date(),
+        reasoning: ask.effort.unwrap_or(Reasoning::Low),
+        tools: &ask.tools.offered,
+        format,
+        entries,
+    };
+    let turns = conversation.turns(&server.history, caller.0)?;
+    let harmony = &server.harmony;
+    let told = |error: HarmonyError| ApiError::invalid(param, error.to_string());
+    let mut ids = harmony.prompt_of(&turns).map_err(told)?;
+    let mut n_begun = harmony.prompt_of(&[]).map_err(told)?.len();
+    let in_final = ask.effort.is_none() && ask.tools.choice == ToolChoice::None;
+    if in_final {
+        let n_before = ids.len();
+        harmony.begin_final(&mut ids).map_err(told)?;
+        n_begun += ids.len() - n_before;
+    }
+    let context_tokens = server.backend.model().context_tokens;
+    if ids.len() > context_tokens {
+        return Err(ApiError::context_length(param, ids.len(), context_tokens));
+    }
+    Ok(Prompt { ids, n_begun, in_final })
+}
+
+/// Queues `n` answers to a prompt: they differ in their seeds.
+///
+/// # Errors
+/// What the client is told, before any head is sent.
+pub async fn start(
+    server: &Arc<Server>,
+    caller: Caller,
+    ask: &Ask,
+    prompt: Prompt,
+    n: usize,
+    param: &str,
+) -> Result<Choices, ApiError> {
+    let facts = server.backend.model();
+    let sampling = ask.sampling.sampling(server.ids.seed())?;
+    let begun = prompt.ids[prompt.ids.len() - prompt.n_begun..].to_vec();
+    let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
+    let making = Arc::new(Making { tokenizer, tools, stop, begun });
+    let stop = if ask.ignore_eos { Vec::new() } else { server.stop_ids(true) };
+    let mut masks = masks(server, ask, prompt.in_final, n).await?;
+    let mut choices = Vec::with_capacity(n);
+    for i in 0..n {
+        let mut sampling = sampling;
+        sampling.seed = sampling.seed.wrapping_add(i as u64);
+        let max_new_tokens = ask.max_tokens.unwrap_or(facts.context_tokens);
+        let mut request = Request::new(prompt.ids.clone(), max_new_tokens, stop.clone(), sampling);
+        request.changes = ask.sampling.changes(facts.vocab_size)?;
+        request.changes.mask = masks.pop().flatten();
+        request.n_logprobs = ask.n_logprobs;
+        let parser = match (prompt.in_final, ask.ignore_eos) {
+            (true, _) => server.harmony.parser_in_final(),
+            (false, true) => server.harmony.transcript_parser(),
+            (false, false) => server.harmony.parser(),
+        };
+        let answer = Answer::new(parser, Arc::clone(&making), server.ids.next("call_"));
+        choices.push((server.submit(request, param)?, answer));
+    }
+    Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
+}
+
+/// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what was
+/// asked for. None where the model is to write on behind its end.
+async fn masks(
+    server: &Arc<Server>,
+    ask: &Ask,
+    in_final: bool,
+    n: usize,
+) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
+    if ask.ignore_eos {
+        return Ok((0..n).map(|_| None).collect());
+    }
+    let format = match &ask.format {
+        TextFormat::Text => None,
+        TextFormat::JsonObject => Some(Format::JsonObject),
+        TextFormat::Schema { schema, .. } => Some(Format::Schema(schema.clone())),
+    };
+    let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
+    let is_bound = format.is_some() || choice != ToolChoice::None;
+    let wanted = Wanted { tools, choice, format, reasoning: !in_final };
+    let grammars = Arc::clone(&server.grammars);
+    let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
+    let masks = tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    match masks {
+        Ok(masks) => Ok(masks.into_iter().map(Some).collect()),
+        Err(error) if is_bound => Err(refusal(ask, &error)),
+        Err(error) => {
+            tracing::warn!("headers are not masked: {error}");
+            Ok((0..n).map(|_| None).collect())
+        }
+    }
+}
+
+fn refusal(ask: &Ask, error: &GrammarError) -> ApiError {
+    let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
+    let told = ApiError::bad_request("invalid_json_schema", format!("{error}{hint}"));
+    let place = match (error, &ask.format) {
+        (GrammarError::Tool { name, .. }, _) => ask.tools.place(name),
+        (GrammarError::Format { .. }, TextFormat::Schema { place, .. }) => Some(place.as_str()),
+        _ => None,
+    };
+    match place {
+        Some(place) => told.with_param(place),
+        None => told,
+    }
+}

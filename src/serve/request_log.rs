@@ -1,0 +1,260 @@
+//! What every HTTP request gets: an id, a line in the log, and an answer even where the handler panics.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+
+use super::Server;
+use super::error::{ApiError, ErrorCode};
+use super::keys::Caller;
+use super::mailbox::{Ending, Failed, Times};
+use crate::scheduler::FinishReason;
+
+/// The header that has a request's id.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+tokio::task_local! {
+    /// The HTTP request that a handler works at.
+    static RECORD: Arc<Record>;
+}
+
+/// What is known of an HTTP request, for its line in the log.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub id: String,
+    method: Method,
+    path: String,
+    begin: Instant,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// None as long as no head was sent.
+    status: Option<StatusCode>,
+    code: Option<&'static str>,
+    /// Whether the body was sent to its end.
+    is_whole: bool,
+    caller: Caller,
+    n_generations: usize,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    tokens: usize,
+    queue_s: Option<f64>,
+    first_token_s: Option<f64>,
+    decode_s: f64,
+    reason: Option<&'static str>,
+}
+
+impl Record {
+    /// That of the HTTP request which this code works for.
+    pub fn current() -> Option<Arc<Self>> {
+        RECORD.try_with(Arc::clone).ok()
+    }
+
+    /// Who asks.
+    pub fn caller(&self) -> Caller {
+        self.known().caller
+    }
+
+    pub fn set_caller(&self, caller: Caller) {
+        self.known().caller = caller;
+    }
+
+    /// Adds what became of a generation.
+    pub fn add(&self, n_prompt: usize, cached_tokens: Option<usize>, times: &Times, ending: Option<&Ending>) {
+        let seconds = |from: Instant, to: Option<Instant>| to.map(|to| (to - from).as_secs_f64());
+        let later = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::max);
+        let mut known = self.known();
+        known.n_generations += 1;
+        known.prompt_tokens += n_prompt;
+        known.cached_tokens += cached_tokens.unwrap_or(0);
+        known.tokens += times.n_tokens;
+        known.queue_s = later(known.queue_s, seconds(times.submitted, times.admitted));
+        known.first_token_s = later(known.first_token_s, seconds(times.submitted, times.first_token));
+        let decode_s = times.first_token.and_then(|first| seconds(first, times.last_token));
+        known.decode_s = known.decode_s.max(decode_s.unwrap_or(0.0));
+        known.reason = Some(match ending {
+            None | Some(Ending::Finished(FinishReason::Cancelled)) => "cancelled",
+            Some(Ending::Finished(FinishReason::Stop)) => "stop",
+            Some(Ending::Finished(FinishReason::Length)) => "length",
+            Some(Ending::Failed(Failed::Engine(_))) => "engine_failed",
+            Some(Ending::Failed(Failed::ShuttingDown)) => "shutting_down",
+            Some(Ending::Failed(Failed::QueueTimeout(_) | Failed::RequestTimeout(_))) => "timeout",
+        });
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that is being answered; the line is written when it is dropped: with the last of the body, or when hyper
+/// drops the handler since the client left.
+struct Entry {
+    server: Arc<Server>,
+    record: Arc<Record>,
+    /// Counted while the program waits for its requests to end.
+    _open: Arc<()>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let Record { id, method, path, begin, known } = &*self.record;
+        let known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        // The head may have been sent with 200: a client that left before the end is counted as one that left.
+        let status = match known.status {
+            Some(status) if known.is_whole || !status.is_success() => status.as_u16(),
+            _ => CLIENT_LEFT,
+        };
+        self.server.metrics.responded(status_label(status));
+        let seconds = begin.elapsed().as_secs_f64();
+        let (method, code) = (method.as_str(), known.code);
+        if known.n_generations == 0 {
+            match is_looked_at_all_day(path) {
+                true => tracing::debug!(id, method, path, status, code, seconds, "request"),
+                false => tracing::info!(id, method, path, status, code, seconds, "request"),
+            }
+            return;
+        }
+        let tok_per_s = (known.decode_s > 0.0)
+            .then(|| (known.tokens - known.n_generations.min(known.tokens)) as f64)
+            .map(|tokens| tokens / known.decode_s);
+        let Known { prompt_tokens, cached_tokens, tokens, queue_s, first_token_s, reason, .. } = *known;
+        tracing::info!(
+            id,
+            method,
+            path,
+            status,
+            code,
+            reason,
+            prompt_tokens,
+            cached_tokens,
+            tokens,
+            queue_s,
+            first_token_s,
+            tok_per_s,
+            seconds,
+            "request"
+        );
+    }
+}
+
+/// What nginx calls a client that closed the connection.
+const CLIENT_LEFT: u16 = 499;
+
+fn is_looked_at_all_day(path: &str) -> bool {
+    ["/health", "/v1/health", "/ping", "/metrics", "/v1/metrics"].contains(&path)
+}
+
+/// Labels are of a closed set, whatever handlers answer.
+fn status_label(status: u16) -> &'static str {
+    const KNOWN: [(u16, &str); 12] = [
+        (200, "200"),
+        (400, "400"),
+        (401, "401"),
+        (404, "404"),
+        (405, "405"),
+        (408, "408"),
+        (413, "413"),
+        (415, "415"),
+        (429, "429"),
+        (CLIENT_LEFT, "499"),
+        (500, "500"),
+        (503, "503"),
+    ];
+    KNOWN.iter().find(|(known, _)| *known == status).map_or("other", |(_, label)| label)
+}
+
+/// Around every handler.
+pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    let id = own_id(&request).unwrap_or_else(|| server.ids.next("req_"));
+    let record = Arc::new(Record {
+        id,
+        method: request.method().clone(),
+        path: request.uri().path().to_owned(),
+        begin: Instant::now(),
+        known: Mutex::default(),
+    });
+    let entry = Entry { record: record.clone(), _open: server.open.clone(), server };
+    let answered = RECORD.scope(record.clone(), caught(next.run(request))).await;
+    let mut response = answered.unwrap_or_else(|why| {
+        tracing::error!(id = record.id, why, "a handler panicked");
+        ApiError::internal("a mistake in the server; its log has more").into_response()
+    });
+    if let Ok(id) = HeaderValue::from_str(&record.id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    let mut known = record.known();
+    known.status = Some(response.status());
+    known.code = response.extensions().get::<ErrorCode>().map(|code| code.0);
+    drop(known);
+    response.map(|body| Body::new(Watched { body, entry }))
+}
+
+/// The client's own id, if it fits a header and a line.
+fn own_id(request: &Request) -> Option<String> {
+    let id = request.headers().get(REQUEST_ID)?.to_str().ok()?;
+    let is_fine = !id.is_empty() && id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic());
+    is_fine.then(|| id.to_owned())
+}
+
+/// The future's answer, or what it panicked with.
+async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
+    let mut future = pin!(future);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => Poll::Ready(Err(words_of(&*panic))),
+    })
+    .await
+}
+
+/// What a panic said.
+pub(super) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".into())
+}
+
+/// A body that knows when it is over. The body goes first, with the generations in it: they add to the line.
+struct Watched {
+    body: Body,
+    entry: Entry,
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(polled, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.entry.record.known().is_whole = true;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let is_over = self.body.is_end_stream();
+        if is_over {
+            self.entry.record.known().is_whole = true;
+        }
+        is_over
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

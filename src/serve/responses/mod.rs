@@ -1,0 +1,256 @@
+//! `POST /v1/responses`, and what is kept of it.
+
+pub mod items;
+pub mod object;
+pub mod output;
+pub mod request;
+pub mod store;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use futures_util::stream;
+use serde_json::{Value, json};
+
+use self::object::ResponseObject;
+use self::output::Output;
+use self::request::ResponsesRequest;
+use self::store::{Page, Stored};
+use super::Server;
+use super::body;
+use super::choices::{Choices, News};
+use super::conversation::Entry;
+use super::error::ApiError;
+use super::field::Field;
+use super::keys::Caller;
+use super::prompt::{self, Prompt};
+use super::sse;
+
+/// The field that a prompt is made of.
+const PARAM: &str = "input";
+
+/// The endpoints.
+pub fn router() -> Router<Arc<Server>> {
+    Router::new()
+        .route("/responses", post(respond))
+        .route("/responses/input_tokens", post(input_tokens))
+        .route("/responses/{id}", get(stored).delete(delete))
+        .route("/responses/{id}/cancel", post(cancel))
+        .route("/responses/{id}/input_items", get(input_items))
+}
+
+async fn respond(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    body::Json(body): body::Json<Value>,
+) -> Result<Response, ApiError> {
+    let request = ResponsesRequest::read(&Field::body(&body)?)?;
+    let model = server.check_model(request.ask.model.as_deref())?;
+    let (entries, prompt) = prompt_of(&server, caller, &request)?;
+    let choices = prompt::start(&server, caller, &request.ask, prompt, 1, PARAM).await?;
+    let id = server.ids.next("");
+    let mut echo = request.echo;
+    echo.insert("model".to_owned(), model.into());
+    let object = ResponseObject {
+        output: Output::new(id.clone(), server.tokenizer.clone(), request.has_logprobs),
+        id: format!("resp_{id}"),
+        created_at: super::now(),
+        echo,
+        n_events: 0,
+    };
+    let stream = request.ask.stream;
+    let keep = request.store.then(|| (input_with_ids(&server, request.input), entries));
+    let making = Making { server, caller, choices, object, keep };
+    if stream {
+        Ok(sse::response(stream::unfold(Telling::new(making), Telling::next)))
+    } else {
+        Ok(Json(making.whole().await?).into_response())
+    }
+}
+
+async fn input_tokens(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    body::Json(body): body::Json<Value>,
+) -> Result<Json<Value>, ApiError> {
+    let (_, prompt) = prompt_of(&server, caller, &ResponsesRequest::read(&Field::body(&body)?)?)?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
+}
+
+/// The conversation of a request, less its instructions, and its prompt.
+fn prompt_of(server: &Server, caller: Caller, request: &ResponsesRequest) -> Result<(Vec<Entry>, Prompt), ApiError> {
+    let mut entries = match &request.previous {
+        None => Vec::new(),
+        Some(id) => {
+            let previous = server.responses.get(caller.0, id).ok_or_else(|| {
+                let message = format!("there is no response `{id}` to follow: it was not stored, or is forgotten");
+                ApiError::bad_request("previous_response_not_found", message).with_param("previous_response_id")
+            })?;
+            previous.continued()
+        }
+    };
+    entries.extend(request.entries.iter().cloned());
+    if entries.is_empty() {
+        return Err(ApiError::missing(PARAM));
+    }
+    loop {
+        let instructions = request.instructions.iter().cloned().map(Entry::Developer);
+        let all: Vec<Entry> = instructions.chain(entries.iter().cloned()).collect();
+        match prompt::of(server, caller, &request.ask, &all, PARAM) {
+            Err(error) if request.truncates && error.code == Some("context_length_exceeded") => {
+                if !leave_out_oldest(&mut entries) {
+                    return Err(error);
+                }
+            }
+            prompt => return Ok((entries, prompt?)),
+        }
+    }
+}
+
+/// Leaves out the oldest that the person or the model said, with all that followed up to what the person says next;
+/// false if only the last is left.
+fn leave_out_oldest(entries: &mut Vec<Entry>) -> bool {
+    let is_user = |entry: &Entry| matches!(entry, Entry::User(_));
+    let first = entries.iter().position(|entry| !matches!(entry, Entry::Developer(_)));
+    let Some(first) = first else { return false };
+    let Some(next) = entries[first + 1..].iter().position(is_user) else { return false };
+    entries.drain(first..first + 1 + next);
+    true
+}
+
+/// The items as they can be asked for again.
+fn input_with_ids(server: &Server, mut input: Vec<Value>) -> Vec<Value> {
+    for item in &mut input {
+        let Some(item) = item.as_object_mut() else { continue };
+        item.entry("type").or_insert_with(|| "message".into());
+        if item.get("id").is_none_or(Value::is_null) {
+            item.insert("id".to_owned(), server.ids.next("msg_").into());
+        }
+    }
+    input
+}
+
+fn not_found(id: &str) -> ApiError {
+    ApiError::not_found(format!("there is no response `{id}`: it was not stored, or is forgotten"))
+}
+
+async fn stored(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let stored = server.responses.get(caller.0, &id).ok_or_else(|| not_found(&id))?;
+    Ok(Json(stored.response.clone()))
+}
+
+async fn delete(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if server.responses.delete(caller.0, &id) {
+        Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+    } else {
+        Err(not_found(&id))
+    }
+}
+
+/// Only what runs in the background can be cancelled, and nothing does: who leaves a response ends it.
+async fn cancel(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    server.responses.get(caller.0, &id).ok_or_else(|| not_found(&id))?;
+    let message = format!("`{id}` does not run in the background: closing its connection is what ends it");
+    Err(ApiError::bad_request("invalid_value", message))
+}
+
+async fn input_items(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Query(page): Query<Page>,
+) -> Result<Json<Value>, ApiError> {
+    let stored = server.responses.get(caller.0, &id).ok_or_else(|| not_found(&id))?;
+    Ok(Json(page.of(&stored.input)))
+}
+
+/// A response in the making.
+struct Making {
+    server: Arc<Server>,
+    caller: Caller,
+    choices: Choices,
+    object: ResponseObject,
+    /// Its input and the conversation before it, if it is to be stored.
+    keep: Option<(Vec<Value>, Vec<Entry>)>,
+}
+
+impl Making {
+    async fn whole(mut self) -> Result<Value, ApiError> {
+        loop {
+            let news = self.choices.next().await.unwrap_or_else(|| Err(ApiError::internal("an answer has no end")))?;
+            let (_, response) = self.take(news);
+            if let Some(response) = response {
+                return Ok(response);
+            }
+        }
+    }
+
+    /// Takes some news: its events, and the response if it is complete.
+    fn take(&mut self, news: News) -> (Vec<(&'static str, Value)>, Option<Value>) {
+        let News { steps, finish, .. } = news;
+        let events = steps.into_iter().flat_map(|step| self.object.take(step)).collect();
+        let response = finish.map(|finish| self.object.finished(finish, self.choices.usage()));
+        if let (Some(response), Some((input, entries))) = (&response, self.keep.take_if(|_| response.is_some())) {
+            let turn = Arc::new(self.choices.answer(0).turn().clone());
+            let stored = Stored { response: response.clone(), input, entries, turn };
+            self.server.responses.keep(self.caller.0, &self.object.id, stored);
+        }
+        (events, response)
+    }
+}
+
+/// A response as it is told.
+struct Telling {
+    making: Making,
+    ready: VecDeque<(&'static str, Value)>,
+    is_over: bool,
+}
+
+impl Telling {
+    fn new(mut making: Making) -> Self {
+        let ready = making.object.begin().into();
+        Self { making, ready, is_over: false }
+    }
+
+    async fn next(mut self) -> Option<(Event, Self)> {
+        loop {
+            if let Some((kind, event)) = self.ready.pop_front() {
+                return Some((Event::default().event(kind).data(event.to_string()), self));
+            }
+            if self.is_over {
+                return None;
+            }
+            match self.making.choices.next().await? {
+                Ok(news) => {
+                    let (events, response) = self.making.take(news);
+                    self.ready.extend(events);
+                    if let Some(response) = response {
+                        self.ready.push_back(self.making.object.end(&response));
+                        self.is_over = true;
+                    }
+                }
+                Err(error) => {
+                    self.ready.push_back(self.making.object.fail(&error));
+                    self.is_over = true;
+                }
+            }
+        }
+    }
+}

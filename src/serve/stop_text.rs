@@ -1,0 +1,125 @@
+//! Stop strings: text that could begin one is held back, and neither it nor what follows is told.
+
+use serde_json::Value;
+
+use super::error::ApiError;
+
+/// Most stop strings of a request.
+const MAX_STOPS: usize = 16;
+
+/// Looks for stop strings in a text that comes in pieces.
+#[derive(Clone, Debug, Default)]
+pub struct StopText {
+    stops: Vec<String>,
+    /// Not told yet: it could be the beginning of a stop.
+    held: String,
+    is_over: bool,
+}
+
+impl StopText {
+    /// Looks for these; an empty string is none.
+    ///
+    /// # Errors
+    /// `invalid_value`, if there are too many.
+    pub fn new(stops: Vec<String>) -> Result<Self, ApiError> {
+        if stops.len() > MAX_STOPS {
+            let message = format!("`stop` has {} strings, it may have {MAX_STOPS}", stops.len());
+            return Err(ApiError::invalid("stop", message));
+        }
+        Ok(Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), ..Self::default() })
+    }
+
+    /// Takes more text and gives what of it, and of what was held back, is to be told.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.is_over {
+            return String::new();
+        }
+        if self.stops.is_empty() {
+            return text.to_owned();
+        }
+        // By characters, so that it does not matter how the text is cut: the stop that is whole first counts.
+        for character in text.chars() {
+            self.held.push(character);
+            let found = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str())).map(String::len).max();
+            if let Some(len) = found {
+                self.is_over = true;
+                self.held.truncate(self.held.len() - len);
+                return std::mem::take(&mut self.held);
+            }
+        }
+        let from = self.held.char_indices().map(|(i, _)| i).find(|&i| self.could_begin(&self.held[i..]));
+        let rest = self.held.split_off(from.unwrap_or(self.held.len()));
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// Whether a stop was found: the rest is not told.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Ends the text: what was held back began no stop.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    fn could_begin(&self, text: &str) -> bool {
+        self.stops.iter().any(|stop| stop.starts_with(text))
+    }
+}
+
+/// The stop strings of a request: one, or a list.
+///
+/// # Errors
+/// `invalid_value`, for anything else.
+pub fn stop_strings(stop: Option<Value>) -> Result<Vec<String>, ApiError> {
+    let string = |(i, value): (usize, Value)| match value {
+        Value::String(text) => Ok(text),
+        other => Err(ApiError::invalid(format!("stop[{i}]"), format!("`stop[{i}]` is {other}, expected a string"))),
+    };
+    match stop {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(Value::Array(all)) => all.into_iter().enumerate().map(string).collect(),
+        Some(other) => {
+            Err(ApiError::invalid("stop", format!("`stop` is {other}, expected a string or a list of them")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_stop_is_found_across_pieces_and_not_told() {
+        let mut stop = StopText::new(vec!["END".into(), "".into()]).unwrap();
+        let told: Vec<String> = ["a E", "N", "x E", "ND b", "c"].iter().map(|text| stop.push(text)).collect();
+        assert_eq!(told, ["a ", "", "ENx ", "", ""]);
+        assert!(stop.is_over());
+        assert_eq!(stop.finish(), "");
+        assert_eq!(StopText::new(vec![String::new(); 17]).unwrap_err().param.unwrap(), "stop");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_give_what_the_whole_gives(
+            stops in prop::collection::vec("[ab日]{1,3}", 0..3),
+            pieces in prop::collection::vec("[ab日]{0,4}", 0..8),
+        ) {
+            let whole = pieces.concat();
+            let ends = whole.char_indices().map(|(i, c)| i + c.len_utf8());
+            let cut = |end: usize| {
+                let found = stops.iter().filter(|stop| whole[..end].ends_with(stop.as_str())).map(String::len).max();
+                found.map(|len| end - len)
+            };
+            let end = ends.into_iter().find_map(cut);
+            let mut stop = StopText::new(stops.clone()).unwrap();
+            let mut told: String = pieces.iter().map(|piece| stop.push(piece)).collect();
+            prop_assert_eq!(stop.is_over(), end.is_some());
+            told += &stop.finish();
+            prop_assert_eq!(told.as_str(), &whole[..end.unwrap_or(whole.len())]);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! An engine on the fake device, which runs one step ahead of what is known: a sequence loses its blocks while its
+//! token is on the way, gets them back from the prefix cache, and another one is cancelled in flight.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::device::Device;
+use gptoss_jit::dtype::Dtype;
+use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
+use gptoss_jit::engine::{Engine, EngineOptions};
+use gptoss_jit::graph::kv_cache::BLOCK_TOKENS;
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::store::Store;
+use gptoss_jit::pipeline::Pipeline;
+use gptoss_jit::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
+use gptoss_jit::target::Target;
+use gptoss_jit::template::Precision;
+use gptoss_jit::template::library::Library;
+use gptoss_jit::tuning::TuningTables;
+use gpu::Driver;
+
+use super::Room;
+use super::run::cache;
+use crate::object::hiprtc;
+
+/// The tiny model in f32, with room for two sequences and so many blocks.
+fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize) -> Engine {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
+    let checkpoint = Checkpoint::open(&model, Layout::Auto).expect("a model");
+    let store = Store::new(Cache::open(cache(), Limits::default()), hiprtc::options());
+    let (library, tables) = (Library::load(&[]).expect("built in"), TuningTables::load(&[]).expect("built in"));
+    let mut model = ModelOptions {
+        precision: Precision::F32,
+        kv_dtype: Dtype::F32,
+        n_slots: 2,
+        capacity_tokens: 3 * BLOCK_TOKENS,
+        max_rows: 70,
+        max_logit_rows: 2,
+        odd_window: None,
+        kv_budget_bytes: usize::MAX,
+        max_prompt_rows: None,
+        prefix_cache: PrefixCache::new(4),
+    };
+    let layout = gptoss_jit::engine::blueprint::Blueprint::new(&checkpoint, &model, &target).expect("it fits").layout;
+    let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
+    let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
+    model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;
+    let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
+    Engine::load(&checkpoint, EngineOptions { pipeline, model }, &()).expect("loads")
+}
+
+/// A prompt of its own, and how its answer is drawn.
+fn request(seed: u64, n_prompt: u64, max_new_tokens: usize) -> Request {
+    let prompt = (0..n_prompt).map(|i| ((i * i * 7 + i * 13 + seed * 101) % 700) as u32).collect();
+    let sampling = Sampling { temperature: if seed == 1 { 0.0 } else { 1.0 }, seed, ..Sampling::GREEDY };
+    Request::new(prompt, max_new_tokens, vec![], sampling)
+}
+
+type Told = HashMap<RequestId, (Vec<u32>, Option<FinishReason>)>;
+
+fn step(engine: &mut Engine, told: &mut Told) {
+    for event in engine.step().expect("runs") {
+        match event {
+            Event::Token { request, token, .. } => told.entry(request).or_default().0.push(token),
+            Event::Finished { request, reason } => told.entry(request).or_default().1 = Some(reason),
+            Event::Admitted { .. } => {}
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_away_in_flight_comes_back_as_it_was() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let tables = TuningTables::load(&[]).expect("built in");
+    let open = |device: &str| device.parse::<Device>().expect("a name").open(&tables, 0).expect("it opens");
+    let expected: Vec<Vec<u32>> = [request(1, 61, 70), request(2, 61, 9)]
+        .into_iter()
+        .map(|request| {
+            let (mut engine, mut told) = (load(open("cpu"), 6), Told::new());
+            let id = engine.submit(request).expect("fits");
+            while !engine.is_idle() {
+                step(&mut engine, &mut told);
+            }
+            told.remove(&id).expect("answered").0
+        })
+        .collect();
+
+    drop(load(open("sim:gfx1100"), 3)); // the fake executes what that compiles
+    let room = Room::new(&format!("arch = gfx1100\nkernels = {}", cache().display()));
+    let driver: Arc<dyn Driver> = Arc::new(room.driver());
+    let mut engine = load((tables.gpu("gfx1100").expect("known"), driver), 3);
+    let (mut told, before) = (Told::new(), room.count("hipMemcpyAsync"));
+    let first = engine.submit(request(1, 61, 70)).expect("fits");
+    let second = engine.submit(request(2, 61, 9)).expect("fits");
+    while engine.figures().preemptions == 0 {
+        step(&mut engine, &mut told);
+    }
+    // Both reached the end of their blocks, and there was one more. What the second had will be found again.
+    assert_eq!((engine.figures().running, engine.figures().waiting, engine.figures().blocks_cached), (1, 1, 1));
+    step(&mut engine, &mut told);
+    assert!(engine.cancel(first) && !engine.cancel(first));
+    assert_eq!(engine.figures().blocks_held, 0);
+    while !engine.is_idle() {
+        step(&mut engine, &mut told);
+    }
+    let (tokens, reason) = &told[&first];
+    assert_eq!((&tokens[..], *reason), (&expected[0][..tokens.len()], Some(FinishReason::Cancelled)));
+    assert_eq!(told[&second], (expected[1].clone(), Some(FinishReason::Length)));
+    // It goes on: all but the end of the conversation is there.
+    let prompt = [&request(2, 61, 9).prompt[..], &expected[1]].concat();
+    let third = engine.submit(Request { prompt, ..request(1, 1, 1) }).expect("fits");
+    while !engine.is_idle() {
+        step(&mut engine, &mut told);
+    }
+    assert_eq!((told[&third].0.len(), engine.figures().prefix_hit_tokens), (1, 64));
+    assert_eq!((engine.figures().blocks_held, engine.figures().preemptions), (0, 1));
+    let on_device = room.calls().iter().filter(|line| line.ends_with("on the device")).count();
+    assert!(on_device >= 4 && room.count("hipMemcpyAsync") > before + on_device, "{on_device}");
+    drop(engine);
+    room.assert_all_given_back();
+}

@@ -1,0 +1,293 @@
+//! A server in this process whose model says what a test wrote down, and a client for it.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use gptoss_jit::grammar::Grammars;
+use gptoss_jit::harmony::Harmony;
+use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob};
+use gptoss_jit::serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
+use gptoss_jit::serve::intake::{Intake, Limits};
+use gptoss_jit::serve::keys::Keys;
+use gptoss_jit::serve::mailbox::{Ending, Failed, Generation};
+use gptoss_jit::serve::metrics::Metrics;
+use gptoss_jit::serve::{Date, Options, Server, router};
+use gptoss_jit::tokenizer::Tokenizer;
+use serde_json::Value;
+
+/// Longest sequence of the model, in tokens.
+pub const CONTEXT_TOKENS: usize = 4000;
+
+/// What the model is to write, and how that goes.
+#[derive(Clone, Debug, Default)]
+pub struct Said {
+    pub ids: Vec<u32>,
+    /// Fails behind them.
+    pub fails: bool,
+}
+
+/// What a request came to.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub prompt: Vec<u32>,
+    pub max_new_tokens: usize,
+    pub seed: u64,
+    pub has_mask: bool,
+}
+
+/// The model.
+struct Script {
+    intake: Arc<Intake>,
+    facts: ModelFacts,
+    said: Mutex<VecDeque<Said>>,
+    asked: Mutex<Vec<Asked>>,
+}
+
+impl Backend for Script {
+    fn submit(&self, mut request: Request) -> Result<Generation, Refused> {
+        let mailbox = self.intake.take(&mut request)?;
+        self.asked.lock().unwrap().push(Asked {
+            prompt: request.prompt.clone(),
+            max_new_tokens: request.max_new_tokens,
+            seed: request.sampling.seed,
+            has_mask: request.changes.mask.is_some(),
+        });
+        let said = self.said.lock().unwrap().pop_front().expect("the test wrote down what to say");
+        let now = Instant::now();
+        mailbox.admitted(now, request.prompt.len() / 2);
+        let mut reason = None;
+        for (i, &token) in said.ids.iter().take(request.max_new_tokens).enumerate() {
+            let top =
+                |k: usize| (0..k).map(|i| TokenLogprob { token: token + i as u32, logprob: logprob(i) }).collect();
+            let logprobs = |k: usize| Box::new(LogitRowLogprobs { chosen: logprob(i), top: top(k) });
+            mailbox.token(now, token, request.n_logprobs.map(logprobs));
+            if request.stop.contains(&token) {
+                reason = Some(FinishReason::Stop);
+                break;
+            }
+        }
+        mailbox.end(match (said.fails, reason) {
+            (true, _) => Ending::Failed(Failed::Engine("the script says so".into())),
+            (false, reason) => Ending::Finished(reason.unwrap_or(FinishReason::Length)),
+        });
+        Ok(Generation::new(mailbox, || {}))
+    }
+
+    fn model(&self) -> &ModelFacts {
+        &self.facts
+    }
+
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+
+    fn health(&self) -> Health {
+        Health::Ok
+    }
+
+    fn drain(&self) {}
+
+    fn end_all(&self) {}
+}
+
+/// One for all tests: what all grammars of a vocabulary need takes seconds.
+fn grammars(tokenizer: &Tokenizer) -> Arc<Grammars> {
+    static GRAMMARS: OnceLock<Arc<Grammars>> = OnceLock::new();
+    Arc::clone(GRAMMARS.get_or_init(|| Arc::new(Grammars::new(tokenizer.clone()))))
+}
+
+/// Of the token at this place: no two are alike.
+pub fn logprob(i: usize) -> f32 {
+    -0.25 * (i as f32 + 1.0)
+}
+
+/// The server, with one connection to it.
+pub struct Scripted {
+    script: Arc<Script>,
+    pub tokenizer: Tokenizer,
+    pub harmony: Harmony,
+    address: SocketAddr,
+    connection: Mutex<Option<BufReader<TcpStream>>>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// An HTTP answer.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    pub status: u16,
+    pub content_type: String,
+    pub body: String,
+}
+
+impl Scripted {
+    pub fn new() -> Self {
+        Self::with_keys(&[])
+    }
+
+    pub fn with_keys(keys: &[&str]) -> Self {
+        let tokenizer = Tokenizer::o200k_harmony();
+        let harmony = Harmony::new(tokenizer.clone()).expect("it has the special tokens");
+        let vocab_size = tokenizer.vocab_size();
+        let limits =
+            Limits { n_slots: 8, max_queue: 8, max_queued_tokens: 1 << 20, context_tokens: CONTEXT_TOKENS, vocab_size };
+        let metrics = Metrics::default();
+        let facts = ModelFacts {
+            context_tokens: CONTEXT_TOKENS,
+            vocab_size,
+            fingerprint: "fp_0".into(),
+            created: 1_760_000_000,
+        };
+        let intake = Intake::new(limits, metrics.clone());
+        let script = Arc::new(Script { intake, facts, said: Mutex::default(), asked: Mutex::default() });
+        let options = Options {
+            model_names: vec!["gpt-oss-20b".into()],
+            date: Date::Fixed("2025-06-28".into()),
+            keys: Keys::new(keys),
+            ..Options::default()
+        };
+        let server = Server {
+            backend: script.clone(),
+            harmony: harmony.clone(),
+            grammars: grammars(&tokenizer),
+            tokenizer: tokenizer.clone(),
+            options,
+            metrics,
+            ids: Default::default(),
+            history: Default::default(),
+            responses: Default::default(),
+            open: Arc::new(()),
+        };
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        listener.set_nonblocking(true).expect("a socket");
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("in a runtime");
+            axum::serve(listener, router(Arc::new(server))).await.expect("serves");
+        });
+        Self { script, tokenizer, harmony, address, connection: Mutex::default(), _runtime: runtime }
+    }
+
+    /// The ids of a text in which names of special tokens are those tokens.
+    pub fn ids(&self, text: &str) -> Vec<u32> {
+        self.tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8")
+    }
+
+    /// The text of ids, special tokens spelled.
+    pub fn text(&self, ids: &[u32]) -> String {
+        String::from_utf8_lossy(&self.tokenizer.decode_all(ids).expect("ids")).into_owned()
+    }
+
+    /// What the model says next.
+    pub fn say(&self, text: &str) {
+        self.say_ids(self.ids(text));
+    }
+
+    pub fn say_ids(&self, ids: Vec<u32>) {
+        self.script.said.lock().unwrap().push_back(Said { ids, fails: false });
+    }
+
+    pub fn say_and_fail(&self, text: &str) {
+        self.script.said.lock().unwrap().push_back(Said { ids: self.ids(text), fails: true });
+    }
+
+    /// What the last request came to.
+    pub fn asked(&self) -> Asked {
+        self.script.asked.lock().unwrap().last().expect("something was asked").clone()
+    }
+
+    pub fn n_asked(&self) -> usize {
+        self.script.asked.lock().unwrap().len()
+    }
+
+    /// A JSON body to a path, with a key if one is given, and the JSON that comes back.
+    pub fn post_as(&self, key: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.json("POST", key, path, &body.to_string())
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.post_as("any", path, body)
+    }
+
+    pub fn json(&self, method: &str, key: &str, path: &str, body: &str) -> (u16, Value) {
+        let answer = self.ask(method, key, path, body);
+        let json = serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}: {answer:?}"));
+        (answer.status, json)
+    }
+
+    /// The events of a stream: their types, which chat does not have, and their data.
+    pub fn stream(&self, path: &str, body: &Value) -> Vec<(String, String)> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let answer = self.ask("POST", "any", path, &body.to_string());
+        assert_eq!((answer.status, answer.content_type.as_str()), (200, "text/event-stream"), "{answer:?}");
+        assert!(answer.body.is_empty() || answer.body.ends_with("\n\n"), "{:?}", answer.body);
+        let event = |block: &str| {
+            let field =
+                |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
+            (field("event: "), field("data: "))
+        };
+        answer.body.split_terminator("\n\n").filter(|block| !block.starts_with(':')).map(event).collect()
+    }
+
+    pub fn ask(&self, method: &str, key: &str, path: &str, body: &str) -> Answered {
+        let mut kept = self.connection.lock().unwrap();
+        let mut connection = kept.take().unwrap_or_else(|| {
+            let stream = TcpStream::connect(self.address).expect("it listens");
+            stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+            stream.set_nodelay(true).expect("a socket");
+            BufReader::new(stream)
+        });
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        connection.get_mut().write_all(request.as_bytes()).expect("it reads");
+        let answer = read_answer(&mut connection);
+        *kept = Some(connection);
+        answer
+    }
+}
+
+fn read_line(connection: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    connection.read_line(&mut line).expect("it answers");
+    line.trim_end().to_owned()
+}
+
+fn read_answer(connection: &mut BufReader<TcpStream>) -> Answered {
+    let status = read_line(connection).split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    let (mut content_type, mut length) = (String::new(), None);
+    loop {
+        let line = read_line(connection).to_ascii_lowercase();
+        match line.split_once(": ") {
+            Some(("content-type", value)) => content_type = value.to_owned(),
+            Some(("content-length", value)) => length = value.parse::<usize>().ok(),
+            Some(_) => {}
+            None => break,
+        }
+    }
+    let mut body = Vec::new();
+    let mut read = |connection: &mut BufReader<TcpStream>, length: usize| {
+        let begin = body.len();
+        body.resize(begin + length, 0);
+        connection.read_exact(&mut body[begin..]).expect("all of it comes");
+    };
+    match length {
+        Some(length) => read(connection, length),
+        None => loop {
+            let length = usize::from_str_radix(&read_line(connection), 16).expect("a chunk's length");
+            read(connection, length);
+            read_line(connection);
+            if length == 0 {
+                break;
+            }
+        },
+    }
+    Answered { status, content_type, body: String::from_utf8(body).expect("UTF-8") }
+}

@@ -1,0 +1,491 @@
+//! What models write, right and wrong, and what it should be read as.
+//!
+//! [`OUTPUTS`] is data, for tests of whatever reads outputs: each is given with its tokens, and with what should come out.
+
+use gptoss_jit::harmony::parser::{Ending, Event, HarmonyParser, Repair};
+use gptoss_jit::harmony::{Harmony, Message, Part, Role};
+use gptoss_jit::tokenizer::Tokenizer;
+use gptoss_jit::tokenizer::split::Split;
+use proptest::prelude::*;
+
+/// A piece of an output.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece {
+    /// Names of special tokens are those tokens.
+    Marked(&'static str),
+    /// Names of special tokens are spelled in ordinary ones.
+    Ordinary(&'static str),
+    /// Bytes that need not be characters.
+    Bytes(&'static [u8]),
+}
+
+use Piece::{Bytes, Marked, Ordinary};
+
+/// One output after `<|start|>assistant`.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// A sentence for people.
+    pub what: &'static str,
+    pub pieces: &'static [Piece],
+    /// The messages that it is, and their texts.
+    pub parts: &'static [(Part<'static>, &'static str)],
+    /// Whether the turn is over.
+    pub is_over: bool,
+    pub repairs: &'static [Repair],
+}
+
+impl Output {
+    pub fn ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let ids = self.pieces.iter().flat_map(|piece| match piece {
+            Marked(text) => tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8"),
+            Ordinary(text) => tokenizer.encode(text.as_bytes()).expect("UTF-8"),
+            Bytes(bytes) => tokenizer.with_split(Split::Seeds).encode(bytes).expect("any bytes"),
+        });
+        ids.collect()
+    }
+}
+
+const REASONING: Part<'_> = Part::Reasoning;
+const PREAMBLE: Part<'_> = Part::Preamble;
+const ANSWER: Part<'_> = Part::Answer;
+const F: Part<'_> = Part::Call("f");
+
+const fn output(
+    what: &'static str,
+    pieces: &'static [Piece],
+    parts: &'static [(Part<'static>, &'static str)],
+    repairs: &'static [Repair],
+) -> Output {
+    Output { what, pieces, parts, is_over: true, repairs }
+}
+
+/// One that was cut, or goes on.
+const fn open(
+    what: &'static str,
+    pieces: &'static [Piece],
+    parts: &'static [(Part<'static>, &'static str)],
+    repairs: &'static [Repair],
+) -> Output {
+    Output { what, pieces, parts, is_over: false, repairs }
+}
+
+pub const OUTPUTS: &[Output] = &[
+    // ---- as the format has it ----
+    output(
+        "analysis and an answer",
+        &[Marked(
+            "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        )],
+        &[(REASONING, "Think."), (ANSWER, "Yes.")],
+        &[],
+    ),
+    output(
+        "analysis, a preamble and a call",
+        &[Marked(
+            "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+             <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{\"a\":1}<|call|>",
+        )],
+        &[(REASONING, "Think."), (PREAMBLE, "I look."), (F, "{\"a\":1}")],
+        &[],
+    ),
+    output(
+        "a recipient in the role",
+        &[Marked(" to=functions.f<|channel|>commentary json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    output(
+        "a recipient behind the channel, and a mark before the type",
+        &[Marked("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    output(
+        "the same without a blank",
+        &[Marked("<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    output(
+        "a call on the channel of analysis, as of built-in tools",
+        &[Marked("<|channel|>analysis to=functions.f code<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    output(
+        "a tool that nobody defined",
+        &[Marked("<|channel|>analysis to=browser.search code<|message|>{\"query\":\"x\"}<|call|>")],
+        &[(Part::Call("browser.search"), "{\"query\":\"x\"}")],
+        &[],
+    ),
+    output(
+        "a name without its namespace",
+        &[Marked(" to=f<|channel|>commentary json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    output(
+        "an answer with a type",
+        &[Marked("<|channel|>final <|constrain|>json<|message|>{}<|return|>")],
+        &[(ANSWER, "{}")],
+        &[],
+    ),
+    output(
+        "characters of several tokens",
+        &[Marked("<|channel|>final<|message|>"), Bytes("é🎈".as_bytes()), Marked("<|return|>")],
+        &[(ANSWER, "é🎈")],
+        &[],
+    ),
+    output("nothing at all", &[Marked("<|return|>")], &[], &[]),
+    output("the end of a text", &[Marked("<|endoftext|>")], &[], &[]),
+    // ---- headers ----
+    output(
+        "two recipients",
+        &[Marked(" to=functions.f<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[Repair::SecondRecipient],
+    ),
+    open(
+        "two recipients, and no end",
+        &[Marked(" to=functions.f<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}")],
+        &[(F, "{}")],
+        &[Repair::SecondRecipient],
+    ),
+    output(
+        "a mark before the type that is spelled in ordinary tokens",
+        &[
+            Marked("<|channel|>commentary "),
+            Ordinary("to=functions.f<|constrain|>json"),
+            Marked("<|message|>{}<|call|>"),
+        ],
+        &[(F, "{}")],
+        &[Repair::SpelledMark],
+    ),
+    output(
+        "a whole header spelled in ordinary tokens",
+        &[Ordinary("<|channel|>final<|message|>Yes, <|channel|>"), Marked("<|return|>")],
+        &[(ANSWER, "Yes, <|channel|>")],
+        &[Repair::SpelledMark, Repair::SpelledMark],
+    ),
+    open(
+        "two channels",
+        &[Marked("<|channel|>commentary<|channel|>analysis<|message|>x")],
+        &[(REASONING, "x")],
+        &[Repair::SecondChannel],
+    ),
+    open(
+        "two channels, and words to itself",
+        &[Marked("<|channel|>commentary to=assistant<|channel|>analysis<|message|>x")],
+        &[(REASONING, "x")],
+        &[Repair::SecondChannel, Repair::OddRecipient],
+    ),
+    open(
+        "a channel twice in one word",
+        &[Marked("<|channel|>commentary––commentary to=functions.f<|message|>{}")],
+        &[(F, "{}")],
+        &[Repair::OddChannel],
+    ),
+    output(
+        "a recipient that sticks to the channel",
+        &[Marked("<|channel|>commentaryto=functions.f <|constrain|>json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    output(
+        "a channel that the format lacks",
+        &[Marked("<|channel|>gossip<|message|>x<|return|>")],
+        &[(ANSWER, "x")],
+        &[Repair::OddChannel],
+    ),
+    output("no channel", &[Marked("<|message|>x<|return|>")], &[(ANSWER, "x")], &[]),
+    output(
+        "words too many",
+        &[Marked("<|channel|>commentary for you only to=functions.f<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[Repair::OddWords],
+    ),
+    output(
+        "a channel without its mark",
+        &[Marked("commentary to=functions.f json<|message|>{}<|call|>")],
+        &[(F, "{}")],
+        &[],
+    ),
+    // ---- what is missing ----
+    output(
+        "no `<|message|>` before an answer",
+        &[Marked("<|channel|>final {\"a\": 1}<|return|>")],
+        &[(ANSWER, "{\"a\": 1}")],
+        &[Repair::MissingMessage],
+    ),
+    output(
+        "no `<|message|>` before prose",
+        &[Marked("<|channel|>final The answer is 42<|return|>")],
+        &[(ANSWER, "The answer is 42")],
+        &[Repair::MissingMessage],
+    ),
+    output(
+        "no `<|message|>` before arguments",
+        &[Marked("<|channel|>commentary to=functions.f {\"a\": 1}<|call|>")],
+        &[(F, "{\"a\": 1}")],
+        &[Repair::MissingMessage],
+    ),
+    output(
+        "no `<|message|>` and no channel either",
+        &[Marked("<|channel|>The answer is 42<|return|>")],
+        &[(ANSWER, "The answer is 42")],
+        &[Repair::MissingMessage],
+    ),
+    output("no header", &[Marked("Hello<|return|>")], &[(ANSWER, "Hello")], &[Repair::MissingMessage]),
+    open("no header and no end", &[Marked(" just text")], &[(ANSWER, " just text")], &[Repair::MissingMessage]),
+    output(
+        "an answer that begins with a channel's name",
+        &[Marked("final answer: 4<|return|>")],
+        &[(ANSWER, "final answer: 4")],
+        &[Repair::MissingMessage],
+    ),
+    open(
+        "no `<|start|>` behind analysis",
+        &[Marked("<|channel|>analysis<|message|>a<|end|>We need")],
+        &[(REASONING, "a"), (REASONING, "We need")],
+        &[Repair::MissingStart, Repair::MissingMessage],
+    ),
+    open(
+        "no `<|start|>` behind a preamble",
+        &[Marked("<|channel|>commentary<|message|>a<|end|>We need")],
+        &[(PREAMBLE, "a"), (ANSWER, "We need")],
+        &[Repair::MissingStart, Repair::MissingMessage],
+    ),
+    output(
+        "no `<|start|>`, but a header",
+        &[Marked("<|channel|>analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b<|return|>")],
+        &[(REASONING, "a"), (ANSWER, "b")],
+        &[Repair::MissingStart],
+    ),
+    output(
+        "no end",
+        &[Marked("<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b<|return|>")],
+        &[(REASONING, "a"), (ANSWER, "b")],
+        &[Repair::MissingEnd],
+    ),
+    output(
+        "words between messages",
+        &[Marked("<|message|>a<|end|>b<|message|>c<|return|>")],
+        &[(ANSWER, "a"), (ANSWER, "b"), (ANSWER, "c")],
+        &[Repair::MissingStart, Repair::MissingMessage, Repair::MarkInText],
+    ),
+    // ---- what is too much ----
+    output("two ends", &[Marked("<|return|><|return|>")], &[], &[Repair::AfterEnd]),
+    output(
+        "words behind the end",
+        &[Marked("<|channel|>final<|message|>x<|return|>y<|call|>")],
+        &[(ANSWER, "x")],
+        &[Repair::AfterEnd],
+    ),
+    open("ends of nothing", &[Marked("<|end|><|end|><|start|><|start|>")], &[], &[]),
+    output(
+        "a channel inside of a text",
+        &[Marked("<|channel|>analysis<|message|>a<|channel|>final<|message|>b<|return|>")],
+        &[(REASONING, "a"), (ANSWER, "b")],
+        &[Repair::MarkInText],
+    ),
+    output(
+        "`<|message|>` inside of a text",
+        &[Marked("<|channel|>final<|message|>a<|message|>b<|return|>")],
+        &[(ANSWER, "a"), (ANSWER, "b")],
+        &[Repair::MarkInText],
+    ),
+    output(
+        "other special tokens inside of a text",
+        &[Marked("<|channel|>final<|message|>a<|constrain|>b<|startoftext|>c<|return|>")],
+        &[(ANSWER, "abc")],
+        &[Repair::MarkInText, Repair::MarkInText],
+    ),
+    output(
+        "words for the user",
+        &[Marked("<|channel|>final<|message|>x<|end|><|start|>user<|message|>more<|end|>")],
+        &[(ANSWER, "x")],
+        &[Repair::OtherSpeaker, Repair::AfterEnd],
+    ),
+    output(
+        "words for a tool",
+        &[Marked(
+            " to=functions.f<|channel|>commentary json<|message|>{}<|end|>\
+             <|start|>functions.f to=assistant<|channel|>commentary<|message|>1",
+        )],
+        &[(F, "{}")],
+        &[Repair::OtherSpeaker, Repair::AfterEnd],
+    ),
+    // ---- arguments and characters ----
+    output(
+        "arguments that are no JSON",
+        &[Marked(" to=functions.f<|channel|>commentary json<|message|>[{\"a\": }]<|call|>")],
+        &[(F, "[{\"a\": }]")],
+        &[],
+    ),
+    output(
+        "no arguments",
+        &[Marked(" to=functions.f<|channel|>commentary json<|message|><|call|>")],
+        &[(F, "{}")],
+        &[Repair::EmptyArguments],
+    ),
+    output(
+        "no arguments and no `<|message|>`",
+        &[Marked("<|channel|>commentary to=functions.f json<|call|>")],
+        &[(F, "{}")],
+        &[Repair::MissingMessage, Repair::EmptyArguments],
+    ),
+    open(
+        "three bytes of a character of four",
+        &[Marked("<|channel|>final<|message|>a"), Bytes(b"\xf0\x9f\x8e")],
+        &[(ANSWER, "a\u{fffd}")],
+        &[],
+    ),
+];
+
+/// The messages of an output. The events must tell the same texts as the messages.
+fn read(parser: &mut HarmonyParser, ids: &[u32]) -> Vec<(Message, Ending)> {
+    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
+    events.extend(parser.finish());
+    assert_eq!(parser.finish(), [], "it is finished");
+    let (mut messages, mut open) = (Vec::new(), None::<Message>);
+    for event in events {
+        match event {
+            Event::Started(message) => {
+                assert_eq!((&open, message.text.as_str()), (&None, ""), "{message:?}");
+                open = Some(message);
+            }
+            Event::Text { channel, text } => {
+                let message = open.as_mut().expect("a message was started");
+                assert!(!text.is_empty() && message.channel == channel, "{channel:?} {text:?}");
+                message.text += &text;
+            }
+            Event::Ended { message, ending } => {
+                assert_eq!(open.take().as_ref(), Some(&message), "the events tell all of the message");
+                messages.push((message, ending));
+            }
+        }
+    }
+    assert_eq!(open, None, "every message ends");
+    messages
+}
+
+fn parts(messages: &[(Message, Ending)]) -> Vec<(Part<'_>, &str)> {
+    messages.iter().map(|(message, _)| (message.part(), message.text.as_str())).collect()
+}
+
+fn harmony() -> Harmony {
+    Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens")
+}
+
+#[test]
+fn outputs_are_read_as_they_were_meant() {
+    let harmony = harmony();
+    for output in OUTPUTS {
+        let mut parser = harmony.parser();
+        let ids = output.ids(&Tokenizer::o200k_harmony());
+        let mut fed = parser.clone();
+        ids.iter().for_each(|&id| drop(fed.push(id)));
+        assert_eq!(fed.is_over(), output.is_over, "{}", output.what);
+        let messages = read(&mut parser, &ids);
+        assert_eq!(parts(&messages), output.parts, "{}", output.what);
+        let found: Vec<Repair> = parser.repairs().flat_map(|(repair, n)| std::iter::repeat_n(repair, n)).collect();
+        let mut wanted = output.repairs.to_vec();
+        wanted.sort();
+        assert_eq!(found, wanted, "{}", output.what);
+        // Only what did not end is unfinished.
+        let ends = [Ending::Return, Ending::Call];
+        let has_end = messages.last().is_some_and(|(_, ending)| ends.contains(ending));
+        let is_other = output.repairs.contains(&Repair::OtherSpeaker);
+        assert_eq!(has_end, output.is_over && !output.parts.is_empty() && !is_other, "{}", output.what);
+    }
+}
+
+#[test]
+fn what_is_read_of_a_cut_output_is_the_beginning_of_the_whole() {
+    let harmony = harmony();
+    for output in OUTPUTS {
+        let ids = output.ids(&Tokenizer::o200k_harmony());
+        for n in 0..ids.len() {
+            let messages = read(&mut harmony.parser(), &ids[..n]);
+            let so_far = parts(&messages);
+            assert!(so_far.len() <= output.parts.len(), "{} at {n}: {so_far:?}", output.what);
+            for ((part, text), (whole_part, whole)) in so_far.iter().zip(output.parts) {
+                let text = text.trim_end_matches('\u{fffd}');
+                assert!(part == whole_part && whole.starts_with(text), "{} at {n}: {so_far:?}", output.what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_is_told_as_it_comes_even_without_a_header() {
+    let tokenizer = Tokenizer::o200k_harmony();
+    for head in ["", "<|channel|>final<|message|>", "<|channel|>final ", "<|channel|>"] {
+        let mut parser = harmony().parser();
+        let text = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals.";
+        let mut behind = 0;
+        let mut told = String::new();
+        let mut fed = 0;
+        for id in tokenizer.encode_with_specials(format!("{head}{text}").as_bytes()).expect("UTF-8") {
+            fed += tokenizer.decode(id).expect("an id").len();
+            for event in parser.push(id) {
+                told += if let Event::Text { text, .. } = &event { text } else { "" };
+            }
+            behind = behind.max(fed.saturating_sub(head.len() + told.len()));
+        }
+        assert_eq!(told, text, "{head}");
+        assert!(behind < 64, "{head}: {behind} bytes are held back");
+    }
+}
+
+#[test]
+fn reasoning_tokens_are_those_of_analysis_with_their_headers() {
+    let tokenizer = Tokenizer::o200k_harmony();
+    let head = "<|channel|>analysis<|message|>Let me think.<|end|>";
+    let tail = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
+    let [head, tail] = [head, tail].map(|text| tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8"));
+    let mut parser = harmony().parser();
+    head.iter().for_each(|&id| drop(parser.push(id)));
+    assert_eq!(parser.n_reasoning_tokens(), head.len());
+    tail.iter().for_each(|&id| drop(parser.push(id)));
+    assert_eq!(parser.n_reasoning_tokens(), head.len());
+}
+
+#[test]
+fn a_model_that_is_kept_from_stopping_is_read_on() {
+    let tokenizer = Tokenizer::o200k_harmony();
+    let text = "<|channel|>final<|message|>a<|return|><|channel|>final<|message|>b<|return|><|start|>user<|message|>c";
+    let mut parser = harmony().transcript_parser();
+    let messages = read(&mut parser, &tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8"));
+    let roles: Vec<&Role> = messages.iter().map(|(message, _)| &message.role).collect();
+    assert_eq!(roles, [&Role::Assistant, &Role::Assistant, &Role::User]);
+    assert_eq!(parts(&messages), [(ANSWER, "a"), (ANSWER, "b"), (ANSWER, "c")]);
+}
+
+#[test]
+fn an_id_that_no_vocabulary_has_is_passed_over() {
+    let mut parser = harmony().parser();
+    let messages = read(&mut parser, &[200_005, 17_196, 200_008, 1_000_000, 13_225, u32::MAX, 200_002]);
+    assert_eq!(parts(&messages), [(ANSWER, "Hello")]);
+    assert_eq!(parser.repairs().collect::<Vec<_>>(), [(Repair::UnknownToken, 2)]);
+}
+
+proptest! {
+    #[test]
+    fn any_tokens_are_read_and_no_mark_is_text(parts in prop::collection::vec(prop_oneof![
+        prop::sample::select(vec![
+            "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>",
+            "<|endoftext|>", "assistant", "user", "functions.f", " to=functions.f", "analysis", "final", " json",
+        ]).prop_map(|name| Tokenizer::o200k_harmony().encode_with_specials(name.as_bytes()).unwrap()),
+        prop::collection::vec(0_u32..201_100, 0..4),
+    ], 0..24)) {
+        let harmony = harmony();
+        let ids = parts.concat();
+        for mut parser in [harmony.parser(), harmony.transcript_parser()] {
+            let messages = read(&mut parser, &ids);
+            for (message, _) in &messages {
+                prop_assert!(!message.text.contains("<|end|>") && !message.text.contains("<|start|>"), "{messages:?}");
+            }
+        }
+    }
+}
