@@ -40,7 +40,7 @@ pub struct ForwardOptions {
 /// `from`), `slot`, `position` (max_rows, u32); `logit_row`, `temperature`, `top_k`, `top_p`, `coin` (a row for each
 /// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`. It leaves `logits` and
 /// `sampled`. For the rows that ask for it besides: `changed_row`, `bias_begin`, `bias_end`, `mask_row`, `min_p` (a row
-/// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, of a bit for each id), which
+/// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, a bit for each id), which
 /// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`.
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);

@@ -4,14 +4,14 @@ use std::io::{IsTerminal, Read, stdin};
 use std::time::Instant;
 
 use anyhow::Context;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Args;
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
-use crate::scheduler::{Event, FinishReason, Request};
+use crate::scheduler::{Event, FinishReason, LogitRowLogprobs, Request};
 use crate::tokenizer::Tokenizer;
 
 /// Prints the prompt and what follows it, as it comes.
@@ -34,7 +34,11 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let sizes = Sizes::for_tokens(1, (prompt.len() + max_new_tokens).saturating_sub(1), 1);
     let mut engine = args.load(&checkpoint, sizes, output)?;
     let stop = args.stop_ids(&tokenizer)?;
-    let request = Request::new(prompt, max_new_tokens, stop, args.sampling(0));
+    let n_logprobs = args.logprobs.map(usize::from);
+    if n_logprobs.is_some() && !output.is_json() {
+        return Err(UsageError("`--logprobs` has no place in a text: it takes `--json`".into()).into());
+    }
+    let request = Request { n_logprobs, ..Request::new(prompt, max_new_tokens, stop, args.sampling(0)) };
     Generation { output, tokenizer: &tokenizer, start }.run(&mut engine, request)
 }
 
@@ -69,13 +73,14 @@ impl Generation<'_> {
         self.show(&text)?;
         let begin = Instant::now();
 
-        let mut ids = Vec::new();
+        let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
         let mut first_token = None;
         let mut reason = FinishReason::Length;
         while !engine.is_idle() {
             for event in engine.step()? {
                 match event {
-                    Event::Token { token, .. } => {
+                    Event::Token { token, logprobs: told, .. } => {
+                        logprobs.extend(told);
                         first_token.get_or_insert_with(Instant::now);
                         ids.push(token);
                         if !stop.contains(&token) {
@@ -91,7 +96,7 @@ impl Generation<'_> {
         }
         self.show(b"\n")?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        self.summarise(engine, &Generated { n_prompt: prompt.len(), ids, text, begin, first_token, reason })?;
+        self.summarise(engine, &Generated { n_prompt: prompt.len(), ids, logprobs, text, begin, first_token, reason })?;
         super::show_profile(engine, self.output)
     }
 
@@ -109,7 +114,7 @@ impl Generation<'_> {
         let (from_cache, compiled) = kernel_counts(engine);
         let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());
         if self.output.is_json() {
-            self.output.json(&json!({
+            let mut report = json!({
                 "schema": 1,
                 "mode": "generate",
                 "text": generated.text,
@@ -119,7 +124,11 @@ impl Generation<'_> {
                 "tok_per_s": tok_per_s,
                 "first_token_s": first_token_s,
                 "kernels": { "from_cache": from_cache, "compiled": compiled },
-            }))?;
+            });
+            if !generated.logprobs.is_empty() {
+                report["logprobs"] = generated.logprobs.iter().map(|one| one_logprob(one)).collect();
+            }
+            self.output.json(&report)?;
         } else {
             let first = first_token_s.map_or_else(String::new, |s| format!(", first after {s:.2} s"));
             let rate = tok_per_s.map_or_else(String::new, |rate| format!("; {rate:.1} tok/s"));
@@ -133,10 +142,18 @@ impl Generation<'_> {
     }
 }
 
+/// A token's, and those of the most probable ones.
+fn one_logprob(of: &LogitRowLogprobs) -> Value {
+    let top = of.top.iter().map(|one| json!({ "id": one.token, "logprob": one.logprob }));
+    json!({ "logprob": of.chosen, "top": top.collect::<Vec<_>>() })
+}
+
 struct Generated {
     n_prompt: usize,
     /// What was generated, the stop token included.
     ids: Vec<u32>,
+    /// Of each of them, if asked for.
+    logprobs: Vec<Box<LogitRowLogprobs>>,
     text: String,
     begin: Instant,
     first_token: Option<Instant>,

@@ -99,6 +99,14 @@ pub struct Args {
     #[arg(short = 'k', long, default_value_t = 0, value_name = "N")]
     top_k: u32,
 
+    /// Draw from the tokens that are at least this much as probable as the most probable one; 0 draws from all
+    #[arg(long, default_value_t = 0.0, value_name = "F")]
+    min_p: f32,
+
+    /// Tell how probable every token was, and its N most probable rivals, up to 20 (generate, with --json)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=20))]
+    logprobs: Option<u8>,
+
     /// Start of the random numbers; 0 takes the time
     #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: i64,
@@ -235,11 +243,12 @@ impl Args {
             ("--restart", self.getp.restart),
             ("--metrics", self.getp.metrics.is_some()),
         ];
+        let of_generate = [("--logprobs", self.logprobs.is_some())];
         let of_chat = [("--show-reasoning", self.chat.show_reasoning)];
         let of_both = [("--reasoning", self.reasoning.is_some())];
         let (name, foreign): (_, Vec<(&[(&str, bool)], &str)>) = match mode {
-            Mode::Getp => ("getp", vec![(&of_chat, "`-m chat`")]),
-            Mode::Chat => ("chat", vec![(&of_getp, "`-m getp`")]),
+            Mode::Getp => ("getp", vec![(&of_chat, "`-m chat`"), (&of_generate, "`-m generate`")]),
+            Mode::Chat => ("chat", vec![(&of_getp, "`-m getp`"), (&of_generate, "`-m generate`")]),
             Mode::Generate => {
                 let foreign: [(&[_], _); 3] =
                     [(&of_getp, "`-m getp`"), (&of_chat, "`-m chat`"), (&of_both, "`-m chat` and `-m getp`")];
@@ -300,7 +309,8 @@ impl Args {
         let top_p = if (0.0..=1.0).contains(&top_p) { top_p } else { usual.top_p };
         let temperature = self.temperature.unwrap_or(usual.temperature);
         let temperature = if temperature > COLDEST { temperature } else { 0.0 };
-        Sampling { temperature, top_k: self.top_k, top_p, min_p: 0.0, seed }
+        let min_p = if (0.0..=1.0).contains(&self.min_p) { self.min_p } else { 0.0 };
+        Sampling { temperature, top_k: self.top_k, top_p, min_p, seed }
     }
 
     /// Who writes the prompts of conversations. The models of OpenAI expect their own system message; the built-in

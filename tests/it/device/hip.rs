@@ -5,6 +5,7 @@ mod ahead;
 mod auto;
 mod commands;
 mod driver;
+mod extras;
 mod run;
 
 use std::fs;
