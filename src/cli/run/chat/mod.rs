@@ -185,7 +185,6 @@ impl<'a> Chat<'a> {
         let (mut first_s, mut n_cached) = (0.0, 0);
         let mut parser = self.harmony.parser();
         let mut answer = Answer::new(self.manner, self.output);
-        self.is_stopped.store(false, Ordering::Relaxed);
         self.engine.submit(request)?;
         while !self.engine.is_idle() {
             for event in self.engine.step()? {

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use anyhow::Context;
 use rustyline::completion::{Completer, Pair};
@@ -49,6 +50,7 @@ pub(super) fn talk(chat: &mut Chat<'_>) -> anyhow::Result<()> {
         if line.trim().is_empty() {
             continue;
         }
+        chat.is_stopped.store(false, Ordering::Relaxed); // what comes from here on is meant for the answer
         let _ = editor.add_history_entry(line.as_str());
         if let Some(path) = &history {
             // Now, since nobody knows how the chat ends. Whoever cannot keep lines can talk all the same.
