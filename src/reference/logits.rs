@@ -128,14 +128,14 @@ pub(super) fn min_p(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceE
     let (row, min_p, logit, vocab_size) = (row?, min_p?.values(), logit?.values(), case.dim("vocab_size")?);
     let temperature = tensor(inputs, "temperature")?.values();
     let mut top_k = tensor(inputs, "top_k")?.values().to_vec();
-    for t in 0..case.n_tokens()? {
+    for (t, &min_p) in min_p.iter().enumerate().take(case.n_tokens()?) {
         let r = row.index(t);
-        if min_p[t] <= 0.0 || temperature[r] == 0.0 {
+        if min_p <= 0.0 || temperature[r] == 0.0 {
             continue;
         }
         let own = &logit[r * vocab_size..][..vocab_size];
         let largest = own.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let kept = own.iter().filter(|&logit| logit - largest >= temperature[r] * min_p[t].ln()).count();
+        let kept = own.iter().filter(|&logit| logit - largest >= temperature[r] * min_p.ln()).count();
         let kept = kept.max(1) as f64;
         top_k[r] = if top_k[r] == 0.0 { kept } else { top_k[r].min(kept) };
     }

@@ -212,7 +212,7 @@ mod tests {
         let same = call("call_1", r#"{"a": 1, "b": []}"#);
         assert!(history.find(8, &[content("Look:"), same.clone()]).is_none(), "another scope");
         assert!(history.find(7, &[content("Look!"), same.clone()]).is_none(), "other content");
-        assert!(history.find(7, &[same.clone()]).is_none(), "no content");
+        assert!(history.find(7, std::slice::from_ref(&same)).is_none(), "no content");
         assert!(history.find(7, &[content("Look:"), call("call_1", "{}")]).is_none(), "other arguments");
         assert!(history.find(7, &[content("Look:"), call("call_2", "{}")]).is_none(), "another id");
         let thought_otherwise = [Part::Reasoning("Aha.".into()), content("Look:"), same];

@@ -341,12 +341,15 @@ impl Table {
     }
 }
 
+/// Rows that want values of the same names, by these.
+type ByValues<'a> = BTreeMap<Vec<&'a Fact>, Vec<&'a Row>>;
+
 /// The rows before a row, by what they want: held against each of them, tables of many thousand rows took half a
 /// minute.
 #[derive(Default)]
 struct Earlier<'a> {
-    /// By op and the names of what is wanted, then by the values.
-    rows: BTreeMap<(&'a str, Vec<&'a str>), BTreeMap<Vec<&'a Fact>, Vec<&'a Row>>>,
+    /// By op and the names of what is wanted.
+    rows: BTreeMap<(&'a str, Vec<&'a str>), ByValues<'a>>,
 }
 
 impl<'a> Earlier<'a> {

@@ -80,7 +80,7 @@ impl Generation<'_> {
             for event in engine.step()? {
                 match event {
                     Event::Token { token, logprobs: told, .. } => {
-                        logprobs.extend(told);
+                        logprobs.extend(told.map(|told| *told));
                         first_token.get_or_insert_with(Instant::now);
                         ids.push(token);
                         if !stop.contains(&token) {
@@ -126,7 +126,7 @@ impl Generation<'_> {
                 "kernels": { "from_cache": from_cache, "compiled": compiled },
             });
             if !generated.logprobs.is_empty() {
-                report["logprobs"] = generated.logprobs.iter().map(|one| one_logprob(one)).collect();
+                report["logprobs"] = generated.logprobs.iter().map(one_logprob).collect();
             }
             self.output.json(&report)?;
         } else {
@@ -153,7 +153,7 @@ struct Generated {
     /// What was generated, the stop token included.
     ids: Vec<u32>,
     /// Of each of them, if asked for.
-    logprobs: Vec<Box<LogitRowLogprobs>>,
+    logprobs: Vec<LogitRowLogprobs>,
     text: String,
     begin: Instant,
     first_token: Option<Instant>,

@@ -231,6 +231,8 @@ impl Args {
 
     /// Flags of one mode would do nothing in another, and whoever gave one thinks that they do.
     fn refuse_what_is_ignored(&self, mode: Mode) -> Result<(), UsageError> {
+        /// A flag, and whether it was given.
+        type Given = (&'static str, bool);
         let of_getp = [
             ("-o", self.output.is_some()),
             ("-v", self.verify.is_some()),
@@ -246,11 +248,11 @@ impl Args {
         let of_generate = [("--logprobs", self.logprobs.is_some())];
         let of_chat = [("--show-reasoning", self.chat.show_reasoning)];
         let of_both = [("--reasoning", self.reasoning.is_some())];
-        let (name, foreign): (_, Vec<(&[(&str, bool)], &str)>) = match mode {
+        let (name, foreign): (_, Vec<(&[Given], &str)>) = match mode {
             Mode::Getp => ("getp", vec![(&of_chat, "`-m chat`"), (&of_generate, "`-m generate`")]),
             Mode::Chat => ("chat", vec![(&of_getp, "`-m getp`"), (&of_generate, "`-m generate`")]),
             Mode::Generate => {
-                let foreign: [(&[_], _); 3] =
+                let foreign: [(&[Given], _); 3] =
                     [(&of_getp, "`-m getp`"), (&of_chat, "`-m chat`"), (&of_both, "`-m chat` and `-m getp`")];
                 ("generate", foreign.to_vec())
             }

@@ -121,7 +121,6 @@ pub fn logprob(i: usize) -> f32 {
 pub struct Scripted {
     script: Arc<Script>,
     pub tokenizer: Tokenizer,
-    pub harmony: Harmony,
     address: SocketAddr,
     connection: Mutex<Option<BufReader<TcpStream>>>,
     _runtime: tokio::runtime::Runtime,
@@ -163,7 +162,7 @@ impl Scripted {
         };
         let server = Server {
             backend: script.clone(),
-            harmony: harmony.clone(),
+            harmony,
             grammars: grammars(&tokenizer),
             tokenizer: tokenizer.clone(),
             options,
@@ -182,7 +181,7 @@ impl Scripted {
             let listener = tokio::net::TcpListener::from_std(listener).expect("in a runtime");
             axum::serve(listener, router(Arc::new(server))).await.expect("serves");
         });
-        Self { script, tokenizer, harmony, address, connection: Mutex::default(), _runtime: runtime }
+        Self { script, tokenizer, address, connection: Mutex::default(), _runtime: runtime }
     }
 
     /// The ids of a text in which names of special tokens are those tokens.
