@@ -34,6 +34,9 @@ pub struct Header {
     pub settings: Map<String, Value>,
 }
 
+/// What every header begins with.
+const BEGINNING: &[u8] = b"{\"gptoss_jit_records\":";
+
 /// The version of this format.
 pub const VERSION: u32 = 1;
 
@@ -141,7 +144,7 @@ impl Records {
         let found: Header = match serde_json::from_slice(&line) {
             Ok(found) if is_whole => found,
             // A first line that was torn has no answers behind it.
-            _ if !is_whole && (line.is_empty() || line.starts_with(b"{\"gptoss_jit_records\":")) => {
+            _ if !is_whole && (BEGINNING.starts_with(&line) || line.starts_with(BEGINNING)) => {
                 file.set_len(0).map_err(io)?;
                 return Ok(Self::empty(Kept::File { path, file: Some(file) }, header, n));
             }
