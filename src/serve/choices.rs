@@ -60,7 +60,7 @@ impl Choices {
     }
 
     /// How many they are.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.choices.len()
     }
 

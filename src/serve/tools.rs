@@ -167,7 +167,8 @@ impl Tools {
     }
 
     fn read_choice(&mut self, choice: &Field) -> Result<(), ApiError> {
-        const MODES: [(&str, fn() -> ToolChoice); 3] =
+        type Mode = (&'static str, fn() -> ToolChoice);
+        const MODES: [Mode; 3] =
             [("none", || ToolChoice::None), ("auto", || ToolChoice::Auto), ("required", || ToolChoice::Required)];
         self.choice = if choice.value().is_string() {
             choice.one_of(&MODES)?()

@@ -78,7 +78,7 @@ async fn complete(
         model,
         system_fingerprint: server.backend.model().fingerprint.clone(),
     };
-    let answers = Answers { head, messages: vec![Said::default(); choices.len()], server, choices, request };
+    let answers = Answers { head, messages: vec![Said::default(); choices.count()], server, choices, request };
     if answers.request.ask.stream {
         Ok(sse::response(stream::unfold(Telling::new(answers), Telling::next)))
     } else {
