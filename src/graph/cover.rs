@@ -285,7 +285,8 @@ mod tests {
             let target = Target::gpu(arch).expect(arch);
             let template = |step| tables.lookup(&problem, 200, step, &target).map(|row| row.template.clone());
             assert_eq!(template(StepKind::Decode).as_deref(), Some("attention/decode_matrix"), "{arch}");
-            assert_eq!(template(StepKind::Mixed).as_deref(), Some("attention/flash"), "{arch}");
+            let of_prompts = if arch == "sm_90" { "attention/wgmma" } else { "attention/flash" };
+            assert_eq!(template(StepKind::Mixed).as_deref(), Some(of_prompts), "{arch}");
         }
     }
 }
