@@ -98,7 +98,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let chosen = DeviceArgs { device, ..args.device.clone() };
     let limits = limits::measure(&pipeline, limits::Care::Usual)?;
     let suite = Suite::of(&args.asked(), pipeline.target());
-    let sessions = suite.sessions(pipeline.target(), args.cache.chunk as usize);
+    let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     drop(pipeline); // an engine opens its own
 
@@ -148,8 +148,8 @@ impl Session<'_> {
     fn run(&mut self, works: &[Work], sizes: Sizes, is_gpu: bool) -> anyhow::Result<Vec<Measured>> {
         let mut cache = self.args.cache.clone();
         if let [Work::Prefill { tokens }] = works {
-            let chunk = if is_gpu { (*tokens).min(GPU_PREFILL_CHUNK) as u32 } else { cache.chunk };
-            cache.chunk = self.args.prefill_chunk.unwrap_or(chunk);
+            let chunk = is_gpu.then_some((*tokens).min(GPU_PREFILL_CHUNK) as u32).or(cache.chunk);
+            cache.chunk = self.args.prefill_chunk.or(chunk);
         }
         let start = Instant::now();
         let mut engine = self.device.load(self.checkpoint, &cache, sizes, self.output)?;

@@ -95,7 +95,9 @@ impl Choice {
         let generation = self.generation.as_mut().expect("nobody asks after the end");
         let mut piece = Piece::of(self.index);
         let chunk = generation.next().await;
-        if let (false, Some(cached_tokens)) = (self.cached_told, chunk.cached_tokens) {
+        // Not before there is something to say: a piece that says nothing is left out, and this with it.
+        let says_something = !chunk.tokens.is_empty() || chunk.ending.is_some();
+        if let (false, true, Some(cached_tokens)) = (self.cached_told, says_something, chunk.cached_tokens) {
             self.cached_told = true;
             piece.cached_tokens = cached_tokens;
         }

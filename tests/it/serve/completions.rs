@@ -80,6 +80,24 @@ fn a_stream_is_the_whole_answer_in_pieces() {
 }
 
 #[test]
+fn tokens_that_an_earlier_prompt_left_are_counted_streamed_and_not() {
+    let server = Server::shared();
+    // Of more than a block, which is 64 tokens, and like no other test's.
+    let prompt: String = (0..40).map(|i| format!("The cat saw {i} birds. ")).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0});
+    let first = post(server.address, PATH, &body).ok();
+    let n_prompt = first["usage"]["prompt_tokens"].as_u64().expect("a number");
+    assert_eq!(first["usage"]["prompt_tokens_details"], json!({"cached_tokens": 0}));
+    // All whole blocks but for the last token, which is computed in any case.
+    let cached = json!({"cached_tokens": (n_prompt - 1) / 64 * 64});
+    let again = post(server.address, PATH, &body).ok();
+    assert_eq!(again["usage"]["prompt_tokens_details"], cached);
+    assert_eq!(again["choices"], first["choices"]);
+    let (choices, usage) = joined(&server, &body);
+    assert_eq!((&usage["prompt_tokens_details"], &choices[0]["text"]), (&cached, &first["choices"][0]["text"]));
+}
+
+#[test]
 fn answers_of_a_seed_are_the_same_and_of_another_are_not() {
     let server = Server::shared();
     let texts = |seed: i64, n: usize| {
