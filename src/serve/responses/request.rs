@@ -100,12 +100,19 @@ fn echo(body: &Field, ask: &Ask) -> Result<Map<String, Value>, ApiError> {
     let of_reasoning = |name: &str| reasoning.as_ref().and_then(|reasoning| reasoning.get(name));
     let effort = of_reasoning("effort").map_or_else(|| json!("medium"), |effort| effort.value().clone());
     let summary = of_reasoning("summary").map_or(Value::Null, |summary| summary.value().clone());
+    // What is said back is of the types that the API has, whoever reads it.
     if let Some(metadata) = body.get("metadata") {
-        metadata.object()?;
+        for name in metadata.object()?.value().as_object().into_iter().flat_map(Map::keys) {
+            metadata.need(name)?.text()?;
+        }
     }
-    if let Some(parallel) = body.get("parallel_tool_calls") {
-        parallel.flag()?;
+    for name in ["prompt_cache_key", "safety_identifier", "user"] {
+        body.get(name).map(|field| field.text()).transpose()?;
     }
+    for name in ["parallel_tool_calls", "store"] {
+        body.get(name).map(|field| field.flag()).transpose()?;
+    }
+    body.get("max_tool_calls").map(|field| field.integer(1..=i64::MAX)).transpose()?;
     let echo = json!({
         "background": false,
         "instructions": given("instructions"),
@@ -134,9 +141,10 @@ fn echo(body: &Field, ask: &Ask) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// The tools, with what the API's schema wants of functions.
+/// The tools that a model is offered, with what the API's schema wants of functions. Hosted ones are left out here too.
 fn tools(body: &Field) -> Result<Value, ApiError> {
-    let tools = body.get("tools").map_or(Ok(Vec::new()), |tools| tools.list())?;
+    let mut tools = body.get("tools").map_or(Ok(Vec::new()), |tools| tools.list())?;
+    tools.retain(|tool| tool.value()["type"] == "function" || tool.value()["type"] == "namespace");
     let whole = |tool: &Field| {
         let mut tool = tool.value().clone();
         let is_function = tool["type"] == "function";

@@ -166,6 +166,18 @@ fn what_means_nothing_here_is_accepted() {
     for name in ["user", "metadata", "prompt_cache_key", "safety_identifier", "parallel_tool_calls", "store"] {
         assert_eq!(response[name], both[name], "{name}");
     }
+    for wrong in [
+        json!({"metadata": {"a": 1}}),
+        json!({"metadata": {"a": null}}),
+        json!({"user": 1}),
+        json!({"store": "yes"}),
+        json!({"max_tool_calls": 0}),
+    ] {
+        let name = wrong.as_object().expect("an object").keys().next().expect("one").clone();
+        let (status, answer) = server.post("/responses", &responses(&wrong));
+        assert_eq!(status, 400, "{wrong}");
+        assert!(answer["error"]["param"].as_str().is_some_and(|param| param.starts_with(&name)), "{wrong}: {answer}");
+    }
     let required = [
         "id",
         "object",

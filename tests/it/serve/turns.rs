@@ -281,6 +281,7 @@ fn functions_of_a_namespace_are_called_by_their_own_names() {
     let prompt = server.text(&server.asked().prompt);
     assert!(prompt.contains("namespace functions {\n\n// Begins one.\ntype agents__spawn = () => any;\n"), "{prompt}");
     assert!(!prompt.contains("web_search"), "{prompt}");
+    assert_eq!(response["tools"], json!([tools[0]]), "what the model is not told of is not said to be there");
     let call = response["output"][0].clone();
     assert_eq!((call["name"].as_str(), call["namespace"].as_str()), (Some("spawn"), Some("agents")));
     let made = [
