@@ -75,6 +75,18 @@ elif [ "$1" -eq 0 ]; then
     echo "FAILED: no test ran" && count 1
 fi
 
+# OpenAI's own clients against the server, where Python's and npm's packages can be had.
+say "tests/clients/quick.sh"
+GPTOSS_JIT_BINARY="$PWD/target/ci/gptoss-jit" tests/clients/quick.sh 2>&1 | tee "$scratch/clients"
+counts=$(sed -n '$s/^\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$scratch/clients")
+# shellcheck disable=SC2086 # three numbers
+set -- $counts
+if [ $# -eq 3 ]; then
+    passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+else
+    echo "FAILED: tests/clients/quick.sh did not count" && count 1
+fi
+
 say "cargo fmt"
 if cargo fmt --version >/dev/null 2>&1; then
     cargo fmt --all -- --check

@@ -191,7 +191,7 @@ fn at_a_terminal_thoughts_are_counted_while_they_last_or_shown() {
         terminal.types("\x04");
         let shown = terminal.ends();
         assert!(shown.contains(thoughts), "{shown:?}");
-        assert!(shown.contains("8 tokens, 4 of them thought, "), "{shown:?}");
+        assert!(shown.contains("10 tokens, 4 of them thought, "), "{shown:?}");
         // Words begin their line, wherever the count stood.
         assert!(shown.contains("\x1b[2KZ\r\n") || shown.contains("?!\r\nZ\r\n"), "{shown:?}");
     }

@@ -6,6 +6,8 @@ use crate::fixtures::program::{Ran, file, keys, run_with_stdin};
 /// Ids behind the 256 bytes, and behind the special tokens.
 const FINAL: u32 = 256;
 const ANALYSIS: u32 = 265;
+/// A header in ordinary letters: what follows `<|channel|>` is what follows it everywhere.
+const SPELLED: u32 = 266;
 const SPECIALS: [&str; 8] =
     ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>", "<|endoftext|>"];
 
@@ -34,15 +36,15 @@ impl Parrot {
     /// With these tokens, the first of which is the prompt's last.
     pub fn that_says(seq_len: i32, answer: &[u32]) -> Self {
         let successors: Vec<(u32, u32)> = answer.windows(2).map(|pair| (pair[0], pair[1])).collect();
-        let counter = Counter::with_successors(266, seq_len, &successors);
+        let counter = Counter::with_successors(267, seq_len, &successors);
         file(counter.folder.path(), "tokenizer.bin", &tokenizer());
         Self(counter)
     }
 
-    /// One that thinks `?!` and says `Z`, which it does without a channel.
+    /// One that thinks `?!` and says `Z`.
     pub fn that_thinks() -> Self {
         let thought = [ANALYSIS, special("<|message|>"), u32::from(b'?'), u32::from(b'!'), special("<|end|>")];
-        let words = [u32::from(b'Z'), special("<|return|>")];
+        let words = [special("<|start|>"), SPELLED, u32::from(b'Z'), special("<|return|>")];
         Self::that_says(4096, &[&Self::head()[..2], &thought, &words].concat())
     }
 
@@ -52,14 +54,15 @@ impl Parrot {
     }
 }
 
-/// Every byte, the word `final`, the special tokens, and the word `analysis`.
+/// Every byte, the word `final`, the special tokens, the word `analysis`, and a header.
 fn tokenizer() -> Vec<u8> {
     let mut records: Vec<(f32, Vec<u8>)> = (0..=255).map(|byte| (0.0, vec![byte])).collect();
     records[0].1 = b"<0x00>".to_vec();
     records.push((0.0, b"final".to_vec()));
     records.extend(SPECIALS.iter().map(|name| (-1e30, name.as_bytes().to_vec())));
     records.push((0.0, b"analysis".to_vec()));
-    let mut bytes = 13_i32.to_le_bytes().to_vec();
+    records.push((0.0, b"assistant<|channel|>final ".to_vec()));
+    let mut bytes = 26_i32.to_le_bytes().to_vec();
     for (score, text) in records {
         bytes.extend(score.to_le_bytes());
         bytes.extend((text.len() as i32).to_le_bytes());
