@@ -8,8 +8,8 @@ use super::BatchError;
 use super::asked::{self, Asked, LineError, Prompt};
 use super::plan::Batch;
 use super::records::{Outcome, Record, Records};
+use crate::harmony::Channel;
 use crate::harmony::parser::Event as Parsed;
-use crate::harmony::{Channel, Role};
 
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -232,26 +232,21 @@ impl Batch {
         }
         let harmony = self.prompter.harmony()?;
         let mut parser = harmony.parser();
-        let (mut said, mut n_open_tokens, mut is_over) = (Said::default(), 0, false);
-        let mut take = |parsed: Parsed, n_open_tokens: &mut usize| match parsed {
+        let mut said = Said::default();
+        let mut is_over = false;
+        let mut take = |parsed: Parsed| match parsed {
             _ if is_over => {}
-            Parsed::Started(message) => is_over = message.role != Role::Assistant,
             Parsed::Text { channel: Some(Channel::Analysis), text } => said.reasoning += &text,
-            Parsed::Text { channel: Some(Channel::Commentary), .. } => {}
+            Parsed::Text { channel: Some(Channel::Commentary), .. } | Parsed::Started(_) => {}
             Parsed::Text { text, .. } => said.text += &text,
-            Parsed::Ended { message, .. } => {
-                // Header and end are of what they are around.
-                let n_tokens = std::mem::take(n_open_tokens);
-                said.n_reasoning_tokens += if message.channel == Some(Channel::Analysis) { n_tokens } else { 0 };
-                is_over = message.channel == Some(Channel::Final);
-            }
+            Parsed::Ended { message, .. } => is_over = message.channel == Some(Channel::Final),
         };
         // Ids that only stop are no part of the answer.
         for &id in ids.iter().filter(|id| !stop.contains(id) || harmony.stop_ids().contains(id)) {
-            n_open_tokens += 1;
-            parser.push(id).into_iter().for_each(|parsed| take(parsed, &mut n_open_tokens));
+            parser.push(id).into_iter().for_each(&mut take);
         }
-        parser.finish().into_iter().for_each(|parsed| take(parsed, &mut n_open_tokens));
+        parser.finish().into_iter().for_each(&mut take);
+        said.n_reasoning_tokens = parser.n_reasoning_tokens();
         Ok(said)
     }
 

@@ -183,7 +183,7 @@ fn a_message_that_does_not_fit_and_an_answer_that_is_stopped_leave_the_chat_as_i
 fn at_a_terminal_thoughts_are_counted_while_they_last_or_shown() {
     let parrot = Parrot::that_thinks();
     for (args, thoughts) in
-        [(&["-T", "0"][..], "\r\x1b[2Kthinking, 1 tokens"), (&["-T", "0", "--show-reasoning"], "?!")]
+        [(&["-T", "0"][..], "\r\x1b[2Kthinking, 3 tokens"), (&["-T", "0", "--show-reasoning"], "?!")]
     {
         let Some(mut terminal) = Terminal::open(&parrot.0, args) else { return };
         terminal.waits_for_marks(1);
@@ -192,7 +192,8 @@ fn at_a_terminal_thoughts_are_counted_while_they_last_or_shown() {
         terminal.types("\x04");
         let shown = terminal.ends();
         assert!(shown.contains(thoughts), "{shown:?}");
-        assert!(shown.contains("10 tokens, 4 of them thought, "), "{shown:?}");
+        // <|channel|>, analysis, <|message|>, ?, !, <|end|>
+        assert!(shown.contains("10 tokens, 6 of them thought, "), "{shown:?}");
         // Words begin their line, wherever the count stood.
         assert!(shown.contains("\x1b[2KZ\r\n") || shown.contains("?!\r\nZ\r\n"), "{shown:?}");
     }

@@ -76,13 +76,14 @@ impl<'a> Answer<'a> {
     }
 
     /// A token, and what became known with it.
-    pub(super) fn take_token(&mut self, parsed: Vec<Parsed>) -> anyhow::Result<()> {
+    ///
+    /// - `n_thought`: tokens of analysis so far
+    pub(super) fn take_token(&mut self, parsed: Vec<Parsed>, n_thought: usize) -> anyhow::Result<()> {
         self.n_tokens += 1;
-        let thought = self.thinks;
         for parsed in parsed {
             self.take(parsed)?;
         }
-        self.n_thought += usize::from(thought || self.thinks);
+        self.n_thought = n_thought;
         let is_due = self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL);
         if self.manner == Manner::Counting && self.thinks && is_due {
             self.output.status(&format!("thinking, {} tokens", self.n_thought));

@@ -202,7 +202,7 @@ impl<'a> Chat<'a> {
                 // `<|endoftext|>` and what `--stop` names end the answer and are no part of it.
                 let is_silent = self.stop.contains(&token) && !self.harmony.stop_ids().contains(&token);
                 let parsed = if is_silent { Vec::new() } else { parser.push(token) };
-                answer.take_token(parsed)?;
+                answer.take_token(parsed, parser.n_reasoning_tokens())?;
             }
             if answer.is_over() || parser.is_over() || self.is_stopped.load(Ordering::Relaxed) {
                 self.engine.abort();
