@@ -53,9 +53,10 @@ impl Terminal {
         }
         let (checkpoint, tokenizer) = (model.path("model.bin"), model.path("tokenizer.bin"));
         let program = command(shared_cache(), &[&["run", &checkpoint, "-z", &tokenizer], args].concat());
-        let words = program.get_args().map(|word| format!("'{}'", word.to_str().expect("text")));
-        let line =
-            [format!("'{}'", program.get_program().display())].into_iter().chain(words).collect::<Vec<_>>().join(" ");
+        let words = [program.get_program()].into_iter().chain(program.get_args());
+        let words = words.map(|word| format!("'{}'", word.to_str().expect("text")));
+        // `exec`: a shell that waits for the program is told of a ctrl-c too, and some shells die of it.
+        let line = ["exec".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ");
         let mut terminal = with_environment_of(&program, Command::new("script"));
         terminal.args(["-q", "-e", "-c", &line, "/dev/null"]).env("TERM", "xterm");
         let mut child = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
