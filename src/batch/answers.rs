@@ -39,8 +39,8 @@ pub struct Said {
 pub struct Answers<'a> {
     /// The prompts.
     pub batch: &'a Batch,
-    /// Their answers.
-    pub records: &'a Records,
+    /// Their answers, each in one of these.
+    pub records: &'a [Records],
     /// How they are written.
     pub format: OutFormat,
     /// What to call the model where a line does not.
@@ -71,20 +71,19 @@ impl From<AnswersError> for io::Error {
 }
 
 impl Answers<'_> {
-    /// Writes all of them. A prompt without an answer has an empty line of ids.
+    /// Writes all that are there.
     ///
     /// # Errors
     /// [`AnswersError`].
     pub fn write(&self, out: &mut dyn Write) -> Result<(), AnswersError> {
-        for i in 0..self.records.len() {
-            let Some(record) = self.records.read(i).map_err(BatchError::Records)? else {
-                continue;
-            };
+        for i in 0..self.batch.source.len() {
+            let Some(records) = self.records.iter().find(|records| records.digest(i).is_some()) else { continue };
+            let Some(record) = records.read(i).map_err(BatchError::Records)? else { continue };
             let line = match self.format {
                 OutFormat::Ids => ids_line(&record.outcome),
                 OutFormat::Text => escaped(&self.text(i, &record.outcome)?),
                 OutFormat::Jsonl => self.object(i, &record)?.to_string(),
-                OutFormat::Batch => self.batch_object(i, &record)?.to_string(),
+                OutFormat::Batch => self.batch_object(i, &record, records.header().started)?.to_string(),
             };
             out.write_all(line.as_bytes())?;
             out.write_all(b"\n")?;
@@ -134,7 +133,7 @@ impl Answers<'_> {
         Ok(object.into())
     }
 
-    fn batch_object(&self, i: usize, record: &Record) -> Result<Value, AnswersError> {
+    fn batch_object(&self, i: usize, record: &Record, created: u64) -> Result<Value, AnswersError> {
         let digest = format!("{}{i:08x}", record.digest);
         let (id, status_code, body) = match &record.outcome {
             Outcome::Refused { message, param, code } => {
@@ -161,7 +160,7 @@ impl Answers<'_> {
                 let body = json!({
                     "id": format!("{prefix}-{digest}"),
                     "object": object,
-                    "created": self.records.header().started,
+                    "created": created,
                     "model": asked.model.as_deref().unwrap_or(self.model),
                     "choices": [choice],
                     "usage": usage,

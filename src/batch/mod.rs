@@ -10,6 +10,7 @@ mod pattern;
 pub mod plan;
 pub mod prompter;
 pub mod records;
+pub mod shard;
 pub mod source;
 pub mod work;
 

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use super::asked::{Asked, LineError, Prompt};
 use super::prompter::Prompter;
 use super::records::{Outcome, Records};
+use super::shard::Shard;
 use super::source::{Format, Source};
 use super::{BatchError, Place};
 use crate::scheduler::{LogitChanges, Request, Sampling};
@@ -50,6 +51,8 @@ pub struct Batch {
     pub prompter: Prompter,
     /// What is done where a line does not say.
     pub usual: Usual,
+    /// Those of the prompts that are run here, if not all are.
+    pub shard: Option<Shard>,
 }
 
 /// A line, ready to run.
@@ -99,6 +102,22 @@ struct Measured {
 }
 
 impl Batch {
+    /// Whether prompt `i` is to be run here.
+    pub fn has(&self, i: usize) -> bool {
+        self.shard.is_none_or(|shard| shard.has(i))
+    }
+
+    /// Number of prompts that are to be run here.
+    pub fn len(&self) -> usize {
+        let n = self.source.len();
+        self.shard.map_or(n, |shard| shard.count(n))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The request of prompt `i`. The inner error is the line's.
     ///
     /// # Errors
@@ -153,7 +172,7 @@ impl Batch {
         Ok(Planned { request: has_work.then_some(request), n_prompt, is_full: room == 0, digest })
     }
 
-    /// Looks at every prompt: whether all can be run, which still have to be, and what they take.
+    /// Looks at every prompt that is run here: whether all can be, which still have to be, and what they take.
     ///
     /// - `keeps_errors`: a line that is wrong is answered with what is wrong with it
     ///
@@ -164,11 +183,11 @@ impl Batch {
         let mut survey = Survey::default();
         let mut keys = Vec::new();
         for start in (0..self.source.len()).step_by(CHUNK) {
-            let chunk = start..self.source.len().min(start + CHUNK);
+            let chunk: Vec<usize> = (start..self.source.len().min(start + CHUNK)).filter(|&i| self.has(i)).collect();
             let measured: Vec<Result<Option<Measured>, BatchError>> =
-                chunk.clone().into_par_iter().map(|i| self.measured(i, records, order, keeps_errors)).collect();
+                chunk.par_iter().map(|&i| self.measured(i, records, order, keeps_errors)).collect();
             // One by one, so that of several errors the first is told.
-            for (i, measured) in chunk.zip(measured) {
+            for (i, measured) in chunk.into_iter().zip(measured) {
                 let Some(Measured { n_positions, is_full, blocks }) = measured? else { continue };
                 if is_full {
                     survey.full = survey.full.map_or(Some((1, i)), |(n, first)| Some((n + 1, first)));

@@ -99,7 +99,7 @@ impl Work<'_> {
     }
 
     fn stopped(&self, source: crate::engine::EngineError) -> BatchError {
-        BatchError::Engine { n_done: self.records.n_done(), n: self.records.len(), source }
+        BatchError::Engine { n_done: self.records.n_done(), n: self.batch.len(), source }
     }
 
     fn submit(

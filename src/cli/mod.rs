@@ -18,6 +18,7 @@ mod kernels;
 mod log;
 mod logits;
 mod man;
+mod merge;
 mod model;
 mod model_problems;
 pub mod output;
@@ -73,6 +74,7 @@ const CHECK_WORKER: &str = "__check-worker";
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
+    Merge(Box<merge::Args>),
     Serve(Box<serve::Args>),
     Bench(bench::Args),
     Logits(logits::Args),
@@ -141,6 +143,7 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => run::run(*args, output),
+        Command::Merge(args) => merge::run(&args, output),
         Command::Serve(args) => serve::run(*args, output),
         Command::Bench(args) => bench::run(args, output),
         Command::Logits(args) => logits::run(args, output),

@@ -11,6 +11,7 @@ use super::export::ExportError;
 use super::hub::NotInHub;
 use super::output::Output;
 use super::run::chat::ConversationTooLong;
+use super::run::getp::merge::NotMerged;
 use super::usage::UsageError;
 use crate::batch::BatchError;
 use crate::batch::asked::LineError;
@@ -23,6 +24,7 @@ use crate::engine::EngineError;
 use crate::error::Hint;
 use crate::graph::kv_cache::KvTooLarge;
 use crate::harmony::HarmonyError;
+use crate::launcher::LauncherError;
 use crate::object::cache::CacheError;
 use crate::object::compile::CompileError;
 use crate::object::store::StoreError;
@@ -73,9 +75,11 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<GpuError>,
         of::<HarmonyError>,
         of::<NotInHub>,
+        of::<NotMerged>,
         of::<ChatTemplateError>,
         of::<IsaError>,
         of::<KvTooLarge>,
+        of::<LauncherError>,
         of::<LibraryError>,
         of::<LimitsError>,
         of::<LineError>,

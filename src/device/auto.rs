@@ -74,6 +74,11 @@ pub struct Reason {
 }
 
 impl Choice {
+    /// The GPUs that the model fits on, the one with the most compute first.
+    pub fn devices(&self) -> Vec<Device> {
+        self.fitting.iter().map(|gpu| gpu.device.clone()).collect()
+    }
+
     /// Opens the best that can be opened. What cannot is a warning.
     ///
     /// # Errors

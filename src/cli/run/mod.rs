@@ -161,8 +161,14 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     match mode {
         Mode::Generate => generate::run(&args, output),
         Mode::Chat => chat::run(&args, output),
-        Mode::Getp => getp::run(&args, output),
+        Mode::Getp => getp::run(args, output),
     }
+}
+
+/// Writes what shards of getp kept: see [`super::merge`].
+pub(super) fn merge(args: &Args, output: &Output) -> anyhow::Result<()> {
+    args.refuse_what_is_ignored(Mode::Getp)?;
+    getp::merge::run(args, output)
 }
 
 /// A turn begins with the prompt before it and the answer to that, or with an earlier one where that was taken back.
@@ -244,6 +250,7 @@ impl Args {
             ("--records", self.getp.records.is_some()),
             ("--restart", self.getp.restart),
             ("--metrics", self.getp.metrics.is_some()),
+            ("--shard", self.getp.shard.is_some()),
         ];
         let of_generate = [("--logprobs", self.logprobs.is_some())];
         let of_chat = [("--show-reasoning", self.chat.show_reasoning)];

@@ -3,6 +3,8 @@
 //! [`crate::batch`] does the work; here is what the flags say of it. Finished answers are kept beside the output, in
 //! `<output>.records`, until all are there; the same command goes on from them, whatever ended it before.
 
+mod devices;
+pub(in crate::cli) mod merge;
 mod progress;
 mod settings;
 mod signals;
@@ -20,14 +22,18 @@ use super::{Args, ChatFormat};
 use crate::batch::answers::{Answers, OutFormat};
 use crate::batch::plan::{Batch, Order, Survey, Usual};
 use crate::batch::prompter::Prompter;
-use crate::batch::records::{Outcome, Records};
+use crate::batch::records::{Header, Outcome, Records};
+use crate::batch::shard::Shard;
 use crate::batch::source::{Format, Source};
 use crate::batch::work::{Statistics, Work};
+use crate::checkpoint::Checkpoint;
 use crate::cli::model::Room;
 use crate::cli::output::Output;
 use crate::cli::output_file::OutputFile;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
+use crate::launcher::{self, Rank};
+use crate::tokenizer::Tokenizer;
 use progress::ProgressLine;
 use summary::Summary;
 
@@ -55,6 +61,11 @@ pub(in crate::cli) struct GetpArgs {
     #[arg(long)]
     pub restart: bool,
 
+    /// Only every N-th prompt, from the I-th on, counted from 0 (getp): the part of one of N machines. `gptoss-jit
+    /// merge` writes the answers of all [default: as srun, mpirun or torchrun say; without them all prompts]
+    #[arg(long, value_name = "I/N")]
+    pub shard: Option<Shard>,
+
     /// What the run did, in figures, as a JSON file (getp)
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
@@ -66,45 +77,35 @@ const BATCH: usize = 32;
 /// More at a time make no GPU faster that was measured.
 const MOST_SLOTS: usize = 1024;
 
-/// Runs the prompts.
-pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
-    let Some(input) = &args.input else {
-        return Err(UsageError("getp needs a file of prompts: `-i FILE`".into()).into());
-    };
-    let first = args.lines.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
-    let source = Source::open(input, args.getp.in_format, first)?;
-    source.findings().iter().for_each(|finding| output.note(&format!("note: {finding}")));
-    let format = args.getp.out_format.unwrap_or(match source.format() {
-        Format::Counted | Format::Lines => OutFormat::Ids,
-        Format::Jsonl => OutFormat::Jsonl,
-        Format::Batch => OutFormat::Batch,
-    });
+/// Runs the prompts, or those of a shard.
+pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
+    let job = Job::open(&args, output)?;
+    let shard = placed(&mut args, &job.checkpoint, output)?;
+    let args = &args;
     let expected = args.verify.as_deref().map(Expected::read).transpose()?;
-    let checkpoint = args.model.open(output)?;
-    let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-    let file = args.output.as_deref().map(|path| OutputFile::create(path, format.contents())).transpose()?;
+    // A shard's answers are not all: `merge` writes them.
+    let path = args.output.as_deref().filter(|_| shard.is_none());
+    let file = path.map(|path| OutputFile::create(path, job.format.contents())).transpose()?;
     let metrics = args.getp.metrics.as_deref().map(|path| OutputFile::create(path, "metrics")).transpose()?;
 
-    let header = settings::header(args, &checkpoint);
-    let mut records = match records_path(args, output) {
-        Some(path) => Records::open(&path, header, source.len(), args.getp.restart)?,
-        None => Records::in_memory(header, source.len()),
+    let header = settings::header(args, &job.checkpoint);
+    let records = match (records_path(args, output), shard) {
+        (Some(path), None) => Some(path),
+        (Some(path), Some(shard)) => Some(shard.records(&path)),
+        (None, None) => None,
+        (None, Some(_)) => return Err(shard_without_place()),
     };
+    let mut records = match records {
+        Some(path) => Records::open(&path, header, job.source.len(), args.getp.restart)?,
+        None => Records::in_memory(header, job.source.len()),
+    };
+    let start = Instant::now();
+    let Job { checkpoint, tokenizer, source, format } = job;
+    let batch = batch(args, &checkpoint, tokenizer, source, records.header(), shard)?;
     let n_resumed = records.n_done();
     if n_resumed > 0 {
-        output.note(&format!("note: {n_resumed} of {} answers are there from before", source.len()));
+        output.note(&format!("note: {n_resumed} of {} answers are there from before", batch.len()));
     }
-    let start = Instant::now();
-    let style = args.chat_style(&checkpoint, &records.header().current_date, ChatFormat::Harmony)?;
-    let usual = Usual {
-        reach: args.reach(&checkpoint.config),
-        context: checkpoint.config.max_seq_len,
-        max_new_tokens: args.max_new_tokens,
-        sampling: args.sampling_or(super::AS_SEEDS, records.header().seed),
-        stop: args.stop_ids(&tokenizer)?,
-        vocab_size: checkpoint.config.vocab_size,
-    };
-    let batch = Batch { source, prompter: Prompter::new(tokenizer, style), usual };
     let keeps_errors = format == OutFormat::Batch;
     let survey = batch.survey(&records, args.getp.order.unwrap_or_default(), keeps_errors)?;
     let survey_s = start.elapsed().as_secs_f64();
@@ -122,17 +123,20 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let seconds = start.elapsed().as_secs_f64() + survey_s;
     if let Some(signal) = signal {
         drop((file, metrics));
-        return Err(interrupted(&records, signal, output));
+        return Err(interrupted(&batch, &records, signal, output));
     }
-    let answers = Answers { batch: &batch, records: &records, format, model: &args.model.name() };
-    write(file, &answers, output)?;
+    let model = args.model.name();
     let needs_ids = output.is_json() || expected.is_some();
-    let ids = if needs_ids { Some(all_ids(&records)?) } else { None };
+    let ids = if needs_ids { Some(all_ids(&batch, &records)?) } else { None };
+    if shard.is_none() {
+        let records = std::slice::from_ref(&records);
+        write(file, &Answers { batch: &batch, records, format, model: &model }, output)?;
+    }
     let summary = Summary {
         args,
         engine: &engine,
         statistics: &statistics,
-        n_prompts: records.len(),
+        n_prompts: batch.len(),
         n_resumed,
         seconds,
         survey_s,
@@ -142,12 +146,95 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         let text = format!("{:#}\n", summary.metrics());
         metrics.fill(|file| file.write_all(text.as_bytes()))?;
     }
-    records.remove()?;
+    match shard {
+        None => records.remove()?,
+        Some(shard) => output.note(&format!(
+            "shard {shard} is done{}; `gptoss-jit merge` with the flags of this run writes the answers of all shards",
+            records.path().map_or_else(String::new, |path| format!(", its answers are in `{}`", path.display()))
+        )),
+    }
     super::show_profile(&mut engine, output)?;
     match (expected, ids) {
         (Some(expected), Some(ids)) => expected.compare(&ids, output),
         _ => Ok(()),
     }
+}
+
+/// What a run is of.
+struct Job {
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    source: Source,
+    /// Of the answers.
+    format: OutFormat,
+}
+
+impl Job {
+    fn open(args: &Args, output: &Output) -> anyhow::Result<Self> {
+        let Some(input) = &args.input else {
+            return Err(UsageError("getp needs a file of prompts: `-i FILE`".into()).into());
+        };
+        let first = args.lines.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+        let source = Source::open(input, args.getp.in_format, first)?;
+        source.findings().iter().for_each(|finding| output.note(&format!("note: {finding}")));
+        let format = args.getp.out_format.unwrap_or(match source.format() {
+            Format::Counted | Format::Lines => OutFormat::Ids,
+            Format::Jsonl => OutFormat::Jsonl,
+            Format::Batch => OutFormat::Batch,
+        });
+        let checkpoint = args.model.open(output)?;
+        let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
+        Ok(Self { checkpoint, tokenizer, source, format })
+    }
+}
+
+/// The prompts, with what a run was begun with.
+fn batch(
+    args: &Args,
+    checkpoint: &Checkpoint,
+    tokenizer: Tokenizer,
+    source: Source,
+    header: &Header,
+    shard: Option<Shard>,
+) -> anyhow::Result<Batch> {
+    let style = args.chat_style(checkpoint, &header.current_date, ChatFormat::Harmony)?;
+    let usual = Usual {
+        reach: args.reach(&checkpoint.config),
+        context: checkpoint.config.max_seq_len,
+        max_new_tokens: args.max_new_tokens,
+        sampling: args.sampling_or(super::AS_SEEDS, header.seed),
+        stop: args.stop_ids(&tokenizer)?,
+        vocab_size: checkpoint.config.vocab_size,
+    };
+    Ok(Batch { source, prompter: Prompter::new(tokenizer, style), usual, shard })
+}
+
+/// The shard that is run here: as a flag says, or a launcher, whose ranks on a host take its GPUs in turn.
+fn placed(args: &mut Args, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Option<Shard>> {
+    let shard = match args.getp.shard {
+        Some(shard) => shard,
+        None => {
+            let Some(rank) = launcher::rank()? else { return Ok(None) };
+            let Rank { rank, world, local_rank, launcher } = rank;
+            let shard = Shard { index: rank, of: world };
+            let devices = devices::here(&args.device, checkpoint)?;
+            args.device.device = devices[local_rank % devices.len()].clone();
+            output.note(&format!("note: {launcher} says rank {rank} of {world}: shard {shard}, on {}", args.device.device));
+            shard
+        }
+    };
+    if shard.of == 1 {
+        return Ok(None);
+    }
+    if args.verify.is_some() {
+        return Err(UsageError("a shard has not all answers to compare: `merge` takes `-v`".into()).into());
+    }
+    Ok(Some(shard))
+}
+
+fn shard_without_place() -> anyhow::Error {
+    let what = "a shard keeps its answers until all shards are done: `-o FILE` or `--records FILE` says where";
+    UsageError(what.into()).into()
 }
 
 impl OutFormat {
@@ -210,20 +297,20 @@ fn answer(
     output: &Output,
 ) -> anyhow::Result<(Statistics, Option<i32>)> {
     let signals = signals::Signals::watch().context("could not watch for signals")?;
-    let mut line = ProgressLine::new(work.records.n_done(), work.records.len(), output);
+    let mut line = ProgressLine::new(work.records.n_done(), work.batch.len(), output);
     let statistics = work.run(engine, &survey.order, |progress| {
         line.show(progress);
         signals.came().is_none()
     });
     line.end();
-    let statistics = statistics.with_context(|| kept(work.records))?;
+    let statistics = statistics.with_context(|| kept(work.batch, work.records))?;
     let signal = signals.came().filter(|_| statistics.is_interrupted);
     Ok((statistics, signal))
 }
 
 /// What a person wants to know when a run ends early.
-fn kept(records: &Records) -> String {
-    let (n_done, n) = (records.n_done(), records.len());
+fn kept(batch: &Batch, records: &Records) -> String {
+    let (n_done, n) = (records.n_done(), batch.len());
     match records.path() {
         Some(path) => {
             format!("{n_done} of {n} answers are kept in `{}`: the same command goes on from them", path.display())
@@ -235,8 +322,8 @@ fn kept(records: &Records) -> String {
 }
 
 /// Ends as the signal would have ended the program. If the system does not let it, that is the error.
-fn interrupted(records: &Records, signal: i32, output: &Output) -> anyhow::Error {
-    output.note(&kept(records));
+fn interrupted(batch: &Batch, records: &Records, signal: i32, output: &Output) -> anyhow::Error {
+    output.note(&kept(batch, records));
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     anyhow::anyhow!("signal {signal} came, and did not end the program")
 }
@@ -257,12 +344,12 @@ fn write(file: Option<OutputFile>, answers: &Answers<'_>, output: &Output) -> an
     }
 }
 
-fn all_ids(records: &Records) -> anyhow::Result<Vec<Vec<u32>>> {
+fn all_ids(batch: &Batch, records: &Records) -> anyhow::Result<Vec<Vec<u32>>> {
     let ids = |i| -> anyhow::Result<Vec<u32>> {
         Ok(match records.read(i)?.map(|record| record.outcome) {
             Some(Outcome::Answered { ids, .. }) => ids,
             _ => Vec::new(),
         })
     };
-    (0..records.len()).map(ids).collect()
+    (0..records.len()).filter(|&i| batch.has(i)).map(ids).collect()
 }
