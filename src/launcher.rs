@@ -78,7 +78,9 @@ pub enum LauncherError {
         found: String,
     },
     /// There are fewer processes than this one's number says.
-    #[error("{rank_variable} is {rank} and {world_variable} {world}: ranks are counted from 0 and below the world's size")]
+    #[error(
+        "{rank_variable} is {rank} and {world_variable} {world}: ranks are counted from 0 and below the world's size"
+    )]
     Beyond {
         /// A variable.
         rank_variable: &'static str,
@@ -151,8 +153,7 @@ mod tests {
             ("SLURM_LOCALID", "1"),
         ];
         assert_eq!(of(&slurm), rank(3, 4, 1, "Slurm"));
-        let mpi =
-            [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
         assert_eq!(of(&[&slurm[..], &mpi].concat()), rank(1, 2, 1, "Open MPI"), "mpirun inside a step");
         let torchrun = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "node0")];
         assert_eq!(of(&[&mpi[..], &slurm, &torchrun].concat()), rank(5, 8, 1, "torchrun"));

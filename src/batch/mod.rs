@@ -1,8 +1,9 @@
 //! Many prompts in, an answer for each out, and nothing that was finished is ever lost.
 //!
 //! [`source`] finds prompts and [`asked`] understands a line; [`plan`] makes requests of them; [`work`] runs these,
-//! as slots get free, and leaves each answer in [`records`] when it is finished; [`answers`] writes them down in the
-//! end, in the order of the prompts. What is kept of a prompt in memory is a few numbers.
+//! as slots get free, on one device or on those of several [`replica`]s, and leaves each answer in [`records`] when it
+//! is finished; [`answers`] writes them down in the end, in the order of the prompts. A [`shard`] is a part of the
+//! prompts. What is kept of a prompt in memory is a few numbers.
 
 pub mod answers;
 pub mod asked;
@@ -10,6 +11,7 @@ mod pattern;
 pub mod plan;
 pub mod prompter;
 pub mod records;
+pub mod replica;
 pub mod shard;
 pub mod source;
 pub mod work;
@@ -55,6 +57,17 @@ pub enum BatchError {
     /// Answers cannot be kept.
     #[error(transparent)]
     Records(#[from] records::RecordsError),
+    /// One of several processes does not go on.
+    #[error("could not go on after {n_done} of {n} answers")]
+    Replica {
+        /// Answers that are kept.
+        n_done: usize,
+        /// Prompts.
+        n: usize,
+        /// Why.
+        #[source]
+        source: replica::ReplicaError,
+    },
     /// The engine does not go on.
     #[error("could not go on after {n_done} of {n} answers")]
     Engine {
@@ -78,6 +91,7 @@ impl Hint for BatchError {
                 "mend the line, or have `--out-format batch` record what is wrong with it as its answer".to_owned()
             })),
             Self::Engine { source, .. } => source.hint(),
+            Self::Replica { source, .. } => source.hint(),
         }
     }
 }

@@ -12,10 +12,12 @@ use super::hub::NotInHub;
 use super::output::Output;
 use super::run::chat::ConversationTooLong;
 use super::run::getp::merge::NotMerged;
+use super::run::getp::replicas::TooFewDevices;
 use super::usage::UsageError;
 use crate::batch::BatchError;
 use crate::batch::asked::LineError;
 use crate::batch::records::RecordsError;
+use crate::batch::replica::ReplicaError;
 use crate::batch::source::SourceError;
 use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
@@ -89,11 +91,13 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<PipelineError>,
         of::<RecordsError>,
         of::<RenderError>,
+        of::<ReplicaError>,
         of::<ReplayError>,
         of::<SourceError>,
         of::<StoreError>,
         of::<TargetError>,
         of::<TokenizerError>,
+        of::<TooFewDevices>,
         of::<TuningError>,
     ];
     hints.iter().find_map(|of| of(cause))

@@ -251,6 +251,7 @@ impl Args {
             ("--restart", self.getp.restart),
             ("--metrics", self.getp.metrics.is_some()),
             ("--shard", self.getp.shard.is_some()),
+            ("-g", self.getp.ranks.is_some()),
         ];
         let of_generate = [("--logprobs", self.logprobs.is_some())];
         let of_chat = [("--show-reasoning", self.chat.show_reasoning)];

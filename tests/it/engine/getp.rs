@@ -3,6 +3,7 @@
 mod formats;
 mod invariance;
 mod resumed;
+mod several;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

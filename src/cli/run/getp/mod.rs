@@ -6,6 +6,7 @@
 mod devices;
 pub(in crate::cli) mod merge;
 mod progress;
+pub(in crate::cli) mod replicas;
 mod settings;
 mod signals;
 mod summary;
@@ -19,10 +20,12 @@ use anyhow::Context;
 
 use super::verify::Expected;
 use super::{Args, ChatFormat};
+use crate::batch::BatchError;
 use crate::batch::answers::{Answers, OutFormat};
 use crate::batch::plan::{Batch, Order, Survey, Usual};
 use crate::batch::prompter::Prompter;
 use crate::batch::records::{Header, Outcome, Records};
+use crate::batch::replica::{Ready, Replicas};
 use crate::batch::shard::Shard;
 use crate::batch::source::{Format, Source};
 use crate::batch::work::{Statistics, Work};
@@ -66,6 +69,15 @@ pub(in crate::cli) struct GetpArgs {
     #[arg(long, value_name = "I/N")]
     pub shard: Option<Shard>,
 
+    /// On so many GPUs of this machine at a time, from `--device` on (getp): each has the whole model, and gets a
+    /// prompt whenever one of its slots is free; `-b` counts the slots of one [default: 1]
+    #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: Option<u32>,
+
+    /// Is one of those, for the process that started it: LONGEST/MEAN/PROMPTS
+    #[arg(long, hide = true)]
+    pub replica: Option<Extent>,
+
     /// What the run did, in figures, as a JSON file (getp)
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
@@ -79,6 +91,9 @@ const MOST_SLOTS: usize = 1024;
 
 /// Runs the prompts, or those of a shard.
 pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
+    if let Some(extent) = args.getp.replica {
+        return replicas::work(&args, extent, output);
+    }
     let job = Job::open(&args, output)?;
     let shard = placed(&mut args, &job.checkpoint, output)?;
     let args = &args;
@@ -116,11 +131,10 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         ));
     }
 
-    let mut engine = args.load_sized(&checkpoint, |room| sizes(args, room, &survey), output)?;
-    let start = Instant::now();
+    let mut runner = Runner::new(args, &checkpoint, &survey, output)?;
     let mut work = Work { batch: &batch, records: &mut records, keeps_errors };
-    let (statistics, signal) = answer(&mut work, &mut engine, &survey, output)?;
-    let seconds = start.elapsed().as_secs_f64() + survey_s;
+    let (statistics, seconds, signal) = answer(&mut work, &mut runner, &survey, output)?;
+    let seconds = seconds + survey_s;
     if let Some(signal) = signal {
         drop((file, metrics));
         return Err(interrupted(&batch, &records, signal, output));
@@ -134,7 +148,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     }
     let summary = Summary {
         args,
-        engine: &engine,
+        replicas: &runner.ready(),
         statistics: &statistics,
         n_prompts: batch.len(),
         n_resumed,
@@ -153,10 +167,45 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
             records.path().map_or_else(String::new, |path| format!(", its answers are in `{}`", path.display()))
         )),
     }
-    super::show_profile(&mut engine, output)?;
+    if let Runner::Here(engine) = &mut runner {
+        super::show_profile(engine, output)?;
+    }
     match (expected, ids) {
         (Some(expected), Some(ids)) => expected.compare(&ids, output),
         _ => Ok(()),
+    }
+}
+
+/// What answers prompts.
+enum Runner {
+    /// There is nothing to answer.
+    Nothing,
+    /// This process.
+    Here(Box<Engine>),
+    /// Several others.
+    There(Replicas),
+}
+
+impl Runner {
+    fn new(args: &Args, checkpoint: &Checkpoint, survey: &Survey, output: &Output) -> anyhow::Result<Self> {
+        let extent = Extent { longest: survey.longest, mean: survey.mean(), n_prompts: survey.order.len() };
+        Ok(match args.getp.ranks.unwrap_or(1) as usize {
+            _ if survey.order.is_empty() => Self::Nothing,
+            1 => Self::Here(Box::new(args.load_sized(checkpoint, |room| sizes(args, room, extent), output)?)),
+            _ if args.profile != 0 => {
+                return Err(UsageError("`-f` takes the times of one device: not with `-g`".into()).into());
+            }
+            n => Self::There(replicas::start(args, checkpoint, extent, n)?),
+        })
+    }
+
+    /// What is to be known of each that answers.
+    fn ready(&self) -> Vec<Ready> {
+        match self {
+            Self::Nothing => Vec::new(),
+            Self::Here(engine) => vec![replicas::ready(engine)],
+            Self::There(replicas) => replicas.ready().cloned().collect(),
+        }
     }
 }
 
@@ -219,7 +268,10 @@ fn placed(args: &mut Args, checkpoint: &Checkpoint, output: &Output) -> anyhow::
             let shard = Shard { index: rank, of: world };
             let devices = devices::here(&args.device, checkpoint)?;
             args.device.device = devices[local_rank % devices.len()].clone();
-            output.note(&format!("note: {launcher} says rank {rank} of {world}: shard {shard}, on {}", args.device.device));
+            output.note(&format!(
+                "note: {launcher} says rank {rank} of {world}: shard {shard}, on {}",
+                args.device.device
+            ));
             shard
         }
     };
@@ -244,18 +296,28 @@ impl OutFormat {
     }
 }
 
+/// What decides how much memory prompts take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Extent {
+    /// Positions of the longest: prompt and answer.
+    longest: usize,
+    /// Positions of one, one with another.
+    mean: usize,
+    n_prompts: usize,
+}
+
 /// How many at a time, and how long: on a GPU as many as its memory holds, one with another.
-fn sizes(args: &Args, room: &Room<'_>, survey: &Survey) -> Sizes {
+fn sizes(args: &Args, room: &Room<'_>, extent: Extent) -> Sizes {
     // Nothing is longer than its prompt and what it may generate: short files need little cache.
-    let longest = survey.longest.max(1);
-    let n_prompts = survey.order.len().max(1);
+    let longest = extent.longest.max(1);
+    let n_prompts = extent.n_prompts.max(1);
     let n_slots = match args.batch {
         Some(n) => n as usize,
         None if room.is_gpu() => {
             // Beside keys and values there are the logits of every slot: a quarter of what is free is theirs.
             let logits = room.spare_bytes().map_or(usize::MAX, |spare| spare / 4 / (4 * room.config().vocab_size));
             let most = MOST_SLOTS.min(n_prompts).min(logits);
-            Room::largest(most, |n| room.holds(Sizes::for_tokens(n, survey.mean(), n)))
+            Room::largest(most, |n| room.holds(Sizes::for_tokens(n, extent.mean, n)))
         }
         None => BATCH,
     };
@@ -289,23 +351,39 @@ fn records_path(args: &Args, output: &Output) -> Option<PathBuf> {
     }
 }
 
-/// Runs what is to be run, until all is done or a signal comes, which is told then.
+/// Runs what is to be run, until all is done or a signal comes, which is told then. Also gives the seconds that it took
+/// from when the model was there.
 fn answer(
     work: &mut Work<'_>,
-    engine: &mut Engine,
+    runner: &mut Runner,
     survey: &Survey,
     output: &Output,
-) -> anyhow::Result<(Statistics, Option<i32>)> {
+) -> anyhow::Result<(Statistics, f64, Option<i32>)> {
     let signals = signals::Signals::watch().context("could not watch for signals")?;
+    if let Runner::There(replicas) = runner
+        && !replicas.wait_until_ready(|| signals.came().is_none())?
+    {
+        return Ok((Statistics::default(), 0.0, signals.came()));
+    }
+    let start = Instant::now();
     let mut line = ProgressLine::new(work.records.n_done(), work.batch.len(), output);
-    let statistics = work.run(engine, &survey.order, |progress| {
+    let go_on = |progress| {
         line.show(progress);
         signals.came().is_none()
-    });
+    };
+    let statistics = match runner {
+        Runner::Nothing => Ok(Statistics::default()),
+        Runner::Here(engine) => work.run(engine, &survey.order, go_on),
+        Runner::There(replicas) => work.run_on(replicas, &survey.order, go_on),
+    };
     line.end();
+    // A signal that went to all ends replicas, too.
+    if let (Err(BatchError::Replica { .. }), Some(signal)) = (&statistics, signals.came()) {
+        return Ok((Statistics::default(), 0.0, Some(signal)));
+    }
     let statistics = statistics.with_context(|| kept(work.batch, work.records))?;
     let signal = signals.came().filter(|_| statistics.is_interrupted);
-    Ok((statistics, signal))
+    Ok((statistics, start.elapsed().as_secs_f64(), signal))
 }
 
 /// What a person wants to know when a run ends early.

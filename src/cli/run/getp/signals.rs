@@ -29,6 +29,15 @@ impl Signals {
     }
 }
 
+/// Has signals that a terminal sends to all processes at it not end this one: the one that started it hears them, and
+/// ends it.
+pub(super) fn leave_to_the_parent() -> io::Result<()> {
+    for signal in [SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::default())?;
+    }
+    Ok(())
+}
+
 /// A bit for each signal, that of number 1 the lowest.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

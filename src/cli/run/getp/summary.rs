@@ -5,14 +5,14 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::Args;
+use crate::batch::replica::Ready;
 use crate::batch::work::Statistics;
-use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
-use crate::engine::Engine;
 
 pub(super) struct Summary<'a> {
     pub args: &'a Args,
-    pub engine: &'a Engine,
+    /// Those that answered.
+    pub replicas: &'a [Ready],
     pub statistics: &'a Statistics,
     pub n_prompts: usize,
     /// Answers of runs before.
@@ -30,8 +30,18 @@ impl Summary<'_> {
         (self.seconds > 0.0 && n_tokens > 0).then(|| n_tokens as f64 / self.seconds)
     }
 
+    /// Kernels from the cache and compiled, by all that answered.
+    fn kernels(&self) -> (usize, usize) {
+        let of_all = self.replicas.iter().map(|replica| replica.kernels);
+        of_all.fold((0, 0), |(from_cache, compiled), (a, b)| (from_cache + a, compiled + b))
+    }
+
+    fn n_slots(&self) -> usize {
+        self.replicas.iter().map(|replica| replica.n_slots).sum()
+    }
+
     pub(super) fn tell(&self, ids: Option<&[Vec<u32>]>, output: &Output) -> anyhow::Result<()> {
-        let (from_cache, compiled) = kernel_counts(self.engine);
+        let (from_cache, compiled) = self.kernels();
         let n_tokens = self.statistics.n_tokens;
         if output.is_json() {
             output.json(&json!({
@@ -60,23 +70,24 @@ impl Summary<'_> {
         if let (Some(first), Some(all)) = (first, all) {
             output.note(&format!(
                 "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99)",
-                self.engine.kv_layout().n_slots, first.p50, first.p99, all.p50, all.p99
+                self.n_slots(), first.p50, first.p99, all.p50, all.p99
             ));
         }
         Ok(())
     }
 
     pub(super) fn metrics(&self) -> Value {
-        let (from_cache, compiled) = kernel_counts(self.engine);
+        let (from_cache, compiled) = self.kernels();
         let Statistics { n_tokens, n_prompt_tokens, n_cached_tokens, reasons, .. } = self.statistics;
-        let layout = self.engine.kv_layout();
+        let devices: Vec<&str> = self.replicas.iter().map(|replica| replica.device.as_str()).collect();
         json!({
             "schema": 1,
             "mode": "getp",
             "model": self.args.model.name(),
-            "device": self.engine.executor().pipeline().driver().describe(),
-            "slots": layout.n_slots,
-            "capacity_tokens": layout.capacity_tokens,
+            "device": devices.join(", "),
+            "replicas": devices.len(),
+            "slots": self.n_slots(),
+            "capacity_tokens": self.replicas.first().map(|replica| replica.capacity_tokens),
             "prompts": self.n_prompts,
             "answered_before": self.n_resumed,
             "finish_reasons": reasons,

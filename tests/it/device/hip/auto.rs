@@ -92,3 +92,18 @@ fn the_model_runs_on_the_gpu_that_was_taken() {
     assert!(text(&output.stderr).contains("memory of hip:1 ("), "{}", text(&output.stderr));
     room.assert_all_given_back();
 }
+
+#[test]
+fn more_copies_than_gpus_are_refused_by_name() {
+    let room = Room::new("arch = gfx1100, gfx1103\ncompute_units = 96, 12");
+    for device in ["hip", "auto"] {
+        let mut command = room.program(&["run", "-m", "getp", "-i", "a b", "-n", "6", "-g", "3", "--device", device]);
+        let output = command.env("GPTOSS_JIT_CUDA", "/nowhere").output().expect("the program starts");
+        let err = text(&output.stderr);
+        assert!(err.contains("could not run on 3 GPUs: these are there: hip:0, hip:1"), "{err}");
+        assert!(err.contains("hint: `-g 2` uses all of them"), "{err}");
+    }
+    let words = ["run", "-m", "getp", "-i", "a b", "-g", "2", "--device", "hip:1"];
+    let output = room.program(&words).output().expect("the program starts");
+    assert!(text(&output.stderr).contains("could not run on 2 GPUs: one is there: hip:1"), "{}", text(&output.stderr));
+}

@@ -13,14 +13,14 @@ use crate::fixtures::models::{Counter, letters, prompt_file};
 use crate::fixtures::program::{Ran, argument, command, file, shared_cache};
 
 /// Prompts of the counter, some of them alike, and what a run of them left that nothing ended.
-struct Job {
-    counter: Counter,
-    input: String,
+pub(super) struct Job {
+    pub(super) counter: Counter,
+    pub(super) input: String,
     undisturbed: String,
 }
 
 impl Job {
-    fn new(n: u32) -> Self {
+    pub(super) fn new(n: u32) -> Self {
         let counter = Counter::new(256);
         let prompts: Vec<String> = (0..n).map(|i| letters(&vec![i % 8; 1 + i as usize % 37])).collect();
         let input = file(counter.folder.path(), "prompts.txt", &prompt_file(&prompts));
@@ -31,16 +31,16 @@ impl Job {
     }
 
     /// Draws tokens, so that a prompt that lost its seed would show.
-    fn words<'a>(&'a self, out: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+    pub(super) fn words<'a>(&'a self, out: &'a str, args: &[&'a str]) -> Vec<&'a str> {
         let fixed = ["-m", "getp", "-i", &self.input, "-n", "120", "-T", "2", "-s", "7", "-b", "4", "-o", out];
         [&fixed[..], args].concat()
     }
 
-    fn run(&self, out: &str, args: &[&str]) -> Ran {
+    pub(super) fn run(&self, out: &str, args: &[&str]) -> Ran {
         self.counter.run(&self.words(out, args))
     }
 
-    fn command(&self, out: &str) -> Command {
+    pub(super) fn command(&self, out: &str) -> Command {
         let (model, tokenizer) = (self.counter.path("model.bin"), self.counter.path("tokenizer.bin"));
         let mut command =
             command(shared_cache(), &[&["run", &model, "-z", &tokenizer][..], &self.words(out, &[])].concat());
@@ -48,13 +48,13 @@ impl Job {
         command
     }
 
-    fn out(&self, name: &str) -> (String, PathBuf) {
+    pub(super) fn out(&self, name: &str) -> (String, PathBuf) {
         let out = self.counter.folder.path().join(name);
         (argument(&out), self.counter.folder.path().join(format!("{name}.records")))
     }
 
     #[track_caller]
-    fn is_as_undisturbed(&self, out: &str) {
+    pub(super) fn is_as_undisturbed(&self, out: &str) {
         let [expected, found] = [&self.undisturbed, out].map(|path| fs::read_to_string(path).expect("there"));
         assert_eq!(found, expected);
     }
@@ -65,7 +65,7 @@ fn n_lines(path: &Path) -> usize {
 }
 
 /// Waits until there are more answers than these, or the run has ended. Whether it has not.
-fn waits_for_more(child: &mut Child, records: &Path, n: usize) -> bool {
+pub(super) fn waits_for_more(child: &mut Child, records: &Path, n: usize) -> bool {
     while child.try_wait().expect("ours").is_none() {
         if n_lines(records) > n {
             return true;
