@@ -21,7 +21,10 @@
 mod ahead;
 pub mod blueprint;
 mod changes;
+mod error;
 pub mod extras;
+mod forced;
+mod ranks;
 pub mod times;
 
 use std::time::Instant;
@@ -29,28 +32,30 @@ use std::time::Instant;
 use bytemuck::cast_slice;
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::tensor_parallel::TpRank;
 use crate::config::ModelConfig;
-use crate::error::Hint;
 use crate::graph::error::PlanError;
-use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvTooLarge};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
 use crate::graph::memory::LoadProgress;
 use crate::graph::options::ExecutorOptions;
-use crate::graph::plan::{Executor, Observer, Written};
+use crate::graph::plan::{Executor, Written};
 use crate::graph::profile::{Profile, Profiled};
 use crate::graph::{StepLimits, StepShape};
 use crate::pipeline::Pipeline;
-use crate::scheduler::{
-    BlockCopy, BlockTables, Event, Figures, Request, RequestId, Row, RowToken, Scheduler, SchedulerOptions, Step,
-};
+use crate::scheduler::{BlockCopy, Event, Figures, Request, RequestId, Row, Scheduler, SchedulerOptions, Step};
 use ahead::{Ahead, Done};
 use blueprint::{Blueprint, ModelOptions};
-use extras::{Extra, Extras, ExtrasError};
+pub use error::EngineError;
+use extras::{Extra, Extras};
+use ranks::{Exchange, Ranks};
 use times::HostTimes;
 
 /// How a model is run.
 pub struct EngineOptions {
     /// Where kernels come from and run.
     pub pipeline: Pipeline,
+    /// The same of other devices, which compute the model together with that one; most models need none.
+    pub peers: Vec<Pipeline>,
     /// How the model is run there.
     pub model: ModelOptions,
 }
@@ -78,7 +83,7 @@ pub struct Engine {
     config: ModelConfig,
     layout: KvLayout,
     scheduler: Scheduler,
-    executor: Executor,
+    executor: Ranks,
     ahead: Ahead,
     extras: Extras,
     /// Whether the device's block tables are the scheduler's, up to what changed since they were written.
@@ -95,96 +100,49 @@ const MAX_TABLE_WRITES: usize = 32;
 /// What the sampler gives for a row with a logit that is no number.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// What can go wrong in an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// The KV cache does not fit.
-    #[error(transparent)]
-    Kv(#[from] KvTooLarge),
-    /// A kernel could not be had, or a launch failed.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// Something that a step launched went wrong, which is known when its tokens are waited for.
-    #[error("could not finish a step")]
-    Step(#[source] gpu::GpuError),
-    /// The model's sums are no numbers any more.
-    #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
-    NotANumber {
-        /// The first node of the step that gave such a thing, where it did so when the step ran again.
-        where_: Option<String>,
-    },
-    /// A prompt without tokens.
-    #[error("the prompt has no tokens")]
-    EmptyPrompt,
-    /// A prompt longer than a sequence may be.
-    #[error("the prompt has {n_prompt} tokens, a sequence may have {capacity_tokens}")]
-    TooLong {
-        /// Tokens of the prompt.
-        n_prompt: usize,
-        /// Longest sequence, in tokens.
-        capacity_tokens: usize,
-    },
-    /// A token id that the model has no row for.
-    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Where in the prompt.
-        position: usize,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
-    /// A request that asks the sampler for what cannot be.
-    #[error(transparent)]
-    Extras(#[from] ExtrasError),
-}
-
-impl Hint for EngineError {
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Kv(error) => error.hint(),
-            Self::Plan(error) => error.hint(),
-            Self::Extras(error) => error.hint(),
-            Self::Step(_) => {
-                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
-            }
-            Self::NotANumber { .. } => Some(
-                "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
-                 `logits --trace` of every node"
-                    .into(),
-            ),
-            Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
-            Self::TooLong { .. } => Some("allow more positions with `-n`, or give a shorter prompt".into()),
-            Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
-        }
-    }
-}
-
 impl Engine {
     /// Builds the graph, compiles what the cache does not have, and allocates everything a step needs.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] and [`EngineError::Plan`].
+    /// [`EngineError::Kv`], [`EngineError::Plan`] and [`EngineError::Part`].
     pub fn load(
         checkpoint: &Checkpoint,
         options: EngineOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, EngineError> {
-        let config = checkpoint.config.clone();
-        let Blueprint { graph, layout, limits } =
-            Blueprint::new(checkpoint, &options.model, options.pipeline.target())?;
+        let EngineOptions { pipeline, peers, model } = options;
+        let size = 1 + peers.len();
+        let part = |rank| checkpoint.part(TpRank { rank, size });
+        let first = part(0)?;
+        // What all have in common: the first one's dimensions are those of each.
+        let config = first.config.clone();
+        let Blueprint { layout, limits, .. } =
+            Blueprint::of_part(&first, TpRank { rank: 0, size }, &model, pipeline.target())?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
-        let (inputs, externals) = externals(&config, &layout, max_rows, max_logit_rows);
-        let change_inputs = changes::inputs(max_logit_rows);
-        let (kv_bytes, snapshot_bytes) = (layout.total_bytes(), layout.snapshot_bytes());
-        let executor_options = ExecutorOptions { limits, inputs, change_inputs, externals, kv_bytes, snapshot_bytes };
-        let executor = Executor::new(graph, checkpoint, options.pipeline, executor_options, progress)?;
-        executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
-        let ahead = Ahead::new(&executor, max_logit_rows)?;
+        let (n_flags, hidden_size) = (2 * config.num_hidden_layers, config.hidden_size);
+        let exchange = match size {
+            1 => None,
+            _ => Some(
+                Exchange::new(pipeline.driver(), size, n_flags, max_rows, hidden_size)
+                    .map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?,
+            ),
+        };
+        let load = |rank, part: Checkpoint, pipeline: Pipeline| {
+            let (of, exchange) = (TpRank { rank, size }, exchange.clone());
+            move |progress: &dyn LoadProgress| load_part(&part, of, pipeline, &model, exchange.as_ref(), progress)
+        };
+        let mut others: Vec<Box<dyn FnOnce() -> Result<Executor, EngineError> + Send>> = Vec::new();
+        for (i, peer) in peers.into_iter().enumerate() {
+            let load = load(1 + i, part(1 + i)?, peer);
+            others.push(Box::new(move || load(&())));
+        }
+        let load = load(0, first, pipeline);
+        let executor = Ranks::load(|| load(progress), others, exchange)?;
+        let ahead = Ahead::new(executor.first(), max_logit_rows)?;
         let scheduler_options = SchedulerOptions {
             max_rows,
-            max_prompt_rows: options.model.max_prompt_rows.unwrap_or(max_rows).max(1),
-            snapshot_tokens: options.model.prefix_cache.snapshot_tokens,
+            max_prompt_rows: model.max_prompt_rows.unwrap_or(max_rows).max(1),
+            snapshot_tokens: model.prefix_cache.snapshot_tokens,
         };
         let mut engine = Self {
             scheduler: Scheduler::new(&layout, scheduler_options),
@@ -214,7 +172,7 @@ impl Engine {
 
     /// The plan, for what it says of itself.
     pub fn executor(&self) -> &Executor {
-        &self.executor
+        self.executor.first()
     }
 
     /// From here on, takes the time of the launches; [`Self::take_profile`] tells it.
@@ -311,7 +269,7 @@ impl Engine {
             } else {
                 self.executor.run(shape, None)?;
             }
-            self.ahead.launched(&self.executor, step, logprobs_of)?;
+            self.ahead.launched(self.executor.first(), step, logprobs_of)?;
             times::lap(&mut clock, &mut self.times.launching);
             self.times.steps += 1;
             most_in_flight = self.ahead.most();
@@ -323,7 +281,7 @@ impl Engine {
     /// Waits for steps until so many are in flight, and tells what happened in them.
     fn tell(&mut self, n_left: usize, clock: &mut Instant, events: &mut Vec<Event>) -> Result<(), EngineError> {
         while self.ahead.len() > n_left
-            && let Some(Done { step, tokens, logprobs_of, logprobs }) = self.ahead.next(&self.executor)?
+            && let Some(Done { step, tokens, logprobs_of, logprobs }) = self.ahead.next(self.executor.first())?
         {
             times::lap(clock, &mut self.times.waiting);
             if tokens.contains(&NO_TOKEN) {
@@ -349,44 +307,13 @@ impl Engine {
             }
         };
         self.executor.take_profile(); // a profiler would run the step its own way
+        if let Some(Err(error)) = self.executor.next_step().map(|met| self.executor.write("step", &met.to_le_bytes())) {
+            return error.into();
+        }
         match self.shape.map(|shape| self.executor.run(shape, Some(&mut look))) {
             Some(Err(error)) => error.into(),
             _ => EngineError::NotANumber { where_ },
         }
-    }
-
-    /// The logits after every token of `ids`, (ids.len(), vocab_size), row-major: each token is forwarded as given,
-    /// whatever the model would have said. Runs between requests, in a slot of its own.
-    ///
-    /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Plan`].
-    pub fn teacher_force(&mut self, ids: &[u32], mut observer: Option<Observer<'_>>) -> Result<Vec<f32>, EngineError> {
-        self.check_ids(ids)?;
-        if ids.len() > self.layout.capacity_tokens {
-            let capacity_tokens = self.layout.capacity_tokens;
-            return Err(EngineError::TooLong { n_prompt: ids.len(), capacity_tokens });
-        }
-        assert!(self.is_idle(), "teacher forcing uses slot 0");
-        self.tables_written = false;
-        self.scheduler.forget_prefixes();
-        // The scheduler makes a request's rows; here all of them want logits, so they are made by hand.
-        let mut tables = BlockTables::new(&self.layout);
-        assert!(tables.grow(0, ids.len()), "one sequence of full capacity always fits");
-        for group in 0..self.layout.groups().len() {
-            self.executor.write(&format!("block_table.{group}"), cast_slice(tables.table(group)))?;
-        }
-        let mut logits = vec![0.0_f32; ids.len() * self.config.vocab_size];
-        for first in (0..ids.len()).step_by(self.max_logit_rows) {
-            let chunk = &ids[first..ids.len().min(first + self.max_logit_rows)];
-            let row =
-                |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token: RowToken::Id(token) };
-            let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
-            self.write_rows(&step)?;
-            self.executor.run(step.shape(), observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
-            let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];
-            self.executor.read("logits", bytemuck::cast_slice_mut(part))?;
-        }
-        Ok(logits)
     }
 
     fn check_ids(&self, ids: &[u32]) -> Result<(), EngineError> {
@@ -447,7 +374,8 @@ impl Engine {
         let temperature: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.temperature).collect();
         let top_p: Vec<f32> = step.logit_rows.iter().map(|logit| logit.sampling.top_p).collect();
         let coin: Vec<f32> = step.logit_rows.iter().map(|logit| logit.coin).collect();
-        self.executor.write_inputs(&[
+        let met = self.executor.next_step();
+        let mut inputs: Vec<(&str, &[u8])> = vec![
             ("token", cast_slice(&token)),
             ("slot", cast_slice(&slot)),
             ("position", cast_slice(&position)),
@@ -456,9 +384,44 @@ impl Engine {
             ("temperature", cast_slice(&temperature)),
             ("top_p", cast_slice(&top_p)),
             ("coin", cast_slice(&coin)),
-        ])?;
-        Ok(())
+        ];
+        inputs.extend(met.as_ref().map(|met| ("step", bytemuck::bytes_of(met))));
+        Ok(self.executor.write_inputs(&inputs)?)
     }
+}
+
+/// Plans a device's part of a model, and allocates everything that a step needs there.
+fn load_part(
+    checkpoint: &Checkpoint,
+    of: TpRank,
+    pipeline: Pipeline,
+    model: &ModelOptions,
+    exchange: Option<&Exchange>,
+    progress: &dyn LoadProgress,
+) -> Result<Executor, EngineError> {
+    let config = &checkpoint.config;
+    let Blueprint { graph, layout, limits } = Blueprint::of_part(checkpoint, of, model, pipeline.target())?;
+    let StepLimits { max_rows, max_logit_rows, .. } = limits;
+    let (mut inputs, mut externals) = externals(config, &layout, max_rows, max_logit_rows);
+    for (is_input, name, len_bytes) in ranks::externals(of, max_rows, config.hidden_size) {
+        if is_input { &mut inputs } else { &mut externals }.push((name, len_bytes));
+    }
+    let shared = exchange.map_or(Ok(Vec::new()), |exchange| exchange.views(pipeline.driver(), of.rank));
+    let executor_options = ExecutorOptions {
+        limits,
+        inputs,
+        change_inputs: changes::inputs(max_logit_rows),
+        externals,
+        shared: shared.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?,
+        kv_bytes: layout.total_bytes(),
+        snapshot_bytes: layout.snapshot_bytes(),
+    };
+    let executor = Executor::new(graph, checkpoint, pipeline, executor_options, progress)?;
+    executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
+    if of.rank > 0 {
+        executor.write("zeros", &vec![0; 4 * max_rows * config.hidden_size])?;
+    }
+    Ok(executor)
 }
 
 /// Names and lengths in bytes of tensors.

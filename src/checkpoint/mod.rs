@@ -8,7 +8,8 @@
 //! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them.
 //! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
 //! of which [`assembly`] makes those of the model. [`download`] knows what is there of a file that is not. [`random`]
-//! describes weights that are made where they are used; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
+//! describes weights that are made where they are used; [`tensor_parallel`] cuts a model for several devices, into
+//! [`slice`]s; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
 //! says what one takes.
 
 pub mod assembly;
@@ -26,7 +27,9 @@ pub mod random;
 pub mod rearranged;
 pub mod safetensors;
 pub mod size;
+pub mod slice;
 pub mod stored;
+pub mod tensor_parallel;
 pub mod tensors;
 
 use std::collections::BTreeMap;
@@ -49,6 +52,7 @@ use layout::{Finding, Layout};
 use random::RandomNumbers;
 use rearranged::{Order, Piece, Rearranged, Step};
 use safetensors::SafetensorsError;
+use slice::Slice;
 use stored::Number;
 
 /// What the seeds' exporters name the tokenizer of a `.bin` file.
@@ -114,6 +118,8 @@ pub enum Elements {
     Rearranged(Rearranged),
     /// In no file: made where they are used.
     Random(RandomNumbers),
+    /// A part of another tensor, made where it is used.
+    Slice(Slice),
 }
 
 /// Why a checkpoint could not be read.
@@ -352,7 +358,7 @@ impl Tensor {
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.elements {
             Elements::Bytes(bytes) => Some(bytes),
-            Elements::Rearranged(_) | Elements::Random(_) => None,
+            Elements::Rearranged(_) | Elements::Random(_) | Elements::Slice(_) => None,
         }
     }
 
@@ -365,7 +371,17 @@ impl Tensor {
             Elements::Bytes(bytes) => Ok(Some(bytes.clone())),
             Elements::Rearranged(rearranged) => self.make(rearranged).map(Some),
             Elements::Random(_) => Ok(None),
+            Elements::Slice(slice) => self.cut(slice).map(Some),
         }
+    }
+
+    /// Makes what is a part of another tensor.
+    fn cut(&self, slice: &Slice) -> Result<Bytes, CheckpointError> {
+        let mut result = Ok(());
+        let len_bytes = slice.len_bytes();
+        let made = mapped_file::filled(len_bytes, |bytes| result = slice.write_to(bytes));
+        result?;
+        made.map_err(|_| CheckpointError::OutOfMemory { name: self.name.clone(), len_bytes: len_bytes as u64 })
     }
 
     /// Makes what is to be made of a file.
@@ -390,6 +406,7 @@ impl Tensor {
             }
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
             Elements::Random(numbers) => Elements::Random(*numbers),
+            Elements::Slice(slice) => Elements::Slice(slice.of(slice.whole().with_dtype(dtype))),
         };
         Self { dtype, elements, ..self.clone() }
     }
@@ -410,6 +427,7 @@ impl Tensor {
             Elements::Rearranged(rearranged) => {
                 self.dtype == Dtype::F32 && rearranged.stored().any(|number| number != Number::F32)
             }
+            Elements::Slice(slice) => slice.whole().is_widened(),
             Elements::Bytes(_) | Elements::Random(_) => false,
         }
     }

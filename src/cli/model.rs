@@ -14,6 +14,7 @@ use super::shapes::ShapeArgs;
 use super::source::SourceArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::layout::Layout;
+use crate::checkpoint::tensor_parallel::TpRank;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::ModelConfig;
 use crate::device::Device;
@@ -21,6 +22,7 @@ use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
 use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
+use crate::error::Hint;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
@@ -61,6 +63,11 @@ pub struct DeviceArgs {
     /// Threads of the cpu and sim devices, at most four for every core; 0 means one for every core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub threads: u32,
+
+    /// Devices that compute the model together, each with a part of it (tensor parallel): a number that divides the
+    /// model's key and value heads. On cpu and sim so far
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tp: u32,
 
     /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
@@ -178,7 +185,7 @@ impl DeviceArgs {
     /// it. Also gives that device's name, for those who open it again.
     pub fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
         let (library, tables) = (self.source.library()?, self.source.tables()?);
-        let n_threads = self.threads as usize;
+        let n_threads = self.threads_of_one();
         let opened = if self.device == Device::Auto {
             let weights = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
             auto::choose(&tables, weights).open(&tables, n_threads)?
@@ -191,6 +198,37 @@ impl DeviceArgs {
         }
         let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
         Ok((pipeline, opened.device))
+    }
+
+    /// What the first device has of a model.
+    fn part(&self) -> TpRank {
+        TpRank { rank: 0, size: self.tp as usize }
+    }
+
+    /// The other devices that compute a model together with the first, which is `first`.
+    fn peers(&self, first: &Device) -> anyhow::Result<Vec<Pipeline>> {
+        if self.tp == 1 {
+            return Ok(Vec::new());
+        }
+        if let Device::Gpu { .. } | Device::Auto = first {
+            return Err(NoPeers(first.clone()).into());
+        }
+        let peer = |_| {
+            let tables = self.source.tables()?;
+            let (target, driver) = first.open(&tables, self.threads_of_one())?;
+            Ok(Pipeline::new(self.source.library()?, tables, target, Store::from_env()?, driver)?)
+        };
+        (1..self.tp).map(peer).collect()
+    }
+
+    /// Threads of each of the devices that are made of this machine's cores.
+    fn threads_of_one(&self) -> usize {
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match (self.tp as usize, self.threads as usize) {
+            (1, n_threads) => n_threads,
+            (tp, 0) => (n_cores / tp).max(1),
+            (tp, n_threads) => (n_threads / tp).max(1),
+        }
     }
 
     /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
@@ -213,13 +251,16 @@ impl DeviceArgs {
         output: &Output,
     ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
-        let (pipeline, _) = self.pipeline(&checkpoint, output)?;
+        let (pipeline, device) = self.pipeline(&checkpoint, output)?;
+        let peers = self.peers(&device)?;
+        let part = checkpoint.part(self.part())?;
         let cache = &KvArgs { chunk: Some(cache.chunk_on(&pipeline)?), ..cache.clone() };
-        let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
+        let kv_budget_bytes = cache.budget_bytes(&part, pipeline.driver())?;
         let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
-        let weights = weight_bytes(&checkpoint, pipeline.driver());
+        let weights = weight_bytes(&part, pipeline.driver());
         let room = Room {
-            checkpoint: &checkpoint,
+            checkpoint: &part,
+            part: self.part(),
             target: pipeline.target(),
             cache,
             precision,
@@ -228,7 +269,8 @@ impl DeviceArgs {
         };
         let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
         let start = Instant::now();
-        let engine = Engine::load(&checkpoint, EngineOptions { pipeline, model }, &CompileProgress::new(output))?;
+        let engine =
+            Engine::load(&checkpoint, EngineOptions { pipeline, peers, model }, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \
@@ -245,9 +287,22 @@ impl DeviceArgs {
     }
 }
 
+/// Devices whose memory no other one sees.
+#[derive(Debug, thiserror::Error)]
+#[error("could not compute a model on several devices of the kind of `{0}`: they do not see each other's memory yet")]
+pub struct NoPeers(Device);
+
+impl Hint for NoPeers {
+    fn hint(&self) -> Option<String> {
+        Some("`--tp` works with `--device cpu` and `sim:ARCH`; `run -m getp -g N` has a copy of the model on each of several GPUs".into())
+    }
+}
+
 /// What a device has room for, before a model is loaded.
 pub struct Room<'a> {
+    /// Of the model what one device has.
     checkpoint: &'a Checkpoint,
+    part: TpRank,
     target: &'a Target,
     cache: &'a KvArgs,
     precision: Precision,
@@ -280,7 +335,7 @@ impl Room<'_> {
     /// Whether keys and values of sequences in these sizes are within what they may take.
     pub fn holds(&self, sizes: Sizes) -> bool {
         let options = self.cache.model_options(self.precision, sizes, usize::MAX);
-        Blueprint::new(self.checkpoint, &options, self.target)
+        Blueprint::of_part(self.checkpoint, self.part, &options, self.target)
             .is_ok_and(|blueprint| blueprint.layout.total_bytes() <= self.kv_budget_bytes)
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::checkpoint::encoding::Encoding;
+use crate::checkpoint::tensor_parallel::TpRank;
 use crate::config::{ModelConfig, NamedShape};
 use crate::dtype::Dtype;
 use crate::graph::cover::runs;
@@ -46,6 +47,7 @@ pub fn of(
     let dtype = encoding.dense();
     let kv = KvLayout::new(&config, &request(&config, dtype, target.has_matrix_layout()))?;
     let options = ForwardOptions {
+        part: TpRank::WHOLE,
         precision,
         weight_dtype: dtype,
         expert_dtype: encoding.experts(),

@@ -9,6 +9,7 @@ use super::decode::DecodeError;
 use super::doctor::NotReady;
 use super::export::ExportError;
 use super::hub::NotInHub;
+use super::model::NoPeers;
 use super::output::Output;
 use super::run::chat::ConversationTooLong;
 use super::run::getp::merge::NotMerged;
@@ -21,6 +22,7 @@ use crate::batch::replica::ReplicaError;
 use crate::batch::source::SourceError;
 use crate::chat_template::ChatTemplateError;
 use crate::checkpoint::CheckpointError;
+use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::device::DeviceError;
 use crate::engine::EngineError;
 use crate::error::Hint;
@@ -76,6 +78,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,
+        of::<NoPeers>,
         of::<NotInHub>,
         of::<NotMerged>,
         of::<ChatTemplateError>,
@@ -96,6 +99,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<SourceError>,
         of::<StoreError>,
         of::<TargetError>,
+        of::<TensorParallelError>,
         of::<TokenizerError>,
         of::<TooFewDevices>,
         of::<TuningError>,

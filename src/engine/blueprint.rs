@@ -1,6 +1,7 @@
 //! What a model's steps are, before anything is loaded: needs a target and no device.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::tensor_parallel::TpRank;
 use crate::dtype::Dtype;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
@@ -70,6 +71,19 @@ impl Blueprint {
     /// # Errors
     /// If the KV cache does not fit its budget.
     pub fn new(checkpoint: &Checkpoint, options: &ModelOptions, target: &Target) -> Result<Self, KvTooLarge> {
+        Self::of_part(checkpoint, TpRank::WHOLE, options, target)
+    }
+
+    /// The same of a part of a model, which `checkpoint` is.
+    ///
+    /// # Errors
+    /// If the KV cache does not fit its budget.
+    pub fn of_part(
+        checkpoint: &Checkpoint,
+        part: TpRank,
+        options: &ModelOptions,
+        target: &Target,
+    ) -> Result<Self, KvTooLarge> {
         let max_rows = options.max_rows.max(options.n_slots);
         let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
         let request = KvRequest {
@@ -90,6 +104,7 @@ impl Blueprint {
             max_rows,
             max_logit_rows,
             takes_tokens: target.is_gpu(),
+            part,
         };
         let graph = forward(&checkpoint.config, &layout, &forward_options);
         let limits = StepLimits { max_rows, max_logit_rows, max_decode_rows: options.n_slots };

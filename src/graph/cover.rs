@@ -188,6 +188,7 @@ fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::tensor_parallel::TpRank;
     use crate::checkpoint::tensors::tests::gpt_oss_20b;
     use crate::dtype::Dtype;
     use crate::graph::forward::{ForwardOptions, forward};
@@ -212,6 +213,7 @@ mod tests {
             budget_bytes: usize::MAX,
         };
         let options = ForwardOptions {
+            part: TpRank::WHOLE,
             precision,
             weight_dtype: Dtype::Bf16,
             expert_dtype: Dtype::Mxfp4,

@@ -48,6 +48,9 @@ pub enum PlanError {
     /// A tensor could not be made of what the checkpoint's files hold.
     #[error(transparent)]
     Weights(#[from] CheckpointError),
+    /// One of several devices of a model is gone, or never was.
+    #[error("a device that computes a part of the model is lost")]
+    NoThread,
     /// The checkpoint lacks a tensor.
     #[error("the checkpoint has no tensor `{name}`")]
     NoTensor {
@@ -65,7 +68,7 @@ impl Hint for PlanError {
             Self::Expression(error) => error.hint(),
             Self::Memory(error) => error.hint(),
             Self::Weights(error) => error.hint(),
-            Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } => None,
+            Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } | Self::NoThread => None,
         }
     }
 }

@@ -4,6 +4,9 @@
 //! layers; those that want logits go on to the unembedding and the sampler. Formulas: OpenAI's
 //! `gpt_oss/torch/model.py`; each op's contract in `templates/<op>/op.toml` states its own.
 
+mod sampling;
+
+use crate::checkpoint::tensor_parallel::TpRank;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::graph::kv_cache::KvLayout;
@@ -32,6 +35,8 @@ pub struct ForwardOptions {
     /// Whether rows may say that they take a token which the step before samples: steps can then be put together before
     /// those tokens are known.
     pub takes_tokens: bool,
+    /// Which part of the model it is: its dimensions are that part's.
+    pub part: TpRank,
 }
 
 /// The forward pass as a graph.
@@ -41,7 +46,10 @@ pub struct ForwardOptions {
 /// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`. It leaves `logits` and
 /// `sampled`. For the rows that ask for it besides: `changed_row`, `bias_begin`, `bias_end`, `mask_row`, `min_p` (a row
 /// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, a bit for each id), which
-/// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`.
+/// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`. Where several devices compute
+/// the model: `step` (how often they met), `arrived` (a u32 for each of them and of their sums), and for `<sum>` attn
+/// and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's; all but the first
+/// have `zeros` (a part).
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
@@ -131,7 +139,11 @@ impl Forward<'_> {
         let qkv = self.linear(&format!("{block}.qkv"), normed, self.config.hidden_size, self.config.qkv_size(), None);
         self.rope_kv(l, qkv, cos_sin);
         let mixed = self.attention(l, qkv);
-        self.linear(&format!("{block}.out"), mixed, self.config.attention_size(), self.config.hidden_size, Some(x))
+        let (name, once) = (format!("{block}.out"), self.added_once(x));
+        let y = self.summand("attn", format!("{name}.y"));
+        let (in_features, out_features) = (self.config.attention_size(), self.config.hidden_size);
+        self.linear_into(y, &name, mixed, in_features, out_features, Some(once));
+        self.summed("attn", 2 * l, &name, y)
     }
 
     /// Rotates q and k, and stores k and v in the cache.
@@ -196,7 +208,47 @@ impl Forward<'_> {
             self.linear(&format!("{block}.gate"), normed, self.config.hidden_size, self.config.num_experts, None);
         let routing = self.route(&block, logit);
         let activated = self.mlp1(&block, normed, &routing);
-        self.mlp2(&block, activated, &routing, x)
+        let once = self.added_once(x);
+        let y = self.mlp2(&block, activated, &routing, once);
+        self.summed("mlp", 2 * l + 1, &format!("{block}.mlp2"), y)
+    }
+
+    /// What is added to a sum of all devices' parts: on the first of them itself, elsewhere zeros.
+    fn added_once(&mut self, x: TensorId) -> TensorId {
+        if self.options.part.rank == 0 { x } else { self.graph.external("zeros", Dtype::F32) }
+    }
+
+    /// What a node writes that is a sum, or this device's part of one.
+    fn summand(&mut self, sum: &str, name: String) -> TensorId {
+        match self.options.part.size {
+            1 => self.graph.activation(name, Dtype::F32),
+            _ => self.graph.external(&format!("part.{sum}"), Dtype::F32),
+        }
+    }
+
+    /// The sum of all devices' parts. Of two that follow each other, one is `attn` and one `mlp`: a device that is
+    /// ahead writes none that another still reads.
+    fn summed(&mut self, sum: &str, number: usize, label: &str, part: TensorId) -> TensorId {
+        let TpRank { rank, size } = self.options.part;
+        if size == 1 {
+            return part;
+        }
+        let parts = self.graph.external(&format!("parts.{sum}"), Dtype::F32);
+        let [arrived, step] = ["arrived", "step"].map(|name| self.graph.external(name, Dtype::U32));
+        let y = self.graph.activation(format!("{label}.sum"), Dtype::F32);
+        self.graph
+            .node(format!("{label}.all_reduce"), "all_reduce")
+            .dim("hidden_size", self.config.hidden_size)
+            .dim("ranks", size)
+            .scalar("max_rows", self.options.max_rows)
+            .scalar("n_flags", 2 * self.config.num_hidden_layers)
+            .scalar("flag", number)
+            .scalar("rank", rank)
+            .arg("part", parts)
+            .arg("arrived", arrived)
+            .arg("step", step)
+            .arg("y", y);
+        y
     }
 
     /// The chosen experts of every row, their weights, and the rows of every expert.
@@ -239,7 +291,7 @@ impl Forward<'_> {
 
     /// residual + the weighted sum over a row's experts of mlp2[e] x + bias[e].
     fn mlp2(&mut self, block: &str, x: TensorId, routing: &Routing, residual: TensorId) -> TensorId {
-        let y = self.graph.activation(format!("{block}.x"), Dtype::F32);
+        let y = self.summand("mlp", format!("{block}.x"));
         self.experts(&format!("{block}.mlp2"), "moe_mlp2", x, routing)
             .arg("route_weight", routing.weight)
             .arg("residual", residual)
@@ -269,106 +321,6 @@ impl Forward<'_> {
             .arg("active_expert", routing.active_expert)
     }
 
-    /// logits = unembedding(norm(x)) of the rows that want them, then a token for each.
-    fn unembedding_and_sampling(&mut self, x: TensorId) {
-        let logit_row = self.graph.external("logit_row", Dtype::U32);
-        let chosen = self.graph.activation("x.chosen".into(), Dtype::F32);
-        self.graph
-            .node("chosen_rows", "embedding")
-            .dim("n_rows", self.options.max_rows)
-            .dim("hidden_size", self.config.hidden_size)
-            .dtype("table", Dtype::F32)
-            .arg("table", x)
-            .arg("row", logit_row)
-            .arg("y", chosen)
-            .rows(Rows::Logits);
-
-        let normed = self.rmsnorm("norm", chosen);
-        self.last_on_logit_rows();
-        let logits = self.graph.external("logits", Dtype::F32);
-        let weight = self.weight("unembedding.weight");
-        self.graph
-            .node("unembedding", "linear")
-            .dim("in_features", self.config.hidden_size)
-            .dim("out_features", self.config.vocab_size)
-            .flag("has_bias", false)
-            .flag("has_residual", false)
-            .dtype("weight", self.options.weight_dtype)
-            .arg("x", normed)
-            .arg("weight", weight)
-            .arg("y", logits)
-            .rows(Rows::Logits);
-        let temperature = self.graph.external("temperature", Dtype::F32);
-        let top_k = self.graph.external("top_k", Dtype::U32);
-        self.change_logits(logits, temperature, top_k);
-        let sampled = self.sample(logits, temperature, top_k);
-        self.logprobs(logits, sampled);
-    }
-
-    /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves.
-    fn change_logits(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) {
-        let (vocab_size, n_rows) = (self.config.vocab_size, self.options.max_logit_rows);
-        let row = self.graph.external("changed_row", Dtype::U32);
-        let whole = ["bias_begin", "bias_end", "bias_id", "mask_row", "mask"];
-        let whole = whole.map(|name| (name, self.graph.external(name, Dtype::U32)));
-        let [bias, min_p] = ["bias", "min_p"].map(|name| self.graph.external(name, Dtype::F32));
-        self.graph
-            .node("change_logits", "change_logits")
-            .dim("vocab_size", vocab_size)
-            .scalar("n_biases", vocab_size)
-            .scalar("n_masks", n_rows)
-            .scalar("n_rows", n_rows)
-            .arg("row", row)
-            .args(whole)
-            .arg("bias", bias)
-            .arg("logit", logits)
-            .rows(Rows::Changed);
-        self.graph
-            .node("min_p", "min_p")
-            .dim("vocab_size", vocab_size)
-            .scalar("n_rows", n_rows)
-            .arg("row", row)
-            .arg("min_p", min_p)
-            .arg("logit", logits)
-            .arg("temperature", temperature)
-            .arg("top_k", top_k)
-            .rows(Rows::Changed);
-    }
-
-    fn sample(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) -> TensorId {
-        let top_p = self.graph.external("top_p", Dtype::F32);
-        let coin = self.graph.external("coin", Dtype::F32);
-        let sampled = self.graph.external("sampled", Dtype::U32);
-        self.graph
-            .node("sample", "sample")
-            .dim("vocab_size", self.config.vocab_size)
-            .arg("logit", logits)
-            .arg("temperature", temperature)
-            .arg("top_k", top_k)
-            .arg("top_p", top_p)
-            .arg("coin", coin)
-            .arg("token", sampled)
-            .rows(Rows::Logits);
-        sampled
-    }
-
-    /// How probable the token and its rivals were, for the rows that want to know.
-    fn logprobs(&mut self, logits: TensorId, sampled: TensorId) {
-        let [row, top_token] = ["logprob_row", "top_token"].map(|name| self.graph.external(name, Dtype::U32));
-        let logprob = self.graph.external("logprob", Dtype::F32);
-        self.graph
-            .node("logprobs", "logprobs")
-            .dim("vocab_size", self.config.vocab_size)
-            .dim("n_top", N_TOP)
-            .scalar("n_rows", self.options.max_logit_rows)
-            .arg("row", row)
-            .arg("logit", logits)
-            .arg("token", sampled)
-            .arg("logprob", logprob)
-            .arg("top_token", top_token)
-            .rows(Rows::Logprobs);
-    }
-
     /// x * rsqrt(mean(x^2) + eps) * scale
     fn rmsnorm(&mut self, name: &str, x: TensorId) -> TensorId {
         let scale = self.weight(&format!("{name}.scale"));
@@ -393,8 +345,22 @@ impl Forward<'_> {
         out_features: usize,
         residual: Option<TensorId>,
     ) -> TensorId {
-        let (weight, bias) = (self.weight(&format!("{name}.weight")), self.weight(&format!("{name}.bias")));
         let y = self.graph.activation(format!("{name}.y"), Dtype::F32);
+        self.linear_into(y, name, x, in_features, out_features, residual);
+        y
+    }
+
+    /// y = weight x + bias (+ residual)
+    fn linear_into(
+        &mut self,
+        y: TensorId,
+        name: &str,
+        x: TensorId,
+        in_features: usize,
+        out_features: usize,
+        residual: Option<TensorId>,
+    ) {
+        let (weight, bias) = (self.weight(&format!("{name}.weight")), self.weight(&format!("{name}.bias")));
         let node = self
             .graph
             .node(name, "linear")
@@ -410,7 +376,6 @@ impl Forward<'_> {
         if let Some(residual) = residual {
             node.arg("residual", residual);
         }
-        y
     }
 
     fn weight(&mut self, name: &str) -> TensorId {

@@ -1,5 +1,7 @@
 //! Sizes that the graph does not know.
 
+use gpu::BufferView;
+
 use super::StepLimits;
 
 /// How large steps may be, and what memory the graph is given besides its weights and activations.
@@ -12,6 +14,8 @@ pub struct ExecutorOptions {
     pub change_inputs: Vec<(String, usize)>,
     /// Names and lengths in bytes of the other external tensors.
     pub externals: Vec<(String, usize)>,
+    /// External tensors that lie in memory of others.
+    pub shared: Vec<(String, BufferView)>,
     /// Bytes of them that are keys and values.
     pub kv_bytes: usize,
     /// Bytes of those that are there for prefixes alone.

@@ -86,7 +86,7 @@ impl Executor {
         let inputs = Inputs::new(&pipeline, &options.inputs)?;
         let mut externals = allocate_externals(&pipeline, &options.externals)?;
         let change_inputs = Inputs::new(&pipeline, &options.change_inputs)?;
-        externals.extend(inputs.views().chain(change_inputs.views()));
+        externals.extend(inputs.views().chain(change_inputs.views()).chain(options.shared));
         let start = Instant::now();
         let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
         let workspace = Workspace::new(pipeline.driver(), workspace_bytes)

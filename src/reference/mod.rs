@@ -1,11 +1,12 @@
 //! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`logits`], [`sample`], [`peak`] and [`weights`] hold the
-//! ops. What is compared with what comes out of here is said in [`Output`].
+//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`collective`], [`logits`], [`sample`], [`peak`] and
+//! [`weights`] hold the ops. What is compared with what comes out of here is said in [`Output`].
 
 mod attention;
 mod case;
+mod collective;
 mod dense;
 mod drawn;
 mod logits;
@@ -34,7 +35,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 21] = [
+const OPS: [Op; 22] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -68,6 +69,13 @@ const OPS: [Op; 21] = [
         kinds: &["same_experts", "spread", "wide_scales"],
         inputs: moe::mlp2_inputs,
         run: moe::mlp2,
+    },
+    Op {
+        name: "all_reduce",
+        first: "part",
+        kinds: &[],
+        inputs: collective::all_reduce_inputs,
+        run: collective::all_reduce,
     },
     Op { name: "change_logits", first: "row", kinds: &[], inputs: logits::change_inputs, run: logits::change },
     Op { name: "min_p", first: "row", kinds: &[], inputs: logits::min_p_inputs, run: logits::min_p },

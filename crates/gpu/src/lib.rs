@@ -183,6 +183,14 @@ pub trait Driver: Send + Sync {
         self.write(to, &bytes)
     }
 
+    /// Memory of another device, as this one sees it: what either writes, the other reads.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignMemory`] where it cannot.
+    fn share(&self, _view: &BufferView) -> Result<BufferView, GpuError> {
+        Err(GpuError::ForeignMemory)
+    }
+
     /// Waits until everything launched so far is done.
     ///
     /// # Errors

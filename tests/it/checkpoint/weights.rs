@@ -149,7 +149,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
     };
-    Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
+    Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &()).map_err(Box::new)
 }
 
 /// Logits after each of a few tokens.

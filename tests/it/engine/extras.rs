@@ -66,7 +66,7 @@ fn load_with(
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
     };
-    Engine::load(&checkpoint, EngineOptions { pipeline, model }, &())
+    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &())
 }
 
 /// After an even token an odd one must come, and after an odd one an even one; after `n_left` tokens nothing may.

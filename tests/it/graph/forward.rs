@@ -63,11 +63,18 @@ pub fn load_checkpoint(
     capacity_tokens: usize,
     how: How,
 ) -> Result<Engine, Box<EngineError>> {
-    let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
-    let library = Library::load(&[]).expect("the built-in templates");
-    let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let pipeline = Pipeline::new(library, tables, Target::host(), store, driver).expect("tables that are right");
+    load_on_all(vec![driver], checkpoint, capacity_tokens, how)
+}
+
+/// The same on several devices, each with a part of the model.
+pub fn load_on_all(
+    drivers: Vec<Arc<dyn Driver>>,
+    checkpoint: &Checkpoint,
+    capacity_tokens: usize,
+    how: How,
+) -> Result<Engine, Box<EngineError>> {
+    let mut pipelines = drivers.into_iter().map(pipeline);
+    let (pipeline, peers) = (pipelines.next().expect("a device"), pipelines.collect());
     let model = ModelOptions {
         precision: Precision::F32,
         kv_dtype: Dtype::F32,
@@ -80,7 +87,15 @@ pub fn load_checkpoint(
         max_prompt_rows: None,
         prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128 },
     };
-    Engine::load(checkpoint, EngineOptions { pipeline, model }, &()).map_err(Box::new)
+    Engine::load(checkpoint, EngineOptions { pipeline, peers, model }, &()).map_err(Box::new)
+}
+
+fn pipeline(driver: Arc<dyn Driver>) -> Pipeline {
+    let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
+    let library = Library::load(&[]).expect("the built-in templates");
+    let tables = TuningTables::load(&[]).expect("the built-in tables");
+    Pipeline::new(library, tables, Target::host(), store, driver).expect("tables that are right")
 }
 
 pub fn greedy(prompt: &[u32], max_new_tokens: usize, stop: &[u32]) -> Request {

@@ -2,3 +2,4 @@
 
 pub mod forward;
 pub mod logits;
+mod tensor_parallel;

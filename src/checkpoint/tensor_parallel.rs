@@ -1,0 +1,256 @@
+//! A model cut for several devices that compute it together: each has some heads of every layer, and a part of every
+//! expert. What they compute are parts of sums, which are added up twice in a layer.
+//!
+//! Everything is cut so that it is computed as before, with other dimensions: query heads stay beside their key and
+//! value heads, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
+//! up with zeros, which change no sum.
+
+use std::ops::Range;
+
+use super::slice::{Cut, Slice};
+use super::{Checkpoint, Elements, Tensor};
+use crate::config::ModelConfig;
+use crate::error::Hint;
+
+/// Which part of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TpRank {
+    /// From 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+}
+
+impl TpRank {
+    /// All of it.
+    pub const WHOLE: Self = Self { rank: 0, size: 1 };
+}
+
+/// Experts' hidden features are cut between blocks of so many: MXFP4 has a factor for each.
+const BLOCK: usize = 32;
+
+/// How the tensors are cut, by how their names end.
+const RULES: [(&str, Rule); 11] = [
+    ("attn.qkv.weight", Rule::Heads),
+    ("attn.qkv.bias", Rule::Heads),
+    ("attn.sinks", Rule::QueryHeads),
+    ("attn.out.weight", Rule::HeadColumns),
+    ("attn.out.bias", Rule::FirstRank),
+    ("mlp.mlp1_weight", Rule::GatesAndUps),
+    ("mlp.mlp1_scale", Rule::GatesAndUps),
+    ("mlp.mlp1_bias", Rule::GatesAndUps),
+    ("mlp.mlp2_weight", Rule::FeatureColumns),
+    ("mlp.mlp2_scale", Rule::FeatureColumns),
+    ("mlp.mlp2_bias", Rule::FirstRank),
+];
+
+/// What a device has of a tensor. All others it has whole.
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    /// Rows: of the query heads, of the key heads and of the value heads its own.
+    Heads,
+    /// Rows: of its query heads.
+    QueryHeads,
+    /// Columns: of its query heads.
+    HeadColumns,
+    /// Rows of each expert: gates and ups, in turn, of its hidden features.
+    GatesAndUps,
+    /// Columns: of its hidden features, or their blocks.
+    FeatureColumns,
+    /// All on the first device, zeros elsewhere: what is added once.
+    FirstRank,
+}
+
+/// A model cannot be cut so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TensorParallelError {
+    /// Heads cannot be shared out.
+    #[error(
+        "could not cut the model for {size} devices: it has {kv_heads} key and value heads, which {size} does not divide"
+    )]
+    Heads {
+        /// Devices.
+        size: usize,
+        /// Heads.
+        kv_heads: usize,
+    },
+}
+
+impl Hint for TensorParallelError {
+    fn hint(&self) -> Option<String> {
+        let Self::Heads { kv_heads, .. } = self;
+        let sizes: Vec<String> =
+            (2..=*kv_heads).filter(|size| kv_heads.is_multiple_of(*size)).map(|size| size.to_string()).collect();
+        Some(match sizes.is_empty() {
+            true => "this model is for one device".to_owned(),
+            false => format!("`--tp` takes {} here", sizes.join(", ")),
+        })
+    }
+}
+
+impl TpRank {
+    /// Its own of `n` things that are shared out evenly.
+    fn own(self, n: usize) -> Range<usize> {
+        n / self.size * self.rank..n / self.size * (self.rank + 1)
+    }
+
+    /// Its own hidden features of an expert that has `n`, and how many each device computes.
+    fn features(self, n: usize) -> (Range<usize>, usize) {
+        let each = n.div_ceil(BLOCK).div_ceil(self.size) * BLOCK;
+        ((each * self.rank).min(n)..(each * (self.rank + 1)).min(n), each)
+    }
+
+    /// The dimensions of its part.
+    ///
+    /// # Errors
+    /// [`TensorParallelError`].
+    pub fn config(self, whole: &ModelConfig) -> Result<ModelConfig, TensorParallelError> {
+        if self.size == 1 {
+            return Ok(whole.clone());
+        }
+        let kv_heads = whole.num_key_value_heads;
+        if !kv_heads.is_multiple_of(self.size) {
+            return Err(TensorParallelError::Heads { size: self.size, kv_heads });
+        }
+        Ok(ModelConfig {
+            num_attention_heads: whole.num_attention_heads / self.size,
+            num_key_value_heads: kv_heads / self.size,
+            intermediate_size: self.features(whole.intermediate_size).1,
+            ..whole.clone()
+        })
+    }
+
+    /// What of a tensor is its own; `None` if it is all of it.
+    fn cut(self, tensor: &Tensor, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
+        let (_, rule) = RULES.iter().find(|(name, _)| tensor.name.ends_with(name))?;
+        let ModelConfig { head_dim, num_attention_heads, num_key_value_heads, intermediate_size, .. } = *whole;
+        let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
+        let (features, n_features) = self.features(intermediate_size);
+        let shape = &tensor.shape;
+        let &last = shape.last().expect("every tensor has a dimension");
+        // Biases and sinks have an element for each row.
+        let row_len = if tensor.name.ends_with("weight") || tensor.name.ends_with("scale") { last } else { 1 };
+        let rows_of = |rows: Vec<Range<usize>>, n_rows: usize, n_made: usize| Cut {
+            matrix: [n_rows, row_len],
+            rows,
+            columns: 0..row_len,
+            made: [n_made, row_len],
+        };
+        let columns_of = |columns: Range<usize>, n_made: usize| Cut {
+            matrix: [1, last],
+            rows: vec![0..1],
+            columns,
+            made: [1, n_made],
+        };
+        let cut = match rule {
+            Rule::Heads => {
+                let (q, kv) = (num_attention_heads * head_dim, num_key_value_heads * head_dim);
+                let behind = |range: Range<usize>, first: usize| first + range.start..first + range.end;
+                let (own_q, own_kv) =
+                    (scaled(self.own(num_attention_heads), head_dim), scaled(self.own(num_key_value_heads), head_dim));
+                let n_made = own_q.len() + 2 * own_kv.len();
+                rows_of(vec![own_q, behind(own_kv.clone(), q), behind(own_kv, q + kv)], q + 2 * kv, n_made)
+            }
+            Rule::QueryHeads => {
+                let own = self.own(num_attention_heads);
+                let n_made = own.len();
+                rows_of(vec![own], num_attention_heads, n_made)
+            }
+            Rule::HeadColumns => {
+                let own = scaled(self.own(num_attention_heads), head_dim);
+                let n_made = own.len();
+                columns_of(own, n_made)
+            }
+            Rule::GatesAndUps => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
+            // Of rows in MXFP4 there are whole blocks, and so are there of what is cut.
+            Rule::FeatureColumns if last == intermediate_size.div_ceil(BLOCK) && tensor.name.ends_with("scale") => {
+                columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
+            }
+            Rule::FeatureColumns => {
+                let end = features.end.next_multiple_of(BLOCK).min(last);
+                columns_of(features.start.min(end)..end, n_features)
+            }
+            Rule::FirstRank if self.rank == 0 => return None,
+            Rule::FirstRank => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
+        };
+        let mut made = shape.clone();
+        match rule {
+            Rule::Heads | Rule::QueryHeads => made[0] = cut.made[0],
+            Rule::GatesAndUps => made[1] = cut.made[0],
+            Rule::HeadColumns | Rule::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
+            Rule::FirstRank => {}
+        }
+        Some((cut, made))
+    }
+}
+
+impl Checkpoint {
+    /// A device's part of the model: its dimensions, and of each tensor what it needs.
+    ///
+    /// # Errors
+    /// [`TensorParallelError`].
+    pub fn part(&self, of: TpRank) -> Result<Self, TensorParallelError> {
+        let config = of.config(&self.config)?;
+        let part = |tensor: &Tensor| match of.cut(tensor, &self.config) {
+            Some((cut, shape)) if of.size > 1 => {
+                let elements = Elements::Slice(Slice::new(tensor.clone(), cut));
+                Tensor { shape, elements, ..tensor.clone() }
+            }
+            _ => tensor.clone(),
+        };
+        let tensors = self.tensors.iter().map(|(name, tensor)| (name.clone(), part(tensor))).collect();
+        Ok(Self { config, tensors, findings: self.findings.clone(), origin: self.origin.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::encoding::Encoding;
+    use super::super::tensors::tests::gpt_oss_20b;
+    use super::super::tensors::{Group, groups};
+    use super::*;
+
+    #[test]
+    fn features_are_cut_between_blocks() {
+        let of = |size: usize| -> Vec<usize> {
+            (0..size).map(|rank| TpRank { rank, size }.features(2880).0.len() / 32).collect()
+        };
+        assert_eq!(of(2), [45, 45]);
+        assert_eq!(of(4), [23, 23, 23, 21]);
+        assert_eq!(of(8), [12, 12, 12, 12, 12, 12, 12, 6]);
+        let config = |size| TpRank { rank: 1, size }.config(&gpt_oss_20b()).expect("it divides").intermediate_size;
+        assert_eq!([2, 4, 8].map(config), [1440, 736, 384]);
+    }
+
+    #[test]
+    fn devices_that_do_not_divide_the_heads_are_refused_in_words() {
+        for size in [3, 5, 6, 16] {
+            let error = TpRank { rank: 0, size }.config(&gpt_oss_20b()).expect_err("8 heads");
+            assert!(error.to_string().contains(&format!("8 key and value heads, which {size} does not divide")));
+            assert_eq!(error.hint().as_deref(), Some("`--tp` takes 2, 4, 8 here"));
+        }
+    }
+
+    #[test]
+    fn parts_have_the_shapes_of_a_model_of_their_dimensions() {
+        for encoding in [Encoding::Mxfp4, Encoding::Bf16] {
+            let config = ModelConfig { num_hidden_layers: 1, ..gpt_oss_20b() };
+            let whole = Checkpoint::random(config, encoding, 1).expect("a model");
+            for (size, rank) in [(2, 1), (4, 3), (8, 7), (8, 0)] {
+                let part = whole.part(TpRank { rank, size }).expect("it divides");
+                let expected: Vec<(String, Vec<usize>)> = groups(&part.config)
+                    .iter()
+                    .flat_map(|group| encoding.parts(group).into_iter().map(move |part| (group.clone(), part)))
+                    .map(|(group, part)| (Group { name: part.name, ..group }.name_in(0), part.shape))
+                    .collect();
+                for (name, shape) in expected {
+                    let tensor = part.tensor(&name);
+                    assert_eq!(tensor.shape, shape, "{name} of {rank}/{size}");
+                    if let Elements::Slice(slice) = &tensor.elements {
+                        assert_eq!(slice.len_bytes(), tensor.len_bytes(), "{name}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong in an engine.
+
+use super::extras::ExtrasError;
+use crate::checkpoint::tensor_parallel::TensorParallelError;
+use crate::error::Hint;
+use crate::graph::error::PlanError;
+use crate::graph::kv_cache::KvTooLarge;
+
+/// What can go wrong in an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The KV cache does not fit.
+    #[error(transparent)]
+    Kv(#[from] KvTooLarge),
+    /// A kernel could not be had, or a launch failed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The model cannot be cut for so many devices.
+    #[error(transparent)]
+    Part(#[from] TensorParallelError),
+    /// Something that a step launched went wrong, which is known when its tokens are waited for.
+    #[error("could not finish a step")]
+    Step(#[source] gpu::GpuError),
+    /// The model's sums are no numbers any more.
+    #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
+    NotANumber {
+        /// The first node of the step that gave such a thing, where it did so when the step ran again.
+        where_: Option<String>,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// A prompt longer than a sequence may be.
+    #[error("the prompt has {n_prompt} tokens, a sequence may have {capacity_tokens}")]
+    TooLong {
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// Longest sequence, in tokens.
+        capacity_tokens: usize,
+    },
+    /// A token id that the model has no row for.
+    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Where in the prompt.
+        position: usize,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+    /// A request that asks the sampler for what cannot be.
+    #[error(transparent)]
+    Extras(#[from] ExtrasError),
+}
+
+impl Hint for EngineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kv(error) => error.hint(),
+            Self::Plan(error) => error.hint(),
+            Self::Part(error) => error.hint(),
+            Self::Extras(error) => error.hint(),
+            Self::Step(_) => {
+                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
+            }
+            Self::NotANumber { .. } => Some(
+                "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
+                 `logits --trace` of every node"
+                    .into(),
+            ),
+            Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
+            Self::TooLong { .. } => Some("allow more positions with `-n`, or give a shorter prompt".into()),
+            Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The end of the forward pass: logits of the rows that want them, what requests change of them, and a token for each.
+
+use super::{Forward, N_TOP};
+use crate::dtype::Dtype;
+use crate::graph::{Rows, TensorId};
+
+impl Forward<'_> {
+    /// logits = unembedding(norm(x)) of the rows that want them, then a token for each.
+    pub(super) fn unembedding_and_sampling(&mut self, x: TensorId) {
+        let logit_row = self.graph.external("logit_row", Dtype::U32);
+        let chosen = self.graph.activation("x.chosen".into(), Dtype::F32);
+        self.graph
+            .node("chosen_rows", "embedding")
+            .dim("n_rows", self.options.max_rows)
+            .dim("hidden_size", self.config.hidden_size)
+            .dtype("table", Dtype::F32)
+            .arg("table", x)
+            .arg("row", logit_row)
+            .arg("y", chosen)
+            .rows(Rows::Logits);
+
+        let normed = self.rmsnorm("norm", chosen);
+        self.last_on_logit_rows();
+        let logits = self.graph.external("logits", Dtype::F32);
+        let weight = self.weight("unembedding.weight");
+        self.graph
+            .node("unembedding", "linear")
+            .dim("in_features", self.config.hidden_size)
+            .dim("out_features", self.config.vocab_size)
+            .flag("has_bias", false)
+            .flag("has_residual", false)
+            .dtype("weight", self.options.weight_dtype)
+            .arg("x", normed)
+            .arg("weight", weight)
+            .arg("y", logits)
+            .rows(Rows::Logits);
+        let temperature = self.graph.external("temperature", Dtype::F32);
+        let top_k = self.graph.external("top_k", Dtype::U32);
+        self.change_logits(logits, temperature, top_k);
+        let sampled = self.sample(logits, temperature, top_k);
+        self.logprobs(logits, sampled);
+    }
+
+    /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves.
+    fn change_logits(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) {
+        let (vocab_size, n_rows) = (self.config.vocab_size, self.options.max_logit_rows);
+        let row = self.graph.external("changed_row", Dtype::U32);
+        let whole = ["bias_begin", "bias_end", "bias_id", "mask_row", "mask"];
+        let whole = whole.map(|name| (name, self.graph.external(name, Dtype::U32)));
+        let [bias, min_p] = ["bias", "min_p"].map(|name| self.graph.external(name, Dtype::F32));
+        self.graph
+            .node("change_logits", "change_logits")
+            .dim("vocab_size", vocab_size)
+            .scalar("n_biases", vocab_size)
+            .scalar("n_masks", n_rows)
+            .scalar("n_rows", n_rows)
+            .arg("row", row)
+            .args(whole)
+            .arg("bias", bias)
+            .arg("logit", logits)
+            .rows(Rows::Changed);
+        self.graph
+            .node("min_p", "min_p")
+            .dim("vocab_size", vocab_size)
+            .scalar("n_rows", n_rows)
+            .arg("row", row)
+            .arg("min_p", min_p)
+            .arg("logit", logits)
+            .arg("temperature", temperature)
+            .arg("top_k", top_k)
+            .rows(Rows::Changed);
+    }
+
+    fn sample(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) -> TensorId {
+        let top_p = self.graph.external("top_p", Dtype::F32);
+        let coin = self.graph.external("coin", Dtype::F32);
+        let sampled = self.graph.external("sampled", Dtype::U32);
+        self.graph
+            .node("sample", "sample")
+            .dim("vocab_size", self.config.vocab_size)
+            .arg("logit", logits)
+            .arg("temperature", temperature)
+            .arg("top_k", top_k)
+            .arg("top_p", top_p)
+            .arg("coin", coin)
+            .arg("token", sampled)
+            .rows(Rows::Logits);
+        sampled
+    }
+
+    /// How probable the token and its rivals were, for the rows that want to know.
+    fn logprobs(&mut self, logits: TensorId, sampled: TensorId) {
+        let [row, top_token] = ["logprob_row", "top_token"].map(|name| self.graph.external(name, Dtype::U32));
+        let logprob = self.graph.external("logprob", Dtype::F32);
+        self.graph
+            .node("logprobs", "logprobs")
+            .dim("vocab_size", self.config.vocab_size)
+            .dim("n_top", N_TOP)
+            .scalar("n_rows", self.options.max_logit_rows)
+            .arg("row", row)
+            .arg("logit", logits)
+            .arg("token", sampled)
+            .arg("logprob", logprob)
+            .arg("top_token", top_token)
+            .rows(Rows::Logprobs);
+    }
+}

@@ -1,0 +1,172 @@
+//! A model that several devices compute together: what one device would have said, and the same bits on all of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::encoding::Encoding;
+use gptoss_jit::config::ModelConfig;
+use gptoss_jit::engine::Engine;
+use gptoss_jit::scheduler::RequestId;
+use gpu::host::HostDriver;
+use gpu::{Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
+
+use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all};
+use crate::fixtures::models::Fixture;
+use crate::fixtures::program::run;
+
+/// Eight key and value heads, and experts of five blocks: four devices have 2, 2, 1 and none, eight have one or none.
+/// The vocabulary does not divide.
+fn checkpoint(encoding: Encoding) -> Checkpoint {
+    let config = ModelConfig {
+        vocab_size: 101,
+        hidden_size: 64,
+        num_experts: 4,
+        experts_per_token: 2,
+        intermediate_size: 160,
+        num_hidden_layers: 2,
+        head_dim: 8,
+        num_attention_heads: 16,
+        num_key_value_heads: 8,
+        max_seq_len: 256,
+        initial_context_length: 4096,
+        rope_theta: 150_000.0,
+        rope_scaling_factor: 32.0,
+        sliding_window: 16,
+        swiglu_limit: 7.0,
+    };
+    Checkpoint::random(config, encoding, 5).expect("a model")
+}
+
+fn devices(n: usize) -> Vec<Arc<dyn Driver>> {
+    (0..n).map(|_| Arc::new(HostDriver::new(1).expect("threads")) as Arc<dyn Driver>).collect()
+}
+
+fn engine(checkpoint: &Checkpoint, n: usize, how: How) -> Engine {
+    load_on_all(devices(n), checkpoint, 64, how).expect("loads")
+}
+
+#[test]
+fn several_devices_give_the_logits_of_one_and_all_of_them_the_same_bits() {
+    let ids: Vec<u32> = (0..40).map(|i| i * 37 % 101).collect();
+    for encoding in [Encoding::Mxfp4, Encoding::F32] {
+        let checkpoint = checkpoint(encoding);
+        let expected = engine(&checkpoint, 1, ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
+        let largest = expected.iter().fold(0.0, |most: f32, logit| most.max(logit.abs()));
+        for n in [2, 4, 8] {
+            let mut engine = engine(&checkpoint, n, ONE_BY_ONE);
+            let logits = engine.teacher_force(&ids, None).expect("runs");
+            let off = expected.iter().zip(&logits).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+            // Sums in another order: a few roundings of f32, 2^-24 each.
+            assert!(off <= 1e-5 * largest, "{n} devices, {encoding:?}: off by {off} of {largest}");
+            let all = engine.logits_of_all_devices(1).expect("read");
+            assert_eq!(all.len(), n);
+            assert!(all.iter().all(|of_one| *of_one == all[0]), "{n} devices, {encoding:?}: not the same bits");
+            assert!(all[0].iter().any(|&byte| byte != 0));
+        }
+    }
+}
+
+#[test]
+fn several_devices_take_the_tokens_of_one_whatever_is_in_a_step() {
+    let checkpoint = checkpoint(Encoding::Mxfp4);
+    // Prompts in pieces of five rows beside sequences that generate, in windows that go round.
+    let how = How { n_slots: 3, max_rows: 5, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 2 };
+    let prompts: Vec<Vec<u32>> = (1..8).map(|i| (0..5 * i).map(|j| (i * 13 + j * 7) % 101).collect()).collect();
+    let answers = |n: usize| -> Vec<Vec<u32>> {
+        let mut engine = engine(&checkpoint, n, how);
+        let submit = |prompt: &Vec<u32>| engine.submit(greedy(prompt, 20, &[])).expect("fits");
+        let requests: Vec<RequestId> = prompts.iter().map(submit).collect();
+        let answers = drain(&mut engine);
+        requests.iter().map(|request| answers[request].0.clone()).collect()
+    };
+    let expected = answers(1);
+    assert!(expected.iter().all(|answer| answer.len() == 20));
+    for n in [2, 4, 8] {
+        assert_eq!(answers(n), expected, "{n} devices");
+    }
+}
+
+#[test]
+fn a_model_of_transformers_has_its_logits_on_three_devices() {
+    let fixture = Fixture::open("odd");
+    let (model, ids, expect) = (fixture.path("model.bin"), fixture.path("ids.txt"), fixture.path("logits.npy"));
+    let words = ["logits", &model, "--ids", &ids, "--precision", "f32", "--rtol", "0", "--atol", "2e-4"];
+    run(&[&words[..], &["--expect", &expect, "--tp", "3"]].concat()).ok();
+}
+
+#[test]
+fn devices_that_cannot_share_a_model_are_refused_before_anything_is_allocated() {
+    for n in ["3", "5", "6", "16"] {
+        let stderr = run(&["run", "--shape", "gpt-oss-20b", "-i", "x", "-n", "2", "--device", "cpu", "--tp", n]);
+        let stderr = stderr.fails_with_hint(1);
+        assert!(stderr.contains(&format!("for {n} devices: it has 8 key and value heads")), "{stderr}");
+        assert!(stderr.contains("hint: `--tp` takes 2, 4, 8 here"), "{stderr}");
+    }
+}
+
+/// A device whose launches fail, from some number on.
+struct Failing(HostDriver, AtomicUsize);
+
+impl Driver for Failing {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn parallelism(&self) -> usize {
+        self.0.parallelism()
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        self.0.allocate(len_bytes)
+    }
+
+    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
+        self.0.upload(bytes)
+    }
+
+    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
+        self.0.load(object, spec)
+    }
+
+    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
+        if self.1.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(GpuError::ForeignMemory);
+        }
+        self.0.launch(kernel, launch)
+    }
+
+    fn share(&self, view: &BufferView) -> Result<BufferView, GpuError> {
+        self.0.share(view)
+    }
+
+    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
+        self.0.write(view, bytes)
+    }
+
+    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
+        self.0.read(view, bytes)
+    }
+
+    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        self.0.enter(work);
+    }
+}
+
+#[test]
+fn a_device_that_fails_keeps_no_other_waiting() {
+    let checkpoint = checkpoint(Encoding::Mxfp4);
+    // The weights take a launch each to make, or none; wherever it fails, all end.
+    for (failing, n_launches) in [(0, 60), (1, 60), (2, 75), (1, 100)] {
+        let device = |i| -> Arc<dyn Driver> {
+            let n = if i == failing { n_launches } else { usize::MAX };
+            Arc::new(Failing(HostDriver::new(1).expect("threads"), AtomicUsize::new(n)))
+        };
+        let loaded = load_on_all((0..4).map(device).collect(), &checkpoint, 64, ONE_BY_ONE);
+        let mut engine = loaded.unwrap_or_else(|error| panic!("device {failing}: {error}"));
+        let result = (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3, 4, 5, 6, 7], None).map(drop));
+        let error = result.expect_err("a launch failed");
+        assert!(error.to_string().starts_with("could not run `"), "device {failing}: {error}");
+    }
+}
