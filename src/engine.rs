@@ -22,6 +22,7 @@ mod ahead;
 pub mod blueprint;
 mod changes;
 pub mod extras;
+mod prompt_error;
 pub mod times;
 
 use std::time::Instant;
@@ -45,6 +46,7 @@ use crate::scheduler::{
 use ahead::{Ahead, Done};
 use blueprint::{Blueprint, ModelOptions};
 use extras::{Extra, Extras, ExtrasError};
+pub use prompt_error::PromptError;
 use times::HostTimes;
 
 /// How a model is run.
@@ -92,7 +94,7 @@ pub struct Engine {
 /// Writes into the tables in a step; where more entries changed, all from the first to the last are written as one.
 const MAX_TABLE_WRITES: usize = 32;
 
-/// What the sampler gives for a row with a logit that is no number.
+/// What the sampler gives for a row with a logit that is a NaN or infinity.
 const NO_TOKEN: u32 = u32::MAX;
 
 /// What can go wrong in an engine.
@@ -107,33 +109,15 @@ pub enum EngineError {
     /// Something that a step launched went wrong, which is known when its tokens are waited for.
     #[error("could not finish a step")]
     Step(#[source] gpu::GpuError),
-    /// The model's sums are no numbers any more.
+    /// The model's sums are no numbers any more: a NaN, or beyond the largest.
     #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
     NotANumber {
         /// The first node of the step that gave such a thing, where it did so when the step ran again.
         where_: Option<String>,
     },
-    /// A prompt without tokens.
-    #[error("the prompt has no tokens")]
-    EmptyPrompt,
-    /// A prompt longer than a sequence may be.
-    #[error("the prompt has {n_prompt} tokens, a sequence may have {capacity_tokens}")]
-    TooLong {
-        /// Tokens of the prompt.
-        n_prompt: usize,
-        /// Longest sequence, in tokens.
-        capacity_tokens: usize,
-    },
-    /// A token id that the model has no row for.
-    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Where in the prompt.
-        position: usize,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
+    /// A prompt that no sequence can begin with.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// A request that asks the sampler for what cannot be.
     #[error(transparent)]
     Extras(#[from] ExtrasError),
@@ -153,9 +137,7 @@ impl Hint for EngineError {
                  `logits --trace` of every node"
                     .into(),
             ),
-            Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
-            Self::TooLong { .. } => Some("allow more positions with `-n`, or give a shorter prompt".into()),
-            Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
+            Self::Prompt(error) => error.hint(),
         }
     }
 }
@@ -235,12 +217,12 @@ impl Engine {
     /// Queues a request. It generates no more tokens than the context leaves, whatever it asks for.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Extras`].
+    /// [`EngineError::Prompt`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check_ids(&request.prompt)?;
         let (n_prompt, capacity_tokens) = (request.prompt.len(), self.layout.capacity_tokens);
         if request.max_new_tokens > 0 && n_prompt > capacity_tokens {
-            return Err(EngineError::TooLong { n_prompt, capacity_tokens });
+            return Err(PromptError::TooLong { n_prompt, capacity_tokens }.into());
         }
         // The last token is never forwarded, so there is room for one more than positions.
         let room = (capacity_tokens + 1).saturating_sub(n_prompt);
@@ -338,12 +320,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs the step that the device was told last again, node by node, to see where the first NaN comes from. One step
-    /// ahead of what is known it is the next one, whose rows see what the last one left in the cache.
+    /// Runs the step that the device was told last again, node by node, to see where the first NaN or infinity comes
+    /// from; -infinity is a logit that may not come. One step ahead of what is known it is the next one, whose rows see what the last one left in the cache.
     fn not_a_number(&mut self) -> EngineError {
         let mut where_ = None;
         let mut look = |written: &Written<'_>| {
-            if where_.is_none() && written.values.iter().any(|value| value.is_nan()) {
+            if where_.is_none() && written.values.iter().any(|&value| value.is_nan() || value == f32::INFINITY) {
                 let Written { label, template, tensor, .. } = written;
                 where_ = Some(format!("the first is in `{tensor}`, which `{label}` writes ({template})"));
             }
@@ -359,12 +341,12 @@ impl Engine {
     /// whatever the model would have said. Runs between requests, in a slot of its own.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Plan`].
+    /// [`EngineError::Prompt`], [`EngineError::Plan`].
     pub fn teacher_force(&mut self, ids: &[u32], mut observer: Option<Observer<'_>>) -> Result<Vec<f32>, EngineError> {
         self.check_ids(ids)?;
         if ids.len() > self.layout.capacity_tokens {
             let capacity_tokens = self.layout.capacity_tokens;
-            return Err(EngineError::TooLong { n_prompt: ids.len(), capacity_tokens });
+            return Err(PromptError::TooLong { n_prompt: ids.len(), capacity_tokens }.into());
         }
         assert!(self.is_idle(), "teacher forcing uses slot 0");
         self.tables_written = false;
@@ -389,15 +371,11 @@ impl Engine {
         Ok(logits)
     }
 
-    fn check_ids(&self, ids: &[u32]) -> Result<(), EngineError> {
+    fn check_ids(&self, ids: &[u32]) -> Result<(), PromptError> {
         if ids.is_empty() {
-            return Err(EngineError::EmptyPrompt);
+            return Err(PromptError::Empty);
         }
-        let vocab_size = self.config.vocab_size;
-        match ids.iter().position(|&id| id as usize >= vocab_size) {
-            Some(position) => Err(EngineError::TokenId { id: ids[position], position, vocab_size }),
-            None => Ok(()),
-        }
+        PromptError::check_ids(ids, self.config.vocab_size)
     }
 
     /// Brings the device's tables up to date: all of them the first time, then what changed.
