@@ -321,7 +321,8 @@ impl Engine {
     }
 
     /// Runs the step that the device was told last again, node by node, to see where the first NaN or infinity comes
-    /// from; -infinity is a logit that may not come. One step ahead of what is known it is the next one, whose rows see what the last one left in the cache.
+    /// from; -infinity is a logit that may not come. One step ahead of what is known it is the next one, whose rows see
+    /// what the last one left in the cache.
     fn not_a_number(&mut self) -> EngineError {
         let mut where_ = None;
         let mut look = |written: &Written<'_>| {

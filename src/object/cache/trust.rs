@@ -62,8 +62,8 @@ pub(in crate::object) fn own_folder(path: &Path) -> io::Result<()> {
     trust_folder(&symlink_metadata(path)?).map_err(io::Error::other)
 }
 
-/// Makes a folder, and those above it, that only this user may look into. What is there is left as it is, and not looked
-/// at: [`own_folder`] does that.
+/// Makes a folder, and those above it, that only this user may look into. What is there is left as it is, and not
+/// looked at: [`own_folder`] does that.
 pub(super) fn create_private(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
