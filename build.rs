@@ -19,7 +19,9 @@ fn main() {
             list += &format!("    ({:?}, include_str!({:?})),\n", name, file);
         }
         list += "]\n";
-        fs::write(out.join(format!("{folder}.rs")), list).expect("OUT_DIR is writable");
+        let file = out.join(format!("{folder}.rs"));
+        let _ = fs::remove_file(&file); // it may have another name: a copied target folder made of links
+        fs::write(file, list).expect("OUT_DIR is writable");
     }
 }
 

@@ -24,6 +24,7 @@ mod changes;
 mod error;
 pub mod extras;
 mod forced;
+mod prompt_error;
 mod ranks;
 pub mod times;
 
@@ -47,6 +48,7 @@ use ahead::{Ahead, Done};
 use blueprint::{Blueprint, ModelOptions};
 pub use error::EngineError;
 use extras::{Extra, Extras};
+pub use prompt_error::PromptError;
 use ranks::{Exchange, Ranks};
 use times::HostTimes;
 
@@ -97,7 +99,7 @@ pub struct Engine {
 /// Writes into the tables in a step; where more entries changed, all from the first to the last are written as one.
 const MAX_TABLE_WRITES: usize = 32;
 
-/// What the sampler gives for a row with a logit that is no number.
+/// What the sampler gives for a row with a logit that is a NaN or infinity.
 const NO_TOKEN: u32 = u32::MAX;
 
 impl Engine {
@@ -193,12 +195,12 @@ impl Engine {
     /// Queues a request. It generates no more tokens than the context leaves, whatever it asks for.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Extras`].
+    /// [`EngineError::Prompt`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check_ids(&request.prompt)?;
         let (n_prompt, capacity_tokens) = (request.prompt.len(), self.layout.capacity_tokens);
         if request.max_new_tokens > 0 && n_prompt > capacity_tokens {
-            return Err(EngineError::TooLong { n_prompt, capacity_tokens });
+            return Err(PromptError::TooLong { n_prompt, capacity_tokens }.into());
         }
         // The last token is never forwarded, so there is room for one more than positions.
         let room = (capacity_tokens + 1).saturating_sub(n_prompt);
@@ -296,12 +298,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs the step that the device was told last again, node by node, to see where the first NaN comes from. One step
-    /// ahead of what is known it is the next one, whose rows see what the last one left in the cache.
+    /// Runs the step that the device was told last again, node by node, to see where the first NaN or infinity comes
+    /// from; -infinity is a logit that may not come. One step ahead of what is known it is the next one, whose rows see
+    /// what the last one left in the cache.
     fn not_a_number(&mut self) -> EngineError {
         let mut where_ = None;
         let mut look = |written: &Written<'_>| {
-            if where_.is_none() && written.values.iter().any(|value| value.is_nan()) {
+            if where_.is_none() && written.values.iter().any(|&value| value.is_nan() || value == f32::INFINITY) {
                 let Written { label, template, tensor, .. } = written;
                 where_ = Some(format!("the first is in `{tensor}`, which `{label}` writes ({template})"));
             }
@@ -316,15 +319,11 @@ impl Engine {
         }
     }
 
-    fn check_ids(&self, ids: &[u32]) -> Result<(), EngineError> {
+    fn check_ids(&self, ids: &[u32]) -> Result<(), PromptError> {
         if ids.is_empty() {
-            return Err(EngineError::EmptyPrompt);
+            return Err(PromptError::Empty);
         }
-        let vocab_size = self.config.vocab_size;
-        match ids.iter().position(|&id| id as usize >= vocab_size) {
-            Some(position) => Err(EngineError::TokenId { id: ids[position], position, vocab_size }),
-            None => Ok(()),
-        }
+        PromptError::check_ids(ids, self.config.vocab_size)
     }
 
     /// Brings the device's tables up to date: all of them the first time, then what changed.

@@ -2,18 +2,26 @@
 //! before. The cache's entries are made otherwise: they are folders, which no file can take the place of.
 
 use std::ffi::CString;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
+/// What the names of files begin with that are not whole yet.
+const PREFIX: &str = ".gptoss-jit-new-";
+/// Between making a file and locking it goes no more than an instant.
+const UNLOCKED_IS_LEFT: Duration = Duration::from_secs(60);
+/// Nobody waits for a folder with more names than this.
+const MAX_NAMES: usize = 10_000;
+
 /// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere
-/// it lies beside its place until it is whole, and stays there if the program is killed in a way that it cannot notice.
+/// it lies beside its place until it is whole, and locked; what a killed program left there, the next one removes.
 pub struct NewFile {
     path: PathBuf,
     place: Place,
@@ -61,6 +69,7 @@ impl NewFile {
     }
 
     fn open_in(path: PathBuf, mode: u32, places: &[Open]) -> io::Result<Self> {
+        sweep(folder(&path));
         let mut opened = Err(io::ErrorKind::Unsupported.into());
         for open in places {
             opened = opened.or_else(|_| open(folder(&path), mode));
@@ -130,12 +139,36 @@ fn nameless(folder: &Path, mode: u32) -> io::Result<Place> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(mode))?);
     rustix::fs::stat(own_link(&file).as_c_str())?;
+    let _ = file.try_lock(); // it has a name of its own for a moment, where it takes the place of another
     Ok(Place::Nameless(file))
 }
 
 fn beside(folder: &Path, mode: u32) -> io::Result<Place> {
-    let file = tempfile::Builder::new().permissions(Permissions::from_mode(mode)).tempfile_in(folder);
-    file.map(Place::Beside)
+    let permissions = Permissions::from_mode(mode);
+    let file = tempfile::Builder::new().prefix(PREFIX).permissions(permissions).tempfile_in(folder)?;
+    let _ = file.as_file().try_lock(); // where locks do not work, it is not swept either
+    Ok(Place::Beside(file))
+}
+
+/// Removes this user's files that killed programs left in a folder before they were whole.
+fn sweep(folder: &Path) {
+    let Ok(names) = fs::read_dir(folder) else { return };
+    let is_ours = |name: &fs::DirEntry| name.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
+    for path in names.take(MAX_NAMES).flatten().filter(is_ours).map(|name| name.path()) {
+        if let Ok(true) = is_left(&path) {
+            tracing::debug!("removing `{}`, which a process left that was killed", path.display());
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+fn is_left(path: &Path) -> io::Result<bool> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    let is_old = metadata.modified()?.elapsed().is_ok_and(|age| age > UNLOCKED_IS_LEFT);
+    let is_own = metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw();
+    Ok(is_old && is_own && file.try_lock().is_ok())
 }
 
 /// The link to an open file that `linkat` follows.
@@ -148,10 +181,8 @@ fn publish_nameless(file: &File, path: &Path) -> io::Result<()> {
     let link = |to: &Path| rustix::fs::linkat(CWD, own_link(file).as_c_str(), CWD, to, AtFlags::SYMLINK_FOLLOW);
     match link(path) {
         Err(Errno::EXIST) => {
-            let beside = tempfile::TempDir::new_in(folder(path))?;
-            let staged = beside.path().join("file");
-            link(&staged)?;
-            fs::rename(&staged, path)
+            let named = tempfile::Builder::new().prefix(PREFIX).make_in(folder(path), |name| Ok(link(name)?))?;
+            Ok(named.persist(path).map(drop)?)
         }
         other => Ok(other?),
     }
@@ -254,6 +285,34 @@ mod tests {
             drop(new);
             assert!(names(folder.path()).is_empty());
         }
+    }
+
+    #[test]
+    fn what_a_killed_program_left_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let aged = |name: &str, age: u64| {
+            let path = folder.path().join(name);
+            let file = File::create(&path).expect("made");
+            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).expect("ours");
+            (path, file)
+        };
+        let left = [".gptoss-jit-new-a", ".gptoss-jit-new-b"].map(|name| aged(name, 3600).0);
+        let young = aged(".gptoss-jit-new-young", 0).0;
+        let (alive, held) = aged(".gptoss-jit-new-alive", 3600);
+        held.try_lock().expect("nobody's");
+        let foreign = aged("thesis", 3600).0;
+        let link = folder.path().join(".gptoss-jit-new-link");
+        std::os::unix::fs::symlink(&foreign, &link).expect("linked");
+        drop(NewFile::create(&folder.path().join("out")).expect("made"));
+        assert!(left.iter().all(|left| !left.exists()));
+        for kept in [young, alive, foreign, link] {
+            assert!(kept.exists(), "{}", kept.display());
+        }
+        // One that is being written is no such thing, however long that takes.
+        let mut new = NewFile::open(&folder.path().join("out"), 0o666, &[beside]).expect("made");
+        new.file().set_modified(std::time::SystemTime::UNIX_EPOCH).expect("ours");
+        sweep(folder.path());
+        new.publish().expect("it is still there");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::source::Format;
+use crate::engine::PromptError;
 use crate::error::Hint;
 use crate::harmony::{Channel, Message, Reasoning, Role};
 
@@ -113,27 +114,9 @@ pub enum LineError {
         /// What is wrong with it.
         problem: String,
     },
-    /// There is nothing to go on from.
-    #[error("the prompt has no tokens")]
-    Empty,
-    /// The prompt leaves no room.
-    #[error("the prompt has {n_prompt} tokens, of which a sequence may have {longest}")]
-    TooLong {
-        /// Tokens of the prompt.
-        n_prompt: usize,
-        /// Positions of a sequence.
-        longest: usize,
-    },
-    /// An id that the model has no row for.
-    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Where.
-        position: usize,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
+    /// No sequence can begin with the prompt.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// Its words cannot be made tokens.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
@@ -151,8 +134,8 @@ impl Hint for LineError {
             Self::Tokenizer(error) => error.hint(),
             Self::Harmony(error) => error.hint(),
             Self::Template(error) => error.hint(),
-            Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
-            Self::TooLong { .. } => Some("allow more positions with `-n`".into()),
+            Self::Prompt(PromptError::Empty) => None,
+            Self::Prompt(error) => error.hint(),
             _ => None,
         }
     }
@@ -174,7 +157,7 @@ impl LineError {
     /// OpenAI's word for it.
     pub fn code(&self) -> Option<&'static str> {
         match self {
-            Self::TooLong { .. } => Some("context_length_exceeded"),
+            Self::Prompt(PromptError::TooLong { .. }) => Some("context_length_exceeded"),
             Self::Unsupported { .. } => Some("unsupported_parameter"),
             _ => None,
         }

@@ -11,6 +11,7 @@ use super::records::{Outcome, Records};
 use super::shard::Shard;
 use super::source::{Format, Source};
 use super::{BatchError, Place};
+use crate::engine::PromptError;
 use crate::scheduler::{LogitChanges, Request, Sampling};
 
 /// In which order prompts are run. Answers are in the order of the prompts in any case.
@@ -140,17 +141,15 @@ impl Batch {
         let Asked { prompt, wishes, .. } = asked;
         let usual = &self.usual;
         let ids = self.prompter.ids(prompt, wishes.reasoning)?;
-        if let Some(position) = ids.iter().position(|&id| id as usize >= usual.vocab_size) {
-            return Err(LineError::TokenId { id: ids[position], position, vocab_size: usual.vocab_size });
-        }
+        PromptError::check_ids(&ids, usual.vocab_size)?;
         let is_of_seeds = matches!(self.source.format(), Format::Counted | Format::Lines);
         if ids.is_empty() && !is_of_seeds {
-            return Err(LineError::Empty);
+            return Err(PromptError::Empty.into());
         }
         let longest = if wishes.max_new_tokens.is_some() { usual.context } else { usual.reach };
         let (n_prompt, room) = (ids.len(), longest.saturating_sub(ids.len()));
         if room == 0 && self.source.format() == Format::Batch {
-            return Err(LineError::TooLong { n_prompt, longest });
+            return Err(PromptError::TooLong { n_prompt, capacity_tokens: longest }.into());
         }
         let max_new_tokens = wishes.max_new_tokens.or(usual.max_new_tokens).map_or(room, |n| n.min(room));
         let sampling = Sampling {

@@ -68,7 +68,7 @@ struct Cli {
     color: ColorChoice,
 }
 
-/// What this program is started with, before the words of a `kernels check`, to run kernels for it.
+/// What this program is started with, before the words of a `kernels check` or of `doctor`, to run kernels for it.
 const CHECK_WORKER: &str = "__check-worker";
 
 #[derive(Subcommand)]
@@ -134,7 +134,8 @@ pub fn main() -> ExitCode {
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
     let result = match cli.command {
         Command::Kernels(args) if is_check_worker => kernels::work(&args),
-        _ if is_check_worker => Err(anyhow::anyhow!("only `kernels check` runs kernels in processes of their own")),
+        Command::Doctor(_) if is_check_worker => doctor::work(),
+        _ if is_check_worker => Err(anyhow::anyhow!("only checks of kernels run them in processes of their own")),
         command => dispatch(command, &output),
     };
     report::exit_code(result, &output)

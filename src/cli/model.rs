@@ -23,7 +23,7 @@ use crate::dtype::Dtype;
 use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::error::Hint;
-use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
+use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, KvTooLarge};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
 use crate::pipeline::Pipeline;
@@ -334,9 +334,17 @@ impl Room<'_> {
 
     /// Whether keys and values of sequences in these sizes are within what they may take.
     pub fn holds(&self, sizes: Sizes) -> bool {
-        let options = self.cache.model_options(self.precision, sizes, usize::MAX);
-        Blueprint::of_part(self.checkpoint, self.part, &options, self.target)
-            .is_ok_and(|blueprint| blueprint.layout.total_bytes() <= self.kv_budget_bytes)
+        self.layout(sizes, usize::MAX).is_ok_and(|layout| layout.total_bytes() <= self.kv_budget_bytes)
+    }
+
+    /// Whether one of the sequences in these sizes finds room beside what every slot keeps for itself.
+    pub fn has_pool_for_one(&self, sizes: Sizes) -> bool {
+        self.layout(sizes, self.kv_budget_bytes).is_ok()
+    }
+
+    fn layout(&self, sizes: Sizes, kv_budget_bytes: usize) -> Result<KvLayout, KvTooLarge> {
+        let options = self.cache.model_options(self.precision, sizes, kv_budget_bytes);
+        Ok(Blueprint::of_part(self.checkpoint, self.part, &options, self.target)?.layout)
     }
 
     /// The largest number up to `most` of which `holds` is true, where it is true of all smaller ones; at least 1.

@@ -1,6 +1,7 @@
 //! What can go wrong in an engine.
 
 use super::extras::ExtrasError;
+use super::prompt_error::PromptError;
 use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::error::Hint;
 use crate::graph::error::PlanError;
@@ -21,33 +22,15 @@ pub enum EngineError {
     /// Something that a step launched went wrong, which is known when its tokens are waited for.
     #[error("could not finish a step")]
     Step(#[source] gpu::GpuError),
-    /// The model's sums are no numbers any more.
+    /// The model's sums are no numbers any more: a NaN, or beyond the largest.
     #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
     NotANumber {
         /// The first node of the step that gave such a thing, where it did so when the step ran again.
         where_: Option<String>,
     },
-    /// A prompt without tokens.
-    #[error("the prompt has no tokens")]
-    EmptyPrompt,
-    /// A prompt longer than a sequence may be.
-    #[error("the prompt has {n_prompt} tokens, a sequence may have {capacity_tokens}")]
-    TooLong {
-        /// Tokens of the prompt.
-        n_prompt: usize,
-        /// Longest sequence, in tokens.
-        capacity_tokens: usize,
-    },
-    /// A token id that the model has no row for.
-    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Where in the prompt.
-        position: usize,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
+    /// A prompt that no sequence can begin with.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// A request that asks the sampler for what cannot be.
     #[error(transparent)]
     Extras(#[from] ExtrasError),
@@ -68,9 +51,7 @@ impl Hint for EngineError {
                  `logits --trace` of every node"
                     .into(),
             ),
-            Self::EmptyPrompt => Some("give a prompt with `-i`".into()),
-            Self::TooLong { .. } => Some("allow more positions with `-n`, or give a shorter prompt".into()),
-            Self::TokenId { .. } => Some("the tokenizer belongs to another model; give this model's with `-z`".into()),
+            Self::Prompt(error) => error.hint(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice;
 
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, PromptError};
 use crate::graph::plan::Observer;
 use crate::scheduler::{BlockTables, Row, RowToken, Step};
 
@@ -11,12 +11,12 @@ impl Engine {
     /// whatever the model would have said. Runs between requests, in a slot of its own.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::TooLong`], [`EngineError::TokenId`], [`EngineError::Plan`].
+    /// [`EngineError::Prompt`], [`EngineError::Plan`].
     pub fn teacher_force(&mut self, ids: &[u32], mut observer: Option<Observer<'_>>) -> Result<Vec<f32>, EngineError> {
         self.check_ids(ids)?;
         if ids.len() > self.layout.capacity_tokens {
             let capacity_tokens = self.layout.capacity_tokens;
-            return Err(EngineError::TooLong { n_prompt: ids.len(), capacity_tokens });
+            return Err(PromptError::TooLong { n_prompt: ids.len(), capacity_tokens }.into());
         }
         assert!(self.is_idle(), "teacher forcing uses slot 0");
         self.tables_written = false;

@@ -43,6 +43,9 @@ pub(super) fn change_inputs(case: &Case, random: &mut Random) -> Result<Tensors,
     for largest in logit.iter_mut().step_by(7) {
         *largest = f32::MAX.into();
     }
+    for infinity in logit.iter_mut().step_by(61) {
+        *infinity = f64::INFINITY;
+    }
     let (mut begins, mut ends, mut ids) = (Vec::new(), Vec::new(), Vec::new());
     for t in 0..n_tokens {
         let most = if t % 4 == 3 { 0 } else { (2 * n_biases / n_tokens).min(n_biases - ids.len()).min(vocab_size) };
@@ -92,10 +95,11 @@ pub(super) fn change(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
     let (bias, mask, vocab_size) = (bias?.values(), mask?, case.dim("vocab_size")?);
     let mut logits = logit?.values().to_vec();
     let largest = f64::from(f32::MAX);
+    let finite = |v: f64, bias: f64| if v == f64::INFINITY { v } else { (v + bias).clamp(-largest, largest) };
     for t in 0..case.n_tokens()? {
         let own = &mut logits[row.index(t) * vocab_size..][..vocab_size];
         for i in begin.index(t)..end.index(t) {
-            own[id.index(i)] = (own[id.index(i)] + bias[i]).clamp(-largest, largest);
+            own[id.index(i)] = finite(own[id.index(i)], bias[i]);
         }
         if mask_row.values()[t] == f64::from(NONE) {
             continue;
@@ -103,7 +107,7 @@ pub(super) fn change(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
         let first_word = mask_row.index(t) * vocab_size.div_ceil(32);
         for (n, logit) in own.iter_mut().enumerate() {
             let may_come = mask.index(first_word + n / 32) >> (n % 32) & 1 == 1;
-            *logit = if may_come { logit.clamp(-largest, largest) } else { f64::NEG_INFINITY };
+            *logit = if may_come { finite(*logit, 0.0) } else { f64::NEG_INFINITY };
         }
     }
     Ok(only("logit", with_infinities(logits)))

@@ -45,7 +45,7 @@ pub(super) fn take_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     Ok(named([("from", from), ("sampled", Tensor::rounded(Dtype::U32, sampled.collect()))]))
 }
 
-/// What is sampled where a logit is no number.
+/// What is sampled where a logit is a NaN or infinity.
 const NO_TOKEN: u32 = u32::MAX;
 
 /// What is not an id is this plus a place among those sampled.
@@ -80,7 +80,7 @@ pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, Refere
             }
         };
         if t % 7 == 6 {
-            logit[31 * t % vocab_size] = if t % 2 == 0 { f64::NAN } else { -f64::NAN };
+            logit[31 * t % vocab_size] = [f64::NAN, -f64::NAN, f64::INFINITY][t / 7 % 3];
         }
         logits.extend(logit);
         let settings = settings(t);
@@ -130,7 +130,8 @@ pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
             top_p: top_p.values()[t],
             coin: coin.values()[t],
         };
-        if logit.iter().any(|logit| logit.is_nan()) { f64::from(NO_TOKEN) } else { row.draw().token as f64 }
+        let is_none = |logit: &f64| logit.is_nan() || *logit == f64::INFINITY;
+        if logit.iter().any(is_none) { f64::from(NO_TOKEN) } else { row.draw().token as f64 }
     });
     Ok(only("token", Output::plain(token.collect())))
 }

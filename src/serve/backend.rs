@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::error::ApiError;
 use super::mailbox::{Failed, Generation};
+use crate::engine::PromptError;
 use crate::scheduler::Request;
 
 /// Takes requests and fills mailboxes.
@@ -77,24 +78,8 @@ pub enum Refused {
     },
     /// No more requests are taken.
     Closed(Failed),
-    /// The prompt has no tokens.
-    EmptyPrompt,
-    /// The prompt alone does not fit.
-    TooLong {
-        /// Tokens of the prompt.
-        n_prompt: usize,
-        /// Longest sequence, in tokens.
-        context_tokens: usize,
-    },
-    /// An id that the model does not have.
-    TokenId {
-        /// The id.
-        id: u32,
-        /// Where in the prompt.
-        position: usize,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
+    /// No sequence can begin with the prompt.
+    Prompt(PromptError),
 }
 
 impl Refused {
@@ -105,9 +90,11 @@ impl Refused {
                 ApiError::unavailable("overloaded", "too many requests are waiting", Some(retry_after))
             }
             Self::Closed(failed) => failed.into(),
-            Self::EmptyPrompt => ApiError::invalid(param, format!("`{param}` has no tokens")),
-            Self::TooLong { n_prompt, context_tokens } => ApiError::context_length(param, n_prompt, context_tokens),
-            Self::TokenId { id, position, vocab_size } => ApiError::invalid(
+            Self::Prompt(PromptError::Empty) => ApiError::invalid(param, format!("`{param}` has no tokens")),
+            Self::Prompt(PromptError::TooLong { n_prompt, capacity_tokens }) => {
+                ApiError::context_length(param, n_prompt, capacity_tokens)
+            }
+            Self::Prompt(PromptError::TokenId { id, position, vocab_size }) => ApiError::invalid(
                 param,
                 format!("token id {id} at position {position} of the prompt is not below {vocab_size}"),
             ),
@@ -119,8 +106,8 @@ impl Refused {
         match self {
             Self::Overloaded { .. } => "overloaded",
             Self::Closed(_) => "closed",
-            Self::EmptyPrompt | Self::TokenId { .. } => "invalid",
-            Self::TooLong { .. } => "too_long",
+            Self::Prompt(PromptError::TooLong { .. }) => "too_long",
+            Self::Prompt(_) => "invalid",
         }
     }
 }

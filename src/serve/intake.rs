@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use super::backend::{Figures, Refused};
 use super::mailbox::{Failed, Mailbox};
 use super::metrics::Metrics;
+use crate::engine::PromptError;
 use crate::scheduler::Request;
 
 /// What a backend has room for.
@@ -73,15 +74,12 @@ impl Intake {
         let Limits { context_tokens, vocab_size, .. } = self.limits;
         let n_prompt = request.prompt.len();
         if n_prompt == 0 {
-            return Err(Refused::EmptyPrompt);
+            return Err(Refused::Prompt(PromptError::Empty));
         }
         if n_prompt > context_tokens {
-            return Err(Refused::TooLong { n_prompt, context_tokens });
+            return Err(Refused::Prompt(PromptError::TooLong { n_prompt, capacity_tokens: context_tokens }));
         }
-        match request.prompt.iter().position(|&id| id as usize >= vocab_size) {
-            Some(position) => Err(Refused::TokenId { id: request.prompt[position], position, vocab_size }),
-            None => Ok(()),
-        }
+        PromptError::check_ids(&request.prompt, vocab_size).map_err(Refused::Prompt)
     }
 
     fn count(&self, n_prompt: usize) -> Result<(), Refused> {
@@ -208,11 +206,11 @@ mod tests {
         intake.take(&mut fits).unwrap();
         assert_eq!(fits.max_new_tokens, 1);
         let refused = intake.take(&mut request(9)).unwrap_err();
-        assert_eq!(refused, Refused::TooLong { n_prompt: 9, context_tokens: 8 });
-        assert_eq!(intake.take(&mut request(0)).unwrap_err(), Refused::EmptyPrompt);
+        assert_eq!(refused, Refused::Prompt(PromptError::TooLong { n_prompt: 9, capacity_tokens: 8 }));
+        assert_eq!(intake.take(&mut request(0)).unwrap_err(), Refused::Prompt(PromptError::Empty));
         let mut foreign = Request::new(vec![1, 5], 1, vec![], Sampling::GREEDY);
         let refused = intake.take(&mut foreign).unwrap_err();
-        assert_eq!(refused, Refused::TokenId { id: 5, position: 1, vocab_size: 5 });
+        assert_eq!(refused, Refused::Prompt(PromptError::TokenId { id: 5, position: 1, vocab_size: 5 }));
     }
 
     #[test]

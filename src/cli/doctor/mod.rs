@@ -2,11 +2,13 @@
 //!
 //! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
 //! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
-//! none). Compilers are tried in workers, as always: nothing is opened in this process but the checked kernel and
-//! the runtimes of GPUs.
+//! none). Compilers are tried in workers and the checked kernel is run by another process, as always: nothing is opened
+//! in this one but the runtimes of GPUs.
 
 mod runtimes;
 mod self_check;
+
+pub(super) use self_check::work;
 
 use std::thread;
 

@@ -1,35 +1,77 @@
 //! One small kernel, all the way: rendered, compiled, loaded, launched, and compared with the reference.
 
+use std::time::Duration;
+
 use anyhow::{Context, bail};
 use gpu::host::HostDriver;
 
+use crate::bounded_process::this_program;
+use crate::cli::CHECK_WORKER;
 use crate::object::cache::Cache;
 use crate::object::compile::CompilerOptions;
 use crate::object::store::Store;
 use crate::target::Target;
 use crate::template::library::Library;
-use crate::workbench::check::{Checked, Checker, Runner, Selection};
+use crate::workbench::check::parent::Children;
+use crate::workbench::check::{Checked, Checker, Runner, Selection, child};
 
 /// Small, and in every model.
 const OP: &str = "rmsnorm";
 
-/// Checks the op's first template that fits this machine, as `kernels check` would. The cache is left alone, so that
-/// the compiler really runs.
-pub(super) fn run() -> anyhow::Result<Vec<String>> {
-    let library = crate::cli::source::library(&Library::default_search(None))?;
-    let target = Target::host();
-    let folder = format!("{OP}/");
-    if let Some(broken) = library.broken().iter().find(|broken| broken.name.starts_with(&folder)) {
-        return Err(broken.to_error().into());
+/// How long the kernel may run in one case.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// The op's first template that fits this machine, and what it takes to check it.
+struct Setup {
+    library: Library,
+    target: Target,
+    store: Store,
+    variant: String,
+}
+
+impl Setup {
+    /// The cache is left alone, so that the compiler really runs.
+    fn new() -> anyhow::Result<Self> {
+        let library = crate::cli::source::library(&Library::default_search(None))?;
+        let target = Target::host();
+        let folder = format!("{OP}/");
+        if let Some(broken) = library.broken().iter().find(|broken| broken.name.starts_with(&folder)) {
+            return Err(broken.to_error().into());
+        }
+        let fits = library.templates().iter().find(|t| t.ops == [OP] && t.fits_target(&target).is_ok());
+        let variant = fits.with_context(|| format!("no template of `{OP}` fits {}", target.id()))?.variant.clone();
+        let store = Store::new(Cache::in_memory(), CompilerOptions::default());
+        Ok(Self { library, target, store, variant })
     }
-    let fits = library.templates().iter().find(|t| t.ops == [OP] && t.fits_target(&target).is_ok());
-    let variant = fits.with_context(|| format!("no template of `{OP}` fits {}", target.id()))?.variant.clone();
-    let store = Store::new(Cache::in_memory(), CompilerOptions::default());
+
+    fn checker<'a>(&'a self, runner: Option<Runner<'a>>) -> Checker<'a> {
+        let Self { library, target, store, .. } = self;
+        Checker { library, target, store, runner, compute_unit: None }
+    }
+
+    fn selection(&self) -> Selection {
+        Selection { op: Some(OP.into()), variant: Some(self.variant.clone()), ..Selection::default() }
+    }
+}
+
+/// Checks the kernel as `kernels check` would: in a process that it may end.
+pub(super) fn run() -> anyhow::Result<Vec<String>> {
+    let setup = Setup::new()?;
+    let words = vec![CHECK_WORKER.into(), "doctor".into()];
+    let children = Children { program: this_program(), words, deadline: DEADLINE };
+    let checked = setup.checker(None).check_in_children(&setup.selection(), &children, &mut |_| {})?;
+    told(&setup.variant, &checked)
+}
+
+/// That process.
+///
+/// # Errors
+/// If the check cannot be set up.
+pub(in crate::cli) fn work() -> anyhow::Result<()> {
+    let setup = Setup::new()?;
     let driver = HostDriver::new(0)?;
-    let runner = Some(Runner { target: &target, driver: &driver });
-    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
-    let selection = Selection { op: Some(OP.into()), variant: Some(variant.clone()), ..Selection::default() };
-    told(&variant, &checker.check(&selection, &mut |_| {}))
+    let runner = Some(Runner { target: &setup.target, driver: &driver });
+    Ok(child::run(&setup.checker(runner), &setup.selection())?)
 }
 
 fn told(variant: &str, checked: &[Checked]) -> anyhow::Result<Vec<String>> {

@@ -1,13 +1,13 @@
 //! The tree on the disk: opening it, where things lie in it, and putting away what is not to be trusted.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::entry::Damage;
-use super::trust::{Distrust, own_folder, trust_folder};
+use super::trust::{Distrust, create_private, own_folder, trust_folder};
 use crate::error::Hint;
 use crate::object::key::{Digest, SCHEMA};
 
@@ -261,11 +261,6 @@ impl Folder {
 
 fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), CacheError> {
     trust_folder(metadata).map_err(|source| CacheError::Distrusted { path: path.into(), source })
-}
-
-/// Makes a folder, and those above it, that only this user may look into. An existing one is left as it is.
-pub(super) fn create_private(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 fn private_tempdir(prefix: &str, parent: &Path) -> io::Result<tempfile::TempDir> {

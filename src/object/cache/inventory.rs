@@ -6,6 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::fs::OFlags;
+
 use super::entry::{Damage, Meta, OpenedEntry};
 use super::folder::{CacheError, Folder, children, disk_bytes, modified};
 use super::trust::{trust_file, trust_folder};
@@ -107,7 +109,10 @@ impl Folder {
     pub fn pin(&self, digest: &Digest, pinned: bool) -> Result<(), CacheError> {
         let path = self.entry_path(digest).join("pin");
         let done = if pinned {
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).map(|_| ())
+            // Not where a link leads, and no pipe is waited for.
+            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(&path).map(|_| ())
         } else {
             fs::remove_file(&path).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),

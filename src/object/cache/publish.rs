@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::entry::{Damage, Entry, Meta, Stored};
-use super::folder::{CacheError, Folder, create_private};
-use super::trust::trust_folder;
+use super::folder::{CacheError, Folder};
+use super::trust::{own_folder, trust_folder};
 use crate::error::chain;
 use crate::object::key::KernelKey;
 
@@ -74,7 +74,7 @@ impl Folder {
         {
             self.put_away(shard, &Damage::Distrusted { file: "..", source })?;
         }
-        create_private(shard).map_err(failed)
+        own_folder(shard).map_err(failed)
     }
 }
 

@@ -58,8 +58,14 @@ pub(in crate::object) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>
 /// # Errors
 /// The system's, or a [`Distrust`].
 pub(in crate::object) fn own_folder(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    create_private(path)?;
     trust_folder(&symlink_metadata(path)?).map_err(io::Error::other)
+}
+
+/// Makes a folder, and those above it, that only this user may look into. What is there is left as it is, and not
+/// looked at: [`own_folder`] does that.
+pub(super) fn create_private(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Checks what [`std::fs::symlink_metadata`] or an opened file says about a folder.

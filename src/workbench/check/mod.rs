@@ -112,6 +112,10 @@ pub struct Selection {
     /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
     /// outside then ends the process that runs it.
     pub is_fenced: bool,
+    /// Only kernels whose text is not what they are with these templates.
+    pub unlike: Option<Arc<Library>>,
+    /// A template's kernels are compiled and run one after the other, up to the first that is wrong.
+    pub until_wrong: bool,
 }
 
 impl Checker<'_> {
@@ -157,11 +161,38 @@ impl Checker<'_> {
         if trials.is_empty() {
             checked.fail("(none)".into(), Wrong::NoTest);
         }
-        let kernels = self.rendered(template, trials, self.target, &mut checked);
+        let mut kernels = self.rendered(template, trials, self.target, &mut checked);
+        if let Some(library) = &which.unlike {
+            kernels.retain(|(trial, kernel)| !self.is_like(library, template, trial, kernel));
+        }
+        let n_at_once = if which.until_wrong { 1 } else { kernels.len() };
+        while !kernels.is_empty() && !(which.until_wrong && !checked.is_right()) {
+            let later = kernels.split_off(n_at_once);
+            self.check_kernels(template, std::mem::replace(&mut kernels, later), which, watch, &mut checked);
+        }
+        checked
+    }
+
+    /// Whether a kernel is the same text with the templates of another library.
+    fn is_like(&self, library: &Library, template: &Template, trial: &Trial, kernel: &Rendered) -> bool {
+        let label = template.label();
+        let Some(other) = library.templates().iter().find(|other| other.label() == label) else { return false };
+        let other = render(library, other, &trial.problem, &trial.params, self.target);
+        other.is_ok_and(|other| other.source == kernel.source)
+    }
+
+    fn check_kernels(
+        &self,
+        template: &Arc<Template>,
+        kernels: Vec<(Trial, Rendered)>,
+        which: &Selection,
+        watch: &mut dyn Watch,
+        checked: &mut Checked,
+    ) {
         let stopwatch = Stopwatch::default();
         let objects = self.store.get_all(&requests(&kernels, self.target), &stopwatch);
-        checked.n_compiled = stopwatch.n_compiled.into_inner();
-        checked.compile_ms = stopwatch.compile_ms.into_inner();
+        checked.n_compiled += stopwatch.n_compiled.into_inner();
+        checked.compile_ms += stopwatch.compile_ms.into_inner();
         let mut good = Vec::new();
         for ((trial, kernel), object) in kernels.into_iter().zip(objects) {
             match object.map_err(|error| self.not_compiled(template, &trial, &kernel, self.target, error)).and_then(
@@ -178,13 +209,13 @@ impl Checker<'_> {
         }
         let Some(runner) = self.runner else {
             checked.n_cases += good.len();
-            return checked;
+            return;
         };
         let on = match self.running(runner, which.is_fenced) {
             Ok(on) => on,
             Err(wrong) => {
                 checked.fail("filling LDS".into(), wrong);
-                return checked;
+                return;
             }
         };
         if runner.target == self.target {
@@ -193,9 +224,8 @@ impl Checker<'_> {
             }
         } else {
             let trials = good.into_iter().map(|(trial, ..)| trial).collect();
-            self.run_elsewhere(template, trials, runner.target, &on, &mut checked, watch);
+            self.run_elsewhere(template, trials, runner.target, &on, checked, watch);
         }
-        checked
     }
 
     /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.

@@ -123,6 +123,22 @@ fn doctor_counts_the_templates_of_a_folder_and_names_a_broken_one() {
 }
 
 #[test]
+fn doctor_outlives_a_kernel_that_ends_its_process() {
+    let room = room();
+    let folder = room.path().join("gptoss-jit/templates/rmsnorm");
+    fs::create_dir_all(&folder).expect("made");
+    let head = "op = \"rmsnorm\"\nsummary = \"a trap\"\n[launch]\ngrid = [\"n_tokens\"]";
+    let body = "{% include \"lib/host/types.c.j2\" %}\n{{ signature }} { __builtin_trap(); }";
+    fs::write(folder.join("deadly.c.j2"), format!("{{#\n{head}\n#}}\n{body}\n")).expect("written");
+    let output = run(&mut program(&room, &["doctor", "--json"]));
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(1), "{report}");
+    let told = details(check(&report, "self-check"));
+    assert!(told.contains("rmsnorm/deadly") && told.contains("its process ended: signal"), "{told}");
+    assert_eq!(check(&report, "C compiler")["state"], "ok", "the checks after it and before it are told: {report}");
+}
+
+#[test]
 fn the_key_of_a_template_is_explained() {
     let room = room();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/odd");

@@ -1,5 +1,7 @@
 //! The simulator: it runs GPUs' kernels as their chips would, and says where one does what it must not.
 
+use tempfile::TempDir;
+
 use crate::fixtures::models::prompt_file;
 use crate::fixtures::program::{command, file, run, shared_cache};
 
@@ -31,13 +33,18 @@ block_size = "64"
 }
 "#;
 
+/// A folder of templates with the kernel, with `from` replaced, and its name.
+fn templates(from: &str, to: &str) -> (TempDir, String) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let _ = file(folder.path(), "embedding/own.hip.j2", RIGHT.replace(from, to).as_bytes());
+    let name = folder.path().to_str().expect("text").to_owned();
+    (folder, name)
+}
+
 /// `kernels check` of the kernel with `from` replaced, in the simulator of a chip: what it prints.
 fn checked(arch: &str, from: &str, to: &str) -> (i32, String) {
     assert_eq!(RIGHT.matches(from).count(), 1, "`{from}`");
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let text = RIGHT.replace(from, to);
-    let _ = file(folder.path(), "embedding/own.hip.j2", text.as_bytes());
-    let templates = folder.path().to_str().expect("text").to_owned();
+    let (_folder, templates) = templates(from, to);
     let args = ["--op", "embedding", "--variant", "own", "--templates", &templates, "--arch", arch];
     let ran = run(&[&["kernels", "check"], &args[..]].concat());
     (ran.code, ran.text().to_owned())
@@ -45,9 +52,7 @@ fn checked(arch: &str, from: &str, to: &str) -> (i32, String) {
 
 /// The line of the rendered text in which `mark` is.
 fn line_of(from: &str, to: &str, mark: &str) -> usize {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let _ = file(folder.path(), "embedding/own.hip.j2", RIGHT.replace(from, to).as_bytes());
-    let templates = folder.path().to_str().expect("text").to_owned();
+    let (_folder, templates) = templates(from, to);
     let shown = run(&["kernels", "show", "embedding/own", "--arch", "gfx1100", "--templates", &templates]).ok();
     shown.text().lines().position(|line| line.contains(mark)).expect(mark) + 1
 }
@@ -145,10 +150,7 @@ fn races_in_global_memory_are_refused() {
 
 #[test]
 fn a_race_shows_whoever_runs_first() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let racing = RIGHT.replace("__syncthreads();  // here", PLAIN_SUM);
-    let _ = file(folder.path(), "embedding/own.hip.j2", racing.as_bytes());
-    let templates = folder.path().to_str().expect("text").to_owned();
+    let (_folder, templates) = templates("__syncthreads();  // here", PLAIN_SUM);
     let with_seed = |seed: &str| {
         let args = ["kernels", "check", "--op", "embedding", "--variant", "own", "--arch", "sim:gfx1100"];
         let mut command = command(shared_cache(), &[&args[..], &["--templates", &templates]].concat());

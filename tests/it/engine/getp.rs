@@ -213,6 +213,20 @@ fn json_says_what_the_lines_say() {
 }
 
 #[test]
+fn rings_that_nobody_asked_for_do_not_make_the_cache_too_small() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = file(folder.path(), "prompts.txt", "Once upon\n".repeat(33).as_bytes());
+    let args = ["run", "-m", "getp", "-i", &input, "--in-format", "lines", "--max-new-tokens", "2", "--device", "cpu"];
+    let usual = run(&args).ok();
+    // 32 rings of a block of 64 tokens in two layers, keys and values of 2 heads of 32 in bf16: a MiB without a pool.
+    let small = run(&[&args[..], &["--kv-memory", "1"]].concat()).ok();
+    assert_eq!(small.text(), usual.text());
+    assert_eq!(small.text().lines().count(), 33);
+    let stderr = run(&[&args[..], &["--kv-memory", "1", "-b", "32"]].concat()).fails_with_hint(1);
+    assert!(stderr.contains("could not fit the KV cache"), "what was asked for is not less: {stderr}");
+}
+
+#[test]
 fn the_output_file_is_whole_or_as_it_was() {
     let counter = Counter::new(20);
     let out = file(counter.folder.path(), "out.txt", b"as it was\n");

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
@@ -12,7 +13,6 @@ use gptoss_jit::target::Target;
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::workbench::check::{Checker, Runner, Selection};
 use gpu::sim::SimDriver;
-use tempfile::TempDir;
 
 use crate::fixtures::program::{file, repository, shared_cache};
 use crate::fixtures::say;
@@ -106,22 +106,33 @@ enum { N = {{ hidden_size }}, SLOTS = 2, TILE_T = 2, TILE_N = (N + 3) / 4 * 4, T
 /// What templates are tried on.
 const ARCHS: [&str; 3] = ["gfx1100", "gfx942", "sm_90"];
 
+/// The templates of this folder, then the built-in ones.
+fn library_of(folder: &Path) -> Library {
+    Library::from_layers(vec![Layer::read(folder).expect("read"), Layer::built_in()])
+}
+
 /// What `kernels check` finds wrong with a template of the library and of this folder, on its first shape, with its
-/// default parameters or with all.
-fn failures_in(folder: &Path, arch: &str, op: &str, variant: &str, all_params: bool) -> Vec<String> {
-    let library = Library::from_layers(vec![Layer::read(folder).expect("read"), Layer::built_in()]);
+/// default parameters.
+fn failures_in(folder: &Path, arch: &str, op: &str, variant: &str) -> Vec<String> {
+    let (op, variant) = (Some(op.into()), Some(variant.into()));
+    let how = Selection { op, variant, first_shape: true, ..Selection::default() };
+    let (failures, n_cases) = checked(&library_of(folder), arch, &how);
+    assert!(n_cases > 0, "nothing was run");
+    failures
+}
+
+/// What is wrong with these templates, and the number of launches.
+fn checked(library: &Library, arch: &str, how: &Selection) -> (Vec<String>, usize) {
     let target = Target::gpu(arch).expect("known").simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
     let driver = SimDriver::new(arch, target.wave_size, 1).expect("threads");
     let driver = driver.with_lds([target.lds_bytes, target.lds_bytes_at_launch()]);
     let runner = Some(Runner { target: &target, driver: &driver });
-    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
-    let (op, variant) = (Some(op.into()), Some(variant.into()));
-    let selection = Selection { op, variant, all_params, first_shape: true, ..Selection::default() };
-    let checked = checker.check(&selection, &mut |_| {});
-    assert!(!checked.is_empty() && checked.iter().all(|checked| checked.n_cases > 0), "{checked:?}");
-    checked.iter().flat_map(|checked| checked.failures.iter().map(ToString::to_string)).collect()
+    let checker = Checker { library, target: &target, store: &store, runner, compute_unit: None };
+    let checked = checker.check(how, &mut |_| {});
+    let failures = checked.iter().flat_map(|checked| checked.failures.iter().map(ToString::to_string));
+    (failures.collect(), checked.iter().map(|checked| checked.n_cases).sum())
 }
 
 /// The same of this template, where a file of the library is that text.
@@ -129,31 +140,36 @@ fn failures(template: &str, name: &str, text: &str) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let _ = file(folder.path(), "embedding/own.hip.j2", template.as_bytes());
     let _ = file(folder.path(), name, text.as_bytes());
-    failures_in(folder.path(), "gfx1100", "embedding", "own", false)
+    failures_in(folder.path(), "gfx1100", "embedding", "own")
 }
 
-/// The texts with one of these left out or made plain, each with what it was; `from` is where to begin.
-fn mutants(text: &str, from: &str) -> Vec<(String, String)> {
-    let begin = text.find(from).expect(from);
-    let plain = [
-        ("__threadfence();", ""),
-        ("__syncthreads();", ""),
-        ("atomicAdd(", "plain_add("),
-        ("atomicExch(", "plain_exchange("),
-        ("__syncwarp();", ""),
-    ];
+/// The text with the words that [`mutants`] use.
+fn with_words(text: &str) -> String {
     let plainly = |name: &str, then: &str| {
         let body = format!("{{ const T was = *at; *at = {then}; return was; }}");
         format!("\ntemplate <class T> __device__ inline T {name}(T* at, T v) {body}\n")
     };
     let words = plainly("plain_add", "was + v") + &plainly("plain_exchange", "v");
     let head = text.find("#}").expect("its header") + 2;
+    format!("{}{words}{}", &text[..head], &text[head..])
+}
+
+/// The texts with one of these left out or made plain, each with what it was; `from` is where to begin.
+fn mutants(text: &str, from: &str) -> Vec<(String, String)> {
+    let begin = text.find(from).expect(from);
+    let plain = [
+        ("__threadfence();", ";"),
+        ("__syncthreads();", ";"),
+        ("atomicAdd(", "plain_add("),
+        ("atomicExch(", "plain_exchange("),
+        ("__syncwarp();", ";"),
+    ];
     let mut mutants = Vec::new();
     for (word, instead) in plain {
         for (at, _) in text.match_indices(word).filter(|(at, _)| *at > begin) {
-            let line = text[..at].lines().count();
-            let mutant = format!("{}{words}{}{instead}{}", &text[..head], &text[head..at], &text[at + word.len()..]);
-            mutants.push((format!("line {line}: {word}"), mutant));
+            let line = 1 + text[..at].matches('\n').count();
+            let mutant = format!("{}{instead}{}", &text[..at], &text[at + word.len()..]);
+            mutants.push((format!("line {line}: {word}"), with_words(&mutant)));
         }
     }
     mutants
@@ -199,50 +215,96 @@ fn includes(texts: &BTreeMap<String, String>, file: &str, other: &str) -> bool {
     file == other || texts.keys().filter(directly).any(|name| includes(texts, name, other))
 }
 
-/// By hand: `GPTOSS_JIT_SPARE=lib/moe cargo test what_in_templates -- --ignored --nocapture`. It prints what can be
-/// spared; docs/ordering.md has the list with reasons.
+/// The text without the lines that only NVIDIA's compiler reads.
+fn without_hidden(text: &str) -> String {
+    let (mut open, mut kept) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        let word = line.trim_start();
+        if word.starts_with("#if") {
+            let is_hidden = word == "#if defined(__CUDACC_RTC__)" || word == "#if !defined(GPTOSS_JIT_SIM)";
+            open.push((is_hidden, word == "#if defined(GPTOSS_JIT_SIM)"));
+        } else if word.starts_with("#else") {
+            let (is_hidden, is_simulated) = open.pop().unwrap_or_default();
+            open.push((is_simulated, is_hidden)); // the other branch
+        } else if word.starts_with("#endif") {
+            open.pop();
+        } else if !open.iter().any(|(is_hidden, _)| *is_hidden) {
+            kept.push(line);
+        }
+    }
+    kept.join("\n")
+}
+
+/// By hand: `GPTOSS_JIT_SPARE=lib/moe cargo test what_in_templates -- --ignored --nocapture`, or for one of them
+/// `GPTOSS_JIT_SPARE="sample/block.hip.j2 line 203"`. It prints what can be spared; docs/ordering.md has the list with
+/// reasons.
 #[test]
-#[ignore = "hours: every fence, barrier and atomic of all templates"]
+#[ignore = "an hour: every fence, barrier and atomic of all templates"]
 fn what_in_templates_can_be_spared() {
     let only = std::env::var("GPTOSS_JIT_SPARE").unwrap_or_default();
     let mut all = BTreeMap::new();
     texts(&repository().join("templates"), "", &mut all);
-    let library = Library::from_layers(vec![Layer::built_in()]);
-    let (mut spared, mut n_mutants) = (Vec::new(), 0);
-    for (name, text) in all.iter().filter(|(name, _)| name.starts_with(&only)) {
-        for (what, mutant) in mutants(text, "") {
-            n_mutants += 1;
-            let folder = tempfile::tempdir().expect("a temporary folder");
-            let _ = file(folder.path(), name, mutant.as_bytes());
-            let seen = |all_params, arch| {
-                let target = Target::gpu(arch).expect("known").simulated();
-                let users = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
-                // What else is of that chip alone is written in its instructions, which nobody simulates.
-                let users = users.filter(|template| arch != "sm_90" || !template.tests.is_empty());
-                users.map(|template| (template.ops.join("+"), template.variant.clone())).find_map(|(op, variant)| {
-                    let user = format!("{op}/{variant}.hip.j2");
-                    let is_user = all.contains_key(&user) && includes(&all, &user, name);
-                    let failures_in = |folder: &TempDir| failures_in(folder.path(), arch, &op, &variant, all_params);
-                    let failures = if is_user { failures_in(&folder) } else { Vec::new() };
-                    // What does not compile says nothing of order.
-                    let failure = failures.into_iter().find(|failure| !failure.contains("could not compile"))?;
-                    let whole = tempfile::tempdir().expect("a temporary folder");
-                    assert_eq!(failures_in(&whole), Vec::<String>::new(), "{user} on {arch} as it is");
-                    Some(format!("{user} on {arch}: {failure}"))
-                })
-            };
-            // Some parts of a template are rendered with some parameters alone.
-            let mut tries = [false, true].into_iter().flat_map(|all| ARCHS.map(|arch| (all, arch)));
-            let seen = tries.find_map(|(all_params, arch)| seen(all_params, arch));
-            match seen {
-                Some(failure) => say(&format!("seen: {name} {what}: {}", failure.lines().next().unwrap_or_default())),
-                None => {
-                    say(&format!("spared: {name} {what}"));
-                    spared.push(format!("{name} {what}"));
-                }
+    let is_asked = |site: &str| only.split(',').any(|only| site.starts_with(only));
+    let (mut spared, mut n_mutants, mut n_hidden) = (Vec::new(), 0, 0);
+    for (name, text) in &all {
+        // A mutant of what the simulator's compiler does not read is the same kernel.
+        for (what, mutant) in mutants(text, "").into_iter().filter(|(what, _)| is_asked(&format!("{name} {what}"))) {
+            if without_hidden(&mutant) == without_hidden(&with_words(text)) {
+                say(&format!("not simulated: {name} {what}"));
+                n_hidden += 1;
+                continue;
             }
+            n_mutants += 1;
+            let (seen, n_cases) = seen(&all, name, text, &mutant);
+            let outcome = match &seen {
+                Some(failure) => format!("seen: {name} {what}: {}", failure.lines().next().unwrap_or_default()),
+                None if n_cases == 0 => format!("spared: {name} {what}: in no kernel that is run"),
+                None => format!("spared: {name} {what}: in {n_cases} cases"),
+            };
+            say(&outcome);
+            spared.extend(seen.is_none().then_some(outcome));
         }
     }
-    assert!(n_mutants > 0, "nothing begins with `{only}`");
-    say(&format!("{} of {n_mutants} can be spared:\n{}", spared.len(), spared.join("\n")));
+    assert!(n_mutants + n_hidden > 0, "nothing begins with `{only}`");
+    say(&format!(
+        "{n_hidden} are not simulated, {} of {n_mutants} others can be spared:\n{}",
+        spared.len(),
+        spared.join("\n")
+    ));
+}
+
+/// What is wrong where a file of the library is `mutant`, and in how many cases nothing was. Only what is another text
+/// so is compiled, up to the first that is wrong. That templates are right as they are is for other tests to say.
+fn seen(all: &BTreeMap<String, String>, name: &str, text: &str, mutant: &str) -> (Option<String>, usize) {
+    let [folder, whole] = [mutant, &with_words(text)].map(|text| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let _ = file(folder.path(), name, text.as_bytes());
+        folder
+    });
+    let (library, whole) = (library_of(folder.path()), Arc::new(library_of(whole.path())));
+    let mut n_right = 0;
+    let first = Selection { first_shape: true, unlike: Some(whole), until_wrong: true, ..Selection::default() };
+    // Some parts of a template are reached at some shapes alone, and some are rendered with some parameters alone.
+    let every_shape = Selection { first_shape: false, ..first.clone() };
+    let all_params = Selection { all_params: true, ..first.clone() };
+    for (how, arch) in [&first, &every_shape, &all_params].into_iter().flat_map(|how| ARCHS.map(|arch| (how, arch))) {
+        let target = Target::gpu(arch).expect("known").simulated();
+        let users = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
+        // What else is of that chip alone is written in its instructions, which nobody simulates.
+        for template in users.filter(|template| arch != "sm_90" || !template.tests.is_empty()) {
+            let (op, variant) = (template.ops.join("+"), template.variant.clone());
+            let user = format!("{op}/{variant}.hip.j2");
+            if !all.contains_key(&user) || !includes(all, &user, name) {
+                continue;
+            }
+            let how = Selection { op: Some(op), variant: Some(variant), ..how.clone() };
+            let (failures, n_cases) = checked(&library, arch, &how);
+            // What does not compile says nothing of order.
+            if let Some(failure) = failures.into_iter().find(|failure| !failure.contains("could not compile")) {
+                return (Some(format!("{user} on {arch}: {failure}")), n_right);
+            }
+            n_right += n_cases;
+        }
+    }
+    (None, n_right)
 }

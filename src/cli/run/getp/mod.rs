@@ -322,7 +322,10 @@ fn sizes(args: &Args, room: &Room<'_>, extent: Extent) -> Sizes {
         None => BATCH,
     };
     let n_slots = n_slots.min(n_prompts);
-    Sizes::for_tokens(n_slots, longest, n_slots)
+    let sizes = |n_slots: usize| Sizes::for_tokens(n_slots, longest, n_slots);
+    // Rings of slots that nobody asked for are no reason to say that the cache is too small.
+    let fits = |n_slots: usize| room.has_pool_for_one(sizes(n_slots));
+    sizes(if args.batch.is_some() { n_slots } else { Room::largest(n_slots, fits) })
 }
 
 /// Where answers are kept until all are there; nowhere if what they are for is no file, or nothing can be made beside

@@ -129,6 +129,19 @@ fn verify_finds_and_repairs() {
 }
 
 #[test]
+fn pin_follows_no_link() {
+    let room = Room::new();
+    let entry = key("linked");
+    let pin = room.publish(&entry).join("pin");
+    let elsewhere = tempfile::tempdir().expect("a temporary folder");
+    let outside = elsewhere.path().join("outside");
+    std::os::unix::fs::symlink(&outside, &pin).expect("linked");
+    let (code, stderr) = room.fails(&["pin", &short(&entry)]);
+    assert!(code == Some(1) && stderr.contains("could not write"), "{stderr}");
+    assert!(!outside.exists(), "what the link named was made");
+}
+
+#[test]
 fn prune_clear_and_pin_say_what_they_did() {
     let room = Room::new();
     let (pinned, other) = (key("pinned"), key("other"));

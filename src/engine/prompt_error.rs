@@ -1,0 +1,52 @@
+//! What can be wrong with a prompt, wherever it comes from: the engine, the server and batches refuse the same.
+
+use crate::error::Hint;
+
+/// Why no sequence can begin with a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PromptError {
+    /// It has no tokens.
+    #[error("the prompt has no tokens")]
+    Empty,
+    /// It is longer than a sequence may be.
+    #[error("the prompt has {n_prompt} tokens, a sequence may have {capacity_tokens}")]
+    TooLong {
+        /// Tokens of the prompt.
+        n_prompt: usize,
+        /// Longest sequence, in tokens.
+        capacity_tokens: usize,
+    },
+    /// A token id that the model has no row for.
+    #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Where in the prompt.
+        position: usize,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+}
+
+impl PromptError {
+    /// Whether a model has a row for each of these.
+    ///
+    /// # Errors
+    /// [`Self::TokenId`].
+    pub fn check_ids(ids: &[u32], vocab_size: usize) -> Result<(), Self> {
+        match ids.iter().position(|&id| id as usize >= vocab_size) {
+            Some(position) => Err(Self::TokenId { id: ids[position], position, vocab_size }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Hint for PromptError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Empty => "give a prompt with `-i`".into(),
+            Self::TooLong { .. } => "allow more positions with `-n`, or give a shorter prompt".into(),
+            Self::TokenId { .. } => "the tokenizer belongs to another model; give this model's with `-z`".into(),
+        })
+    }
+}
