@@ -1,9 +1,9 @@
 //! `gptoss-jit devices`: what `--device` can name on this machine.
 //!
 //! With `--json`, one object: `schema` (1), `devices`, a list of `device`, `name`, `arch`, `cores` (compute units of a
-//! GPU), `multiprocessors` (what its runtime counts: on RDNA
-//! WGPs, of two compute units each; null on the host), `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the
-//! device cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
+//! GPU), `multiprocessors` (what its runtime counts: on RDNA WGPs, of two compute units each; null on the host),
+//! `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the device
+//! cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
 //! `cuda`: the same with one `version`. Versions are told of what was opened.
 
 use std::collections::BTreeMap;

@@ -3,18 +3,18 @@
 //! Compilers make the newest that they know, which older runtimes refuse: LLVM 21 makes v6, and `hipModuleLoadData` of
 //! HIP 5.7 answers `hipErrorSharedObjectInitFailed`. So every kernel states its version (`-mcode-object-version`).
 //!
-//! v6 is v5 with a number for generic targets (LLVM, pull request 76954): nothing else needs it. v5 is therefore what all
-//! runtimes get that know it, the newest too, and one object does for all of them.
+//! v6 is v5 with a number for generic targets (LLVM, pull request 76954): nothing else needs it. v5 is therefore what
+//! all runtimes get that know it, the newest too, and one object does for all of them.
 
-/// The first release of HIP that is given v5. ROCr's loader knows v5 from 5.2 on (`amd_hsa_code.cpp`), while compilers
-/// made v4 until ROCm 6.0; a kernel of either version was seen to run with 5.7.
+/// The first release of HIP that is given v5. ROCr's loader knows v5 from 5.2 on (`amd_hsa_code.cpp`), but LLVM made v4
+/// without being asked until 2024; a kernel of either was seen to run with HIP 5.7.
 const FIRST_WITH_V5: (u32, u32) = (5, 7);
 
 /// The first release of HIP that takes v6 ("COV6 requires ROCm 6.3+": LLVM, pull request 133849).
 const FIRST_WITH_V6: (u32, u32) = (6, 3);
 
-/// The version for an arch, loaded by a HIP runtime of this release (major, minor). Where none is known, because kernels
-/// are compiled on another machine than they will run on, it is what all runtimes since ROCm 5.7 take.
+/// The version for an arch, loaded by a HIP runtime of this release (major, minor). Where none is known, because
+/// kernels are compiled on another machine than they will run on, it is what all runtimes since ROCm 5.7 take.
 pub fn version(arch: &str, release: Option<(u32, u32)>) -> u32 {
     match release {
         _ if is_generic(arch) => 6,

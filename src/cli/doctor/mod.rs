@@ -41,8 +41,8 @@ pub struct Args {
     device: Device,
 
     /// How long the report may take
-    #[arg(long, value_name = "N", requires = "report", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
-    minutes: u32,
+    #[arg(long, value_name = "N", requires = "report", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: u32,
 }
 
 /// One thing that was looked at.
@@ -83,7 +83,7 @@ impl Hint for NotReady {
 /// [`NotReady`], or what printing gives.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     if let Some(file) = &args.report {
-        return report::run(file, &args.device, args.minutes, output);
+        return report::run(file, &args.device, args.seconds, output);
     }
     let compiler = Compilers::new(CompilerOptions::default());
     let own = [

@@ -50,6 +50,8 @@ pub(super) fn checks(runtime: Runtime, driver: &KernelDriver, compilers: &Compil
         Err(error) => (not_opened(runtime, &error, driver), None),
     };
     let known = runtime.names().known_arch;
+    // A GPU that the runtime does not find is one to compile for all the same.
+    let arch = arch.or_else(|| Some(driver.gpus.first().filter(|_| runtime == Runtime::Hip)?.arch.clone()));
     let compiler = compiler_for(&Target::gpu(known).expect("an arch with a table"));
     let probed = probe(compilers, compiler.name(), arch.as_deref().unwrap_or(known));
     [check, Check::of(compiler.title(), false, probed)]
@@ -127,8 +129,8 @@ fn library_file(path: &Path) -> Option<PathBuf> {
     mapped.into_iter().find(is_it).map(Path::to_owned)
 }
 
-/// Whether the library has an arch among the names of chips that it knows, which are strings of their own in it. None if
-/// even one that all know is not there: then it keeps them in another way.
+/// Whether the library has an arch among the names of chips that it knows, which are strings of their own in it. None
+/// if even one that all know is not there: then it keeps them in another way.
 fn lists(library: &[u8], arch: &str) -> Option<bool> {
     let has = |name: &str| Some(Regex::new(&format!(r"\x00{}\x00", regex::escape(name))).ok()?.is_match(library));
     if has("gfx90a")? { has(arch) } else { None }

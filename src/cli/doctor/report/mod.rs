@@ -46,8 +46,8 @@ struct Report<'a> {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(super) fn run(file: &Path, device: &Device, minutes: u32, output: &Output) -> anyhow::Result<()> {
-    let limit = Duration::from_secs(60 * u64::from(minutes));
+pub(super) fn run(file: &Path, device: &Device, seconds: u32, output: &Output) -> anyhow::Result<()> {
+    let limit = Duration::from_secs(seconds.into());
     let private = Private::of_process();
     let until = Instant::now() + limit;
     let mut report = Report { file, output, private, until, limit, device: device.to_string(), parts: Vec::new() };
@@ -179,24 +179,23 @@ impl Report<'_> {
                 let words: Vec<String> = words.iter().chain(&PROMPT).map(|word| (*word).to_owned()).collect();
                 Ok((child::run(&words, limit / 2)?, command(&words)))
             };
-            let ((here, command), (cpu, command_of_cpu)) = (on(&device)?, on("cpu")?);
-            let is_same = here.result == cpu.result;
-            let problem = here.problem.or(cpu.problem);
-            let differs = (!is_same).then(|| format!("{device} says something else than cpu"));
-            let mut result = json!({ "is_same": is_same, "device": here.result, "cpu": cpu.result });
-            if device == "cpu" {
-                result = json!({ "cpu": cpu.result });
+            let (here, command) = on(&device)?;
+            let mut commands = vec![command];
+            let (mut seconds, mut problem) = (here.took, here.problem.map(|problem| format!("{device}: {problem}")));
+            let mut result = json!({ "device": here.result });
+            if device != "cpu" {
+                let (cpu, command) = on("cpu")?;
+                let is_same = here.result == cpu.result;
+                result["cpu"] = cpu.result.into();
+                result["is_same"] = is_same.into();
+                problem = problem.or(cpu.problem.map(|problem| format!("cpu: {problem}")));
+                problem = problem.or((!is_same).then(|| format!("{device} says something else than cpu")));
+                seconds += cpu.took;
+                commands.push(command);
             }
-            let reason = problem.or(differs);
-            self.add(Part {
-                name,
-                state: if reason.is_none() { State::Ok } else { State::Failed },
-                seconds: (here.took + cpu.took).as_secs_f64(),
-                reason,
-                commands: vec![command, command_of_cpu],
-                result,
-                notes: here.notes,
-            })?;
+            let state = if problem.is_none() { State::Ok } else { State::Failed };
+            let (seconds, reason, notes) = (seconds.as_secs_f64(), problem, here.notes);
+            self.add(Part { name, state, seconds, reason, commands, result, notes })?;
         }
         Ok(())
     }
@@ -211,7 +210,7 @@ impl Report<'_> {
         let device = self.device.clone();
         for op in ops(&device)? {
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left < Duration::from_secs(1) {
                 skipped.push(op);
                 continue;
             }
@@ -224,6 +223,9 @@ impl Report<'_> {
             }
             rows.extend(found);
             notes.extend(answer.notes);
+        }
+        if rows.is_empty() && problems.is_empty() {
+            return self.leave_out(name, NO_TIME);
         }
         let is_right = |row: &Value| row["failures"].as_array().is_some_and(Vec::is_empty);
         let n_wrong = rows.iter().filter(|row| !is_right(row)).count();
@@ -295,7 +297,7 @@ impl Report<'_> {
 }
 
 /// Why a part was left out at the end.
-const NO_TIME: &str = "no time was left: `--minutes` gives more";
+const NO_TIME: &str = "no time was left: `--seconds` gives more";
 
 /// What came of a command with `--json`.
 struct Answer {

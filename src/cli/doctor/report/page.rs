@@ -90,18 +90,12 @@ impl Page<'_> {
 impl Part {
     fn write(&self, text: &mut String) {
         let Self { name, state, seconds, reason, commands, result, notes } = self;
-        let _ = writeln!(text, "\n## {name}: {}, {seconds:.1} s\n", state.words());
-        for command in commands {
-            let _ = writeln!(text, "    {command}");
-        }
-        if !commands.is_empty() {
-            text.push('\n');
-        }
-        if let Some(reason) = reason {
-            let _ = writeln!(text, "{reason}\n");
-        }
-        if !result.is_null() {
-            text.push_str(&fence(result));
+        let _ = writeln!(text, "\n## {name}: {}, {seconds:.1} s", state.words());
+        let commands = commands.iter().map(|command| format!("    {command}\n")).collect::<String>();
+        let result = if result.is_null() { String::new() } else { fence(result) };
+        let reason = reason.iter().map(|reason| format!("{reason}\n")).collect::<String>();
+        for piece in [commands, reason, result].iter().filter(|piece| !piece.is_empty()) {
+            let _ = write!(text, "\n{piece}");
         }
         if !notes.is_empty() {
             let _ = write!(text, "\n```text\n{}```\n", ends(notes));

@@ -90,7 +90,7 @@ fn a_device_that_makes_no_sense_is_listed_with_its_problem() {
     assert_eq!(problem, "hip:0: what the runtime says cannot be: the wave size is 7");
 }
 
-fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+pub(super) fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
     let checks = report["checks"].as_array().expect("a list");
     checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check `{name}`: {report}"))
 }
