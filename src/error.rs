@@ -32,6 +32,13 @@ impl Hint for gpu::GpuError {
                 "this runtime may be of a version that nobody tried; name another with `{}`",
                 runtime.variable()
             ),
+            Self::NoBinary { device, object_arch, device_arch, .. }
+                if device.starts_with("hip") && object_arch == device_arch =>
+            {
+                "this HIP runtime may be older than what hipRTC makes: `gptoss-jit doctor` says which of each was found; \
+                 `GPTOSS_JIT_HIPRTC` and `GPTOSS_JIT_HIP` name those of one release"
+                    .into()
+            }
             Self::NoBinary { device, object_arch, .. } if device.starts_with("hip") => format!(
                 "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
                  makes it treat the chip as a {object_arch}"

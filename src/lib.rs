@@ -20,6 +20,7 @@ pub mod grammar;
 pub mod graph;
 pub mod harmony;
 pub mod json_entries;
+pub mod kernel_driver;
 pub mod launcher;
 pub mod new_file;
 pub mod object;

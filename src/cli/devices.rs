@@ -1,8 +1,9 @@
 //! `gptoss-jit devices`: what `--device` can name on this machine.
 //!
 //! With `--json`, one object: `schema` (1), `devices`, a list of `device`, `name`, `arch`, `cores` (compute units of a
-//! GPU), `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the
-//! device cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
+//! GPU), `multiprocessors` (what its runtime counts: on RDNA WGPs, of two compute units each; null on the host),
+//! `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the device
+//! cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
 //! `cuda`: the same with one `version`. Versions are told of what was opened.
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ struct Listed {
     name: String,
     arch: String,
     cores: usize,
+    multiprocessors: Option<usize>,
     wave_size: u32,
     free_bytes: Option<usize>,
     total_bytes: Option<usize>,
@@ -87,6 +89,7 @@ impl Listed {
             name: "this machine's cores".into(),
             arch: Target::host().id(),
             cores: thread::available_parallelism().map_or(0, usize::from),
+            multiprocessors: None,
             wave_size: 1,
             free_bytes: gpu::host::memory().map(|memory| memory.free_bytes),
             total_bytes: gpu::host::memory().map(|memory| memory.total_bytes),
@@ -103,6 +106,7 @@ impl Listed {
                 name: facts.name,
                 arch: facts.arch,
                 cores: facts.compute_units,
+                multiprocessors: Some(facts.multiprocessors),
                 wave_size: facts.wave_size,
                 free_bytes: Some(facts.free_bytes),
                 total_bytes: Some(facts.total_bytes),
@@ -113,11 +117,13 @@ impl Listed {
 
     fn cells(&self) -> Vec<String> {
         let size = |bytes: Option<usize>| bytes.map_or_else(|| "?".into(), |bytes| human_bytes(bytes as u64));
-        let Self { device, name, arch, cores, wave_size, free_bytes, total_bytes, .. } = self;
+        let wgps = self.multiprocessors.filter(|counted| *counted != self.cores);
+        let cores = wgps.map_or_else(|| self.cores.to_string(), |wgps| format!("{} ({wgps} WGPs)", self.cores));
+        let Self { device, name, arch, wave_size, free_bytes, total_bytes, .. } = self;
         vec![
             device.clone(),
             arch.clone(),
-            cores.to_string(),
+            cores,
             wave_size.to_string(),
             size(*free_bytes),
             size(*total_bytes),

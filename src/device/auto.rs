@@ -17,7 +17,7 @@ use crate::units::human_bytes;
 #[derive(Clone, Debug)]
 struct Gpu {
     device: Device,
-    /// `hip:1 (AMD Radeon RX 7900 XTX, gfx1100, 96 CUs, 24.0 GB free)`.
+    /// `hip:1 (AMD Radeon RX 7900 XTX, gfx1100, 96 CUs (48 WGPs), 24.0 GB free)`.
     description: String,
     compute_units: usize,
     /// What the matrix units of one compute unit do, in 10^6 operations per second, if somebody says.
@@ -155,7 +155,7 @@ impl Gpu {
         let rate = product.map(|product| f64::from(product.matrix_flop_per_cycle) * f64::from(product.clock_mhz));
         let free = human_bytes(*free_bytes as u64);
         Ok(Self {
-            description: format!("{device} ({name}, {arch}, {compute_units} CUs, {free} free)"),
+            description: format!("{device} ({name}, {arch}, {}, {free} free)", found.size()),
             device,
             compute_units: *compute_units,
             rate: rate.filter(|rate| *rate > 0.0),

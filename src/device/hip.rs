@@ -4,10 +4,10 @@ use std::env;
 use std::sync::Arc;
 
 use gpu::hip::{HipDriver, HipRuntime};
-use gpu::{DeviceFacts, GpuError, Runtime};
+use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
 use super::{DeviceError, Ready, named_by, target_of};
-use crate::target::{Target, TargetError};
+use crate::target::{Target, TargetError, code_object};
 use crate::tuning::TuningTables;
 
 /// Makes the driver treat a chip as another one. Not ours, and never needed; it is said when it is set.
@@ -28,12 +28,14 @@ pub fn runtime() -> Result<HipRuntime, GpuError> {
 /// # Errors
 /// If there is no runtime or no such device, or nothing is known about the arch.
 pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) -> Result<Ready, DeviceError> {
-    let driver = HipDriver::new(&runtime()?, ordinal)?;
+    let runtime = runtime()?;
+    let driver = HipDriver::new(&runtime, ordinal)?;
     for warning in overrides(driver.facts(), arch) {
         tracing::warn!("{warning}");
     }
-    let (target, warnings) = target(driver.facts(), arch, tables)?;
-    for warning in warnings {
+    let (mut target, warnings) = target(driver.facts(), arch, tables)?;
+    target.code_object_version = code_object::version(&target.arch, runtime.release());
+    for warning in warnings.into_iter().chain(code_object::problem(&target.arch, runtime.release())) {
         tracing::warn!("{warning}");
     }
     Ok((target, Arc::new(driver)))
@@ -76,6 +78,7 @@ mod tests {
             wave_size: 64,
             lds_bytes: 65_536,
             compute_units: 110,
+            multiprocessors: 110,
             is_integrated: false,
             free_bytes: 1,
             total_bytes: 2,

@@ -44,6 +44,7 @@ pub fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> 
         wave_size: first.wave_size,
         lds_bytes: relatives.iter().map(|(_, facts)| facts.lds_bytes).min()?,
         features: BTreeSet::new(),
+        since_hip: None,
         notes: String::new(),
         compute_unit: None,
         product: None,

@@ -1,6 +1,7 @@
 //! A target: the chip as facts. What is compiled for, not what is running.
 
 pub mod assumption;
+pub mod code_object;
 pub mod compute_unit;
 
 use std::collections::BTreeSet;
@@ -74,6 +75,8 @@ pub struct Target {
     pub features: BTreeSet<String>,
     /// LDS that one block may use, in bytes; 0 on the host.
     pub lds_bytes: u32,
+    /// Version of the format of an AMD GPU's objects, as [`code_object::version`] chooses it; 0 of others.
+    pub code_object_version: u32,
     /// The known arch that this one is assumed to be like, where nothing is known about it.
     pub like: Option<String>,
 }
@@ -92,6 +95,9 @@ pub struct TargetFacts {
     /// What templates may ask for in `requires.features`.
     #[serde(default)]
     pub features: BTreeSet<String>,
+    /// The first release of AMD's HIP runtime that knows it, major and minor, where that is not all of those in use.
+    #[serde(default, deserialize_with = "release")]
+    pub since_hip: Option<(u32, u32)>,
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub notes: String,
@@ -99,6 +105,13 @@ pub struct TargetFacts {
     pub compute_unit: Option<ComputeUnit>,
     /// What it can do at most; without it nothing is said of limits.
     pub product: Option<Product>,
+}
+
+/// `"6.1"` as two numbers.
+fn release<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<(u32, u32)>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    parts.map(Some).ok_or_else(|| serde::de::Error::custom(format!("`{text}`: expected a release, such as \"6.1\"")))
 }
 
 /// A chip that nothing is known about.
@@ -224,8 +237,10 @@ impl Target {
 
     /// A GPU by its target id and the facts about it.
     pub fn from_facts(arch: &str, facts: &TargetFacts) -> Self {
+        let platform = if arch.starts_with(NVIDIA) { Platform::Nvidia } else { Platform::Amd };
         Self {
-            platform: if arch.starts_with(NVIDIA) { Platform::Nvidia } else { Platform::Amd },
+            platform,
+            code_object_version: if platform == Platform::Amd { code_object::version(arch, None) } else { 0 },
             is_simulated: false,
             arch: arch.to_owned(),
             wave_size: facts.wave_size,
@@ -311,7 +326,16 @@ impl Target {
     }
 
     fn host_of(arch: String, features: BTreeSet<String>) -> Self {
-        Self { platform: Platform::Host, is_simulated: false, arch, wave_size: 1, features, lds_bytes: 0, like: None }
+        Self {
+            platform: Platform::Host,
+            is_simulated: false,
+            arch,
+            wave_size: 1,
+            features,
+            lds_bytes: 0,
+            code_object_version: 0,
+            like: None,
+        }
     }
 }
 

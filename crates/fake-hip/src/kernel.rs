@@ -50,6 +50,9 @@ impl Module {
         // SAFETY: the caller's; the file is that long.
         let bytes = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), len_bytes) };
         let object = CodeObject::parse(bytes).map_err(|_| status::INVALID_IMAGE)?;
+        if object.version.is_some_and(|version| version > state.orders.newest_code_object()) {
+            return Err(status::SHARED_OBJECT_INIT_FAILED);
+        }
         // Flags that the object does not state may be either way.
         let mut wanted = object.target.split(':');
         let mut found = arch.split(':');

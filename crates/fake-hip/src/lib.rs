@@ -73,16 +73,20 @@ pub unsafe extern "C" fn hipInit(_flags: c_uint) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipRuntimeGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: valid for writes.
-    unsafe { *version = 60_443_484 };
-    call("hipRuntimeGetVersion", "", |_| done())
+    call("hipRuntimeGetVersion", "", |state| {
+        // SAFETY: valid for writes.
+        unsafe { *version = state.orders.hip_version() };
+        done()
+    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: valid for writes.
-    unsafe { *version = 60_443_484 };
-    call("hipDriverGetVersion", "", |_| done())
+    call("hipDriverGetVersion", "", |state| {
+        // SAFETY: valid for writes.
+        unsafe { *version = state.orders.hip_version() };
+        done()
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -109,7 +113,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_i
         let found = match attribute {
             16 => 0,
             56 => 1024,
-            63 => state.orders.compute_units(device) as c_int,
+            63 => state.orders.multiprocessors(device) as c_int,
             74 if arch.starts_with("gfx950") => 163_840,
             74 => 65_536,
             87 => state.orders.wave_size.unwrap_or(if arch.starts_with("gfx9") { 64 } else { 32 }),

@@ -3,7 +3,8 @@
 //! ```text
 //! arch = gfx1100, gfx90a:sramecc+:xnack-    one device each; nothing after the `=`: no device
 //! memory = 1000000, 2000000                 bytes of each device; of those behind the last as of that
-//! compute_units = 96, 2                     of each device, in the same way
+//! multiprocessors = 48, 2                   what it counts of each device, in the same way: WGPs on RDNA
+//! version = 5.7.31921                       of HIP; what comes before 6.3 refuses code objects v6 and later
 //! wave_size = 64                            what every device says, whatever its arch has
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
@@ -25,8 +26,10 @@ pub struct Orders {
     pub archs: Vec<String>,
     /// Bytes of the devices.
     memory_bytes: Vec<usize>,
-    /// Compute units of the devices.
-    compute_units: Vec<usize>,
+    /// WGPs or compute units of the devices.
+    multiprocessors: Vec<usize>,
+    /// Major, minor, patch.
+    pub version: [c_int; 3],
     /// If it is not the arch's.
     pub wave_size: Option<c_int>,
     /// A cache with the text of every object, and the same text compiled for the simulator.
@@ -53,7 +56,8 @@ impl Orders {
         let mut orders = Self {
             archs: vec!["gfx1100".into()],
             memory_bytes: vec![4 << 30],
-            compute_units: vec![4],
+            multiprocessors: vec![4],
+            version: [6, 4, 43_484],
             wave_size: None,
             kernels: None,
             failures: Vec::new(),
@@ -71,7 +75,11 @@ impl Orders {
                 self.archs = value.split(',').map(|arch| arch.trim().to_owned()).filter(|a| !a.is_empty()).collect()
             }
             "memory" => self.memory_bytes = numbers(value),
-            "compute_units" => self.compute_units = numbers(value),
+            "multiprocessors" => self.multiprocessors = numbers(value),
+            "version" => {
+                let parts: Vec<c_int> = value.split('.').map(|part| part.parse().expect("a number")).collect();
+                self.version = parts.try_into().expect("three numbers");
+            }
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "kernels" => self.kernels = Some(value.into()),
             "fail" => {
@@ -90,9 +98,21 @@ impl Orders {
         of_device(&self.memory_bytes, device)
     }
 
-    /// Compute units of a device.
-    pub fn compute_units(&self, device: c_int) -> usize {
-        of_device(&self.compute_units, device)
+    /// What it counts as multiprocessors of a device.
+    pub fn multiprocessors(&self, device: c_int) -> usize {
+        of_device(&self.multiprocessors, device)
+    }
+
+    /// `HIP_VERSION`.
+    pub fn hip_version(&self) -> c_int {
+        let [major, minor, patch] = self.version;
+        major * 10_000_000 + minor * 100_000 + patch
+    }
+
+    /// The newest version of code objects that it loads.
+    pub fn newest_code_object(&self) -> u32 {
+        let [major, minor, _] = self.version;
+        if (major, minor) < (6, 3) { 5 } else { 6 }
     }
 
     /// The status that a call shall return instead of working.

@@ -24,6 +24,7 @@ pub mod status {
     pub const INVALID_IMAGE: c_int = 200;
     pub const INVALID_CONTEXT: c_int = 201;
     pub const NO_BINARY_FOR_GPU: c_int = 209;
+    pub const SHARED_OBJECT_INIT_FAILED: c_int = 303;
     pub const INVALID_HANDLE: c_int = 400;
     pub const NOT_FOUND: c_int = 500;
     pub const NOT_READY: c_int = 600;

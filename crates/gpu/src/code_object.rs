@@ -17,6 +17,9 @@ use crate::{ArgumentKind, ArgumentSpec, GpuError, KernelSpec};
 /// `NT_AMDGPU_METADATA`, of notes whose owner is `AMDGPU`.
 const METADATA_NOTE: u32 = 32;
 
+/// The version of code objects whose ELF header states the ABI version 0 (`ELFABIVERSION_AMDGPU_HSA_V2`).
+const FIRST_VERSION: u32 = 2;
+
 /// A note longer than this describes no kernel of ours, in bytes: theirs take a few kilobytes.
 const MAX_NOTE_BYTES: usize = 1 << 20;
 
@@ -28,6 +31,8 @@ const MAX_DEPTH: usize = 32;
 pub struct CodeObject {
     /// What it was compiled for: `gfx1100`, `gfx90a:sramecc+:xnack-`.
     pub target: String,
+    /// The version of its format, 4 to 6; none of NVIDIA's.
+    pub version: Option<u32>,
     /// Its kernels.
     pub kernels: Vec<KernelFacts>,
 }
@@ -135,6 +140,7 @@ impl CodeObject {
         let kernels = root.list("amdhsa.kernels")?;
         Ok(Self {
             target: target_of(root.text("amdhsa.target")?)?,
+            version: Some(FIRST_VERSION + u32::from(header.e_ident.abi_version)),
             kernels: kernels.iter().map(KernelFacts::of).collect::<Result<_, _>>()?,
         })
     }

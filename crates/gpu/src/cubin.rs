@@ -61,7 +61,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, CodeObjectError> {
         facts.push(kernel(name, &all, index, &attributes(own)?, u32::try_from(shared).unwrap_or(u32::MAX))?);
     }
     let target = format!("sm_{}", header.e_flags(endian).0 >> 8 & 0xff);
-    Ok(CodeObject { target, kernels: facts })
+    Ok(CodeObject { target, version: None, kernels: facts })
 }
 
 fn text(name: &[u8]) -> String {

@@ -64,7 +64,10 @@ pub enum GpuError {
         source: CallError,
     },
     /// The object is not for the device.
-    #[error("kernel `{entry}` was compiled for {object_arch}, and {device}, a {device_arch}, does not take it")]
+    #[error(
+        "kernel `{entry}` was compiled for {object_arch}{}, and {device}, a {device_arch}, does not take it",
+        object_version.map(|version| format!(" (code object v{version})")).unwrap_or_default()
+    )]
     NoBinary {
         /// The kernel.
         entry: String,
@@ -74,6 +77,8 @@ pub enum GpuError {
         device_arch: String,
         /// What the object says it is for.
         object_arch: String,
+        /// The version of its format, where it has one.
+        object_version: Option<u32>,
         /// The call, and the runtime's words, if it was asked.
         #[source]
         source: Option<CallError>,

@@ -76,6 +76,9 @@ pub trait GpuRuntime {
     /// The versions that it states, each with what it is the version of; `?` where it does not say.
     fn versions(&self) -> Vec<(&'static str, String)>;
 
+    /// Its release, major and minor: (6, 4). None if it does not say.
+    fn release(&self) -> Option<(u32, u32)>;
+
     /// How many devices it finds.
     fn n_devices(&self) -> usize;
 
@@ -100,14 +103,27 @@ pub struct DeviceFacts {
     pub wave_size: u32,
     /// LDS that one block may use without asking for more, in bytes.
     pub lds_bytes: u32,
-    /// Compute units, or streaming multiprocessors.
+    /// Compute units, or streaming multiprocessors. On RDNA a compute unit is half of a WGP, as kernels are compiled
+    /// (`-mcumode`) and as AMD counts them when it sells them.
     pub compute_units: usize,
+    /// What the runtime counts as multiprocessors: WGPs on RDNA, where two compute units are one; else compute units.
+    pub multiprocessors: usize,
     /// Whether it shares the host's memory.
     pub is_integrated: bool,
     /// Memory that nobody uses, in bytes.
     pub free_bytes: usize,
     /// Memory, in bytes.
     pub total_bytes: usize,
+}
+
+impl DeviceFacts {
+    /// `96 CUs (48 WGPs)`, `304 CUs`.
+    pub fn size(&self) -> String {
+        match (self.compute_units, self.multiprocessors) {
+            (units, same) if units == same => format!("{units} CUs"),
+            (units, wgps) => format!("{units} CUs ({wgps} WGPs)"),
+        }
+    }
 }
 
 /// What a device gives to a block.

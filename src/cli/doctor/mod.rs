@@ -5,19 +5,25 @@
 //! none). Compilers are tried in workers and the checked kernel is run by another process, as always: nothing is opened
 //! in this one but the runtimes of GPUs.
 
+mod report;
 mod runtimes;
 mod self_check;
 
 pub(super) use self_check::work;
+use std::path::PathBuf;
 
 use std::thread;
 
 use gpu::Runtime;
 use serde::Serialize;
 
+pub(super) use self_check::work;
+
 use super::output::Output;
-use super::report;
+use super::report as errors;
+use crate::device::Device;
 use crate::error::Hint;
+use crate::kernel_driver::KernelDriver;
 use crate::object::cache::{Cache, Folder, Limits};
 use crate::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for};
 use crate::object::store::Store;
@@ -29,7 +35,19 @@ use crate::units::human_bytes;
 
 /// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Write a file that a person can read and send: what is here, checks, texts and figures of a device
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "gptoss-jit-report.md")]
+    report: Option<PathBuf>,
+
+    /// The device that is reported on [default: the GPU with the most compute, else the cpu]
+    #[arg(long, value_name = "DEVICE", requires = "report", default_value = "auto", hide_default_value = true)]
+    device: Device,
+
+    /// How long the report may take
+    #[arg(long, value_name = "N", requires = "report", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: u32,
+}
 
 /// One thing that was looked at.
 #[derive(Debug, Serialize)]
@@ -67,7 +85,10 @@ impl Hint for NotReady {
 ///
 /// # Errors
 /// [`NotReady`], or what printing gives.
-pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
+pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+    if let Some(file) = &args.report {
+        return report::run(file, &args.device, args.seconds, output);
+    }
     let compiler = Compilers::new(CompilerOptions::default());
     let own = [
         cpu(),
@@ -78,8 +99,9 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         Check::of("tuning", true, tuning()),
         Check::of("self-check", true, self_check::run()),
     ];
-    let of_gpus = Runtime::ALL.into_iter().flat_map(|runtime| runtimes::checks(runtime, &compiler));
-    let checks: Vec<Check> = own.into_iter().chain(of_gpus).collect();
+    let driver = KernelDriver::read(&runtimes::system_root());
+    let of_gpus = Runtime::ALL.into_iter().flat_map(|runtime| runtimes::checks(runtime, &driver, &compiler));
+    let checks: Vec<Check> = own.into_iter().chain([runtimes::amd_driver(&driver)]).chain(of_gpus).collect();
     let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
     if output.is_json() {
         #[derive(Serialize)]
@@ -111,7 +133,7 @@ impl Check {
         };
         let state = if error.chain().any(is_absence) { State::Missing } else { State::Failed };
         let details = error.chain().flat_map(|cause| lines(&cause.to_string())).collect();
-        Self { name, state, needed, details, hint: error.chain().find_map(report::hint) }
+        Self { name, state, needed, details, hint: error.chain().find_map(errors::hint) }
     }
 
     /// `ok       C compiler   gcc version …`; further lines below the first, the hint last.

@@ -80,6 +80,7 @@ impl Compiler for Hiprtc {
 fn options(target: &Target) -> Vec<String> {
     let mut options: Vec<String> =
         ["-O3", "-std=c++17", "-nostdinc", "-Werror=unused-command-line-argument"].map(String::from).to_vec();
+    options.push(format!("-mcode-object-version={}", target.code_object_version));
     // Both have changed their defaults between versions. They exist from RDNA on.
     if !target.arch.starts_with("gfx9") {
         options.push("-mcumode".into());

@@ -5,6 +5,7 @@ mod ahead;
 mod auto;
 mod commands;
 mod driver;
+mod driver_files;
 mod extras;
 mod run;
 

@@ -219,6 +219,9 @@ fn options_leave_nothing_to_the_compiler() {
     let gfx11 = options(rmsnorm(), "rmsnorm/wave", &gpu("gfx1100"));
     assert!(gfx11.contains("-mcumode -mno-wavefrontsize64") && gfx11.contains("--offload-arch=gfx1100"), "{gfx11}");
     assert!(!options(rmsnorm(), "rmsnorm/wave", &gpu("gfx942")).contains("wavefrontsize"));
+    // Which version of objects is made is not left to the compiler's age either.
+    assert!(gfx11.contains("-mcode-object-version=5 "), "{gfx11}");
+    assert!(options(rmsnorm(), "rmsnorm/wave", &gpu("gfx11-generic")).contains("-mcode-object-version=6 "));
 }
 
 #[test]

@@ -45,10 +45,7 @@ impl CudaRuntime {
 
     /// The version of CUDA that the driver is for, `13.0`; `?` where it does not say.
     fn version(&self) -> String {
-        let mut number = 0;
-        // SAFETY: `number` is valid for writes.
-        let code = unsafe { (self.cuda.driver_get_version)(&mut number) };
-        if code == 0 { format!("{}.{}", number / 1000, number % 1000 / 10) } else { "?".to_owned() }
+        self.release().map_or_else(|| "?".to_owned(), |(major, minor)| format!("{major}.{minor}"))
     }
 
     /// A device's context, and what it says of itself.
@@ -81,6 +78,14 @@ impl GpuRuntime for CudaRuntime {
         vec![("version", self.version())]
     }
 
+    fn release(&self) -> Option<(u32, u32)> {
+        let mut number = 0;
+        // SAFETY: `number` is valid for writes.
+        let code = unsafe { (self.cuda.driver_get_version)(&mut number) };
+        let number = u32::try_from(number).ok().filter(|_| code == 0)?;
+        Some((number / 1000, number % 1000 / 10))
+    }
+
     fn n_devices(&self) -> usize {
         self.n_devices
     }
@@ -101,13 +106,15 @@ fn ask(context: &Context, ordinal: usize) -> Result<DeviceFacts, CallError> {
     let (major, minor) = (number(attribute::COMPUTE_CAPABILITY_MAJOR)?, number(attribute::COMPUTE_CAPABILITY_MINOR)?);
     context.enter()?; // what is free is a question to the current device
     let (free_bytes, total_bytes) = context.memory()?;
+    let multiprocessors = number(attribute::MULTIPROCESSOR_COUNT)? as usize;
     Ok(DeviceFacts {
         device: format!("cuda:{ordinal}"),
         name: name(context)?,
         arch: format!("sm_{major}{minor}"),
         wave_size: number(attribute::WARP_SIZE)?,
         lds_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
-        compute_units: number(attribute::MULTIPROCESSOR_COUNT)? as usize,
+        compute_units: multiprocessors,
+        multiprocessors,
         is_integrated: number(attribute::INTEGRATED)? != 0,
         free_bytes,
         total_bytes,
@@ -150,6 +157,7 @@ mod tests {
             wave_size: 32,
             lds_bytes: 49_152,
             compute_units: 132,
+            multiprocessors: 132,
             is_integrated: false,
             free_bytes: 1,
             total_bytes: 2,

@@ -64,6 +64,7 @@ impl Chip for CudaChip {
                 device: device.label.clone(),
                 device_arch: self.facts.arch.clone(),
                 object_arch: "another chip".to_owned(),
+                object_version: None,
                 source: Some(source),
             },
             LoadError::Other(error) => error,

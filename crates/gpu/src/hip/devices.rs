@@ -1,5 +1,6 @@
 //! A HIP runtime and the devices that it finds.
 
+use std::env;
 use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +11,10 @@ use vendor_library::CallError;
 
 use crate::runtime::status;
 use crate::{DeviceFacts, GpuError, GpuRuntime, Runtime};
+
+/// Whether ROCm's runtime counts a WGP of RDNA as one multiprocessor, which it does without it (ROCclr,
+/// `rocdevice.cpp`: `maxComputeUnits_` is halved from gfx10 on while `enableWgpMode_` holds).
+const WGP_MODE: &str = "GPU_ENABLE_WGP_MODE";
 
 /// An opened and initialised HIP runtime.
 #[derive(Clone, Debug)]
@@ -48,16 +53,6 @@ impl HipRuntime {
         Ok(Self { hip: Arc::new(hip), n_devices: usize::try_from(count).unwrap_or(0) })
     }
 
-    /// What one of the runtime's calls says, `6.4.43484`; `?` where it does not.
-    fn version(&self, call: unsafe extern "C" fn(*mut c_int) -> c_int) -> String {
-        let mut number = 0;
-        // SAFETY: `number` is valid for writes.
-        let code = unsafe { call(&mut number) };
-        // HIP_VERSION: major * 10^7 + minor * 10^5 + patch.
-        let text = format!("{}.{}.{}", number / 10_000_000, number / 100_000 % 100, number % 100_000);
-        if code == 0 { text } else { "?".to_owned() }
-    }
-
     fn ask(&self, ordinal: usize) -> Result<DeviceFacts, CallError> {
         let hip = &*self.hip;
         let device = ordinal as c_int; // below a count that was one
@@ -70,13 +65,16 @@ impl HipRuntime {
         // SAFETY: takes any number. What is free is a question to the current device.
         hip.check("hipSetDevice", unsafe { (hip.set_device)(device) })?;
         let (free_bytes, total_bytes) = memory(hip)?;
+        let (arch, multiprocessors) = (hip.arch_name(device)?, number(attribute::MULTIPROCESSOR_COUNT)? as usize);
+        let cus_each = multiprocessor_cus(&arch, env::var(WGP_MODE).ok().as_deref());
         Ok(DeviceFacts {
             device: format!("hip:{ordinal}"),
             name: name(hip, device)?,
-            arch: hip.arch_name(device)?,
+            arch,
             wave_size: number(attribute::WARP_SIZE)?,
             lds_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
-            compute_units: number(attribute::MULTIPROCESSOR_COUNT)? as usize,
+            compute_units: multiprocessors * cus_each,
+            multiprocessors,
             is_integrated: number(attribute::INTEGRATED)? != 0,
             free_bytes,
             total_bytes,
@@ -91,12 +89,17 @@ impl GpuRuntime for HipRuntime {
 
     fn describe(&self) -> String {
         let (runtime, driver) = (self.hip.runtime_get_version, self.hip.driver_get_version);
-        format!("{} {} (driver {})", Runtime::Hip, self.version(runtime), self.version(driver))
+        format!("{} {} (driver {})", Runtime::Hip, version_text(runtime), version_text(driver))
     }
 
     fn versions(&self) -> Vec<(&'static str, String)> {
         let (runtime, driver) = (self.hip.runtime_get_version, self.hip.driver_get_version);
-        vec![("runtime_version", self.version(runtime)), ("driver_version", self.version(driver))]
+        vec![("runtime_version", version_text(runtime)), ("driver_version", version_text(driver))]
+    }
+
+    fn release(&self) -> Option<(u32, u32)> {
+        let [major, minor, _] = version(self.hip.runtime_get_version)?;
+        Some((major, minor))
     }
 
     fn n_devices(&self) -> usize {
@@ -119,6 +122,32 @@ impl GpuRuntime for HipRuntime {
         check(&facts)?;
         Ok(facts)
     }
+}
+
+/// What one of the runtime's calls says; none if it fails.
+fn version(call: unsafe extern "C" fn(*mut c_int) -> c_int) -> Option<[u32; 3]> {
+    let mut number = 0;
+    // SAFETY: `number` is valid for writes.
+    let code = unsafe { call(&mut number) };
+    let number = u32::try_from(number).ok().filter(|number| code == 0 && *number > 0)?;
+    // HIP_VERSION: major * 10^7 + minor * 10^5 + patch.
+    Some([number / 10_000_000, number / 100_000 % 100, number % 100_000])
+}
+
+/// The same for people, `6.4.43484`; `?` where there is none.
+fn version_text(call: unsafe extern "C" fn(*mut c_int) -> c_int) -> String {
+    version(call).map_or_else(|| "?".to_owned(), |[major, minor, patch]| format!("{major}.{minor}.{patch}"))
+}
+
+/// Compute units of what the runtime counts as one multiprocessor: 2 on RDNA, where that is a WGP unless `wgp_mode`,
+/// the value of [`WGP_MODE`], turns it off.
+fn multiprocessor_cus(arch: &str, wgp_mode: Option<&str>) -> usize {
+    let is_on = |value: &str| value == "true" || value.trim().parse::<i32>().is_ok_and(|number| number != 0);
+    let name = arch.split(':').next().unwrap_or_default();
+    // `gfx`, the major version, and a digit each for minor version and stepping: RDNA begins with gfx10.
+    let major = name.strip_prefix("gfx").and_then(|digits| digits.get(..digits.len().checked_sub(2)?));
+    let is_rdna = major.and_then(|major| major.parse::<u32>().ok()).is_some_and(|major| major >= 10);
+    if is_rdna && wgp_mode.is_none_or(is_on) { 2 } else { 1 }
 }
 
 /// Refuses what no device is like.
@@ -171,9 +200,25 @@ mod tests {
             wave_size: 64,
             lds_bytes: 65_536,
             compute_units: 110,
+            multiprocessors: 110,
             is_integrated: false,
             free_bytes: 1,
             total_bytes: 2,
+        }
+    }
+
+    #[test]
+    fn two_compute_units_of_rdna_are_one_multiprocessor() {
+        for (arch, wgp_mode, units) in [
+            ("gfx1100", None, 2),
+            ("gfx1030", Some("1"), 2),
+            ("gfx1201", Some("true"), 2),
+            ("gfx1201", Some("0"), 1),
+            ("gfx90a:sramecc+:xnack-", None, 1),
+            ("gfx942", None, 1),
+            ("gfx", None, 1),
+        ] {
+            assert_eq!(multiprocessor_cus(arch, wgp_mode), units, "{arch}, {wgp_mode:?}");
         }
     }
 

@@ -40,7 +40,7 @@ impl HipDriver {
 
 impl Chip for HipChip {
     fn describe(&self) -> String {
-        format!("{}, {}, {} CUs", self.0.name, self.0.arch, self.0.compute_units)
+        format!("{}, {}, {}", self.0.name, self.0.arch, self.0.size())
     }
 
     fn parallelism(&self) -> usize {
@@ -54,6 +54,7 @@ impl Chip for HipChip {
             device: device.label.clone(),
             device_arch: self.0.arch.clone(),
             object_arch: said.target.clone(),
+            object_version: said.version,
             source,
         };
         if !runs_on(&said.target, &self.0.arch) {

@@ -20,6 +20,8 @@ pub(crate) mod status {
     pub const INVALID_DEVICE: c_int = 101;
     /// An object for another arch.
     pub const NO_BINARY_FOR_GPU: c_int = 209;
+    /// `hipErrorSharedObjectInitFailed`: an object for another arch, or of a newer version than the runtime knows.
+    pub const SHARED_OBJECT_INIT_FAILED: c_int = 303;
     /// No such kernel in the module.
     pub const NOT_FOUND: c_int = 500;
 }

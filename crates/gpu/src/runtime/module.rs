@@ -52,7 +52,7 @@ impl Function {
         // SAFETY: the image is a whole object: the caller has read it, or knows that its bytes are what a compiler
         // made.
         let module = unsafe { device.enter()?.load_module(&image) }.map_err(|source| match source.code {
-            status::NO_BINARY_FOR_GPU => LoadError::NoBinary(source),
+            status::NO_BINARY_FOR_GPU | status::SHARED_OBJECT_INIT_FAILED => LoadError::NoBinary(source),
             _ => LoadError::Other(device.error("load a kernel", source)),
         })?;
         let module = Module { device: Arc::clone(device), module, _image: image };

@@ -26,44 +26,46 @@ fn chosen(orders: &str) -> String {
 #[test]
 fn the_gpu_with_the_most_compute_is_taken_wherever_it_is_listed() {
     // A processor's own GPU first, as on many desktops.
-    assert_eq!(chosen("arch = gfx1103, gfx1100\ncompute_units = 12, 96"), "hip:1");
-    assert_eq!(chosen("arch = gfx1100, gfx1103\ncompute_units = 96, 12"), "hip:0");
-    assert_eq!(chosen("arch = gfx1100, gfx1100, gfx1100\ncompute_units = 60, 84, 70"), "hip:1");
+    assert_eq!(chosen("arch = gfx1103, gfx1100\nmultiprocessors = 6, 48"), "hip:1");
+    assert_eq!(chosen("arch = gfx1100, gfx1103\nmultiprocessors = 48, 6"), "hip:0");
+    assert_eq!(chosen("arch = gfx1100, gfx1100, gfx1100\nmultiprocessors = 60, 84, 70"), "hip:1");
     // Of equal ones that with the most memory, else the first.
     assert_eq!(chosen("arch = gfx1100, gfx1100\nmemory = 1000000000, 2000000000"), "hip:1");
     assert_eq!(chosen("arch = gfx1100, gfx1100"), "hip:0");
     // A compute unit of RDNA4 does twice what one of RDNA3 does.
-    assert_eq!(chosen("arch = gfx1100, gfx1201\ncompute_units = 60, 48"), "hip:1");
+    assert_eq!(chosen("arch = gfx1100, gfx1201\nmultiprocessors = 60, 48"), "hip:1");
+    // What HIP counts on RDNA is pairs of them: 60 with 1,024 operations at 1,700 MHz each do less than 96 with 512 at
+    // 2,500 MHz, and more than 48.
+    assert_eq!(chosen("arch = gfx90a, gfx1100\nmultiprocessors = 60, 48"), "hip:1");
     // Where that is not known of all of them, their number counts.
-    assert_eq!(chosen("arch = gfx1100, gfx1201, gfx1030\ncompute_units = 60, 48, 40"), "hip:0");
+    assert_eq!(chosen("arch = gfx1100, gfx1201, gfx1030\nmultiprocessors = 60, 48, 40"), "hip:0");
 
-    let err = said("arch = gfx1103, gfx1100\ncompute_units = 12, 96\nmemory = 24000000000", "auto", &[]);
-    let expected =
-        "device: hip:1 (Fake gfx1100, gfx1100, 96 CUs, 24.0 GB free): of 2 GPUs the one with the most compute\n";
+    let err = said("arch = gfx1103, gfx1100\nmultiprocessors = 6, 48\nmemory = 24000000000", "auto", &[]);
+    let expected = "device: hip:1 (Fake gfx1100, gfx1100, 96 CUs (48 WGPs), 24.0 GB free): of 2 GPUs the one with the most compute\n";
     assert!(err.contains(expected), "{err}");
 }
 
 #[test]
 fn a_gpu_that_the_model_does_not_fit_on_is_left_out() {
-    let err = said("arch = gfx1100, gfx1100\ncompute_units = 96, 40\nmemory = 100000, 4000000000", "auto", &[]);
-    assert!(err.contains("device: hip:1 (Fake gfx1100, gfx1100, 40 CUs, 4.0 GB free): of 2 GPUs"), "{err}");
+    let err = said("arch = gfx1100, gfx1100\nmultiprocessors = 96, 40\nmemory = 100000, 4000000000", "auto", &[]);
+    assert!(err.contains("device: hip:1 (Fake gfx1100, gfx1100, 80 CUs (40 WGPs), 4.0 GB free): of 2 GPUs"), "{err}");
     assert!(err.contains(" that the weights fit on; they take 3.2 MB, too much for hip:0 (Fake gfx1100,"), "{err}");
     // A larger model than the tiny one.
     let shape = ["--shape", "gpt-oss-20b", "--layers", "1"];
-    let room = Room::new("arch = gfx1100, gfx1151\ncompute_units = 96, 40\nmemory = 1000000000, 64000000000");
+    let room = Room::new("arch = gfx1100, gfx1151\nmultiprocessors = 96, 40\nmemory = 1000000000, 64000000000");
     let mut command = room.program(&["run", "-i", "x", "-n", "2"]);
     let output = command.args(shape).env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts");
     let err = text(&output.stderr);
     assert!(err.contains("device: hip:1 (Fake gfx1151, "), "{err}");
 
     let err = said("arch = gfx1100, gfx1100\nmemory = 100000, 200000", "auto", &[]);
-    let expected = "the weights take 3.2 MB, and hip:1 (Fake gfx1100, gfx1100, 4 CUs, 200.0 kB free) is the most there is: the cpu is used";
+    let expected = "the weights take 3.2 MB, and hip:1 (Fake gfx1100, gfx1100, 8 CUs (4 WGPs), 200.0 kB free) is the most there is: the cpu is used";
     assert!(err.contains(expected), "{err}");
 }
 
 #[test]
 fn a_gpu_that_cannot_be_used_is_told_of_beside_the_one_that_is() {
-    let room = Room::new("arch = gfx803, gfx1100\ncompute_units = 200, 4");
+    let room = Room::new("arch = gfx803, gfx1100\nmultiprocessors = 200, 4");
     let mut command = room.program(&["run", "-i", "x", "-n", "2"]);
     let output = command.env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts");
     let err = text(&output.stderr);
@@ -86,7 +88,7 @@ fn where_there_is_no_choice_nothing_is_said_of_it() {
 fn the_model_runs_on_the_gpu_that_was_taken() {
     let Some(_) = hiprtc::compiler() else { return };
     let more = ["--verbose"];
-    let (room, simulated) = Room::executing("gfx1100", &more, "arch = gfx1100, gfx1100\ncompute_units = 4, 8");
+    let (room, simulated) = Room::executing("gfx1100", &more, "arch = gfx1100, gfx1100\nmultiprocessors = 4, 8");
     let output = room.on("auto", &more);
     assert_eq!(text(&output.stdout), simulated, "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("memory of hip:1 ("), "{}", text(&output.stderr));

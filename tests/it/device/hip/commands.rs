@@ -52,6 +52,22 @@ fn devices_lists_what_the_runtime_finds_and_the_cpu() {
 }
 
 #[test]
+fn compute_units_are_counted_alike_on_all_chips() {
+    let room = Room::new("arch = gfx1100, gfx942:sramecc+:xnack-\nmultiprocessors = 48, 304");
+    let report = room.json(&["devices", "--json"]);
+    let counts = |i: usize| (&report["devices"][i]["cores"], &report["devices"][i]["multiprocessors"]);
+    assert_eq!(counts(0), (&96.into(), &48.into()), "{report}");
+    assert_eq!(counts(1), (&304.into(), &304.into()), "{report}");
+    assert_eq!(counts(2).1, &Value::Null, "{report}");
+    let table = text(&room.run(&["devices"]).stdout);
+    assert!(table.contains("  96 (48 WGPs)  ") && table.contains("  304  "), "{table}");
+
+    // A runtime that is told to count compute units does.
+    let output = room.program(&["devices"]).env("GPU_ENABLE_WGP_MODE", "0").output().expect("it starts");
+    assert!(text(&output.stdout).contains("  48  "), "{}", text(&output.stdout));
+}
+
+#[test]
 fn devices_works_without_a_runtime_and_without_a_device() {
     let room = Room::new("arch =");
     let report = room.json(&["devices", "--json"]);
@@ -74,7 +90,7 @@ fn a_device_that_makes_no_sense_is_listed_with_its_problem() {
     assert_eq!(problem, "hip:0: what the runtime says cannot be: the wave size is 7");
 }
 
-fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+pub(super) fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
     let checks = report["checks"].as_array().expect("a list");
     checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no check `{name}`: {report}"))
 }
@@ -87,7 +103,7 @@ fn doctor_tells_of_the_runtime_and_its_devices() {
     assert_eq!((&hip["state"], &hip["needed"]), (&"ok".into(), &false.into()), "{report}");
     let details = hip["details"].to_string();
     assert!(details.contains("6.4.43484 (driver 6.4.43484), ") && details.contains("libamdhip64.so"), "{details}");
-    let device = "hip:0: Fake gfx1151, gfx1151, 4 CUs, waves of 32, 65.5 kB of LDS, 2.1 GB of 2.1 GB free";
+    let device = "hip:0: Fake gfx1151, gfx1151, 8 CUs (4 WGPs), waves of 32, 65.5 kB of LDS, 2.1 GB of 2.1 GB free";
     assert!(details.contains(device), "{details}");
 }
 

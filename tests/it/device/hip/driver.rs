@@ -264,13 +264,34 @@ fn an_object_for_another_chip_or_contract_never_reaches_the_runtime() {
     let load = |object: &[u8], spec| said(&driver.load(object, spec).unwrap_err());
     let tile = spec("linear_tile", &[ArgumentKind::Read; 3]);
     let wrong = load(TILE, tile);
-    assert_eq!(wrong, "kernel `linear_tile` was compiled for gfx90a, and hip:0, a gfx1100, does not take it");
+    assert_eq!(
+        wrong,
+        "kernel `linear_tile` was compiled for gfx90a (code object v6), and hip:0, a gfx1100, does not take it"
+    );
     let three = spec("linear_gemv", &[ArgumentKind::Read, ArgumentKind::Read, ArgumentKind::Write]);
     assert!(load(GEMV, three).contains("expected: 3 arguments\n  found:    4 arguments"));
     assert!(load(GEMV, KernelSpec { block_size: 2048, ..gemv() }).contains("blocks of 2048 threads"));
     assert!(load(GEMV, spec("other", &[])).contains("no symbol `other`"));
     assert!(load(b"not an object", gemv()).contains("could not load the object of kernel `linear_gemv`"));
     assert_eq!(room.count("hipModuleLoadData"), 0);
+}
+
+#[test]
+fn a_runtime_that_is_older_than_an_objects_version_refuses_it_as_one_for_another_chip() {
+    for (release, is_taken) in [((5, 7), false), ((6, 2), false), ((6, 3), true), ((7, 2), true)] {
+        let version = format!("{}.{}.31921", release.0, release.1);
+        let room = Room::new(&format!("version = {version}"));
+        assert_eq!(room.runtime().release(), Some(release));
+        match room.driver().load(GEMV, gemv()) {
+            Ok(_) => assert!(is_taken, "{version}"),
+            Err(error) => {
+                assert!(
+                    !is_taken && matches!(error, GpuError::NoBinary { object_version: Some(6), .. }),
+                    "{version}: {error}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -291,12 +312,12 @@ fn a_failed_call_is_named_with_the_runtimes_words() {
         (
             "hipModuleLoadData",
             209,
-            "kernel `linear_gemv` was compiled for gfx1100, and hip:0, a gfx1100, does not take it: `hipModuleLoadData` failed: hipErrorNoBinaryForGpu (209), no kernel image is available for execution on the device",
+            "kernel `linear_gemv` was compiled for gfx1100 (code object v6), and hip:0, a gfx1100, does not take it: `hipModuleLoadData` failed: hipErrorNoBinaryForGpu (209), no kernel image is available for execution on the device",
         ),
         (
             "hipModuleLoadData",
             303,
-            "hip:0: could not load a kernel: `hipModuleLoadData` failed: hipErrorSharedObjectInitFailed (303), shared object initialization failed",
+            "kernel `linear_gemv` was compiled for gfx1100 (code object v6), and hip:0, a gfx1100, does not take it: `hipModuleLoadData` failed: hipErrorSharedObjectInitFailed (303), shared object initialization failed",
         ),
         ("hipModuleGetFunction", 500, "the object has no symbol `linear_gemv`"),
         ("hipHostMalloc", 2, "could not allocate 33554432 bytes on hip:0 (pinned memory of the host)"),
