@@ -13,9 +13,6 @@ use crate::harmony::{Message, Part as MessagePart, Role};
 use crate::scheduler::{FinishReason, LogitRowLogprobs};
 use crate::tokenizer::Tokenizer;
 
-/// What stands between two messages of a kind where an API has one text for both.
-pub const BETWEEN_MESSAGES: &str = "\n\n";
-
 /// What an item is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -327,7 +324,7 @@ impl Open {
             Kind::Message(phase) => Part::Content { text, phase: Some(phase) },
             Kind::Call { id, function } => {
                 let name = Tools::name_in_prompt(&function.name, function.namespace.as_deref());
-                Part::Call { id, name, arguments: text }
+                Part::Call { id, name, arguments: text, is_text: function.is_custom }
             }
         }
     }

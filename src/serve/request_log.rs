@@ -2,22 +2,22 @@
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Instant;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use hyper::body::{Frame, SizeHint};
 
 use super::Server;
 use super::error::{ApiError, ErrorCode};
 use super::keys::Caller;
 use super::mailbox::{Ending, Failed, Times};
+use super::watched_body::{Watched, Watcher};
 use crate::scheduler::FinishReason;
 
 /// The header that has a request's id.
@@ -106,6 +106,12 @@ struct Entry {
     record: Arc<Record>,
     /// Counted while the program waits for its requests to end.
     _open: Arc<()>,
+}
+
+impl Watcher for Entry {
+    fn is_whole(&self) {
+        self.record.known().is_whole = true;
+    }
 }
 
 impl Drop for Entry {
@@ -199,7 +205,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
     known.status = Some(response.status());
     known.code = response.extensions().get::<ErrorCode>().map(|code| code.0);
     drop(known);
-    response.map(|body| Body::new(Watched { body, entry }))
+    response.map(|body| Body::new(Watched::new(body, entry)))
 }
 
 /// The client's own id, if it fits a header and a line.
@@ -223,40 +229,6 @@ async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
 pub(super) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".into())
-}
-
-/// A body that knows when it is over. The body goes first, with the generations in it: they add to the line.
-struct Watched {
-    body: Body,
-    entry: Entry,
-}
-
-impl HttpBody for Watched {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(polled, Poll::Ready(None)) || self.body.is_end_stream() {
-            self.entry.record.known().is_whole = true;
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        let is_over = self.body.is_end_stream();
-        if is_over {
-            self.entry.record.known().is_whole = true;
-        }
-        is_over
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]
