@@ -207,6 +207,7 @@ impl Answer {
             }
             match event {
                 Event::Started(message) => self.start(&message, steps),
+                Event::Text { text, .. } if self.is_repaired_arguments(&text, token) => {}
                 Event::Text { text, .. } => self.text(&text, steps),
                 Event::Ended { ending, .. } => self.close(ending, token, steps),
             }
@@ -266,6 +267,16 @@ impl Answer {
             open.held.clear();
             self.close(Ending::Unfinished, None, steps);
         }
+    }
+
+    /// Whether a text is not the model's but the parser's, which takes no arguments for `{}`: of a tool that takes text, no
+    /// text is one. It comes with what ends the call.
+    fn is_repaired_arguments(&self, text: &str, token: Option<u32>) -> bool {
+        let is_empty = |open: &Open| {
+            matches!(&open.kind, Kind::Call { function, .. } if function.is_custom) && open.text.trim().is_empty()
+        };
+        let ends_call = token.is_none_or(|token| self.making.tokenizer.is_special(token));
+        ends_call && text == "{}" && self.open.as_ref().is_some_and(is_empty)
     }
 
     /// Closes what is open. `token` is the one that did it, which may be the first of what follows.

@@ -70,7 +70,7 @@ async fn respond(
     let keep = request.store.then(|| (input_with_ids(&id, request.input), entries));
     let making = Making { server, caller, choices, object, keep, is_sealed: request.is_sealed };
     if stream {
-        Ok(sse::response(stream::unfold(Telling::new(making), Telling::next)))
+        Ok(sse::response(stream::unfold(Box::new(Telling::new(making)), Telling::next)))
     } else {
         Ok(Json(making.whole().await?).into_response())
     }
@@ -253,7 +253,7 @@ impl Making {
     }
 }
 
-/// A response as it is told.
+/// A response as it is told. Boxed, since it is moved for every event.
 struct Telling {
     making: Making,
     ready: VecDeque<(&'static str, Value)>,
@@ -266,7 +266,7 @@ impl Telling {
         Self { making, ready, is_over: false }
     }
 
-    async fn next(mut self) -> Option<(Event, Self)> {
+    async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         loop {
             if let Some((kind, event)) = self.ready.pop_front() {
                 return Some((Event::default().event(kind).data(event.to_string()), self));

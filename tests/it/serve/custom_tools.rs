@@ -65,6 +65,20 @@ fn events_of_a_call_with_text_come_to_the_whole_answer() {
 }
 
 #[test]
+fn no_text_is_a_text_too_and_what_looks_like_no_arguments_is_text() {
+    let server = Scripted::new();
+    let body = json!({"input": "Go.", "tools": custom(Value::Null)});
+    for (written, is_whole) in [("", true), ("\n", true), ("{}", true), ("", false), ("{}", false)] {
+        let end = if is_whole { "<|call|>" } else { "" };
+        let says = format!(" to=functions.apply_patch<|channel|>commentary<|message|>{written}{end}");
+        server.say(&says);
+        let (_, response) = server.post(RESPONSES, &body);
+        let item = &response["output"][0];
+        assert_eq!((&item["type"], &item["input"]), (&json!("custom_tool_call"), &json!(written)), "{says}");
+    }
+}
+
+#[test]
 fn the_text_is_held_to_its_grammar() {
     let server = Scripted::new();
     let grammar =
