@@ -12,7 +12,7 @@ mod typescript;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use tools::{Developer, ResponseFormat, Tool, is_tool_name};
+pub use tools::{Developer, ResponseFormat, TextInput, Tool, is_tool_name};
 pub use turns::Turn;
 
 use crate::error::Hint;
@@ -125,6 +125,11 @@ impl Message {
         }
     }
 
+    /// A call of the tool `name` that takes text.
+    pub fn text_call(name: &str, text: impl Into<String>) -> Self {
+        Self { content_type: None, ..Self::call(name, text) }
+    }
+
     /// What the function `name` gave.
     pub fn result(name: &str, text: impl Into<String>) -> Self {
         Self::tool_result(format!("{FUNCTIONS}.{name}"), text)
@@ -157,6 +162,9 @@ impl Message {
         self.role == Role::Assistant && self.recipient.is_some()
     }
 }
+
+/// What stands between two messages of a kind where there is one text for both.
+pub const BETWEEN_MESSAGES: &str = "\n\n";
 
 /// The namespace of the functions that a developer defines.
 pub const FUNCTIONS: &str = "functions";

@@ -8,8 +8,8 @@ use super::BatchError;
 use super::asked::{self, Asked, LineError, Prompt};
 use super::plan::Batch;
 use super::records::{Outcome, Record, Records};
-use crate::harmony::Channel;
-use crate::harmony::parser::Event as Parsed;
+use crate::harmony::parser::{Event as Parsed, HarmonyParser};
+use crate::harmony::{BETWEEN_MESSAGES, Part};
 
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -33,6 +33,42 @@ pub struct Said {
     pub reasoning: String,
     /// Tokens of that, with the header and the end of each message.
     pub n_reasoning_tokens: usize,
+}
+
+impl Said {
+    /// What an answer says, as chat completions tell it: messages of a kind are one text, what is said before a call or
+    /// the answer is part of it, and calls are not.
+    fn of_chat(mut parser: HarmonyParser, ids: impl Iterator<Item = u32>) -> Self {
+        let (mut said, mut is_reasoning, mut is_fresh) = (Self::default(), None, false);
+        let mut take = |parsed: Parsed| match parsed {
+            Parsed::Started(message) => {
+                is_fresh = true;
+                is_reasoning = match message.part() {
+                    Part::Reasoning => Some(true),
+                    Part::Preamble | Part::Answer => Some(false),
+                    Part::Call(_) => None,
+                };
+            }
+            Parsed::Text { text, .. } if !text.is_empty() => {
+                let into = match is_reasoning {
+                    Some(true) => &mut said.reasoning,
+                    Some(false) => &mut said.text,
+                    None => return,
+                };
+                if std::mem::take(&mut is_fresh) && !into.is_empty() {
+                    *into += BETWEEN_MESSAGES;
+                }
+                *into += &text;
+            }
+            Parsed::Text { .. } | Parsed::Ended { .. } => {}
+        };
+        for id in ids {
+            parser.push(id).into_iter().for_each(&mut take);
+        }
+        parser.finish().into_iter().for_each(&mut take);
+        said.n_reasoning_tokens = parser.n_reasoning_tokens();
+        said
+    }
 }
 
 /// Answers of a batch.
@@ -230,23 +266,9 @@ impl Batch {
             return Ok(Said { text: String::from_utf8_lossy(&bytes).into_owned(), ..Said::default() });
         }
         let harmony = self.prompter.harmony()?;
-        let mut parser = harmony.parser();
-        let mut said = Said::default();
-        let mut is_over = false;
-        let mut take = |parsed: Parsed| match parsed {
-            _ if is_over => {}
-            Parsed::Text { channel: Some(Channel::Analysis), text } => said.reasoning += &text,
-            Parsed::Text { channel: Some(Channel::Commentary), .. } | Parsed::Started(_) => {}
-            Parsed::Text { text, .. } => said.text += &text,
-            Parsed::Ended { message, .. } => is_over = message.channel == Some(Channel::Final),
-        };
         // Ids that only stop are no part of the answer.
-        for &id in ids.iter().filter(|id| !stop.contains(id) || harmony.stop_ids().contains(id)) {
-            parser.push(id).into_iter().for_each(&mut take);
-        }
-        parser.finish().into_iter().for_each(&mut take);
-        said.n_reasoning_tokens = parser.n_reasoning_tokens();
-        Ok(said)
+        let ids = ids.iter().filter(|id| !stop.contains(id) || harmony.stop_ids().contains(id));
+        Ok(Said::of_chat(harmony.parser(), ids.copied()))
     }
 
     pub(super) fn line_error(&self, i: usize, source: LineError) -> BatchError {
@@ -257,6 +279,34 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harmony::Harmony;
+    use crate::tokenizer::Tokenizer;
+
+    #[test]
+    fn an_answer_says_what_chat_completions_tell_of_it() {
+        let tokenizer = Tokenizer::o200k_harmony();
+        let harmony = Harmony::new(tokenizer.clone()).expect("it has the special tokens");
+        let said = |text: &str| {
+            let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
+            let Said { text, reasoning, .. } = Said::of_chat(harmony.parser(), ids.into_iter());
+            (reasoning, text)
+        };
+        let message =
+            |channel: &str, text: &str| format!("<|channel|>{channel}<|message|>{text}<|end|><|start|>assistant");
+        let two = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
+        let thoughts = message("analysis", "Hm.") + &message("analysis", "") + &message("analysis", "Aha.");
+        assert_eq!(said(&(thoughts.clone() + "<|channel|>final<|message|>Yes.<|return|>")), two("Hm.\n\nAha.", "Yes."));
+        let preamble = thoughts.clone() + &message("commentary", "Look:");
+        assert_eq!(
+            said(&(preamble.clone() + "<|channel|>final<|message|>Yes.<|return|>No.")),
+            two("Hm.\n\nAha.", "Look:\n\nYes.")
+        );
+        for channel in ["commentary", "analysis"] {
+            let call = format!("<|channel|>{channel} to=functions.f json<|message|>{{}}<|call|>");
+            assert_eq!(said(&(preamble.clone() + &call)), two("Hm.\n\nAha.", "Look:"), "{channel}");
+        }
+        assert_eq!(said("Yes.<|return|>"), two("", "Yes."));
+    }
 
     #[test]
     fn a_text_is_one_line_from_which_it_can_be_had_again() {

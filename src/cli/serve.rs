@@ -29,6 +29,7 @@ use crate::serve::keys::Keys;
 use crate::serve::mailbox::Timeouts;
 use crate::serve::metrics::Metrics;
 use crate::serve::responses::store::Store;
+use crate::serve::seal::Seal;
 use crate::serve::{Date, Options, Server, router};
 
 /// Serve a model over HTTP, as OpenAI's API
@@ -179,6 +180,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         ids: Ids::default(),
         history: History::default(),
         responses: Store::default(),
+        seal: Seal::default(),
         open: Arc::new(()),
     });
     output.note(&format!(

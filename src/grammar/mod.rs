@@ -71,7 +71,15 @@ pub enum GrammarError {
         /// What is wrong with the schema.
         why: String,
     },
-    /// The same of the answer's.
+    /// The grammar of a tool's text is none.
+    #[error("the grammar of the tool `{name}` cannot be enforced: {why}")]
+    Text {
+        /// The tool.
+        name: String,
+        /// What is wrong with the grammar.
+        why: String,
+    },
+    /// The answer's schema is invalid, or uses what cannot be enforced.
     #[error("the schema of the response format cannot be enforced: {why}")]
     Format {
         /// What is wrong with the schema.
@@ -113,6 +121,7 @@ impl Hint for GrammarError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Tool { .. } => Some("change the schema, or leave out `strict`: then any JSON object is taken".into()),
+            Self::Text { .. } => Some("change the grammar, or take any text: a format of type `text`".into()),
             Self::Format { .. } => Some("change the schema, or ask for `json_object`".into()),
             Self::ToolName { .. } => {
                 Some("names have 1 to 256 bytes, without white space and without `<`, `{`, `[` and `\"`".into())
@@ -246,6 +255,12 @@ impl Grammars {
     /// Whose schema it is that does not compile: each is tried alone.
     fn blame(&self, wanted: &Wanted, marks: &Marks, why: String) -> GrammarError {
         let of_schema = |schema: &Value| self.compile(&written::schema_alone(schema, marks)).err();
+        let texts = wanted.tools.iter().filter(|_| wanted.choice != ToolChoice::None);
+        for (tool, text) in texts.filter_map(|tool| Some((tool, tool.text.as_ref()?))) {
+            if let Err(why) = self.compile(&written::text_alone(text, marks)) {
+                return GrammarError::Text { name: tool.name.clone(), why };
+            }
+        }
         let strict = wanted.tools.iter().filter(|tool| tool.strict && wanted.choice != ToolChoice::None);
         for tool in strict {
             if let Some(why) = tool.parameters.as_ref().and_then(of_schema) {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Format, GrammarError, ToolChoice, Wanted};
-use crate::harmony::{Tool, is_tool_name};
+use crate::harmony::{TextInput, Tool, is_tool_name};
 use crate::tokenizer::Tokenizer;
 
 /// The special tokens, as grammars name tokens: by id.
@@ -54,7 +54,7 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
     let must_call = !matches!(wanted.choice, ToolChoice::None | ToolChoice::Auto);
     let form = wanted.format.as_ref().map(format_schema).transpose()?;
     let answer = if form.is_some() { "form" } else { "TEXT" };
-    let mut rules = vec![r"TEXT: /(.|\n)*/".to_owned()];
+    let mut rules = vec![format!("TEXT: {ANY_TEXT}")];
     if let Some(schema) = &form {
         rules.push(format!("form: {}", inline(schema)));
     }
@@ -77,13 +77,17 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
     for (i, tool) in tools.iter().enumerate() {
         let recipient = format!("to={}.{}", tool.namespace, tool.name);
         let recipient = recipient.replace('\\', "\\\\");
-        let (arguments, inside) = (inline(&arguments_schema(tool)?), json(&format!("commentary {recipient}")));
+        let (arguments, kind): (_, &dyn Fn(&str) -> String) = match &tool.text {
+            Some(text) => (text_input(text), &|head| format!("\"{head}\" | \"{head} code\"")),
+            None => (inline(&arguments_schema(tool)?), &json),
+        };
         let shared = schemas.iter().position(|schema| *schema == arguments).unwrap_or_else(|| {
             rules.push(format!("arguments_{}: {arguments}", schemas.len()));
             schemas.push(arguments);
             schemas.len() - 1
         });
-        let before = format!("\" {recipient}\" {channel} ({})", json("commentary"));
+        let (before, inside) = (kind("commentary"), kind(&format!("commentary {recipient}")));
+        let before = format!("\" {recipient}\" {channel} ({before})");
         rules.push(format!("tool_{i}: ({before} | {channel} ({inside})) {message} arguments_{shared} {}", marks.call));
     }
     let calls: Vec<String> = (0..tools.len()).map(|i| format!("tool_{i}")).collect();
@@ -107,6 +111,37 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
 pub(super) fn schema_alone(schema: &Value, marks: &Marks) -> String {
     format!("start: {} {}", inline(schema), marks.return_)
 }
+
+/// The same for the text of a tool.
+pub(super) fn text_alone(text: &TextInput, marks: &Marks) -> String {
+    format!("TEXT: {ANY_TEXT}\nstart: {} {}", text_input(text), marks.call)
+}
+
+/// The grammar of a tool's text. One that is somebody's own is nested, so that its names are its own.
+fn text_input(text: &TextInput) -> String {
+    match text {
+        TextInput::Any => "TEXT".to_owned(),
+        TextInput::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+        TextInput::Regex(regex) => format!("%lark {{\nstart: /{}/\n}}", delimited(regex)),
+    }
+}
+
+/// A regular expression between two slashes: those in it are escaped, and line breaks spelled.
+fn delimited(regex: &str) -> String {
+    let mut written = String::with_capacity(regex.len());
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        match c {
+            '/' if !is_escaped => written.push_str("\\/"),
+            '\n' => written.push_str(if is_escaped { "n" } else { "\\n" }),
+            c => written.push(c),
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    written
+}
+
+const ANY_TEXT: &str = r"/(.|\n)*/";
 
 /// The tools that may be called.
 fn callable(wanted: &Wanted) -> Result<Vec<&Tool>, GrammarError> {

@@ -20,6 +20,19 @@ pub struct Tool {
     pub parameters: Option<Value>,
     /// Whether arguments must be as the schema says, and not just any object.
     pub strict: bool,
+    /// What text it takes, if that and not JSON is what it takes: then it has no parameters.
+    pub text: Option<TextInput>,
+}
+
+/// The text that a tool takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextInput {
+    /// Any.
+    Any,
+    /// That of a grammar in `llguidance`'s dialect of Lark, which is OpenAI's.
+    Lark(String),
+    /// What a regular expression matches, whole.
+    Regex(String),
 }
 
 /// A form of the answer. The prompt tells the model of it; what enforces it is a grammar.
@@ -74,7 +87,10 @@ fn namespace(name: &str, tools: &[&Tool]) -> String {
 
 fn function(tool: &Tool) -> String {
     let description = comment(tool.description.as_deref().unwrap_or_default(), "");
-    let parameters = tool.parameters.as_ref().and_then(parameters);
+    let parameters = match &tool.text {
+        Some(_) => Some("string".to_owned()),
+        None => tool.parameters.as_ref().and_then(parameters),
+    };
     let parameters = parameters.map_or("()".to_owned(), |parameters| format!("(_: {parameters})"));
     format!("{description}type {} = {parameters} => any;\n\n", tool.name)
 }

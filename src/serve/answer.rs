@@ -13,9 +13,6 @@ use crate::harmony::{Message, Part as MessagePart, Role};
 use crate::scheduler::{FinishReason, LogitRowLogprobs};
 use crate::tokenizer::Tokenizer;
 
-/// What stands between two messages of a kind where an API has one text for both.
-pub const BETWEEN_MESSAGES: &str = "\n\n";
-
 /// What an item is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -210,6 +207,7 @@ impl Answer {
             }
             match event {
                 Event::Started(message) => self.start(&message, steps),
+                Event::Text { text, .. } if self.is_repaired_arguments(&text, token) => {}
                 Event::Text { text, .. } => self.text(&text, steps),
                 Event::Ended { ending, .. } => self.close(ending, token, steps),
             }
@@ -271,6 +269,16 @@ impl Answer {
         }
     }
 
+    /// Whether a text is not the model's but the parser's, which takes no arguments for `{}`: of a tool that takes text, no
+    /// text is one. It comes with what ends the call.
+    fn is_repaired_arguments(&self, text: &str, token: Option<u32>) -> bool {
+        let is_empty = |open: &Open| {
+            matches!(&open.kind, Kind::Call { function, .. } if function.is_custom) && open.text.trim().is_empty()
+        };
+        let ends_call = token.is_none_or(|token| self.making.tokenizer.is_special(token));
+        ends_call && text == "{}" && self.open.as_ref().is_some_and(is_empty)
+    }
+
     /// Closes what is open. `token` is the one that did it, which may be the first of what follows.
     fn close(&mut self, ending: Ending, token: Option<u32>, steps: &mut Vec<Step>) {
         let mut ids = mem::take(&mut self.ids);
@@ -327,7 +335,7 @@ impl Open {
             Kind::Message(phase) => Part::Content { text, phase: Some(phase) },
             Kind::Call { id, function } => {
                 let name = Tools::name_in_prompt(&function.name, function.namespace.as_deref());
-                Part::Call { id, name, arguments: text }
+                Part::Call { id, name, arguments: text, is_text: function.is_custom }
             }
         }
     }

@@ -167,9 +167,9 @@ pub fn content_text(content: &Field) -> Result<String, ApiError> {
     Ok(text)
 }
 
-/// A call that a client gives back.
-pub fn call(id: String, name: &str, namespace: Option<&str>, arguments: &str) -> Part {
-    Part::Call { id, name: Tools::name_in_prompt(name, namespace), arguments: arguments.to_owned() }
+/// A call of a function that a client gives back.
+pub fn call(id: String, name: &str, arguments: &str) -> Part {
+    Part::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
 }
 
 #[cfg(test)]

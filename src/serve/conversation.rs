@@ -15,7 +15,7 @@ pub enum Entry {
     /// What the person says.
     User(String),
     /// A turn of the assistant, as its client has it.
-    Assistant(Vec<Part>),
+    Assistant(Vec<Made>),
     /// A turn that is known to be this server's.
     Made(Arc<MadeTurn>),
     /// What a call came to.
@@ -34,7 +34,7 @@ impl Entry {
     pub fn size_bytes(&self) -> usize {
         64 + match self {
             Self::Developer(text) | Self::User(text) | Self::Result { text, .. } => text.len(),
-            Self::Assistant(parts) => parts.iter().map(Part::size_bytes).sum(),
+            Self::Assistant(turn) => history::size_bytes(turn),
             Self::Made(turn) => history::size_bytes(turn),
         }
     }
@@ -59,7 +59,7 @@ pub struct Conversation<'a> {
 enum Line<'a> {
     Plain(Message),
     Made(&'a Made),
-    Part { part: &'a Part, is_final: bool },
+    Given { made: &'a Made, is_final: bool },
 }
 
 impl Conversation<'_> {
@@ -77,7 +77,7 @@ impl Conversation<'_> {
         let known: Vec<Option<Arc<MadeTurn>>> = entries
             .iter()
             .map(|entry| match entry {
-                Entry::Assistant(parts) => history.find(scope, parts),
+                Entry::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
                 Entry::Made(turn) => Some(Arc::clone(turn)),
                 _ => None,
             })
@@ -133,17 +133,17 @@ fn lines<'a>(entries: &'a [Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Result
                     lines.extend(result_of(&made.part, &mut results));
                 }
             }
-            (Entry::Assistant(parts), None) => {
-                for (i, part) in parts.iter().enumerate() {
-                    let calls_later = || parts[i..].iter().any(|part| matches!(part, Part::Call { .. }));
-                    let is_final = match part {
+            (Entry::Assistant(given), None) => {
+                for (i, made) in given.iter().enumerate() {
+                    let calls_later = || given[i..].iter().any(|made| matches!(made.part, Part::Call { .. }));
+                    let is_final = match &made.part {
                         Part::Content { phase, .. } => {
                             phase.map_or(!calls_later(), |phase| phase == Phase::FinalAnswer)
                         }
                         _ => false,
                     };
-                    lines.push(Line::Part { part, is_final });
-                    lines.extend(result_of(part, &mut results));
+                    lines.push(Line::Given { made, is_final });
+                    lines.extend(result_of(&made.part, &mut results));
                 }
             }
             (Entry::Developer(text), None) => {
@@ -173,7 +173,7 @@ impl Line<'_> {
         match self {
             Self::Plain(_) => None,
             Self::Made(made) => Some(&made.part),
-            Self::Part { part, .. } => Some(part),
+            Self::Given { made, .. } => Some(&made.part),
         }
     }
 
@@ -185,18 +185,19 @@ impl Line<'_> {
         match self {
             Self::Plain(_) => false,
             Self::Made(made) => matches!(made.part, Part::Content { phase: Some(Phase::FinalAnswer), .. }),
-            Self::Part { is_final, .. } => *is_final,
+            Self::Given { is_final, .. } => *is_final,
         }
     }
 
     /// None if it says nothing.
     fn turn(&self) -> Option<Turn> {
-        if let Self::Made(Made { ids: Some(ids), .. }) = self {
+        if let Self::Made(Made { ids: Some(ids), .. }) | Self::Given { made: Made { ids: Some(ids), .. }, .. } = self {
             return Some(Turn::Exact(ids.clone()));
         }
         let message = match (self, self.part()) {
             (Self::Plain(message), _) => message.clone(),
-            (_, Some(Part::Call { name, arguments, .. })) => Message::call(name, arguments),
+            (_, Some(Part::Call { name, arguments, is_text: false, .. })) => Message::call(name, arguments),
+            (_, Some(Part::Call { name, arguments, is_text: true, .. })) => Message::text_call(name, arguments),
             (_, Some(Part::Reasoning(text) | Part::Content { text, .. })) if text.is_empty() => return None,
             (_, Some(Part::Reasoning(text))) => Message::assistant(Channel::Analysis, text.as_str()),
             (_, Some(Part::Content { text, .. })) => {

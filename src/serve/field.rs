@@ -34,6 +34,11 @@ impl<'a> Field<'a> {
         self.value
     }
 
+    /// Another value in the same place.
+    pub fn with<'b>(&self, value: &'b Value) -> Field<'b> {
+        Field { path: self.path.clone(), value }
+    }
+
     /// A field of this object; `null` is as good as absent.
     pub fn get(&self, name: &str) -> Option<Field<'a>> {
         let value = self.value.get(name).filter(|value| !value.is_null())?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::bounded::{Bounded, Limits};
+use crate::harmony::BETWEEN_MESSAGES;
 
 /// Whose turns: one scope does not see those of another. It is what a request's API key comes to.
 pub type Scope = u64;
@@ -45,14 +46,16 @@ pub enum Part {
         /// What for; clients may not say.
         phase: Option<Phase>,
     },
-    /// A call of a function.
+    /// A call of a tool.
     Call {
         /// What its result names.
         id: String,
-        /// The function, as the model knows it.
+        /// The tool, as the model knows it.
         name: String,
-        /// The arguments, which may be no JSON.
+        /// The arguments of a function, which may be no JSON; or the text that a custom tool takes.
         arguments: String,
+        /// It is the text of a custom tool.
+        is_text: bool,
     },
 }
 
@@ -61,18 +64,24 @@ impl Part {
     pub fn size_bytes(&self) -> usize {
         64 + match self {
             Self::Reasoning(text) | Self::Content { text, .. } => text.len(),
-            Self::Call { id, name, arguments } => id.len() + name.len() + arguments.len(),
+            Self::Call { id, name, arguments, .. } => id.len() + name.len() + arguments.len(),
         }
     }
 }
 
-/// A message that this server's model made.
+/// A message that this server's model made, or that a client says was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     /// What it says.
     pub part: Part,
-    /// The whole message from `<|start|>` to its end; none if the model left one of them out.
+    /// The whole message from `<|start|>` to its end; none if the model left one of them out, or nobody knows.
     pub ids: Option<Vec<u32>>,
+}
+
+impl From<Part> for Made {
+    fn from(part: Part) -> Self {
+        Self { part, ids: None }
+    }
 }
 
 /// All that was made in one answer.
@@ -112,13 +121,14 @@ impl History {
 
     /// The turn that a client gives back as these parts: the same calls with the same arguments, the same content, and
     /// the same reasoning or none.
-    pub fn find(&self, scope: Scope, parts: &[Part]) -> Option<Arc<Turn>> {
+    pub fn find<'a>(&self, scope: Scope, parts: impl IntoIterator<Item = &'a Part>) -> Option<Arc<Turn>> {
+        let parts: Vec<&Part> = parts.into_iter().collect();
         let id = parts.iter().find_map(|part| match part {
             Part::Call { id, .. } => Some(id.clone()),
             _ => None,
         })?;
         let turn = self.lock().get(&(scope, id)).cloned()?;
-        comes_back(parts, &turn).then_some(turn)
+        comes_back(&parts, &turn).then_some(turn)
     }
 
     fn lock(&self) -> MutexGuard<'_, Bounded<(Scope, String), Arc<Turn>>> {
@@ -133,17 +143,18 @@ pub fn size_bytes(turn: &Turn) -> usize {
 
 /// Several messages of a kind as the one text that chat has for them.
 pub fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> String {
-    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(super::answer::BETWEEN_MESSAGES)
+    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(BETWEEN_MESSAGES)
 }
 
-fn comes_back(parts: &[Part], turn: &Turn) -> bool {
+fn comes_back(parts: &[&Part], turn: &Turn) -> bool {
     let made = || turn.iter().map(|made| &made.part);
-    let reasoning = reasoning_of(parts.iter());
+    let given = || parts.iter().copied();
+    let reasoning = reasoning_of(given());
     let calls = |parts: &mut dyn Iterator<Item = &Part>| -> Vec<(String, String, Value)> {
         parts.filter_map(call_of).collect()
     };
-    calls(&mut parts.iter()) == calls(&mut made())
-        && content_of(parts.iter()) == content_of(made())
+    calls(&mut given()) == calls(&mut made())
+        && content_of(given()) == content_of(made())
         && (reasoning.is_empty() || reasoning == reasoning_of(made()))
 }
 
@@ -163,8 +174,9 @@ fn content_of<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
 
 /// A call with its arguments as what they mean: clients write JSON anew.
 fn call_of(part: &Part) -> Option<(String, String, Value)> {
-    let Part::Call { id, name, arguments } = part else { return None };
-    let meaning = serde_json::from_str(arguments).unwrap_or_else(|_| Value::String(arguments.clone()));
+    let Part::Call { id, name, arguments, is_text } = part else { return None };
+    let as_it_is = || Value::String(arguments.clone());
+    let meaning = if *is_text { as_it_is() } else { serde_json::from_str(arguments).unwrap_or_else(|_| as_it_is()) };
     Some((id.clone(), name.clone(), meaning))
 }
 
@@ -173,7 +185,7 @@ mod tests {
     use super::*;
 
     fn call(id: &str, arguments: &str) -> Part {
-        Part::Call { id: id.into(), name: "f".into(), arguments: arguments.into() }
+        Part::Call { id: id.into(), name: "f".into(), arguments: arguments.into(), is_text: false }
     }
 
     fn content(text: &str) -> Part {

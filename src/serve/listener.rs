@@ -9,11 +9,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
-use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,6 +26,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::error::ApiError;
 use super::ids::Ids;
 use super::request_log::REQUEST_ID;
+use super::watched_body::{Watched, Watcher};
 
 /// From the first byte of a head to its last.
 const HEAD: Duration = Duration::from_secs(10);
@@ -110,7 +111,7 @@ impl Listener {
             is_busy.store(true, Ordering::Relaxed);
             let idle_again = IdleAgain(is_busy.clone());
             let answer = self.answer(request);
-            async move { Ok::<_, Infallible>(answer.await.map(|body| Busy { body, _idle_again: idle_again })) }
+            async move { Ok::<_, Infallible>(answer.await.map(|body| Watched::new(body, idle_again))) }
         });
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(IDLE);
@@ -146,12 +147,7 @@ impl Listener {
     }
 }
 
-/// A body of a connection that is busy until it is sent.
-struct Busy {
-    body: Body,
-    _idle_again: IdleAgain,
-}
-
+/// The connection is busy until its body is sent.
 struct IdleAgain(Arc<AtomicBool>);
 
 impl Drop for IdleAgain {
@@ -160,25 +156,7 @@ impl Drop for IdleAgain {
     }
 }
 
-impl HttpBody for Busy {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
+impl Watcher for IdleAgain {}
 
 /// A connection that breaks where its peer is too slow.
 struct TimedStream {

@@ -12,6 +12,8 @@ use prometheus_client::registry::Registry;
 
 use super::backend::Figures;
 use super::mailbox::{Ending, Times};
+use super::request_log::CLIENT_LEFT;
+use crate::harmony::parser::Repair;
 use crate::scheduler::FinishReason;
 
 /// One label of a closed set.
@@ -51,6 +53,22 @@ pub struct Metrics {
     chunk_tokens: Histogram,
 }
 
+/// The statuses that have a label of their own.
+const STATUSES: [(u16, &str); 12] = [
+    (200, "200"),
+    (400, "400"),
+    (401, "401"),
+    (404, "404"),
+    (405, "405"),
+    (408, "408"),
+    (413, "413"),
+    (415, "415"),
+    (429, "429"),
+    (CLIENT_LEFT, "499"),
+    (500, "500"),
+    (503, "503"),
+];
+
 /// Upper ends of the buckets of times, in seconds.
 const LATENCIES: [f64; 18] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0];
@@ -72,7 +90,24 @@ fn tokens() -> Histogram {
 }
 
 impl Default for Metrics {
+    /// Nothing yet. What has labels is there from the beginning, since a rate misses the first of a count that begins
+    /// with 1.
     fn default() -> Self {
+        let metrics = Self::unlabelled();
+        let begin = |family: &Family<Label, Counter>, name: &'static str, labels: &[&'static str]| {
+            labels.iter().for_each(|&label| drop(family.get_or_create(&[(name, label)])));
+        };
+        begin(&metrics.success, "finished_reason", &["stop", "length", "error"]);
+        begin(&metrics.rejections, "reason", &["overloaded", "closed", "invalid", "too_long"]);
+        begin(&metrics.cancelled, "phase", &["waiting", "prefill", "decode"]);
+        begin(&metrics.responses, "status", &STATUSES.map(|(_, label)| label));
+        begin(&metrics.harmony_repairs, "kind", &Repair::ALL.map(Repair::name));
+        metrics
+    }
+}
+
+impl Metrics {
+    fn unlabelled() -> Self {
         Self {
             running: Gauge::default(),
             waiting: Gauge::default(),
@@ -101,9 +136,7 @@ impl Default for Metrics {
             chunk_tokens: tokens(),
         }
     }
-}
 
-impl Metrics {
     /// All of it as OpenMetrics text.
     pub fn text(&self, prefix: &str, model: &str, figures: &Figures) -> String {
         self.running.set(i64::try_from(figures.running).unwrap_or(i64::MAX));
@@ -192,8 +225,10 @@ impl Metrics {
         self.cancelled.get_or_create(&[("phase", phase)]).inc();
     }
 
-    pub(super) fn responded(&self, status: &'static str) {
-        self.responses.get_or_create(&[("status", status)]).inc();
+    /// Labels are of a closed set, whatever handlers answer.
+    pub(super) fn responded(&self, status: u16) {
+        let label = STATUSES.iter().find(|(known, _)| *known == status).map_or("other", |(_, label)| label);
+        self.responses.get_or_create(&[("status", label)]).inc();
     }
 
     /// A step gave so many tokens.
@@ -237,6 +272,8 @@ mod tests {
     fn names_are_vllms_behind_a_prefix() {
         let metrics = Metrics::default();
         metrics.rejected("overloaded");
+        metrics.responded(200);
+        metrics.responded(418);
         let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
         let text = metrics.text("vllm:", "m", &figures);
         for line in [
@@ -244,6 +281,11 @@ mod tests {
             "vllm:num_requests_waiting{model_name=\"m\"} 2",
             "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25",
             "vllm:admission_rejections_total{model_name=\"m\",reason=\"overloaded\"} 1",
+            "vllm:admission_rejections_total{model_name=\"m\",reason=\"too_long\"} 0",
+            "vllm:http_responses_total{model_name=\"m\",status=\"200\"} 1",
+            "vllm:http_responses_total{model_name=\"m\",status=\"other\"} 1",
+            "vllm:http_responses_total{model_name=\"m\",status=\"499\"} 0",
+            "vllm:harmony_repairs_total{model_name=\"m\",kind=\"missing_start\"} 0",
             "vllm:iteration_tokens_total_count{model_name=\"m\"} 0",
             "vllm:generation_tokens_total{model_name=\"m\"} 0",
         ] {

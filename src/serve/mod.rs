@@ -33,10 +33,12 @@ pub mod replay;
 mod request_log;
 pub mod responses;
 pub mod sampling;
+pub mod seal;
 pub mod sse;
 pub mod stop_text;
 pub mod tokens;
 pub mod tools;
+mod watched_body;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -55,6 +57,7 @@ use self::mailbox::{Generation, Timeouts};
 use self::metrics::Metrics;
 use self::request_log::Record;
 use self::responses::store::Store;
+use self::seal::Seal;
 use crate::grammar::Grammars;
 use crate::harmony::{Harmony, today};
 use crate::scheduler::Request;
@@ -80,6 +83,8 @@ pub struct Server {
     pub history: History,
     /// Responses that others may follow.
     pub responses: Store,
+    /// Seals what clients carry instead.
+    pub seal: Seal,
     /// A copy for every request that is being answered.
     pub open: Arc<()>,
 }

@@ -174,7 +174,7 @@ fn refusal(ask: &Ask, error: &GrammarError) -> ApiError {
     let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
     let told = ApiError::bad_request("invalid_json_schema", format!("{error}{hint}"));
     let place = match (error, &ask.format) {
-        (GrammarError::Tool { name, .. }, _) => ask.tools.place(name),
+        (GrammarError::Tool { name, .. } | GrammarError::Text { name, .. }, _) => ask.tools.place(name),
         (GrammarError::Format { .. }, TextFormat::Schema { place, .. }) => Some(place.as_str()),
         _ => None,
     };

@@ -2,22 +2,22 @@
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Instant;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use hyper::body::{Frame, SizeHint};
 
 use super::Server;
 use super::error::{ApiError, ErrorCode};
 use super::keys::Caller;
 use super::mailbox::{Ending, Failed, Times};
+use super::watched_body::{Watched, Watcher};
 use crate::scheduler::FinishReason;
 
 /// The header that has a request's id.
@@ -108,6 +108,12 @@ struct Entry {
     _open: Arc<()>,
 }
 
+impl Watcher for Entry {
+    fn is_whole(&self) {
+        self.record.known().is_whole = true;
+    }
+}
+
 impl Drop for Entry {
     fn drop(&mut self) {
         let Record { id, method, path, begin, known } = &*self.record;
@@ -117,7 +123,7 @@ impl Drop for Entry {
             Some(status) if known.is_whole || *method == Method::HEAD || !status.is_success() => status.as_u16(),
             _ => CLIENT_LEFT,
         };
-        self.server.metrics.responded(status_label(status));
+        self.server.metrics.responded(status);
         let seconds = begin.elapsed().as_secs_f64();
         let (method, code) = (method.as_str(), known.code);
         if known.n_generations == 0 {
@@ -151,29 +157,10 @@ impl Drop for Entry {
 }
 
 /// What nginx calls a client that closed the connection.
-const CLIENT_LEFT: u16 = 499;
+pub(super) const CLIENT_LEFT: u16 = 499;
 
 fn is_looked_at_all_day(path: &str) -> bool {
     ["/health", "/v1/health", "/ping", "/metrics", "/v1/metrics"].contains(&path)
-}
-
-/// Labels are of a closed set, whatever handlers answer.
-fn status_label(status: u16) -> &'static str {
-    const KNOWN: [(u16, &str); 12] = [
-        (200, "200"),
-        (400, "400"),
-        (401, "401"),
-        (404, "404"),
-        (405, "405"),
-        (408, "408"),
-        (413, "413"),
-        (415, "415"),
-        (429, "429"),
-        (CLIENT_LEFT, "499"),
-        (500, "500"),
-        (503, "503"),
-    ];
-    KNOWN.iter().find(|(known, _)| *known == status).map_or("other", |(_, label)| label)
 }
 
 /// Around every handler.
@@ -199,7 +186,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
     known.status = Some(response.status());
     known.code = response.extensions().get::<ErrorCode>().map(|code| code.0);
     drop(known);
-    response.map(|body| Body::new(Watched { body, entry }))
+    response.map(|body| Body::new(Watched::new(body, entry)))
 }
 
 /// The client's own id, if it fits a header and a line.
@@ -225,40 +212,6 @@ pub(super) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".into())
 }
 
-/// A body that knows when it is over. The body goes first, with the generations in it: they add to the line.
-struct Watched {
-    body: Body,
-    entry: Entry,
-}
-
-impl HttpBody for Watched {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(polled, Poll::Ready(None)) || self.body.is_end_stream() {
-            self.entry.record.known().is_whole = true;
-        }
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        let is_over = self.body.is_end_stream();
-        if is_over {
-            self.entry.record.known().is_whole = true;
-        }
-        is_over
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,10 +222,5 @@ mod tests {
         let of = |word: &'static str| runtime.block_on(caught(async move { assert!(word == "fine", "{word}") }));
         assert_eq!(of("fine"), Ok(()));
         assert_eq!(of("not fine"), Err("not fine".into()));
-    }
-
-    #[test]
-    fn labels_are_of_a_closed_set() {
-        assert_eq!(["200", "other", "499"], [200, 418, 499].map(status_label));
     }
 }

@@ -9,18 +9,20 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::field::Field;
 use crate::grammar::ToolChoice;
-use crate::harmony::{self, Tool};
+use crate::harmony::{self, TextInput, Tool};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 256;
 
-/// A function as its client knows it.
+/// A tool as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// Its name.
     pub name: String,
     /// The namespace that its client gave it in, which is part of the name that the model sees.
     pub namespace: Option<String>,
+    /// It takes text and not JSON: `custom`, as the API calls that.
+    pub is_custom: bool,
 }
 
 /// The tools of a request.
@@ -33,7 +35,7 @@ pub struct Tools {
     /// The names of those that may be called, if not all may.
     pub allowed: Option<Vec<String>>,
     functions: HashMap<String, Function>,
-    /// Where in the request each one's schema stands.
+    /// Where in the request each one's schema or grammar stands.
     places: Vec<String>,
 }
 
@@ -98,7 +100,7 @@ impl Tools {
 
     /// The function that the model means by a name.
     pub fn function(&self, name: &str) -> Function {
-        let unknown = || Function { name: name.to_owned(), namespace: None };
+        let unknown = || Function { name: name.to_owned(), namespace: None, is_custom: false };
         self.functions.get(name).cloned().unwrap_or_else(unknown)
     }
 
@@ -113,7 +115,7 @@ impl Tools {
         self.offered.iter().filter(may).cloned().collect()
     }
 
-    /// Where in the request the schema of a function stands.
+    /// Where in the request the schema or grammar of a tool stands.
     pub fn place(&self, name: &str) -> Option<&str> {
         let index = self.offered.iter().position(|tool| tool.name == name)?;
         self.places.get(index).map(String::as_str)
@@ -125,12 +127,17 @@ impl Tools {
             ("namespace", Hosted::LeftOut) => {
                 let namespace = tool.need("name")?.text()?;
                 for function in tool.need("tools")?.list()? {
-                    function.need("type")?.one_of(&[("function", ())])?;
-                    self.read_function(&function, Some(namespace))?;
+                    match function.need("type")?.one_of(&[("function", false), ("custom", true)])? {
+                        false => self.read_function(&function, Some(namespace))?,
+                        true => self.read_custom(&function, Some(namespace))?,
+                    }
                 }
                 Ok(())
             }
-            ("custom", _) => Err(tool.need("type")?.unsupported("tools whose input is plain text are not supported")),
+            ("custom", Hosted::LeftOut) => self.read_custom(tool, None),
+            ("custom", Hosted::Refused) => {
+                Err(tool.need("type")?.unsupported("tools whose input is plain text are those of `/v1/responses`"))
+            }
             (kind, Hosted::LeftOut) => {
                 warn_once(kind);
                 Ok(())
@@ -141,29 +148,66 @@ impl Tools {
 
     fn read_function(&mut self, tool: &Field, namespace: Option<&str>) -> Result<(), ApiError> {
         let function = tool.get("function").unwrap_or_else(|| tool.clone());
-        let name = function.need("name")?;
-        let own_name = name.text()?;
-        if !harmony::is_tool_name(own_name) {
-            return Err(name.wrong("a name of at most 256 bytes, without white space and any of `<{[\"`"));
-        }
         let parameters = function.get("parameters");
         if let Some(parameters) = &parameters {
             parameters.object()?;
         }
+        let strict = function.get("strict").is_some_and(|strict| strict.value() == &Value::Bool(true));
+        let offered = Tool {
+            parameters: parameters.map(|schema| schema.value().clone()),
+            strict,
+            ..self.named_tool(&function, namespace, false)?
+        };
+        self.offer(offered, format!("{}.parameters", function.path()));
+        Ok(())
+    }
+
+    /// A tool that takes text: any, or that of a grammar.
+    fn read_custom(&mut self, tool: &Field, namespace: Option<&str>) -> Result<(), ApiError> {
+        let format = tool.get("format");
+        let is_grammar = format
+            .as_ref()
+            .map_or(Ok(false), |format| format.need("type")?.one_of(&[("text", false), ("grammar", true)]))?;
+        let (text, place) = match format.filter(|_| is_grammar) {
+            None => (TextInput::Any, tool.path().to_owned()),
+            Some(grammar) => {
+                let definition = grammar.need("definition")?;
+                let text = definition.text()?.to_owned();
+                let is_regex = grammar.need("syntax")?.one_of(&[("lark", false), ("regex", true)])?;
+                let text = if is_regex { TextInput::Regex(text) } else { TextInput::Lark(text) };
+                (text, definition.path().to_owned())
+            }
+        };
+        let offered = Tool { text: Some(text), ..self.named_tool(tool, namespace, true)? };
+        self.offer(offered, place);
+        Ok(())
+    }
+
+    fn offer(&mut self, tool: Tool, place: String) {
+        self.places.push(place);
+        self.offered.push(tool);
+    }
+
+    /// What all tools have: a name that no other has, and a description.
+    fn named_tool(&mut self, tool: &Field, namespace: Option<&str>, is_custom: bool) -> Result<Tool, ApiError> {
+        let name = tool.need("name")?;
+        let own_name = name.text()?;
+        if !harmony::is_tool_name(own_name) {
+            return Err(name.wrong("a name of at most 256 bytes, without white space and any of `<{[\"`"));
+        }
         let name_in_prompt = Self::name_in_prompt(own_name, namespace);
-        let client_knows = Function { name: own_name.to_owned(), namespace: namespace.map(str::to_owned) };
+        let client_knows = Function { name: own_name.to_owned(), namespace: namespace.map(str::to_owned), is_custom };
         if self.functions.insert(name_in_prompt.clone(), client_knows).is_some() {
             return Err(name.error("invalid_value", format!("`{}`: there are two tools `{own_name}`", name.path())));
         }
-        self.places.push(format!("{}.parameters", function.path()));
-        self.offered.push(Tool {
+        Ok(Tool {
             namespace: harmony::FUNCTIONS.to_owned(),
             name: name_in_prompt,
-            description: function.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
-            parameters: parameters.map(|schema| schema.value().clone()),
-            strict: function.get("strict").is_some_and(|strict| strict.value() == &Value::Bool(true)),
-        });
-        Ok(())
+            description: tool.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
+            parameters: None,
+            strict: false,
+            text: None,
+        })
     }
 
     fn read_choice(&mut self, choice: &Field) -> Result<(), ApiError> {
@@ -175,14 +219,14 @@ impl Tools {
         } else {
             let kind = choice.need("type")?;
             match kind.text()? {
-                "function" => ToolChoice::Named(self.named(choice)?),
+                "function" | "custom" => ToolChoice::Named(self.named(choice)?),
                 "allowed_tools" => {
                     let allowed = choice.get("allowed_tools").unwrap_or_else(|| choice.clone());
                     let names = allowed.need("tools")?.list()?;
                     self.allowed = Some(names.iter().map(|tool| self.named(tool)).collect::<Result<_, _>>()?);
                     allowed.need("mode")?.one_of(&MODES[1..])?()
                 }
-                _ => return Err(kind.unsupported("only functions can be chosen")),
+                _ => return Err(kind.unsupported("only functions and custom tools can be chosen")),
             }
         };
         let callable = self.allowed.as_ref().map_or(self.offered.len(), Vec::len);
@@ -198,7 +242,7 @@ impl Tools {
         }
     }
 
-    /// The tool that `{type: "function", name}` names, or its nested form.
+    /// The tool that `{type: "function", name}` or `{type: "custom", name}` names, or the nested form of the former.
     fn named(&self, choice: &Field) -> Result<String, ApiError> {
         let function = choice.get("function").unwrap_or_else(|| choice.clone());
         let name = function.need("name")?;
@@ -290,6 +334,7 @@ mod tests {
             description: Some("Tells it.".into()),
             parameters: Some(parameters),
             strict: true,
+            text: None,
         };
         assert_eq!(nested.offered, [want]);
         assert_eq!(nested.choice, ToolChoice::Auto);

@@ -1,11 +1,13 @@
 """Many clients that behave badly, against the built-in model: nothing is lost, wrong, or kept.
 
-    python server.py TINY -b 64 -- python load.py --seconds 600 --clients 200
+    python server.py TINY -b 64 --precision f32 -- python load.py --seconds 600 --clients 200
+    python server.py TINY -b 64 --precision f32 --kv-memory 50 -- python load.py --tokens 400 --preempted
 
 Each client asks one of `--pool` requests and waits for the answer, streamed or not, leaves in the midst of it, leaves before
 it began, sends half a body, or reads a byte a second for a while. Each finished answer is compared with that of the same
 request alone before the load, each part of one with its beginning. At the end nothing runs, waits or holds a block, and the
-server's memory and descriptors (TINY_PID) are what they were. Python alone is needed. The last line is `N passed, N failed`.
+server's memory and descriptors (TINY_PID) are what they were. With --preempted the run is to have had sequences that gave
+their blocks back: a server with little --kv-memory and answers of many --tokens. Python alone is needed. The last line is `N passed, N failed`.
 """
 
 import argparse
@@ -36,12 +38,12 @@ WEATHER = {
 }
 
 
-def pool(n, rng):
-    """Requests of every kind, each with its path, body and name."""
+def pool(n, most_tokens, rng):
+    """Requests of every kind, each with its path and body."""
     made = []
     for i in range(n):
         text = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(3, 120)))
-        n_tokens = rng.randrange(1, 90)
+        n_tokens = rng.randrange(1, most_tokens)
         kind = i % 6
         chat = {
             "messages": [{"role": "user", "content": text}],
@@ -181,7 +183,7 @@ def memory(pid):
 class Load:
     def __init__(self, args):
         self.args, self.url = args, args.url
-        self.pool = pool(args.pool, random.Random(args.seed))
+        self.pool = pool(args.pool, args.tokens, random.Random(args.seed))
         self.alone = []
         self.count = collections.Counter()
         self.wrong = []
@@ -335,6 +337,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--pool", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=90, help="answers have less than this")
+    parser.add_argument("--preempted", action="store_true", help="fail if no sequence had to give its blocks back")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     load, samples, counts = Load(args), [], [0, 0]
@@ -370,6 +374,8 @@ def main():
         f"nothing runs, waits or holds a block: {held}", all(name in now and not value for name, value in held.items())
     )
     print({name: value for name, value in now.items() if re.search("total$", name)})
+    if args.preempted:
+        check(f"{now['num_preemptions_total']:.0f} sequences gave their blocks back", now["num_preemptions_total"])
     if samples:
         time.sleep(2)
         after = memory(pid)

@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::serve::answer::{BETWEEN_MESSAGES, Drawn, Kind, Step};
+use crate::harmony::BETWEEN_MESSAGES;
+use crate::serve::answer::{Drawn, Kind, Step};
 use crate::serve::logprobs;
 use crate::serve::tools::Tools;
 use crate::tokenizer::Tokenizer;

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use futures_util::stream;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::message::ChatMessage;
@@ -78,15 +79,17 @@ async fn complete(
         model,
         system_fingerprint: server.backend.model().fingerprint.clone(),
     };
-    let answers = Answers { head, messages: vec![Said::default(); choices.count()], server, choices, request };
+    let messages = vec![Said::default(); choices.count()];
+    let chunk_head = sse::Head::new(&head.json("chat.completion.chunk"));
+    let answers = Answers { head, chunk_head, messages, server, choices, request };
     if answers.request.ask.stream {
-        Ok(sse::response(stream::unfold(Telling::new(answers), Telling::next)))
+        Ok(sse::response(stream::unfold(Box::new(Telling::new(answers)), Telling::next)))
     } else {
         Ok(Json(answers.whole().await?).into_response())
     }
 }
 
-/// What all chunks of an answer say.
+/// What an answer and all of its chunks say.
 struct Head {
     id: String,
     created: u64,
@@ -99,6 +102,7 @@ struct Answers {
     server: Arc<Server>,
     request: ChatRequest,
     head: Head,
+    chunk_head: sse::Head,
     choices: Choices,
     messages: Vec<Said>,
 }
@@ -141,7 +145,7 @@ impl Answers {
     }
 
     /// The chunks of some news.
-    fn chunks(&mut self, news: News) -> Vec<Value> {
+    fn chunks(&mut self, news: News) -> Vec<Event> {
         let News { index, steps, finish } = news;
         let mut chunks = Vec::new();
         if !self.messages[index].has_begun && (self.choices.answer(index).n_tokens() > 0 || finish.is_some()) {
@@ -162,27 +166,39 @@ impl Answers {
         chunks
     }
 
-    fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<Finish>) -> Value {
-        let mut chunk = self.head.json("chat.completion.chunk");
-        let finish = finish.map(Finish::name);
-        chunk["choices"] = json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]);
-        if self.request.continuous_usage {
-            chunk["usage"] = usage_json(self.choices.usage());
-        } else if self.request.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
+    fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Option<Finish>) -> Event {
+        let usage = match (self.request.continuous_usage, self.request.include_usage) {
+            (true, _) => Some(usage_json(self.choices.usage())),
+            (false, true) => Some(Value::Null),
+            (false, false) => None,
+        };
+        let choice = ChunkChoice { index, delta, logprobs, finish_reason: finish.map(Finish::name) };
+        Event::default().data(self.chunk_head.with(&Chunk { choices: &[choice], usage }))
     }
 
-    fn usage_chunk(&self) -> Value {
-        let mut chunk = self.head.json("chat.completion.chunk");
-        chunk["choices"] = json!([]);
-        chunk["usage"] = usage_json(self.choices.usage());
-        chunk
+    fn usage_chunk(&self) -> Event {
+        let usage = Some(usage_json(self.choices.usage()));
+        Event::default().data(self.chunk_head.with(&Chunk { choices: &[], usage }))
     }
 }
 
-/// Answers as they are told.
+/// What stands behind the head of a chunk.
+#[derive(Serialize)]
+struct Chunk<'a> {
+    choices: &'a [ChunkChoice],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice {
+    index: usize,
+    delta: Value,
+    logprobs: Value,
+    finish_reason: Option<&'static str>,
+}
+
+/// Answers as they are told. Boxed, since it is moved for every event.
 struct Telling {
     answers: Answers,
     /// Events that are to be sent, the first last.
@@ -195,7 +211,7 @@ impl Telling {
         Self { answers, ready: Vec::new(), is_over: false }
     }
 
-    async fn next(mut self) -> Option<(Event, Self)> {
+    async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         loop {
             if let Some(event) = self.ready.pop() {
                 return Some((event, self));
@@ -204,15 +220,15 @@ impl Telling {
                 return None;
             }
             let mut events: Vec<Event> = match self.answers.choices.next().await {
-                Some(Ok(news)) => self.answers.chunks(news).iter().map(data).collect(),
+                Some(Ok(news)) => self.answers.chunks(news),
                 // The head was sent: an error is a chunk, and no `[DONE]` comes after it.
                 Some(Err(error)) => {
                     self.is_over = true;
-                    vec![data(&error.body())]
+                    vec![Event::default().data(error.body().to_string())]
                 }
                 None => {
                     self.is_over = true;
-                    let usage = self.answers.request.include_usage.then(|| data(&self.answers.usage_chunk()));
+                    let usage = self.answers.request.include_usage.then(|| self.answers.usage_chunk());
                     usage.into_iter().chain([Event::default().data("[DONE]")]).collect()
                 }
             };
@@ -220,10 +236,6 @@ impl Telling {
             self.ready = events;
         }
     }
-}
-
-fn data(chunk: &Value) -> Event {
-    Event::default().data(chunk.to_string())
 }
 
 impl Head {

@@ -4,7 +4,7 @@ use crate::serve::ask::{self, Ask};
 use crate::serve::conversation::Entry;
 use crate::serve::error::ApiError;
 use crate::serve::field::{Field, refuse};
-use crate::serve::history::{Part, Phase};
+use crate::serve::history::{Made, Part, Phase};
 use crate::serve::tools::{Hosted, TextFormat, Tools};
 
 /// Most answers of a request.
@@ -109,7 +109,7 @@ fn old_id(name: &str) -> String {
     format!("function {name}")
 }
 
-fn assistant(message: &Field) -> Result<Vec<Part>, ApiError> {
+fn assistant(message: &Field) -> Result<Vec<Made>, ApiError> {
     let mut parts = Vec::new();
     let reasoning = message.get("reasoning").or_else(|| message.get("reasoning_content"));
     if let Some(reasoning) = reasoning {
@@ -125,13 +125,13 @@ fn assistant(message: &Field) -> Result<Vec<Part>, ApiError> {
             kind.one_of(&[("function", ())])?;
         }
         let (id, function) = (call.need("id")?.text()?.to_owned(), call.need("function")?);
-        parts.push(ask::call(id, function.need("name")?.text()?, None, arguments(&function)?));
+        parts.push(ask::call(id, function.need("name")?.text()?, arguments(&function)?));
     }
     if let Some(function) = message.get("function_call") {
         let name = function.need("name")?.text()?;
-        parts.push(ask::call(old_id(name), name, None, arguments(&function)?));
+        parts.push(ask::call(old_id(name), name, arguments(&function)?));
     }
-    Ok(parts)
+    Ok(parts.into_iter().map(Made::from).collect())
 }
 
 fn arguments<'a>(function: &Field<'a>) -> Result<&'a str, ApiError> {
@@ -166,12 +166,13 @@ mod tests {
             let want = vec![
                 Part::Reasoning("Hm.".into()),
                 Part::Content { text: String::new(), phase: None },
-                Part::Call { id: "call_1".into(), name: "f".into(), arguments: "{\"a\":1}".into() },
+                ask::call("call_1".into(), "f", "{\"a\":1}"),
             ];
+            let want = want.into_iter().map(Made::from).collect();
             assert_eq!(entries(json!([message])), Ok(vec![Entry::Assistant(want)]));
         }
         let both = json!({"role": "assistant", "content": null, "reasoning": "a", "reasoning_content": "b"});
-        assert_eq!(entries(json!([both])), Ok(vec![Entry::Assistant(vec![Part::Reasoning("a".into())])]));
+        assert_eq!(entries(json!([both])), Ok(vec![Entry::Assistant(vec![Part::Reasoning("a".into()).into()])]));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One answer: tokens to pieces of text.
 
 use futures_util::{Stream, stream};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::scheduler::{FinishReason, LogitRowLogprobs};
@@ -39,21 +40,25 @@ pub(super) struct Choice {
     generation: Option<Generation>,
 }
 
-/// A part of an answer.
-#[derive(Debug, Default)]
+/// A part of an answer, as an element of `choices`.
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Piece {
     index: usize,
     text: String,
     logprobs: Option<Logprobs>,
-    token_ids: Option<Vec<u32>>,
-    prompt_token_ids: Option<Vec<u32>>,
     pub finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip)]
     pub n_tokens: usize,
+    #[serde(skip)]
     pub cached_tokens: usize,
 }
 
 /// Lists side by side, an element for each token.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 struct Logprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Value>,
@@ -132,15 +137,17 @@ impl Choice {
 
     /// All of it, as it comes. What adds nothing is left out.
     pub fn pieces(self, tokenizer: Tokenizer) -> impl Stream<Item = Result<Piece, ApiError>> + Send + 'static {
-        stream::unfold((self, tokenizer), |(mut choice, tokenizer)| async move {
+        // Boxed, since it is moved for every piece.
+        stream::unfold(Box::new((self, tokenizer)), |mut state| async move {
+            let (choice, tokenizer) = &mut *state;
             choice.generation.as_ref()?;
             loop {
-                match choice.next(&tokenizer).await {
+                match choice.next(tokenizer).await {
                     Ok(piece) if piece.says_nothing() => {}
-                    Ok(piece) => return Some((Ok(piece), (choice, tokenizer))),
+                    Ok(piece) => return Some((Ok(piece), state)),
                     Err(error) => {
                         choice.generation = None;
-                        return Some((Err(error), (choice, tokenizer)));
+                        return Some((Err(error), state));
                     }
                 }
             }
@@ -233,30 +240,5 @@ impl Piece {
         self.finish_reason = next.finish_reason;
         self.n_tokens += next.n_tokens;
         self.cached_tokens += next.cached_tokens;
-    }
-
-    /// As an element of `choices`.
-    pub fn json(&self) -> Value {
-        let logprobs = self.logprobs.as_ref().map(|lists| {
-            let Logprobs { tokens, token_logprobs, top_logprobs, text_offset } = lists;
-            json!({
-                "tokens": tokens,
-                "token_logprobs": token_logprobs,
-                "top_logprobs": top_logprobs,
-                "text_offset": text_offset,
-            })
-        });
-        let mut choice = json!({
-            "index": self.index,
-            "text": self.text,
-            "logprobs": logprobs,
-            "finish_reason": self.finish_reason,
-        });
-        for (name, ids) in [("token_ids", &self.token_ids), ("prompt_token_ids", &self.prompt_token_ids)] {
-            if let (Some(ids), Some(choice)) = (ids, choice.as_object_mut()) {
-                choice.insert(name.into(), json!(ids));
-            }
-        }
-        choice
     }
 }

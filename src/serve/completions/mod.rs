@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
+use axum::http::header;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use futures_util::stream::{self, SelectAll};
-use futures_util::{Stream, StreamExt};
-use serde::Deserialize;
+use futures_util::future::Either;
+use futures_util::{Stream, StreamExt, stream};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use self::choice::{Choice, Piece, Told};
@@ -140,12 +141,13 @@ async fn complete(State(server): State<Arc<Server>>, Json(fields): Json<Fields>)
             choices.push(choice(&server, &fields, choices.len(), i as u64, &ids)?);
         }
     }
-    let head = Head {
-        id: server.ids.next("cmpl-"),
-        created: super::now(),
-        model,
-        fingerprint: server.backend.model().fingerprint.clone(),
-    };
+    let head = sse::Head::new(&json!({
+        "id": server.ids.next("cmpl-"),
+        "object": "text_completion",
+        "created": super::now(),
+        "model": model,
+        "system_fingerprint": server.backend.model().fingerprint,
+    }));
     let usage = Usage { prompt_tokens, ..Usage::default() };
     if fields.stream.unwrap_or(false) {
         let options = fields.stream_options.unwrap_or_default();
@@ -182,26 +184,26 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
 /// As in OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
 
-/// What all chunks of an answer begin with.
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-    fingerprint: String,
+/// What stands behind the head of an answer or a chunk.
+#[derive(Serialize)]
+struct Rest<'a> {
+    choices: &'a [Piece],
+    /// None leaves it out, `Some(None)` is `null`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageJson>>,
 }
 
-impl Head {
-    fn object(&self, choices: Vec<Value>) -> Map<String, Value> {
-        let value = json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            "choices": choices,
-        });
-        value.as_object().cloned().unwrap_or_default()
-    }
+#[derive(Serialize)]
+struct UsageJson {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: UsageDetails,
+}
+
+#[derive(Serialize)]
+struct UsageDetails {
+    cached_tokens: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -217,21 +219,18 @@ impl Usage {
         self.cached_tokens += piece.cached_tokens;
     }
 
-    fn json(&self) -> Value {
-        let Self { prompt_tokens, completion_tokens, cached_tokens } = self;
-        json!({
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": { "cached_tokens": cached_tokens },
-        })
+    fn json(&self) -> UsageJson {
+        let Self { prompt_tokens, completion_tokens, cached_tokens } = *self;
+        let total_tokens = prompt_tokens + completion_tokens;
+        let prompt_tokens_details = UsageDetails { cached_tokens };
+        UsageJson { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details }
     }
 }
 
 /// Everything but the texts.
 struct Answer {
     server: Arc<Server>,
-    head: Head,
+    head: sse::Head,
     usage: Usage,
     options: StreamOptions,
 }
@@ -246,48 +245,61 @@ impl Answer {
                 joined.join(choice.next(&self.server.tokenizer).await?);
             }
             self.usage.add(&joined);
-            whole.push(joined.json());
+            whole.push(joined);
         }
-        let mut object = self.head.object(whole);
-        object.insert("usage".into(), self.usage.json());
-        Ok(axum::Json(object).into_response())
+        let text = self.head.with(&Rest { choices: &whole, usage: Some(Some(self.usage.json())) });
+        Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
     }
 
     /// One event for every piece, the choices mixed as they come.
     fn events(self, choices: Vec<Choice>) -> impl Stream<Item = Event> + Send + 'static {
         let tokenizer = self.server.tokenizer.clone();
-        let pieces = choices.into_iter().map(|choice| Box::pin(choice.pieces(tokenizer.clone())));
-        let pieces: SelectAll<_> = stream::select_all(pieces);
-        stream::unfold((self, pieces, Next::Piece), |(mut answer, mut pieces, next)| async move {
-            let (event, next) = match next {
+        let mut pieces = choices.into_iter().map(|choice| Box::pin(choice.pieces(tokenizer.clone())));
+        let pieces = match (pieces.next(), pieces.len()) {
+            // The most usual, without what it takes to wait for many.
+            (Some(only), 0) => Either::Left(only),
+            (first, _) => Either::Right(stream::select_all(first.into_iter().chain(pieces))),
+        };
+        stream::unfold(Box::new((self, pieces, Next::Piece)), |mut state| async move {
+            let (answer, pieces, next) = &mut *state;
+            let event = match next {
                 Next::Piece => match pieces.next().await {
-                    Some(Ok(piece)) => (answer.chunk(&piece), Next::Piece),
-                    Some(Err(error)) => (Event::default().data(error.body().to_string()), Next::Nothing),
-                    None if answer.options.include_usage.unwrap_or(false) => (answer.usage_chunk(), Next::Done),
-                    None => (Event::default().data("[DONE]"), Next::Nothing),
+                    Some(Ok(piece)) => answer.chunk(piece),
+                    Some(Err(error)) => {
+                        *next = Next::Nothing;
+                        Event::default().data(error.body().to_string())
+                    }
+                    None if answer.options.include_usage.unwrap_or(false) => {
+                        *next = Next::Done;
+                        answer.usage_chunk()
+                    }
+                    None => {
+                        *next = Next::Nothing;
+                        Event::default().data("[DONE]")
+                    }
                 },
-                Next::Done => (Event::default().data("[DONE]"), Next::Nothing),
+                Next::Done => {
+                    *next = Next::Nothing;
+                    Event::default().data("[DONE]")
+                }
                 Next::Nothing => return None,
             };
-            Some((event, (answer, pieces, next)))
+            Some((event, state))
         })
     }
 
-    fn chunk(&mut self, piece: &Piece) -> Event {
-        self.usage.add(piece);
-        let mut object = self.head.object(vec![piece.json()]);
-        if self.options.continuous_usage_stats.unwrap_or(false) {
-            object.insert("usage".into(), self.usage.json());
-        } else if self.options.include_usage.unwrap_or(false) {
-            object.insert("usage".into(), Value::Null);
-        }
-        Event::default().data(Value::Object(object).to_string())
+    fn chunk(&mut self, piece: Piece) -> Event {
+        self.usage.add(&piece);
+        let usage = match self.options {
+            StreamOptions { continuous_usage_stats: Some(true), .. } => Some(Some(self.usage.json())),
+            StreamOptions { include_usage: Some(true), .. } => Some(None),
+            _ => None,
+        };
+        Event::default().data(self.head.with(&Rest { choices: &[piece], usage }))
     }
 
     fn usage_chunk(&self) -> Event {
-        let mut object = self.head.object(Vec::new());
-        object.insert("usage".into(), self.usage.json());
-        Event::default().data(Value::Object(object).to_string())
+        Event::default().data(self.head.with(&Rest { choices: &[], usage: Some(Some(self.usage.json())) }))
     }
 }
 

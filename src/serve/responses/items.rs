@@ -6,14 +6,24 @@ use crate::serve::ask;
 use crate::serve::conversation::Entry;
 use crate::serve::error::ApiError;
 use crate::serve::field::Field;
-use crate::serve::history::{Part, Phase};
+use crate::serve::history::{Made, Part, Phase};
+use crate::serve::tools::Tools;
+
+/// What the server knows that items may name.
+pub trait Known {
+    /// The stored item of this id.
+    fn item(&self, id: &str) -> Option<Value>;
+
+    /// The reasoning that was sealed as this text.
+    fn sealed(&self, text: &str) -> Option<Made>;
+}
 
 /// Reads `input`: a string, or a list of items. Items of the assistant that follow each other are one turn. Gives the
-/// entries, and the items as they came.
+/// entries, and the items as they came, with those that they refer to in their place.
 ///
 /// # Errors
-/// An item that is none, or of a type that this server does not have.
-pub fn read(input: Option<Field>) -> Result<(Vec<Entry>, Vec<Value>), ApiError> {
+/// An item that is none, or of a type that this server does not have; a reference to one that is not there.
+pub fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<Entry>, Vec<Value>), ApiError> {
     let Some(input) = input else { return Ok((Vec::new(), Vec::new())) };
     if let Value::String(text) = input.value() {
         let content = json!([{"type": "input_text", "text": text}]);
@@ -21,38 +31,54 @@ pub fn read(input: Option<Field>) -> Result<(Vec<Entry>, Vec<Value>), ApiError> 
         return Ok((vec![Entry::User(text.clone())], vec![item]));
     }
     let items = input.list().map_err(|_| input.wrong("a string or a list of items"))?;
-    let mut entries = Vec::new();
+    let (mut entries, mut values) = (Vec::new(), Vec::new());
     for item in &items {
-        match (self::item(item)?, entries.last_mut()) {
-            (Item::Part(part), Some(Entry::Assistant(parts))) => parts.push(part),
-            (Item::Part(part), _) => entries.push(Entry::Assistant(vec![part])),
+        let value = referred(item, known)?.unwrap_or_else(|| item.value().clone());
+        match (self::item(&item.with(&value), known)?, entries.last_mut()) {
+            (Item::Made(made), Some(Entry::Assistant(turn))) => turn.push(made),
+            (Item::Made(made), _) => entries.push(Entry::Assistant(vec![made])),
             (Item::Entry(entry), _) => entries.push(entry),
         }
+        values.push(value);
     }
-    Ok((entries, items.iter().map(|item| item.value().clone()).collect()))
+    Ok((entries, values))
+}
+
+/// What an item refers to, if it is nothing but an id.
+fn referred(item: &Field, known: &dyn Known) -> Result<Option<Value>, ApiError> {
+    item.object()?;
+    let is_reference = match item.get("type") {
+        Some(kind) => kind.value() == "item_reference",
+        None => item.get("id").is_some() && item.get("role").is_none() && item.get("content").is_none(),
+    };
+    if !is_reference {
+        return Ok(None);
+    }
+    let id = item.need("id")?;
+    let message = || format!("`{}`: there is no item `{}`: it was not stored, or is forgotten", id.path(), id.value());
+    known.item(id.text()?).map(Some).ok_or_else(|| ApiError::not_found(message()).with_param(id.path()))
 }
 
 enum Item {
     Entry(Entry),
-    Part(Part),
+    Made(Made),
 }
 
-fn item(item: &Field) -> Result<Item, ApiError> {
-    item.object()?;
+fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
     let kind = item.get("type");
     let text = |name: &str| item.need(name)?.text().map(str::to_owned);
     match kind.as_ref().map_or(Ok("message"), |kind| kind.text())? {
         "message" => message(item),
-        "reasoning" => {
-            let content = item.get("content");
-            Ok(Item::Part(Part::Reasoning(content.map_or(Ok(String::new()), |content| ask::content_text(&content))?)))
-        }
-        "function_call" => {
+        "reasoning" => reasoning(item, known).map(Item::Made),
+        kind @ ("function_call" | "custom_tool_call") => {
+            let is_text = kind == "custom_tool_call";
             let namespace = item.get("namespace");
             let namespace = namespace.map(|namespace| namespace.text()).transpose()?;
-            Ok(Item::Part(ask::call(text("call_id")?, &text("name")?, namespace, &text("arguments")?)))
+            let (id, name) = (text("call_id")?, Tools::name_in_prompt(&text("name")?, namespace));
+            let arguments = text(if is_text { "input" } else { "arguments" })?;
+            Ok(Item::Made(Part::Call { id, name, arguments, is_text }.into()))
         }
-        "function_call_output" => {
+        "function_call_output" | "custom_tool_call_output" => {
             let call_id = item.need("call_id")?;
             Ok(Item::Entry(Entry::Result {
                 call_id: call_id.text()?.to_owned(),
@@ -67,6 +93,22 @@ fn item(item: &Field) -> Result<Item, ApiError> {
     }
 }
 
+/// As it was sealed, else as its content says.
+fn reasoning(item: &Field, known: &dyn Known) -> Result<Made, ApiError> {
+    let sealed = item.get("encrypted_content");
+    if let Some(made) = sealed.as_ref().map(|sealed| sealed.text()).transpose()?.and_then(|text| known.sealed(text)) {
+        return Ok(made);
+    }
+    match (item.get("content"), sealed) {
+        (Some(content), _) => Ok(Part::Reasoning(ask::content_text(&content)?).into()),
+        (None, None) => Ok(Part::Reasoning(String::new()).into()),
+        (None, Some(sealed)) => {
+            let message = format!("`{}` was not sealed by this server since it was started", sealed.path());
+            Err(sealed.error("invalid_encrypted_content", message))
+        }
+    }
+}
+
 fn message(item: &Field) -> Result<Item, ApiError> {
     let content = || ask::content_text(&item.need("content")?);
     let roles = [("developer", 0), ("system", 0), ("user", 1), ("assistant", 2)];
@@ -76,7 +118,7 @@ fn message(item: &Field) -> Result<Item, ApiError> {
         _ => {
             let phases = [("commentary", Phase::Commentary), ("final_answer", Phase::FinalAnswer)];
             let phase = item.get("phase").map(|phase| phase.one_of(&phases)).transpose()?;
-            Item::Part(Part::Content { text: content()?, phase })
+            Item::Made(Part::Content { text: content()?, phase }.into())
         }
     })
 }
@@ -85,9 +127,22 @@ fn message(item: &Field) -> Result<Item, ApiError> {
 mod tests {
     use super::*;
 
+    /// Knows the item `msg_1`, and what was sealed as `sealed`.
+    struct One;
+
+    impl Known for One {
+        fn item(&self, id: &str) -> Option<Value> {
+            (id == "msg_1").then(|| json!({"id": id, "type": "message", "role": "user", "content": "before"}))
+        }
+
+        fn sealed(&self, text: &str) -> Option<Made> {
+            (text == "sealed").then(|| Made { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) })
+        }
+    }
+
     fn entries(input: Value) -> Result<Vec<Entry>, (String, String)> {
         let body = json!({ "input": input });
-        let read = read(Field::body(&body).expect("an object").get("input"));
+        let read = read(Field::body(&body).expect("an object").get("input"), &One);
         read.map(|(entries, _)| entries).map_err(|error| {
             let error = &error.body()["error"];
             let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
@@ -110,10 +165,32 @@ mod tests {
         let turn = vec![
             Part::Reasoning("Hm.".into()),
             Part::Content { text: "Look:".into(), phase: Some(Phase::Commentary) },
-            Part::Call { id: "call_1".into(), name: "agents__spawn".into(), arguments: "{}".into() },
+            Part::Call { id: "call_1".into(), name: "agents__spawn".into(), arguments: "{}".into(), is_text: false },
         ];
+        let turn = turn.into_iter().map(Made::from).collect();
         let result = Entry::Result { call_id: "call_1".into(), text: "3".into(), path: "input[4].call_id".into() };
         assert_eq!(entries(input), Ok(vec![Entry::User("a".into()), Entry::Assistant(turn), result]));
+    }
+
+    #[test]
+    fn an_item_that_is_an_id_alone_is_the_one_that_was_stored() {
+        for reference in [json!({"type": "item_reference", "id": "msg_1"}), json!({"type": null, "id": "msg_1"})] {
+            let body = json!({ "input": [reference] });
+            let input = Field::body(&body).expect("an object").get("input");
+            let (entries, items) = read(input, &One).expect("is there");
+            assert_eq!(entries, [Entry::User("before".into())]);
+            assert_eq!(items[0]["content"], "before");
+        }
+    }
+
+    #[test]
+    fn reasoning_is_as_it_was_sealed_else_as_its_content_says() {
+        let content = json!([{"type": "reasoning_text", "text": "Aha."}]);
+        let item = |sealed: &str| json!({"type": "reasoning", "content": content, "encrypted_content": sealed});
+        let input = json!([item("sealed"), item("elsewhere")]);
+        let sealed = Made { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) };
+        let told = Part::Reasoning("Aha.".into()).into();
+        assert_eq!(entries(input), Ok(vec![Entry::Assistant(vec![sealed, told])]));
     }
 
     #[test]
@@ -122,10 +199,10 @@ mod tests {
         let expected = |code: &str, param: &str| (code.to_owned(), param.to_owned());
         assert_eq!(error(json!(3)), expected("invalid_value", "input"));
         assert_eq!(error(json!(["a"])), expected("invalid_value", "input[0]"));
-        assert_eq!(
-            error(json!([{"type": "item_reference", "id": "x"}])),
-            expected("unsupported_value", "input[0].type")
-        );
+        assert_eq!(error(json!([{"type": "item_reference", "id": "x"}])), expected("not_found", "input[0].id"));
+        assert_eq!(error(json!([{"type": "mcp_call", "id": "x"}])), expected("unsupported_value", "input[0].type"));
+        let sealed = json!([{"type": "reasoning", "id": "x", "encrypted_content": "elsewhere"}]);
+        assert_eq!(error(sealed), expected("invalid_encrypted_content", "input[0].encrypted_content"));
         assert_eq!(error(json!([{"content": "a"}])), expected("missing_required_parameter", "input[0].role"));
         let image = json!([{"role": "user", "content": [{"type": "input_image"}]}]);
         assert_eq!(error(image), expected("unsupported_value", "input[0].content[0].type"));

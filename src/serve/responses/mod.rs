@@ -17,16 +17,19 @@ use axum::{Extension, Json, Router};
 use futures_util::stream;
 use serde_json::{Value, json};
 
+use self::items::Known;
 use self::object::ResponseObject;
 use self::output::Output;
 use self::request::ResponsesRequest;
 use self::store::{Page, Stored};
 use super::Server;
+use super::answer::Step;
 use super::body;
 use super::choices::{Choices, News};
 use super::conversation::Entry;
 use super::error::ApiError;
 use super::field::Field;
+use super::history::{Made, Scope};
 use super::keys::Caller;
 use super::prompt::{self, Prompt};
 use super::sse;
@@ -49,7 +52,7 @@ async fn respond(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Response, ApiError> {
-    let request = ResponsesRequest::read(&Field::body(&body)?)?;
+    let request = ResponsesRequest::read(&Field::body(&body)?, &Scoped { server: &server, scope: caller.0 })?;
     let model = server.check_model(request.ask.model.as_deref())?;
     let (entries, prompt) = prompt_of(&server, caller, &request)?;
     let choices = prompt::start(&server, caller, &request.ask, prompt, 1, PARAM).await?;
@@ -58,16 +61,16 @@ async fn respond(
     echo.insert("model".to_owned(), model.into());
     let object = ResponseObject {
         output: Output::new(id.clone(), server.tokenizer.clone(), request.has_logprobs),
-        id: format!("resp_{id}"),
+        id: store::response_id(&id),
         created_at: super::now(),
         echo,
         n_events: 0,
     };
     let stream = request.ask.stream;
-    let keep = request.store.then(|| (input_with_ids(&server, request.input), entries));
-    let making = Making { server, caller, choices, object, keep };
+    let keep = request.store.then(|| (input_with_ids(&id, request.input), entries));
+    let making = Making { server, caller, choices, object, keep, is_sealed: request.is_sealed };
     if stream {
-        Ok(sse::response(stream::unfold(Telling::new(making), Telling::next)))
+        Ok(sse::response(stream::unfold(Box::new(Telling::new(making)), Telling::next)))
     } else {
         Ok(Json(making.whole().await?).into_response())
     }
@@ -78,7 +81,8 @@ async fn input_tokens(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    let (_, prompt) = prompt_of(&server, caller, &ResponsesRequest::read(&Field::body(&body)?)?)?;
+    let request = ResponsesRequest::read(&Field::body(&body)?, &Scoped { server: &server, scope: caller.0 })?;
+    let (_, prompt) = prompt_of(&server, caller, &request)?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
 }
 
@@ -123,13 +127,31 @@ fn leave_out_oldest(entries: &mut Vec<Entry>) -> bool {
     true
 }
 
-/// The items as they can be asked for again.
-fn input_with_ids(server: &Server, mut input: Vec<Value>) -> Vec<Value> {
-    for item in &mut input {
+/// What the server has for a caller.
+struct Scoped<'a> {
+    server: &'a Server,
+    scope: Scope,
+}
+
+impl Known for Scoped<'_> {
+    fn item(&self, id: &str) -> Option<Value> {
+        let stored = self.server.responses.get(self.scope, &store::response_of(id)?)?;
+        stored.item(id).cloned()
+    }
+
+    fn sealed(&self, text: &str) -> Option<Made> {
+        self.server.seal.open(self.scope, text)
+    }
+}
+
+/// The items as they can be asked for again. Ids of those that have none are made of the response's `id`, by which they
+/// are found.
+fn input_with_ids(id: &str, mut input: Vec<Value>) -> Vec<Value> {
+    for (i, item) in input.iter_mut().enumerate() {
         let Some(item) = item.as_object_mut() else { continue };
         item.entry("type").or_insert_with(|| "message".into());
         if item.get("id").is_none_or(Value::is_null) {
-            item.insert("id".to_owned(), server.ids.next("msg_").into());
+            item.insert("id".to_owned(), format!("msg_{id}-input-{i}").into());
         }
     }
     input
@@ -189,9 +211,18 @@ struct Making {
     object: ResponseObject,
     /// Its input and the conversation before it, if it is to be stored.
     keep: Option<(Vec<Value>, Vec<Entry>)>,
+    /// Reasoning is sealed for the client.
+    is_sealed: bool,
 }
 
 impl Making {
+    /// Seals the open item, if it is reasoning. An item has the place that its message has in the turn.
+    fn seal(&mut self) {
+        let output = &mut self.object.output;
+        let made = output.open_index().and_then(|index| self.choices.answer(0).turn().get(index));
+        output.set_sealed(made.and_then(|made| self.server.seal.close(self.caller.0, made)));
+    }
+
     async fn whole(mut self) -> Result<Value, ApiError> {
         loop {
             let news = self.choices.next().await.unwrap_or_else(|| Err(ApiError::internal("an answer has no end")))?;
@@ -205,7 +236,13 @@ impl Making {
     /// Takes some news: its events, and the response if it is complete.
     fn take(&mut self, news: News) -> (Vec<(&'static str, Value)>, Option<Value>) {
         let News { steps, finish, .. } = news;
-        let events = steps.into_iter().flat_map(|step| self.object.take(step)).collect();
+        let mut events = Vec::new();
+        for step in steps {
+            if self.is_sealed && matches!(step, Step::Closed { .. }) {
+                self.seal();
+            }
+            events.extend(self.object.take(step));
+        }
         let response = finish.map(|finish| self.object.finished(finish, self.choices.usage()));
         if let (Some(response), Some((input, entries))) = (&response, self.keep.take_if(|_| response.is_some())) {
             let turn = Arc::new(self.choices.answer(0).turn().clone());
@@ -216,7 +253,7 @@ impl Making {
     }
 }
 
-/// A response as it is told.
+/// A response as it is told. Boxed, since it is moved for every event.
 struct Telling {
     making: Making,
     ready: VecDeque<(&'static str, Value)>,
@@ -229,7 +266,7 @@ impl Telling {
         Self { making, ready, is_over: false }
     }
 
-    async fn next(mut self) -> Option<(Event, Self)> {
+    async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         loop {
             if let Some((kind, event)) = self.ready.pop_front() {
                 return Some((Event::default().event(kind).data(event.to_string()), self));

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::serve::answer::{Drawn, Finish, Kind, Step};
 use crate::serve::logprobs;
+use crate::serve::tools::Function;
 use crate::tokenizer::Tokenizer;
 
 /// An event of a stream: its type, and its fields but `type` and `sequence_number`.
@@ -31,6 +32,8 @@ struct Item {
     id: String,
     text: String,
     drawn: Vec<Drawn>,
+    /// Reasoning, sealed for a client that asked for it.
+    sealed: Option<String>,
     status: &'static str,
 }
 
@@ -43,6 +46,18 @@ impl Output {
     /// The items.
     pub fn json(&self) -> Value {
         self.items.iter().map(|item| self.item(item)).collect()
+    }
+
+    /// Which item is the last, which is open or was closed.
+    pub fn open_index(&self) -> Option<usize> {
+        self.items.len().checked_sub(1)
+    }
+
+    /// What its client is to carry of the open item.
+    pub fn set_sealed(&mut self, sealed: Option<String>) {
+        if let Some(item) = self.items.last_mut() {
+            item.sealed = sealed;
+        }
     }
 
     /// Takes what became known.
@@ -58,10 +73,11 @@ impl Output {
         let prefix = match kind {
             Kind::Reasoning => "rs",
             Kind::Message(_) => "msg",
+            Kind::Call { function: Function { is_custom: true, .. }, .. } => "ctc",
             Kind::Call { .. } => "fc",
         };
         let id = format!("{prefix}_{}-{}", self.id, self.items.len());
-        let item = Item { kind, id, text: String::new(), drawn: Vec::new(), status: "in_progress" };
+        let item = Item { kind, id, text: String::new(), drawn: Vec::new(), sealed: None, status: "in_progress" };
         let mut added = self.item(&item);
         let mut events = Vec::new();
         if !matches!(item.kind, Kind::Call { .. }) {
@@ -90,6 +106,7 @@ impl Output {
                 fields["logprobs"] = self.logprobs(&drawn);
                 "response.output_text.delta"
             }
+            Kind::Call { function: Function { is_custom: true, .. }, .. } => "response.custom_tool_call_input.delta",
             Kind::Call { .. } => "response.function_call_arguments.delta",
         };
         if let Some(item) = self.items.last_mut() {
@@ -110,6 +127,9 @@ impl Output {
             Kind::Message(_) => {
                 let fields = json!({"text": item.text, "logprobs": self.logprobs(&item.drawn)});
                 events.push(event("response.output_text.done", fields));
+            }
+            Kind::Call { function: Function { is_custom: true, .. }, .. } => {
+                events.push(event("response.custom_tool_call_input.done", json!({"input": item.text})));
             }
             Kind::Call { function, .. } => {
                 let fields = json!({"name": function.name, "arguments": item.text});
@@ -141,17 +161,20 @@ impl Output {
         let content = self.part(item);
         match &item.kind {
             Kind::Reasoning => json!({
-                "type": "reasoning", "id": id, "summary": [], "content": [content], "encrypted_content": null,
-                "status": status,
+                "type": "reasoning", "id": id, "summary": [], "content": [content],
+                "encrypted_content": item.sealed, "status": status,
             }),
             Kind::Message(phase) => json!({
                 "type": "message", "id": id, "role": "assistant", "status": status, "phase": phase.name(),
                 "content": [content],
             }),
             Kind::Call { id: call_id, function } => {
+                let (kind, given) = match function.is_custom {
+                    true => ("custom_tool_call", "input"),
+                    false => ("function_call", "arguments"),
+                };
                 let mut call = json!({
-                    "type": "function_call", "id": id, "call_id": call_id, "name": function.name, "arguments": text,
-                    "status": status,
+                    "type": kind, "id": id, "call_id": call_id, "name": function.name, given: text, "status": status,
                 });
                 if let Some(namespace) = &function.namespace {
                     call["namespace"] = namespace.clone().into();
@@ -180,7 +203,7 @@ impl Output {
 impl Item {
     fn clone_head(&self) -> Self {
         let (kind, id) = (self.kind.clone(), self.id.clone());
-        Self { kind, id, text: String::new(), drawn: Vec::new(), status: self.status }
+        Self { kind, id, text: String::new(), drawn: Vec::new(), sealed: None, status: self.status }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::items;
+use super::items::{self, Known};
 use crate::serve::ask::Ask;
 use crate::serve::conversation::Entry;
 use crate::serve::error::ApiError;
@@ -12,16 +12,23 @@ use crate::serve::tools::{Hosted, TextFormat, Tools};
 /// What is part of the API and not of this server.
 const UNSUPPORTED: [&str; 4] = ["background", "conversation", "prompt", "context_management"];
 
+/// What answers have only if they are asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Include {
+    Logprobs,
+    Sealed,
+}
+
 /// What `include` may name. What this server never has is satisfied by leaving it out.
-const INCLUDABLE: [(&str, bool); 8] = [
-    ("message.output_text.logprobs", true),
-    ("reasoning.encrypted_content", false),
-    ("file_search_call.results", false),
-    ("web_search_call.results", false),
-    ("web_search_call.action.sources", false),
-    ("message.input_image.image_url", false),
-    ("computer_call_output.output.image_url", false),
-    ("code_interpreter_call.outputs", false),
+const INCLUDABLE: [(&str, Option<Include>); 8] = [
+    ("message.output_text.logprobs", Some(Include::Logprobs)),
+    ("reasoning.encrypted_content", Some(Include::Sealed)),
+    ("file_search_call.results", None),
+    ("web_search_call.results", None),
+    ("web_search_call.action.sources", None),
+    ("message.input_image.image_url", None),
+    ("computer_call_output.output.image_url", None),
+    ("code_interpreter_call.outputs", None),
 ];
 
 /// A request for a response. Accepted, and without a meaning here: `user`, `metadata`, `service_tier`,
@@ -43,6 +50,8 @@ pub struct ResponsesRequest {
     pub store: bool,
     /// Messages tell how probable their tokens were.
     pub has_logprobs: bool,
+    /// Reasoning is sealed for the client to carry.
+    pub is_sealed: bool,
     /// Leave out the oldest of a conversation that is too long.
     pub truncates: bool,
     /// What the response repeats of it.
@@ -54,21 +63,21 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
-    pub fn read(body: &Field) -> Result<Self, ApiError> {
+    pub fn read(body: &Field, known: &dyn Known) -> Result<Self, ApiError> {
         refuse(body, &UNSUPPORTED)?;
         let tools = Tools::read(body, Hosted::LeftOut)?;
         let text = body.get("text");
         let format = TextFormat::read(text.as_ref().and_then(|text| text.get("format")))?;
         let includes = body.get("include").map_or(Ok(Vec::new()), |include| include.list())?;
-        let includes: Vec<bool> = includes.iter().map(|name| name.one_of(&INCLUDABLE)).collect::<Result<_, _>>()?;
-        let has_logprobs = includes.contains(&true);
+        let includes: Vec<_> = includes.iter().map(|name| name.one_of(&INCLUDABLE)).collect::<Result<_, _>>()?;
+        let has_logprobs = includes.contains(&Some(Include::Logprobs));
         let top_logprobs = Ask::top_logprobs(body)?;
         let ask = Ask {
             max_tokens: Ask::max_tokens(body, &["max_output_tokens"])?,
             n_logprobs: has_logprobs.then(|| top_logprobs.unwrap_or(0)),
             ..Ask::read(body, tools, format)?
         };
-        let (entries, input) = items::read(body.get("input"))?;
+        let (entries, input) = items::read(body.get("input"), known)?;
         let text_of = |name: &str| -> Result<Option<String>, ApiError> {
             body.get(name).map(|field| field.text().map(str::to_owned)).transpose()
         };
@@ -80,6 +89,7 @@ impl ResponsesRequest {
                 .get("truncation")
                 .map_or(Ok(false), |way| way.one_of(&[("auto", true), ("disabled", false)]))?,
             has_logprobs,
+            is_sealed: includes.contains(&Some(Include::Sealed)),
             entries,
             input,
             echo: echo(body, &ask)?,
@@ -144,7 +154,7 @@ fn echo(body: &Field, ask: &Ask) -> Result<Map<String, Value>, ApiError> {
 /// The tools that a model is offered, with what the API's schema wants of functions. Hosted ones are left out here too.
 fn tools(body: &Field) -> Result<Value, ApiError> {
     let mut tools = body.get("tools").map_or(Ok(Vec::new()), |tools| tools.list())?;
-    tools.retain(|tool| tool.value()["type"] == "function" || tool.value()["type"] == "namespace");
+    tools.retain(|tool| ["function", "namespace", "custom"].iter().any(|kind| tool.value()["type"] == *kind));
     let whole = |tool: &Field| {
         let mut tool = tool.value().clone();
         let is_function = tool["type"] == "function";

@@ -12,6 +12,17 @@ use crate::serve::history::{Scope, Turn, size_bytes};
 /// How much is kept.
 const LIMITS: Limits = Limits { max_entries: 10_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
 
+/// The id of the response whose items have ids made of `id`.
+pub fn response_id(id: &str) -> String {
+    format!("resp_{id}")
+}
+
+/// The response that an item's id is made of: `rs_ID-0` is of `resp_ID`.
+pub fn response_of(item_id: &str) -> Option<String> {
+    let (_, id) = item_id.split_once('_')?;
+    Some(response_id(id.split_once('-')?.0))
+}
+
 /// A response and what led to it.
 #[derive(Debug)]
 pub struct Stored {
@@ -70,6 +81,12 @@ impl Stored {
         let mut entries = self.entries.clone();
         entries.push(Entry::Made(Arc::clone(&self.turn)));
         entries
+    }
+
+    /// The item of this id, of the response or of its input.
+    pub fn item(&self, id: &str) -> Option<&Value> {
+        let output = self.response["output"].as_array().into_iter().flatten();
+        output.chain(&self.input).find(|item| item["id"] == id)
     }
 
     fn size_bytes(&self) -> usize {

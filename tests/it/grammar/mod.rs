@@ -30,7 +30,7 @@ fn tiny() -> (Tokenizer, Arc<Grammars>) {
 }
 
 fn tool(name: &str, parameters: Option<Value>, strict: bool) -> Tool {
-    Tool { namespace: FUNCTIONS.into(), name: name.into(), description: None, parameters, strict }
+    Tool { namespace: FUNCTIONS.into(), name: name.into(), description: None, parameters, strict, text: None }
 }
 
 /// `f` takes any object, `g` a whole number `n`.

@@ -47,10 +47,9 @@ pub fn checked(events: &[(String, String)]) -> Value {
                 let item = event["item"].clone();
                 assert_eq!(item["status"], "in_progress");
                 assert!(item_ids.insert(item["id"].as_str().expect("an id").to_owned()), "a new id: {event}");
-                let is_empty = if item["type"] == "function_call" {
-                    &item["arguments"] == ""
-                } else {
-                    item["content"] == json!([])
+                let is_empty = match called_with(&item) {
+                    Some((_, given)) => &item[given] == "",
+                    None => item["content"] == json!([]),
                 };
                 assert!(is_empty, "{event}");
                 open = Some(Open { output_index, item, text: String::new(), has_part: false, is_told: false });
@@ -61,10 +60,10 @@ pub fn checked(events: &[(String, String)]) -> Value {
                 assert_eq!((&item["id"], &item["type"]), (&open.item["id"], &open.item["type"]));
                 assert_eq!((event["output_index"].as_u64(), open.is_told), (Some(open.output_index), true));
                 assert!(["completed", "incomplete"].contains(&item["status"].as_str().expect("a status")));
-                let text =
-                    if item["type"] == "function_call" { &item["arguments"] } else { &item["content"][0]["text"] };
+                let called = called_with(item);
+                let text = called.map_or(&item["content"][0]["text"], |(_, given)| &item[given]);
                 assert_eq!(text, open.text.as_str(), "{event}");
-                assert_eq!(item["type"] == "function_call", !open.has_part);
+                assert_eq!(called.is_some(), !open.has_part);
                 done.push(item.clone());
             }
             ("response.completed" | "response.incomplete", _) => {
@@ -80,16 +79,26 @@ pub fn checked(events: &[(String, String)]) -> Value {
     last.expect("the stream has an end")
 }
 
+/// What a call's events are named by, and the field with what it gives; None for what is no call.
+fn called_with(item: &Value) -> Option<(&'static str, &'static str)> {
+    match item["type"].as_str().expect("a type") {
+        "function_call" => Some(("response.function_call_arguments", "arguments")),
+        "custom_tool_call" => Some(("response.custom_tool_call_input", "input")),
+        _ => None,
+    }
+}
+
 /// An event inside of an item.
 fn inside(open: &mut Open, kind: &str, event: &Value) {
     assert_eq!((&event["item_id"], event["output_index"].as_u64()), (&open.item["id"], Some(open.output_index)));
-    let is_call = open.item["type"] == "function_call";
+    let called = called_with(&open.item);
+    let is_call = called.is_some();
     assert_eq!(event["content_index"].as_u64(), (!is_call).then_some(0), "{event}");
-    let prefix = match open.item["type"].as_str().expect("a type") {
-        "reasoning" => "response.reasoning_text",
-        "message" => "response.output_text",
-        "function_call" => "response.function_call_arguments",
-        other => panic!("an item of type {other}"),
+    let prefix = match (open.item["type"].as_str().expect("a type"), called) {
+        (_, Some((prefix, _))) => prefix,
+        ("reasoning", _) => "response.reasoning_text",
+        ("message", _) => "response.output_text",
+        (other, _) => panic!("an item of type {other}"),
     };
     match kind.strip_prefix(prefix) {
         Some(".delta") => {
@@ -98,9 +107,9 @@ fn inside(open: &mut Open, kind: &str, event: &Value) {
         }
         Some(".done") => {
             assert!(!open.is_told, "{event}");
-            let text = if is_call { &event["arguments"] } else { &event["text"] };
-            assert_eq!(text, open.text.as_str());
-            assert_eq!(event["name"], if is_call { open.item["name"].clone() } else { Value::Null });
+            assert_eq!(event[called.map_or("text", |(_, given)| given)], open.text.as_str());
+            let is_function = open.item["type"] == "function_call";
+            assert_eq!(event["name"], if is_function { open.item["name"].clone() } else { Value::Null });
             open.is_told = true;
         }
         _ => match kind {

@@ -1,7 +1,10 @@
 //! The server, over HTTP.
 
 mod asking;
+mod carried;
 mod completions;
+mod custom_tools;
+mod dashboard;
 mod errors;
 mod event_rules;
 mod leaving;

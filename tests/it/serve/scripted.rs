@@ -170,6 +170,7 @@ impl Scripted {
             ids: Default::default(),
             history: Default::default(),
             responses: Default::default(),
+            seal: Default::default(),
             open: Arc::new(()),
         };
         let runtime =

@@ -17,7 +17,7 @@ fn harmony() -> Harmony {
 
 fn tool(name: &str, description: &str, parameters: Option<Value>) -> Tool {
     let description = Some(description.to_owned()).filter(|text| !text.is_empty());
-    Tool { namespace: FUNCTIONS.into(), name: name.into(), description, parameters, strict: false }
+    Tool { namespace: FUNCTIONS.into(), name: name.into(), description, parameters, strict: false, text: None }
 }
 
 fn developer(tools: Vec<Tool>) -> String {
@@ -360,6 +360,7 @@ impl Chat {
             description: of.description,
             parameters: of.parameters,
             strict: false,
+            text: None,
         });
         let formats = self.formats.into_iter().map(|of| ResponseFormat {
             name: of.name,
