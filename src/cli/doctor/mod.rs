@@ -9,9 +9,7 @@ mod report;
 mod runtimes;
 mod self_check;
 
-pub(super) use self_check::work;
 use std::path::PathBuf;
-
 use std::thread;
 
 use gpu::Runtime;
