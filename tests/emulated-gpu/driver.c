@@ -64,6 +64,8 @@ uint64_t nanoseconds(void) {
 // The topology lies elsewhere, and the devices are there to whoever asks without opening them.
 static const char *moved(const char *path, char room[4096]) {
   static const char *const prefixes[] = {"/sys/devices/virtual/kfd", "/sys/class/kfd"};
+  // Rust asks for the status of the file of no name. The headers say that nobody does, and the compiler believes them.
+  __asm__("" : "+r"(path));
   if (!path) return path;
   for (int i = 0; i < 2; i++) {
     size_t length = strlen(prefixes[i]);

@@ -27,6 +27,7 @@ HIPS = {
 }
 TOOLS = ("forky", "clang-21 libdrm-dev linux-libc-dev")
 MEMORY_BYTES = 8 << 30
+FLAGS = "-D_GNU_SOURCE -std=gnu11 -O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC".split()
 
 
 class Unavailable(Exception):
@@ -72,16 +73,15 @@ def replace(path, content):
 
 def driver(headers):
     sources = sorted(HERE.glob("*.[ch]"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + repr(FLAGS).encode()).hexdigest()[:12]
     library = TARGET / f"libemulated-gpu-{digest}.so"
     if not library.exists():
-        flags = "-D_GNU_SOURCE -std=gnu11 -O2 -g -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC".split()
         made = library.with_suffix(f".{os.getpid()}")
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if not compiler:
             raise Unavailable("a C compiler")
         code = [path for path in sources if path.suffix == ".c"]
-        subprocess.run([compiler, *flags, f"-I{headers}", "-o", made, *code, "-lpthread", "-ldl"], check=True)
+        subprocess.run([compiler, *FLAGS, f"-I{headers}", "-o", made, *code, "-lpthread", "-ldl"], check=True)
         made.rename(library)
     return library
 
@@ -148,9 +148,9 @@ def prepare(arch, hip, binary):
     libraries = fetch(TARGET / f"hip-{hip}/packages", library, suites, packages) / LIBRARIES
     clang, headers = tools()
     memory = int(os.environ.get("EMULATED_GPU_MEMORY", MEMORY_BYTES))
-    shown = TARGET / f"topology/{arch}-{memory}"
-    if not shown.exists():
-        topology.write(shown, arch, memory)
+    units = int(os.environ.get("EMULATED_GPU_UNITS", 0))
+    shown = TARGET / f"topology/{arch}-{memory}-{units}"
+    topology.write(shown, arch, memory, units)
     environment = os.environ | {
         "LD_PRELOAD": str(driver(headers)),
         "LD_LIBRARY_PATH": str(libraries),

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 RECORD = struct.Struct("<16s4B6s2xI")  # `struct instruction` of wave.c
-RUN, SKIP, UNKNOWN = range(3)
+RUN, SKIP, LDS_BASE, UNKNOWN = range(4)  # `enum kind` of wave.c
 
 # What writes back or drops caches, which the emulator has none of: first words without the bits that name a scope, those
 # bits, and how many words there are.
@@ -65,6 +65,8 @@ class Teacher:
         words = struct.unpack("<4I", raw)
         if words[0] & ~scopes in first and words[n_words - 1] == 0:
             return self.record(raw, 4 * n_words, SKIP)
+        if words[0] & 0xFF80FFFF == 0xBE8001EB:  # s_mov_b64 sN, src_shared_base, on all of them
+            return self.record(raw, 4, LDS_BASE)
         emu = self.emulator()
         instruction = emu.decode_inst(raw, self.family)
         size = instruction.size()

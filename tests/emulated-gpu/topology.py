@@ -21,16 +21,18 @@ cu_per_simd_array simd_per_cu max_slots_scratch_cu gfx_target_version vendor_id 
 drm_render_minor hive_id num_sdma_engines num_sdma_xgmi_engines num_sdma_queues_per_engine num_cp_queues""".split()
 
 
-def gpu(arch):
+def gpu(arch, units):
     chip, is_wide = CHIPS[arch], arch.startswith("gfx9")
-    engines = 1 if is_wide else 2
+    units = units or chip["units"]
+    dies, engines = min(chip["dies"], units), 1 if is_wide else 2
+    arrays = min(chip["arrays"], max(units // 2, 1))
     return dict(
-        simd_count=chip["units"] * chip["simds"], mem_banks_count=1, caches_count=2, io_links_count=1,
+        simd_count=units * chip["simds"], mem_banks_count=1, caches_count=2, io_links_count=1,
         simd_id_base=2147488032, max_waves_per_simd=chip["waves"], lds_size_in_kb=chip["lds"], num_gws=64,
-        wave_front_size=64 if is_wide else 32, array_count=chip["arrays"], simd_arrays_per_engine=engines,
-        cu_per_simd_array=-(-chip["units"] // chip["arrays"]), simd_per_cu=chip["simds"], max_slots_scratch_cu=32,
+        wave_front_size=64 if is_wide else 32, array_count=arrays, simd_arrays_per_engine=engines,
+        cu_per_simd_array=-(-units // arrays), simd_per_cu=chip["simds"], max_slots_scratch_cu=32,
         gfx_target_version=chip["version"], vendor_id=0x1002, device_id=chip["device"], location_id=768,
-        drm_render_minor=128, num_sdma_engines=2, num_sdma_queues_per_engine=6, num_cp_queues=8, num_xcc=chip["dies"],
+        drm_render_minor=128, num_sdma_engines=2, num_sdma_queues_per_engine=6, num_cp_queues=8, num_xcc=dies,
         max_engine_clk_fcompute=2400, max_engine_clk_ccompute=2400, local_mem_size=0, fw_version=2140, sdma_fw_version=20,
         capability=CAPABILITY[arch[:4]], debug_prop=1495, unique_id=0x1234,
     )  # fmt: skip
@@ -50,8 +52,8 @@ def bank(heap, size, clock):
     return dict(heap_type=heap, size_in_bytes=size, flags=0, width=384, mem_clk_max=clock)
 
 
-def write(folder, arch, memory_bytes):
-    """`folder` becomes what /sys/devices/virtual/kfd is."""
+def write(folder, arch, memory_bytes, units=0):
+    """`folder` becomes what /sys/devices/virtual/kfd is; `units` compute units, if not 0, instead of all of the chip's."""
     absent = dict.fromkeys(ABSENT, 0)
     files = {
         "generation_id": "2\n",
@@ -63,7 +65,7 @@ def write(folder, arch, memory_bytes):
         "nodes/0/io_links/0/properties": link(0, 1),
         "nodes/1/gpu_id": f"{0x1234}\n",
         "nodes/1/name": f"{arch}\n",
-        "nodes/1/properties": absent | gpu(arch),
+        "nodes/1/properties": absent | gpu(arch, units),
         "nodes/1/mem_banks/0/properties": bank(1, memory_bytes, 1249),
         "nodes/1/io_links/0/properties": link(1, 0),
     } | {f"nodes/1/caches/{i}/properties": cache(level, kib) for i, level, kib in ((0, 1, 32), (1, 2, 6144))}

@@ -17,7 +17,8 @@
 
 // ---- instructions ----
 
-enum kind { RUN, SKIP, UNKNOWN };
+// What a function does; nothing; `s_mov_b64` of where LDS lies among all addresses, which the emulator does not know.
+enum kind { RUN, SKIP, LDS_BASE, UNKNOWN };
 
 // One instruction as emulator.py tells it, on disk and over the pipe. `raw` is zero from `size` on.
 struct instruction {
@@ -222,6 +223,7 @@ static sigjmp_buf fault_exit;
 static volatile int is_emulating;
 static uint64_t fault_address;
 static int fault_is_write;
+static struct wave *running;
 
 static void on_fault(int number, siginfo_t *info, void *context) {
   if (!is_emulating) {
@@ -238,6 +240,7 @@ static uint64_t pc_of(const struct wave *w) { return w->scalar[PC] | (uint64_t)w
 // Runs a wave until it ends, waits at a barrier, or has had its turn.
 static void run_wave(struct wave *w, long turn) {
   static struct { uint64_t pc, raw[2]; const struct instruction *is; } near[N_NEAR];
+  running = w;
   void *buffers[6] = {w->scalar, w->vector, NULL, lds, w->scratch, now.is_cdna ? w->accumulators : w->vector};
   for (long n = 0;; n++) {
     if (n == turn) return;
@@ -254,7 +257,11 @@ static void run_wave(struct wave *w, long turn) {
       _mm_setcsr(modes);
     }
     const struct instruction *one = at->is;
-    if (one->kind == SKIP) {
+    if (one->kind == LDS_BASE) {
+      uint32_t *to = &w->scalar[raw[0] >> 16 & 127];
+      to[0] = 0, to[1] = (uint64_t)lds >> 32;
+    }
+    if (one->kind != RUN) {
       pc += one->size;
       w->scalar[PC] = pc, w->scalar[PC + 1] = pc >> 32;
       continue;
@@ -339,8 +346,9 @@ static void prepare(void) {
   now.is_cdna = !strncmp(now.arch, "gfx9", 4), now.is_rdna4 = !strncmp(now.arch, "gfx12", 5);
   now.wave_size = now.is_cdna ? 64 : 32;
   // Inactive lanes read LDS too, and write back what they read, at whatever address their registers hold: all that
-  // 32 bits can address is there. Pages that nobody touches cost nothing.
-  lds = pages(LDS_ROOM);
+  // 32 bits can address is there. Pages that nobody touches cost nothing. Its address ends with 32 zeros, so that it is
+  // its own aperture: a generic address whose upper half says LDS is the address here.
+  lds = (uint8_t *)(((uint64_t)pages(2 * LDS_ROOM) + UINT32_MAX) & ~(uint64_t)UINT32_MAX);
   random_state = strtoull(setting("EMULATED_GPU_SEED", "0"), NULL, 0);
   max_instructions = atol(setting("EMULATED_GPU_MAX_INSTRUCTIONS", "100000000"));
   open_cache();
@@ -370,8 +378,10 @@ enum outcome dispatch(const uint8_t *packet, uint64_t queue_at) {
   if (sigsetjmp(fault_exit, 1)) {
     char text[200];
     describe_address(fault_address, text, sizeof text);
-    say(0, "workgroup %u,%u,%u of the kernel at %#lx %s %#lx, %s", group[0], group[1], group[2], now.code,
-        fault_is_write ? "writes to" : "reads", fault_address, text);
+    const uint64_t pc = pc_of(running);
+    say(0, "workgroup %u,%u,%u %s %#lx, %s (wave %ld, instruction %08x %08x, %lu bytes behind the kernel's first)", group[0],
+        group[1], group[2], fault_is_write ? "writes to" : "reads", fault_address, text, (long)(running - waves),
+        u32((const uint8_t *)pc), u32((const uint8_t *)pc + 4), pc - now.code);
     outcome = FAULTED;
   } else {
     is_emulating = 1;
