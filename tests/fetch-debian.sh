@@ -4,12 +4,14 @@
 #
 #   tests/fetch-debian.sh DIR PROOF PACKAGE...     PROOF: a file of the packages, below DIR, that must be there then
 #
+# FETCH_DEBIAN_SUITES="sid experimental" takes them from other suites than forky, and from the last where it can.
+#
 # Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 not available on this machine (no apt, no Debian
 # archive among its sources, another processor, no network). A second run does nothing; a run that
 # was cut short is taken up again. Downloads and apt's own state stay in DIR/.apt.
 set -eu
 
-suite=forky
+suite=${FETCH_DEBIAN_SUITES:-forky}
 
 say() { printf 'fetch-debian: %s\n' "$*" >&2; }
 unavailable() { say "not available here: $*"; exit 3; }
@@ -99,7 +101,7 @@ mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$apt/none"
 {
     printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nArchitectures: amd64\n' "$uri" "$suite"
     [ -z "$keyring" ] || printf 'Signed-By: %s\n' "$keyring"
-} >"$apt/$suite.sources"
+} >"$apt/debian.sources"
 
 # The machine's settings are not read (their hooks would touch the machine), but for how to reach the archive.
 {
@@ -107,7 +109,7 @@ mkdir -p "$apt/lists/partial" "$apt/archives/partial" "$apt/none"
     cat <<CONF
 Dir::Etc::Main "$apt/none/apt.conf";
 Dir::Etc::Parts "$apt/none";
-Dir::Etc::SourceList "$apt/$suite.sources";
+Dir::Etc::SourceList "$apt/debian.sources";
 Dir::Etc::SourceParts "$apt/none";
 Dir::Etc::Preferences "$apt/none/preferences";
 Dir::Etc::PreferencesParts "$apt/none";
@@ -139,14 +141,14 @@ apt-cache show "${packages%% *}" >/dev/null 2>&1 || {
 
 say "downloading $packages and what they need"
 # shellcheck disable=SC2086 # the names are words
-apt-get -q -y --download-only install $packages >"$apt/download.log" 2>&1 || {
+apt-get -q -y -t "${suite##* }" --download-only install $packages >"$apt/download.log" 2>&1 || {
     tail -n 5 "$apt/download.log" >&2
     unavailable "could not download the packages; run again to go on (see $apt/download.log)"
 }
 
 # Exactly what the resolver chose: an older download of the same package may lie beside it.
 # shellcheck disable=SC2086
-chosen=$(apt-get -q -y --simulate install $packages | awk '$1 == "Inst" { gsub(/[(]/, "", $3); gsub(/:/, "%3a", $3); print $2 "_" $3 }')
+chosen=$(apt-get -q -y -t "${suite##* }" --simulate install $packages | awk '$1 == "Inst" { gsub(/[(]/, "", $3); gsub(/:/, "%3a", $3); print $2 "_" $3 }')
 [ -n "$chosen" ] || { say "apt resolved no packages"; exit 1; }
 
 say "unpacking $(printf '%s\n' "$chosen" | wc -l) packages"

@@ -45,6 +45,10 @@ pub(super) struct CheckArgs {
     #[arg(long)]
     all_params: bool,
 
+    /// Only the first shape that each template is tested with, in all of its element types
+    #[arg(long)]
+    first_shape: bool,
+
     /// Beside the default parameters those that the target's tuning tables can choose: `--tuned=false` for the default
     /// alone
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
@@ -174,8 +178,9 @@ impl Setup {
     fn selection(&self, args: &CheckArgs) -> Selection {
         let tables = args.tuned.then(|| Arc::new(self.tables.clone()));
         let (op, variant) = (args.op.clone(), args.variant.clone());
-        let all_params = args.all_params;
-        Selection { op, variant, all_params, tables, more_rows: true, is_fenced: true, ..Selection::default() }
+        let (all_params, first_shape) = (args.all_params, args.first_shape);
+        let more_rows = !first_shape;
+        Selection { op, variant, all_params, tables, first_shape, more_rows, is_fenced: true, ..Selection::default() }
     }
 }
 

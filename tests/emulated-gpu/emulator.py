@@ -1,0 +1,126 @@
+"""What each instruction does, from tinygrad's emulator of AMD's instruction sets: wave.c asks with 16 bytes on stdin, and
+is told on stdout where in the file `code` lies a function that does it. What was told is left in the file `index`.
+
+Needs EMULATED_GPU_ARCH, EMULATED_GPU_LEARNT (the folder of both files), TINYGRAD (a checkout), and clang on the PATH.
+"""
+
+import fcntl
+import os
+import struct
+import sys
+from pathlib import Path
+
+RECORD = struct.Struct("<16s4B6s2xI")  # `struct instruction` of wave.c
+RUN, SKIP, LDS_BASE, UNKNOWN = range(4)  # `enum kind` of wave.c
+
+# What writes back or drops caches, which the emulator has none of: first words without the bits that name a scope, those
+# bits, and how many words there are.
+CACHE_CONTROL = {
+    "rdna3": ({0xE0AC0000, 0xE0B00000}, 0, 2),
+    "rdna4": ({0xEE0AC07C, 0xEE0B007C, 0xEE13C07C}, 0, 3),
+    "cdna": ({0xE0A00000, 0xE0A40000}, 0xC000, 2),
+}
+
+
+def family(arch):
+    """The emulator's name for what it tells apart, or None."""
+    if arch.startswith("gfx9"):
+        return "cdna"
+    return {"gfx11": "rdna3", "gfx12": "rdna4"}.get(arch[:5])
+
+
+def let_atomics_return(emulator):
+    """An atomic gives back what was there if a bit says so: `glc` on RDNA3, which the emulator asks for; `sc0` on CDNA3 and
+    the lowest of `th` on RDNA4, for which it gives nothing back."""
+    real = emulator._iattr
+
+    def attribute(instruction, name, default=0):
+        if name != "glc" or hasattr(instruction, "glc"):
+            return real(instruction, name, default)
+        return (real(instruction, "sc0") | real(instruction, "th")) & 1
+
+    emulator._iattr = attribute
+
+
+class Teacher:
+    def __init__(self, arch, folder):
+        self.family, self.places = family(arch), {}
+        if self.family is None:
+            raise NotImplementedError(f"the emulator does not know {arch}")
+        self.code, self.index = (open(folder / name, "ab") for name in ("code", "index"))
+
+    def emulator(self):
+        """Only what is not known yet needs it, and it takes a second to load."""
+        sys.path.insert(0, os.environ["TINYGRAD"])
+        os.environ.setdefault("DEV", "CPU")
+        from test.mockgpu.amd import emu
+
+        if not hasattr(self, "emu"):
+            let_atomics_return(emu)
+            self.emu = emu
+        return self.emu
+
+    def teach(self, raw):
+        first, scopes, n_words = CACHE_CONTROL[self.family]
+        words = struct.unpack("<4I", raw)
+        if words[0] & ~scopes in first and words[n_words - 1] == 0:
+            return self.record(raw, 4 * n_words, SKIP)
+        if words[0] & 0xFF80FFFF == 0xBE8001EB:  # s_mov_b64 sN, src_shared_base, on all of them
+            return self.record(raw, 4, LDS_BASE)
+        emu = self.emulator()
+        instruction = emu.decode_inst(raw, self.family)
+        size = instruction.size()
+        program, runtime = emu._get_runner(raw[: size + 4], self.family)
+        operation = getattr(instruction, "op", None)
+        is_barrier = operation in emu._BARRIER_OPS or operation in emu._BARRIER_SOP1_OPS
+        arguments = bytes(program.arg.globals)
+        return self.record(raw, size, RUN, is_barrier, arguments, self.place(runtime))
+
+    def place(self, runtime):
+        """Where in the file the function lies; it has no addresses of this process in it."""
+        if runtime not in self.places:
+            at = self.code.seek(0, os.SEEK_END)
+            self.code.write(bytes(-at % 64) + runtime.mem[:])
+            self.code.flush()
+            self.places[runtime] = at + -at % 64
+        return self.places[runtime]
+
+    def record(self, raw, size, kind, is_barrier=False, arguments=b"", code_at=0):
+        record = RECORD.pack(raw[:size], size, kind, is_barrier, len(arguments), arguments, code_at)
+        self.index.write(record)
+        self.index.flush()
+        return record
+
+    def answer(self, raw):
+        fcntl.flock(self.code, fcntl.LOCK_EX)
+        try:
+            return self.teach(raw)
+        except Exception as error:  # whatever the emulator does not know ends here, by many names
+            why = " ".join(f"{type(error).__name__}: {error}".split()).encode()[:1000]
+            return RECORD.pack(raw, 0, UNKNOWN, 0, 0, b"", len(why)) + why
+        finally:
+            fcntl.flock(self.code, fcntl.LOCK_UN)
+
+
+def refuse_what_is_elsewhere(elf):
+    def link(name, libraries):
+        raise NotImplementedError(f"a function calls {name}")
+
+    elf.link_sym = link
+
+
+def main():
+    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the emulator prints is no answer
+    teacher = Teacher(os.environ["EMULATED_GPU_ARCH"], Path(os.environ["EMULATED_GPU_LEARNT"]))
+    sys.path.insert(0, os.environ["TINYGRAD"])
+    from tinygrad.runtime.support import elf
+
+    refuse_what_is_elsewhere(elf)
+    while len(raw := questions.read(16)) == 16:
+        answers.write(teacher.answer(raw))
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
