@@ -7,6 +7,9 @@ use crate::target;
 /// Makes the runtime take a chip for another one; with `_1` behind it, that of node 1 alone.
 const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
+/// ROCm's documentation says that it hides GPUs from HIP too; in the source (ROCclr, 2024) only OpenCL reads it.
+const ORDINAL: &str = "GPU_DEVICE_ORDINAL";
+
 const NEWER_KERNEL: &str =
     "a newer kernel, or AMD's `amdgpu-dkms`, may know this GPU; `sudo dmesg | grep amdgpu` says more";
 const CONTAINER: &str = "in a container: start it with `--device=/dev/kfd --device=/dev/dri`";
@@ -92,6 +95,10 @@ impl KernelDriver {
             found.extend(self.gpus.iter().filter_map(|gpu| unknown(gpu, runtime)));
         }
         found.extend(renamed);
+        let ordinal = variable(ORDINAL).filter(|list| !list.is_empty() && runtime.n_devices < self.gpus.len());
+        if let (Some(list), true) = (ordinal, found.is_empty()) {
+            found.push(Finding::new(format!("`{ORDINAL}={list}` may leave GPUs out"), format!("unset `{ORDINAL}`")));
+        }
         if found.is_empty() && self.findings().is_empty() && runtime.n_devices < self.gpus.len() {
             found.push(Finding::new(
                 format!("the driver has {} GPUs, and this runtime finds {}", self.gpus.len(), runtime.n_devices),

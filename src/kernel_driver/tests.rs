@@ -192,6 +192,8 @@ fn variables_that_hide_a_gpu_are_named_with_the_gpu() {
         assert_eq!(findings.len(), 2 - n_devices, "{variables:?}: {findings:?}");
         assert!(findings[0].hint.starts_with("unset `"), "{findings:?}");
     }
+    let findings = with_runtime(&root, (6, 4), 1, &[("GPU_DEVICE_ORDINAL", "0")]);
+    assert_eq!(texts(&findings), [("`GPU_DEVICE_ORDINAL=0` may leave GPUs out", "unset `GPU_DEVICE_ORDINAL`")]);
     // What names all of them hides none, and an empty list is none to HIP.
     let all = [("ROCR_VISIBLE_DEVICES", "1,0"), ("HIP_VISIBLE_DEVICES", "")];
     assert_eq!(with_runtime(&root, (6, 4), 2, &all), []);

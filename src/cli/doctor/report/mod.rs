@@ -53,7 +53,7 @@ pub(super) fn run(file: &Path, device: &Device, seconds: u32, output: &Output) -
     let mut report = Report { file, output, private, until, limit, device: device.to_string(), parts: Vec::new() };
     report.write(false)?;
     report.machine()?;
-    report.command("doctor", &["doctor"], 60)?;
+    report.command("doctor", &["doctor"], 120)?;
     let devices = report.command("devices", &["devices"], 60)?;
     if *device == Device::Auto {
         report.device = largest(&devices);
@@ -162,7 +162,7 @@ impl Report<'_> {
     fn tables(&mut self) -> anyhow::Result<()> {
         let device = self.device.clone();
         let words = ["kernels", "plan", "--shape", "gpt-oss-20b", "--device", &device, "--tokens", "1,32,512"];
-        self.command("tables", &words, 60).map(drop)
+        self.command("tables", &words, 120).map(drop)
     }
 
     /// What the tiny model says in both precisions, here and on the cpu.

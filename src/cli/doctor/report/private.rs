@@ -47,15 +47,13 @@ impl Private {
         let is_told = |(name, _): &(String, &str)| name.len() > 1 && !COMMON.contains(&name.as_str());
         let words = names.chain(hosts).filter(is_told).map(|(name, instead)| {
             // Whole words alone: a name may be part of others.
-            (
-                format!(r"(^|[^\p{{Alnum}}_]){}($|[^\p{{Alnum}}_])", regex::escape(&name)),
-                format!("${{1}}{instead}${{2}}"),
-            )
+            (format!(r"(^|\W){}($|\W)", regex::escape(&name)), format!("${{1}}{instead}${{2}}"))
         });
         let homes = home.map(|home| (format!(r"{}\b", regex::escape(home)), "~".to_owned()));
         let others = (r#"/(home|Users)/[^/\s"'`:,]+"#.to_owned(), "~".to_owned());
         let rules = homes.into_iter().chain([others]).chain(words);
-        Self { rules: rules.filter_map(|(rule, instead)| Some((Regex::new(&rule).ok()?, instead))).collect() }
+        let rule = |(rule, instead): (String, String)| (Regex::new(&rule).expect("names are escaped"), instead);
+        Self { rules: rules.map(rule).collect() }
     }
 
     /// The text without them.

@@ -109,7 +109,7 @@ fn the_newest_structure_is_asked_for_the_arch() {
     let runtime = room.runtime();
     let facts: Vec<_> = (0..runtime.n_devices()).map(|i| runtime.facts(i).unwrap()).collect();
     let told: Vec<_> = facts.iter().map(|f| (f.arch.as_str(), f.wave_size, f.compute_units, f.lds_bytes)).collect();
-    assert_eq!(told, [("gfx90a:sramecc+:xnack-", 64, 4, 65_536), ("gfx1151", 32, 4, 65_536)]);
+    assert_eq!(told, [("gfx90a:sramecc+:xnack-", 64, 4, 65_536), ("gfx1151", 32, 8, 65_536)]);
     assert_eq!(facts[1].name, "Fake gfx1151");
     assert_eq!(runtime.versions()[0], ("runtime_version", "6.4.43484".to_owned()));
     assert_eq!((room.count("hipGetDevicePropertiesR0600"), room.count("hipGetDeviceProperties ")), (2, 0));
