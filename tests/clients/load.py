@@ -1,7 +1,7 @@
 """Many clients that behave badly, against the built-in model: nothing is lost, wrong, or kept.
 
     python server.py TINY -b 64 --precision f32 -- python load.py --seconds 600 --clients 200
-    python server.py TINY -b 64 --precision f32 --kv-memory 50 -- python load.py --tokens 400 --preempted
+    python server.py TINY -b 64 --precision f32 --kv-memory 50 -- python load.py --tokens 400 --ignore-eos --preempted
 
 Each client asks one of `--pool` requests and waits for the answer, streamed or not, leaves in the midst of it, leaves before
 it began, sends half a body, or reads a byte a second for a while. Each finished answer is compared with that of the same
@@ -38,7 +38,7 @@ WEATHER = {
 }
 
 
-def pool(n, most_tokens, rng):
+def pool(n, most_tokens, ignore_eos, rng):
     """Requests of every kind, each with its path and body."""
     made = []
     for i in range(n):
@@ -51,7 +51,8 @@ def pool(n, most_tokens, rng):
             "seed": rng.randrange(1 << 40),
         }
         if kind == 0:
-            made.append(("/v1/completions", {"prompt": text, "max_tokens": n_tokens, "temperature": 0}))
+            greedy = {"prompt": text, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": ignore_eos}
+            made.append(("/v1/completions", greedy))
         elif kind == 1:
             made.append(
                 (
@@ -62,6 +63,7 @@ def pool(n, most_tokens, rng):
                         "seed": rng.randrange(1 << 40),
                         "temperature": 1,
                         "top_p": 0.9,
+                        "ignore_eos": ignore_eos,
                     },
                 )
             )
@@ -183,7 +185,7 @@ def memory(pid):
 class Load:
     def __init__(self, args):
         self.args, self.url = args, args.url
-        self.pool = pool(args.pool, args.tokens, random.Random(args.seed))
+        self.pool = pool(args.pool, args.tokens, args.ignore_eos, random.Random(args.seed))
         self.alone = []
         self.count = collections.Counter()
         self.wrong = []
@@ -338,6 +340,7 @@ def main():
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--pool", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=90, help="answers have less than this")
+    parser.add_argument("--ignore-eos", action="store_true", help="completions go on to their limit")
     parser.add_argument("--preempted", action="store_true", help="fail if no sequence had to give its blocks back")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

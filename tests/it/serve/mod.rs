@@ -1,6 +1,7 @@
 //! The server, over HTTP.
 
 mod asking;
+mod bodies;
 mod carried;
 mod completions;
 mod custom_tools;
