@@ -70,6 +70,9 @@ struct Cli {
 /// What this program is started with, before the words of a `kernels check`, to run kernels for it.
 const CHECK_WORKER: &str = "__check-worker";
 
+/// The same of a `tune`, to measure for it.
+const TUNE_WORKER: &str = "__tune-worker";
+
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::Args>),
@@ -115,8 +118,9 @@ pub fn main() -> ExitCode {
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return report::exit_code(done.map_err(Into::into), &output);
     }
-    let is_check_worker = std::env::args_os().nth(1).is_some_and(|word| word == CHECK_WORKER);
-    let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || !is_check_worker).map(|(_, word)| word);
+    let first = std::env::args_os().nth(1);
+    let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));
+    let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || worker.is_none()).map(|(_, word)| word);
     let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
@@ -131,8 +135,11 @@ pub fn main() -> ExitCode {
     });
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
     let result = match cli.command {
-        Command::Kernels(args) if is_check_worker => kernels::work(&args),
-        _ if is_check_worker => Err(anyhow::anyhow!("only `kernels check` runs kernels in processes of their own")),
+        Command::Kernels(args) if worker == Some(CHECK_WORKER) => kernels::work(&args),
+        Command::Tune(args) if worker == Some(TUNE_WORKER) => tune::work(&args),
+        _ if worker.is_some() => {
+            Err(anyhow::anyhow!("only `kernels check` and `tune` run kernels in processes of their own"))
+        }
         command => dispatch(command, &output),
     };
     report::exit_code(result, &output)

@@ -19,7 +19,7 @@ pub mod export;
 mod known;
 mod lds;
 mod memory;
-mod message;
+pub(super) mod message;
 pub mod parent;
 mod rounding;
 pub mod speed;
@@ -33,7 +33,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use gpu::Driver;
 use gpu::code_object::KernelFacts;
-use lds::LdsFill;
 use memory::Setting;
 use trial::Trial;
 
@@ -53,6 +52,7 @@ use crate::tuning::TuningTables;
 pub use checked::{Checked, Cost, Go, Watch};
 pub use compare::Difference;
 pub(crate) use compare::output;
+pub(super) use lds::LdsFill;
 pub use memory::{Placement, Side};
 pub use rounding::Rounding;
 pub(crate) use rounding::{examine as examine_rounding, rounded};
@@ -201,7 +201,7 @@ impl Checker<'_> {
     /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
     fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool) -> Result<Running<'r>, Wrong> {
         let is_gpu = runner.target.is_real_gpu();
-        let lds = if is_gpu { LdsFill::new(self, runner.target, runner.driver)? } else { None };
+        let lds = if is_gpu { LdsFill::new(self.library, self.store, runner.target, runner.driver)? } else { None };
         Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced })
     }
 
