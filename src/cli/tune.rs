@@ -21,6 +21,7 @@ use super::usage::UsageError;
 use crate::config::NamedShape;
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::error::chain;
 use crate::template::Precision;
 use crate::tuning::table::{ProvenanceKind, StepKind};
 use crate::workbench::tune::job::Piece;
@@ -216,7 +217,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     // A typing error costs no minutes.
     setup.job.asked.iter().try_for_each(|one| write::facts(&one.problem, &args.r#where).map(drop))?;
-    let pieces = setup.pieces(args)?;
+    let pieces = setup.pieces(args);
     let mut journal = setup.journal(args.journal.as_deref())?;
     let bar = Bar::new(output, pieces.len());
     let mut judge = setup.judge()?;
@@ -292,6 +293,10 @@ fn tune_all(
                 // What does not fit the device is no obstacle to the rest.
                 Err(TuneError::Judge(JudgeError::Piece(why))) if pieces.len() > 1 => {
                     output.warning(&format!("{}: {why}", report::title(tuner.job, piece)));
+                    bar.skip();
+                }
+                Err(TuneError::Work(why)) if pieces.len() > 1 => {
+                    output.warning(&format!("{}: {}", report::title(tuner.job, piece), chain(&why)));
                     bar.skip();
                 }
                 Err(TuneError::NothingToTry { op }) => return Err(report::nothing_to_try(&op)),

@@ -190,7 +190,7 @@ fn json(tuned: &Tuned) -> Value {
     let compared = ranked.iter().find_map(|(_, time)| time.compared.as_ref());
     json!({
         "op": ops.join("+"), "dims": dims, "flags": flags, "dtypes": dtypes, "precision": precision.name(),
-        "tokens": tuned.piece.n_tokens, "step": tuned.piece.step.name(), "bytes": tuned.work.total_bytes(),
+        "tokens": tuned.piece.n_tokens, "step": tuned.piece.step.name(), "between": tuned.is_between, "bytes": tuned.work.total_bytes(),
         "flop": tuned.work.flop, "compared": compared.map(|(words, _)| words), "copies": compared.map(|(_, n)| n),
         "tried": tuned.n_tried, "timed": rows.collect::<Vec<_>>(), "failed": failed.collect::<Vec<_>>(),
     })

@@ -154,7 +154,7 @@ impl Setup {
     }
 
     /// What is tuned, in order.
-    pub fn pieces(&self, args: &Args) -> anyhow::Result<Vec<Piece>> {
+    pub fn pieces(&self, args: &Args) -> Vec<Piece> {
         if !args.stale {
             return self.all_pieces();
         }
@@ -162,15 +162,15 @@ impl Setup {
         let mut pieces: Vec<Piece> = stale.map(|one| one.piece).collect();
         pieces.sort_unstable();
         pieces.dedup();
-        Ok(pieces)
+        pieces
     }
 
     /// Every piece that the command line asks for, what takes the largest share of a step first.
-    pub fn all_pieces(&self) -> anyhow::Result<Vec<Piece>> {
+    pub fn all_pieces(&self) -> Vec<Piece> {
         let library = self.chooser.library();
         let facts = self.chooser.tables().facts(&self.target().arch);
         let product = facts.and_then(|facts| facts.product.as_ref());
-        Ok(self.job.pieces(&self.which, &self.counts(), library, product)?)
+        self.job.pieces(&self.which, &self.counts(), library, product)
     }
 
     /// The rows whose templates render to something else now.

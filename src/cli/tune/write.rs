@@ -11,8 +11,8 @@ use crate::cli::usage::UsageError;
 use crate::object::compile::compiler_for;
 use crate::template::Problem;
 use crate::tuning::edit::{self, NewRow};
-use crate::tuning::table::{Facts, Provenance, ProvenanceKind, Row, StepKind, Tokens};
-use crate::tuning::{MAX_TABLE_BYTES, Query};
+use crate::tuning::table::{Facts, Provenance, ProvenanceKind, StepKind};
+use crate::tuning::MAX_TABLE_BYTES;
 pub(super) use crate::workbench::tune::rows::chosen as chosen_of;
 use crate::workbench::tune::rows::{Rules, behind_measured, rows_of};
 use crate::workbench::tune::tuner::{Entry, Tuned};
@@ -61,21 +61,9 @@ pub(super) fn rows(all: &[Tuned], args: &Args, setup: &Setup) -> anyhow::Result<
         rows.extend(rows_of(&setup.job, of_problem, &facts, rules, is_last, &apart));
     }
     if setup.kind() == ProvenanceKind::Predicted {
-        let measured = |row: &NewRow| -> Vec<Tokens> { measured(row, setup) };
-        rows = behind_measured(rows, &measured);
+        rows = behind_measured(rows, setup.chooser.tables(), setup.target());
     }
     Ok(rows)
-}
-
-/// The numbers of rows at which measured rows of the tables apply wherever a new row does.
-fn measured(row: &NewRow, setup: &Setup) -> Vec<Tokens> {
-    let tables = setup.chooser.tables();
-    let query = Query { op: row.op.clone(), facts: row.facts.clone() };
-    let is_measured =
-        |found: &&Row| tables.provenance(found).is_some_and(|provenance| provenance.kind == ProvenanceKind::Measured);
-    let rows = tables.rows_for(setup.target());
-    let meets = |found: &&Row| row.step.into_iter().chain(StepKind::ALL).any(|step| found.applies(&query, step));
-    rows.filter(meets).filter(is_measured).map(|found| found.tokens).collect()
 }
 
 /// Puts rows into the table of the target: in `--tuning`, else in the user's config folder.

@@ -38,6 +38,8 @@ pub struct Asked {
     pub n_nodes: usize,
     /// Which rows of a step are counted.
     pub rows: Rows,
+    /// Scalar arguments other than `n_tokens`, as the first node that asks for it has them.
+    pub scalars: BTreeMap<String, u32>,
     /// Of a run, the indices of the problems of its ops.
     pub parts: Vec<usize>,
 }
@@ -85,21 +87,29 @@ impl Job {
         let mut job = Self { asked: Vec::new(), context, cache_bytes };
         let mut places: BTreeMap<&str, usize> = BTreeMap::new();
         for node in &graph.nodes {
-            places.insert(&node.label, job.add(&node.label, &node.problem, node.rows, Vec::new()));
+            let asked = Asked {
+                label: node.label.clone(),
+                problem: node.problem.clone(),
+                n_nodes: 0,
+                rows: node.rows,
+                scalars: node.scalars.clone(),
+                parts: Vec::new(),
+            };
+            places.insert(&node.label, job.add(asked));
         }
         for (label, problem) in runs(graph, fusions) {
             let parts: Vec<usize> = label.split(" + ").filter_map(|part| places.get(part).copied()).collect();
             let Some(rows) = parts.first().map(|first| job.asked[*first].rows) else { continue };
-            job.add(&label, &problem, rows, parts);
+            let scalars = parts.iter().flat_map(|part| job.asked[*part].scalars.clone()).collect();
+            job.add(Asked { label, problem, n_nodes: 0, rows, scalars, parts });
         }
         job
     }
 
-    fn add(&mut self, label: &str, problem: &Problem, rows: Rows, parts: Vec<usize>) -> usize {
-        let known = self.asked.iter().position(|one| one.problem == *problem);
-        let index = known.unwrap_or_else(|| {
-            let (label, problem) = (label.to_owned(), problem.clone());
-            self.asked.push(Asked { label, problem, n_nodes: 0, rows, parts });
+    fn add(&mut self, asked: Asked) -> usize {
+        let rows = asked.rows;
+        let index = self.asked.iter().position(|one| one.problem == asked.problem).unwrap_or_else(|| {
+            self.asked.push(asked);
             self.asked.len() - 1
         });
         self.asked[index].n_nodes += 1;
@@ -110,17 +120,14 @@ impl Job {
     }
 
     /// The pieces of some problems at these numbers of rows: what takes the largest share of a step first, a problem's
-    /// in the order of their rows.
-    ///
-    /// # Errors
-    /// If the work of one cannot be counted.
+    /// in the order of their rows. What cannot be counted comes last.
     pub fn pieces(
         &self,
         which: &BTreeSet<usize>,
         counts: &Counts,
         library: &Library,
         product: Option<&Product>,
-    ) -> Result<Vec<Piece>, TimingError> {
+    ) -> Vec<Piece> {
         let mut of_problems: Vec<Vec<Piece>> = Vec::new();
         for &problem in which {
             let mut pieces = self.of_problem(problem, counts);
@@ -132,14 +139,14 @@ impl Job {
         let mut costs: Vec<Vec<f64>> = Vec::new();
         for pieces in &of_problems {
             let ends = [pieces.first(), pieces.last()].into_iter().flatten();
-            costs.push(ends.map(|piece| self.cost(piece, library, product)).collect::<Result<_, _>>()?);
+            costs.push(ends.map(|piece| self.cost(piece, library, product).unwrap_or_default()).collect());
         }
         let total = |end: usize| costs.iter().filter_map(|cost| cost.get(end)).sum::<f64>().max(f64::MIN_POSITIVE);
         let totals = [total(0), total(1)];
         let share = |cost: &[f64]| cost.iter().zip(totals).map(|(cost, total)| cost / total).fold(0.0, f64::max);
         let mut order: Vec<(f64, Vec<Piece>)> = costs.iter().map(|cost| share(cost)).zip(of_problems).collect();
         order.sort_by(|a, b| b.0.total_cmp(&a.0));
-        Ok(order.into_iter().flat_map(|(_, pieces)| pieces).collect())
+        order.into_iter().flat_map(|(_, pieces)| pieces).collect()
     }
 
     fn of_problem(&self, problem: usize, counts: &Counts) -> Vec<Piece> {
@@ -174,7 +181,7 @@ impl Job {
 
     /// The scalars and the kind of the inputs of a piece.
     pub fn setup(&self, piece: &Piece) -> Setup {
-        let problem = &self.asked[piece.problem].problem;
+        let Asked { problem, scalars, .. } = &self.asked[piece.problem];
         let (n, context) = (piece.n_tokens as usize, self.context as usize);
         let window = problem.dims.get("window").map_or(0, |&window| window as usize);
         let (n_slots, run) = match piece.step {
@@ -187,7 +194,9 @@ impl Job {
             0 => context.max(run).div_ceil(BLOCK_TOKENS),
             window => ring_blocks(window, run),
         };
-        let mut scalars = BTreeMap::from([("n_tokens".to_owned(), n as u64)]);
+        let mut scalars: BTreeMap<String, u64> =
+            scalars.iter().map(|(name, &value)| (name.clone(), value.into())).collect();
+        scalars.insert("n_tokens".to_owned(), n as u64);
         if problem.dims.contains_key("block_tokens") {
             let sizes = [("n_slots", n_slots), ("table_blocks", table_blocks), ("n_blocks", n_slots * table_blocks)];
             scalars.extend(sizes.map(|(name, size)| (name.to_owned(), size as u64)));

@@ -3,8 +3,10 @@
 use super::job::Job;
 use super::judge::Time;
 use super::tuner::{Entry, Tuned};
+use crate::target::Target;
 use crate::tuning::edit::{NewRow, Proof};
-use crate::tuning::table::{APART, Facts, ProvenanceKind, Tokens};
+use crate::tuning::table::{APART, Facts, ProvenanceKind, Row, StepKind, Tokens};
+use crate::tuning::{Query, TuningTables};
 
 /// Measured times that are no further apart than this are the same, as a fraction.
 pub const NOISE: f64 = 0.02;
@@ -154,14 +156,23 @@ fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&NewRow>, rules: Rules) -> Opt
     Some(kept.copied().unwrap_or((best_entry, best)))
 }
 
-/// New rows without the numbers of tokens at which a measured one is in force: a prediction stands behind it.
-pub fn behind_measured(rows: Vec<NewRow>, measured: &dyn Fn(&NewRow) -> Vec<Tokens>) -> Vec<NewRow> {
+/// New rows without the numbers of tokens at which measured ones of the tables apply: a prediction never takes the
+/// place of a measurement.
+pub fn behind_measured(rows: Vec<NewRow>, tables: &TuningTables, target: &Target) -> Vec<NewRow> {
     let cut = |row: NewRow| {
+        let query = Query { op: row.op.clone(), facts: row.facts.clone() };
+        let meets = |found: &&Row| {
+            let mut steps = StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step));
+            steps.any(|step| found.applies(&query, step))
+        };
+        let is_measured = |found: &&Row| {
+            tables.provenance(found).is_some_and(|provenance| provenance.kind == ProvenanceKind::Measured)
+        };
         let mut left = vec![row.tokens];
-        for tokens in measured(&row) {
-            left = left.into_iter().flat_map(|one| one.without(tokens)).collect();
+        for measured in tables.rows_for(target).filter(meets).filter(is_measured) {
+            left = left.into_iter().flat_map(|one| one.without(measured.tokens)).collect();
         }
-        left.into_iter().map(move |tokens| NewRow { tokens, ..row.clone() }).collect::<Vec<_>>()
+        left.into_iter().map(|tokens| NewRow { tokens, ..row.clone() }).collect::<Vec<_>>()
     };
     rows.into_iter().flat_map(cut).collect()
 }

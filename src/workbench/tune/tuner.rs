@@ -63,6 +63,8 @@ pub struct Tuned {
     pub present_kind: Option<ProvenanceKind>,
     /// Of a run of ops, whether one kernel does it now.
     pub is_fused: bool,
+    /// Whether it was only asked because the best of its neighbours differ.
+    pub is_between: bool,
     /// What was judged.
     pub entries: Vec<Entry>,
 }
@@ -233,6 +235,7 @@ impl Tuner<'_> {
             present_kind: provenance.map(|provenance| provenance.kind),
             is_fused: problem.ops.len() > 1 && self.chooser.prefers(problem, n_rows, piece.step).is_ok(),
             present_row: row,
+            is_between: false,
             entries: Vec::new(),
         };
         Ok((tuned, ranking.choices))
@@ -422,7 +425,7 @@ impl Tuner<'_> {
         }
         let between = match self.compare(&piece, known) {
             Err(TuneError::Judge(JudgeError::Piece(_))) => return Ok(()),
-            result => result?,
+            result => Tuned { is_between: true, ..result? },
         };
         self.between(low, &between, until, filled)?;
         filled.push(between.clone());
