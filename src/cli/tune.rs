@@ -112,7 +112,7 @@ pub(super) struct JobArgs {
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 
-    /// Numbers of rows [default: those of usual steps, up to 256 sequences and prompts of up to 2048 rows]
+    /// Numbers of rows [default: those of usual steps, up to 256 sequences and prompts of up to 4096 rows]
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: Vec<u32>,
 
@@ -123,6 +123,10 @@ pub(super) struct JobArgs {
     /// Positions that the last row of a slot sees; a prompt's are at least its rows
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
     context: u32,
+
+    /// Begin as if there were no rows for the arch or its family, only those for all GPUs or all hosts
+    #[arg(long)]
+    generic: bool,
 
     /// Parameters that stay as given
     #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]

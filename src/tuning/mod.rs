@@ -166,6 +166,18 @@ impl TuningTables {
         Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new() })
     }
 
+    /// The same tables as if nobody had written a row for this target's own arch or family: only those for all GPUs, or
+    /// all hosts, are left. What is known of the chip stays.
+    pub fn generic(&self, target: &Target) -> Self {
+        let mut tables = self.clone();
+        let mut families = target.families();
+        families.pop();
+        for table in tables.layers.iter_mut().flatten().filter(|table| families.contains(&table.name)) {
+            table.rows.clear();
+        }
+        tables
+    }
+
     /// The same tables with the table of this name in one of the folders that were searched replaced by a text; a folder
     /// that was not goes before all others.
     ///

@@ -87,6 +87,7 @@ impl Setup {
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
         let job = args.job(&checkpoint, precision, &target, &tables)?;
+        let tables = if args.generic { tables.generic(&target) } else { tables };
         let chooser = Chooser::new(args.source.library()?, tables, target)?;
         let (job, which) = args.narrow(job)?;
         let store = Store::from_env()?;

@@ -71,10 +71,10 @@ const FLOP_PER_BYTE: f64 = 20.0;
 const LAUNCH_BYTES: f64 = 1e6;
 
 impl Counts {
-    /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 2048 on a GPU.
+    /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
     pub fn of(target: &Target) -> Self {
         match target.is_gpu() {
-            true => Self { decode: vec![1, 2, 4, 8, 16, 32, 64, 128, 256], prompt: vec![64, 256, 512, 2048] },
+            true => Self { decode: vec![1, 2, 4, 8, 16, 32, 64, 128, 256], prompt: vec![64, 256, 512, 2048, 4096] },
             false => Self { decode: vec![1, 2, 4, 8, 16, 32], prompt: vec![16, 64, 512] },
         }
     }

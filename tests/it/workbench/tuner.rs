@@ -81,7 +81,8 @@ impl World {
             dtypes: [("weight".to_owned(), gptoss_jit::dtype::Dtype::F32)].into(),
             ..Problem::plain("linear", Precision::F32)
         };
-        let asked = Asked { label: "qkv".into(), problem, n_nodes: 1, rows: Rows::All, scalars: [].into(), parts: Vec::new() };
+        let (label, scalars, parts) = ("qkv".into(), [].into(), Vec::new());
+        let asked = Asked { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
         Self {
             chooser: Chooser::new(library, tables, Target::host()).expect("they fit"),
             store: Store::new(Cache::in_memory(), options),
@@ -196,7 +197,15 @@ impl Steps for MadeUpSteps {
         self.n_done += 1;
         let new = rows.is_some_and(|rows| rows.iter().any(|row| row.tokens.contains(work.rows)));
         let noise = 1.0 + f64::from(self.n_done as u32 % 3) / 1000.0;
-        Ok(1000.0 * noise * if !new { 1.0 } else if work.rows == 256 { 0.85 } else { 1.05 })
+        Ok(1000.0
+            * noise
+            * if !new {
+                1.0
+            } else if work.rows == 256 {
+                0.85
+            } else {
+                1.05
+            })
     }
 }
 
