@@ -190,13 +190,14 @@ fn dtype(text: &str) -> Result<(String, Dtype), String> {
 /// `90s`, `20min`, `2h`; a number alone is seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let expected = || format!("`{text}`: expected a time like 90s, 20min or 2h");
     let seconds = match &text[digits.len()..] {
         "" | "s" => 1,
         "m" | "min" => 60,
         "h" => 3600,
-        unit => return Err(format!("`{unit}`: expected s, min or h")),
+        _ => return Err(expected()),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("`{text}`: expected a time like 90s, 20min or 2h"))?;
+    let number: u64 = digits.parse().map_err(|_| expected())?;
     Ok(Duration::from_secs(number.saturating_mul(seconds)))
 }
 
@@ -220,7 +221,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         return Ok(());
     }
     // A typing error costs no minutes.
-    setup.job.asked.iter().try_for_each(|one| write::facts(&one.problem, &args.r#where).map(drop))?;
+    setup.problems().try_for_each(|problem| write::facts(problem, &args.r#where).map(drop))?;
     let pieces = setup.pieces(args);
     let mut journal = setup.journal(args.journal.as_deref())?;
     let bar = Bar::new(output, pieces.len());

@@ -98,6 +98,11 @@ impl Setup {
         self.chooser.target()
     }
 
+    /// The problems that are tuned.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.which.iter().map(|&i| &self.job.asked[i].problem)
+    }
+
     /// The device in words, or what stands in for it.
     pub fn device(&self) -> Option<&str> {
         self.opened.as_ref().map(|(name, _)| name.as_str())

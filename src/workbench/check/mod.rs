@@ -30,6 +30,7 @@ mod wrong;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use gpu::Driver;
 use gpu::code_object::KernelFacts;
@@ -58,6 +59,9 @@ pub use rounding::Rounding;
 pub(crate) use rounding::{examine as examine_rounding, rounded};
 pub(super) use trial::whole;
 pub use wrong::{Failure, Wrong};
+
+/// Kernels of a check in a hurry that are compiled beside each other before any of them runs.
+const AT_ONCE: usize = 2;
 
 /// What templates are checked with.
 pub struct Checker<'a> {
@@ -88,6 +92,14 @@ struct Running<'a> {
     driver: &'a dyn Driver,
     lds: Option<LdsFill>,
     is_fenced: bool,
+    /// When no other case begins.
+    until: Option<Instant>,
+}
+
+impl Running<'_> {
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
 }
 
 /// Which templates, and how thoroughly.
@@ -109,6 +121,9 @@ pub struct Selection {
     pub first_shape: bool,
     /// At a template's first test one more number of rows, above those that it has.
     pub more_rows: bool,
+    /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
+    /// and when the time is up the others are left. At least one runs.
+    pub within: Option<Duration>,
     /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
     /// outside then ends the process that runs it.
     pub is_fenced: bool,
@@ -153,15 +168,48 @@ impl Checker<'_> {
     ) -> Checked {
         let mut checked = Checked::new(template.ops.join("+"), template.variant.clone(), precision);
         checked.ran = self.runner.is_some();
-        let trials = trial::trials(template, precision, self.target, which);
+        let until = which.within.map(|within| Instant::now() + within);
+        let mut trials = trial::trials(template, precision, self.target, which);
         if trials.is_empty() {
             checked.fail("(none)".into(), Wrong::NoTest);
         }
-        let kernels = self.rendered(template, trials, self.target, &mut checked);
+        let on = match self.runner.map(|runner| self.running(runner, which.is_fenced, until)).transpose() {
+            Ok(on) => on,
+            Err(wrong) => {
+                checked.fail("filling LDS".into(), wrong);
+                return checked;
+            }
+        };
+        let mut at_once = trials.len();
+        if until.is_some() {
+            trial::most_likely_to_fail_first(&mut trials);
+            at_once = AT_ONCE;
+        }
+        while !trials.is_empty() {
+            let rest = trials.split_off(at_once.min(trials.len()));
+            self.check_trials(template, trials, on.as_ref(), &mut checked, watch);
+            trials = rest;
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break;
+            }
+        }
+        checked
+    }
+
+    /// Compiles trials, examines what came of them, and runs them if there is something to run them on.
+    fn check_trials(
+        &self,
+        template: &Arc<Template>,
+        trials: Vec<Trial>,
+        on: Option<&Running<'_>>,
+        checked: &mut Checked,
+        watch: &mut dyn Watch,
+    ) {
+        let kernels = self.rendered(template, trials, self.target, checked);
         let stopwatch = Stopwatch::default();
         let objects = self.store.get_all(&requests(&kernels, self.target), &stopwatch);
-        checked.n_compiled = stopwatch.n_compiled.into_inner();
-        checked.compile_ms = stopwatch.compile_ms.into_inner();
+        checked.n_compiled += stopwatch.n_compiled.into_inner();
+        checked.compile_ms += stopwatch.compile_ms.into_inner();
         let mut good = Vec::new();
         for ((trial, kernel), object) in kernels.into_iter().zip(objects) {
             match object.map_err(|error| self.not_compiled(template, &trial, &kernel, self.target, error)).and_then(
@@ -176,33 +224,25 @@ impl Checker<'_> {
                 Err(wrong) => checked.fail(trial.to_string(), wrong),
             }
         }
-        let Some(runner) = self.runner else {
+        let Some(on) = on else {
             checked.n_cases += good.len();
-            return checked;
+            return;
         };
-        let on = match self.running(runner, which.is_fenced) {
-            Ok(on) => on,
-            Err(wrong) => {
-                checked.fail("filling LDS".into(), wrong);
-                return checked;
-            }
-        };
-        if runner.target == self.target {
+        if *on.target == *self.target {
             for (trial, kernel, object) in &good {
-                checked.run(&on, template, trial, kernel, &object.object, watch);
+                checked.run(on, template, trial, kernel, &object.object, watch);
             }
         } else {
             let trials = good.into_iter().map(|(trial, ..)| trial).collect();
-            self.run_elsewhere(template, trials, runner.target, &on, &mut checked, watch);
+            self.run_elsewhere(template, trials, on.target, on, checked, watch);
         }
-        checked
     }
 
     /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
-    fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool) -> Result<Running<'r>, Wrong> {
+    fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool, until: Option<Instant>) -> Result<Running<'r>, Wrong> {
         let is_gpu = runner.target.is_real_gpu();
         let lds = if is_gpu { LdsFill::new(self.library, self.store, runner.target, runner.driver)? } else { None };
-        Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced })
+        Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced, until })
     }
 
     /// What the compiler said, and which lines of the templates it said it of.

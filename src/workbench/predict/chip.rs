@@ -3,6 +3,7 @@
 use super::Code;
 use crate::target::compute_unit::ComputeUnit;
 use crate::target::{Platform, Target, TargetFacts};
+use crate::template::work::Work;
 
 /// Of the bandwidth that a maker states, what a kernel gets at most; of an H200's 4,800 GB/s 4,597 were measured.
 const REACHED_BANDWIDTH: f64 = 0.95;
@@ -48,6 +49,8 @@ pub struct Chip {
     pub latency_cycles: f64,
     /// Seconds of a launch that does nothing, in a captured graph.
     pub launch_s: f64,
+    /// Operations of all matrix units in a second; 0 without any.
+    pub matrix_flop_per_s: f64,
 }
 
 impl Chip {
@@ -70,7 +73,15 @@ impl Chip {
             cache_bytes_per_s: product.cache_gbps.map_or(CACHE_TIMES * memory_bytes_per_s, |gbps| gbps * 1e9),
             latency_cycles: product.latency_ns.unwrap_or(LATENCY_NS) * 1e-9 * clock_hz,
             launch_s: product.launch_us.unwrap_or(LAUNCH_US) * 1e-6,
+            matrix_flop_per_s: 1e12 * product.matrix_tflops(),
         })
+    }
+
+    /// The least time of any kernel: that of its bytes, or of its operations on the matrix units, and of a launch.
+    pub fn least_s(&self, work: &Work) -> f64 {
+        let of_flop = work.flop.filter(|_| self.matrix_flop_per_s > 0.0);
+        let flop_s = of_flop.map_or(0.0, |flop| flop / self.matrix_flop_per_s);
+        self.launch_s + flop_s.max(work.total_bytes() / self.memory_bytes_per_s)
     }
 
     /// Blocks of a kernel that one unit holds at a time; 0 if it has no room for one.

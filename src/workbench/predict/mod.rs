@@ -16,13 +16,16 @@
 //!   last cache.
 //! - A launch takes a time by itself, and the first bytes and the last ones the latency of the memory.
 
+pub mod against;
 mod candidates;
 mod chip;
+mod rows;
 
 use std::fmt;
 
 pub use candidates::{Compiled, PredictError, Predictor, workload};
 pub use chip::Chip;
+pub use rows::setup;
 
 use crate::template::work::Work;
 
@@ -201,6 +204,7 @@ mod tests {
             cache_bytes_per_s: 2e12,
             latency_cycles: 500.0,
             launch_s: 1e-6,
+            matrix_flop_per_s: 0.0,
         }
     }
 

@@ -57,8 +57,14 @@ pub fn rows_of(
             false => Some(n_tokens),
         };
         let tokens = Tokens { first: old.first.max(least), last: most };
-        judged = n_tokens;
+        let last_judged = std::mem::replace(&mut judged, n_tokens);
         let Some(row) = row(job, tuned, entry, time, facts, tokens, rules, apart) else { continue };
+        // A row of the tables begins between the two: if both choose alike, so does what lies before it.
+        if let Some(last) = rows.last_mut().filter(|last| last.tokens.last == Some(last_judged))
+            && last.is_same_choice(&row)
+        {
+            last.tokens.last = Some(last_judged.max(tokens.first - 1));
+        }
         match rows.last_mut() {
             Some(last)
                 if last.tokens.last.and_then(|n| n.checked_add(1)) == Some(tokens.first)
