@@ -310,7 +310,7 @@ fn tune_all(
             n_left -= 1;
         }
         tuned.retain(|one| !one.ranked().is_empty());
-        all.extend(tuner.refine(tuned, until)?);
+        all.extend(if args.stale { tuned } else { tuner.refine(tuned, until)? });
     }
     if n_left > 0 {
         output.note(&format!("{n_left} of {} were not begun within the time: a second `tune` goes on", pieces.len()));

@@ -89,7 +89,12 @@ impl Setup {
         let job = args.job(&checkpoint, precision, &target, &tables)?;
         let tables = if args.generic { tables.generic(&target) } else { tables };
         let chooser = Chooser::new(args.source.library()?, tables, target)?;
-        let (job, which) = args.narrow(job)?;
+        let (job, mut which) = args.narrow(job)?;
+        // A run that no template does on this target is done op by op.
+        which.retain(|&i| {
+            let problem = &job.asked[i].problem;
+            problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
+        });
         let store = Store::from_env()?;
         Ok(Self { args: args.clone(), chooser, store, job, which, checkpoint, precision, opened })
     }

@@ -19,7 +19,8 @@ pub const DOUBT: f64 = 0.10;
 pub struct Rules {
     /// Where the times come from.
     pub kind: ProvenanceKind,
-    /// Rows at which nothing else is better are made too: what is measured anew takes the place of what is stale.
+    /// Each takes the place of the row that decided, as far as that went, though nothing else be better: what is
+    /// measured anew takes the place of what is stale.
     pub renews: bool,
 }
 
@@ -56,7 +57,10 @@ pub fn rows_of(
             true => Some(old.last.unwrap_or(u32::MAX).min(n_tokens + n_tokens / 4)),
             false => Some(n_tokens),
         };
-        let tokens = Tokens { first: old.first.max(least), last: most };
+        let tokens = match rules.renews {
+            true => old,
+            false => Tokens { first: old.first.max(least), last: most },
+        };
         let last_judged = std::mem::replace(&mut judged, n_tokens);
         let Some(row) = row(job, tuned, entry, time, facts, tokens, rules, apart) else { continue };
         // A row of the tables begins between the two: if both choose alike, so does what lies before it.
