@@ -1,8 +1,8 @@
 //! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
 //! and writes them into a tuning table.
 //!
-//! [`setup`] says what is tuned, [`progress`] shows how it goes, [`report`] prints what came of it, [`write`] makes rows
-//! of it, and [`steps`] measures whole steps with these. How kernels are judged is [`crate::workbench::tune`]'s.
+//! [`setup`] says what is tuned, [`progress`] shows how it goes, [`report`] prints what came of it, [`write`] makes
+//! rows of it, and [`steps`] measures whole steps with these. How kernels are judged is [`crate::workbench::tune`]'s.
 
 mod diff;
 mod lint;

@@ -53,8 +53,9 @@ pub struct Decision {
     pub outcomes: Vec<Outcome>,
 }
 
-/// A work is slower only if it is so by more than this, as a fraction, and by more than its pairs differ.
-const NOISE: f64 = 0.005;
+/// A work is slower only if it is so by more than the first of these, as a fraction, and by more than its pairs differ;
+/// pairs that differ by more than the second prove nothing, and what looks slower then is taken to be.
+const NOISE: [f64; 2] = [0.005, 0.03];
 
 impl Work {
     /// Works of these steps; each speaks for the numbers of rows that are nearest to its own.
@@ -83,7 +84,7 @@ impl Outcome {
     pub fn is_slower(&self) -> bool {
         let ratios = self.ratios();
         let spread = quantile(&ratios, 0.75) - quantile(&ratios, 0.25);
-        self.gain() < 1.0 - NOISE.max(spread)
+        self.gain() < 1.0 - spread.clamp(NOISE[0], NOISE[1])
     }
 
     fn ratios(&self) -> Vec<f64> {
