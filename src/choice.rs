@@ -4,11 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
+
 use crate::target::Target;
 use crate::template::library::{Examined, Library};
 use crate::template::library_error::LibraryError;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
+use crate::tuning::lint::{Finding, FindingKind};
 use crate::tuning::table::{APART, Fact, Facts, Row, StepKind};
 use crate::tuning::{Query, TuningError, TuningTables};
 
@@ -139,6 +142,47 @@ impl Problem {
         let facts: Facts = dims.chain(flags).chain(dtypes).chain([precision]).collect();
         Query { op: self.ops.join("+"), facts }
     }
+
+    /// SHA-256 of everything that a rendered kernel may depend on, in hex: two problems with one are the same.
+    pub fn identity(&self) -> String {
+        let Self { ops, dims, constants, flags, dtypes, precision, keeps } = self;
+        let mut text = format!("ops {ops:?}\nprecision {precision}\nkeeps {keeps:?}\n");
+        text.extend(dims.iter().map(|(name, value)| format!("dim {name} {value}\n")));
+        text.extend(constants.iter().map(|(name, value)| format!("constant {name} {:08x}\n", value.to_bits())));
+        text.extend(flags.iter().map(|(name, value)| format!("flag {name} {value}\n")));
+        text.extend(dtypes.iter().map(|(name, dtype)| format!("dtype {name} {dtype}\n")));
+        hex(text.as_bytes())
+    }
+}
+
+/// Whether a row was measured on this problem and with another source than this one, to which its template renders
+/// now. Of a row that does not say on which problem it was measured, it is known only if it wants all of its facts.
+pub fn is_stale(row: &Row, problem: &Problem, source: &str) -> bool {
+    let Some(measured) = &row.source else { return false };
+    let is_its_problem = match &row.problem {
+        Some(identity) => *identity == problem.identity(),
+        None => row.facts == problem.query().facts,
+    };
+    is_its_problem && *measured != hex(source.as_bytes())
+}
+
+/// One line for all stale rows, by their files; `None` where there is none.
+pub fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -> Option<String> {
+    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
+    let mut files: BTreeMap<&str, usize> = BTreeMap::new();
+    for place in places {
+        *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;
+    }
+    let count = |(file, n): (&&str, &usize)| format!("{n} {} of {file}", if *n == 1 { "row" } else { "rows" });
+    let counts = files.iter().map(count).collect::<Vec<_>>().join(", ");
+    let n: usize = files.values().sum();
+    let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
+    (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
+}
+
+/// SHA-256 of some bytes, in hex, as tables have it.
+pub fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Chooser {
@@ -244,6 +288,27 @@ fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) ->
         }
     }
     lines
+}
+
+/// The rows of these targets that nothing ever asks for, or that name a template which is not there, as findings.
+pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |place: &str, text: String| {
+        findings.push(Finding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
+    };
+    for target in targets {
+        for line in never_asked_for(library, tables, target) {
+            let (place, text) = line.split_once(": ").unwrap_or(("", &line));
+            add(place, text.to_owned());
+        }
+        for row in tables.rows_for(target).filter(|row| row.template != APART) {
+            // A row of a family may be for those of its archs that the template is for.
+            if !library.templates().iter().any(|template| template.is_labelled(&row.template)) {
+                add(&row.place, format!("there is no template `{}`", row.template));
+            }
+        }
+    }
+    findings
 }
 
 /// What rows for an op, or a run of ops, may want.

@@ -193,6 +193,15 @@ impl Pipeline {
         while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
             self.try_all(&mut attempts, progress)?;
         }
+        let kernels = rankings.distinct.iter().zip(&attempt_of_ranking);
+        let taken = kernels.filter_map(|((_, ranking), &i)| {
+            let attempt = &attempts[i];
+            let source = &attempt.loaded.as_ref().filter(|_| attempt.at == 0)?.rendered.source;
+            ranking.row().filter(|row| choice::is_stale(row, &attempt.problem, source))
+        });
+        if let Some(warning) = choice::stale_warning(taken, self.target()) {
+            tracing::warn!("{warning}");
+        }
         let loaded = |&ranking: &usize| {
             let attempt = &attempts[attempt_of_ranking[ranking]];
             Arc::clone(attempt.loaded.as_ref().expect("just loaded"))

@@ -1,10 +1,14 @@
 //! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`], `kernels plan` in [`plan`],
-//! `kernels check` in [`check`] and [`speed`].
+//! `kernels check` in [`check`], [`speed`] and [`watch`],
+//! `kernels predict` in [`predict`]; [`beside`] is what runs today beside a template.
 
+mod beside;
 mod check;
 mod plan;
+mod predict;
 pub(super) mod show;
 mod speed;
+mod watch;
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -31,6 +35,9 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Renders, compiles and runs templates on their test shapes, and compares with the reference
     Check(check::CheckArgs),
+    /// Holds times predicted from compiled kernels against those that were measured, in a journal of `tune`; no GPU
+    /// needed
+    Predict(predict::PredictArgs),
 }
 
 #[derive(clap::Args)]
@@ -57,6 +64,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         Command::Show(args) => show::run(&args, output),
         Command::Plan(args) => plan::run(&args, output),
         Command::Check(args) => check::run(&args, output),
+        Command::Predict(args) => predict::run(&args, output),
     }
 }
 

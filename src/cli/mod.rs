@@ -24,10 +24,12 @@ mod model_problems;
 pub mod output;
 mod output_file;
 mod report;
+mod rows_plot;
 mod run;
 mod serve;
 mod shapes;
 mod source;
+mod svg;
 mod tokenize;
 mod tokenizer;
 mod tune;
@@ -70,6 +72,9 @@ struct Cli {
 
 /// What this program is started with, before the words of a `kernels check` or of `doctor`, to run kernels for it.
 const CHECK_WORKER: &str = "__check-worker";
+
+/// The same of a `tune`, to measure for it.
+const TUNE_WORKER: &str = "__tune-worker";
 
 #[derive(Subcommand)]
 enum Command {
@@ -117,8 +122,9 @@ pub fn main() -> ExitCode {
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return report::exit_code(done.map_err(Into::into), &output);
     }
-    let is_check_worker = std::env::args_os().nth(1).is_some_and(|word| word == CHECK_WORKER);
-    let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || !is_check_worker).map(|(_, word)| word);
+    let first = std::env::args_os().nth(1);
+    let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));
+    let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || worker.is_none()).map(|(_, word)| word);
     let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
@@ -133,9 +139,10 @@ pub fn main() -> ExitCode {
     });
     let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
     let result = match cli.command {
-        Command::Kernels(args) if is_check_worker => kernels::work(&args),
-        Command::Doctor(_) if is_check_worker => doctor::work(),
-        _ if is_check_worker => Err(anyhow::anyhow!("only checks of kernels run them in processes of their own")),
+        Command::Kernels(args) if worker == Some(CHECK_WORKER) => kernels::work(&args),
+        Command::Doctor(_) if worker == Some(CHECK_WORKER) => doctor::work(),
+        Command::Tune(args) if worker == Some(TUNE_WORKER) => tune::work(&args),
+        _ if worker.is_some() => Err(anyhow::anyhow!("only checks and `tune` run kernels in processes of their own")),
         command => dispatch(command, &output),
     };
     report::exit_code(result, &output)

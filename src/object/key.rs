@@ -68,6 +68,11 @@ impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
+
+    /// The digest of what was given to a hasher.
+    pub fn finish(hasher: Sha256) -> Self {
+        Self(hasher.finalize().into())
+    }
 }
 
 impl fmt::Display for Digest {

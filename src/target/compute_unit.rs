@@ -41,6 +41,12 @@ pub struct Product {
     pub memory_gbps: f64,
     /// What its last cache before the memory holds, in bytes.
     pub cache_bytes: Option<usize>,
+    /// Bandwidth of that cache, in 10^9 bytes per second.
+    pub cache_gbps: Option<f64>,
+    /// How long a load takes that finds its bytes in no cache, in nanoseconds.
+    pub latency_ns: Option<f64>,
+    /// A launch in a captured graph that does nothing, in microseconds.
+    pub launch_us: Option<f64>,
 }
 
 impl ComputeUnit {
@@ -62,7 +68,7 @@ impl ComputeUnit {
     }
 
     /// Waves that a SIMD's registers suffice for.
-    fn waves_by_registers(&self, vgprs: u32) -> u32 {
+    pub(crate) fn waves_by_registers(&self, vgprs: u32) -> u32 {
         let granule = self.vgpr_granule.max(1);
         let allocated = vgprs.max(1).next_multiple_of(granule);
         (self.vgprs / allocated).min(self.waves_per_simd)

@@ -260,6 +260,15 @@ impl Target {
         self.platform != Platform::Host
     }
 
+    /// What `--device` calls a device of its kind.
+    pub fn device_name(&self) -> &'static str {
+        match self.platform {
+            Platform::Host => "cpu",
+            Platform::Amd => "hip",
+            Platform::Nvidia => "cuda",
+        }
+    }
+
     /// Whether it is a GPU, and not what stands in for one.
     pub fn is_real_gpu(&self) -> bool {
         self.is_gpu() && !self.is_simulated

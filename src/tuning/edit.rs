@@ -1,7 +1,6 @@
 //! Rows put into the text of a table: everything else stays as it is, comments too.
 //!
-//! A row that is there keeps the numbers of tokens that no new row of the same `where` covers. The text is edited by
-//! lines: a row is a block that begins with `[[rows]]` and ends before the next empty line, comment or table.
+//! A row that is there keeps the numbers of tokens that no new row of the same `where` covers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,6 +8,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::{fs, io};
+
+use toml_edit::{DocumentMut, Item, Value};
 
 use super::TuningError;
 use super::table::{Fact, Facts, Provenance, Row, StepKind, Table, Tokens};
@@ -25,7 +26,7 @@ pub struct NewRow {
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub step: Option<StepKind>,
-    /// `linear/dot`.
+    /// `linear/dot`, or `apart`.
     pub template: String,
     /// All parameters.
     pub params: BTreeMap<String, u32>,
@@ -35,9 +36,27 @@ pub struct NewRow {
     pub gbps: f64,
     /// At how many tokens both were measured.
     pub timed_at: u32,
-    /// SHA-256 of the rendered source, in hex.
-    pub source: String,
+    /// What stands behind the time.
+    pub proof: Proof,
 }
+
+/// What stands behind a row's time; digests are SHA-256 in hex.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proof {
+    /// How far apart the middle half of the times lay, as a fraction of their median.
+    pub spread: Option<f64>,
+    /// The problem it was measured on.
+    pub problem: Option<String>,
+    /// The rendered source.
+    pub source: Option<String>,
+    /// The object.
+    pub object: Option<String>,
+    /// What the gate held the kernel against and what came out.
+    pub evidence: Option<String>,
+}
+
+/// Between the positions of two tables of a text there is room for so many new ones.
+const ROOM: isize = 1 << 20;
 
 /// The text of a table with these rows in it, in the place of those that they cover.
 ///
@@ -49,34 +68,144 @@ pub fn merged(name: &str, text: &str, rows: &[NewRow], provenance: &Provenance) 
     let table = Table::parse(name, name, text)?;
     let known = table.provenance.iter().find(|(_, known)| *known == provenance).map(|(name, _)| name.clone());
     let label = known.clone().unwrap_or_else(|| new_label(&table, &provenance.date));
-    let mut blocks = blocks(text);
-    for (row, block) in table.rows.iter().zip(blocks.iter_mut().filter(|block| block.is_row)) {
-        block.keep(row, &left(row, rows));
-    }
-    let mut new = String::new();
-    if known.is_none() {
-        new += &provenance_text(&label, provenance);
-    }
-    for row in rows {
-        new += &row.text(&label);
-    }
-    let op = rows.first().map(|row| row.op.as_str());
-    let last_of_op = table.rows.iter().rposition(|row| Some(row.op.as_str()) == op);
-    let mut merged = String::new();
-    let mut n_rows = 0;
-    for block in &blocks {
-        merged += &block.text;
-        n_rows += usize::from(block.is_row);
-        if block.is_row && last_of_op == Some(n_rows - 1) {
-            merged = format!("{}\n\n{}", merged.trim_end(), new.trim_start());
+    let mut document = parsed(name, text)?;
+    each_table(document.as_table_mut(), &mut |table| {
+        table.set_position(table.position().map(|position| ROOM * (position + 1)));
+    });
+    let (mut kept, mut comments) = (Vec::new(), Vec::new());
+    for (row, old) in table.rows.iter().zip(taken_rows(&mut document)) {
+        let ranges = left(row, rows);
+        if ranges.is_empty() {
+            comments.push((old.position().unwrap_or_default(), comment_of(&old)));
+        }
+        for (i, tokens) in ranges.iter().enumerate() {
+            let mut piece = old.clone();
+            if ranges != [row.tokens] {
+                set_tokens(&mut piece, *tokens);
+            }
+            if i > 0 {
+                piece.decor_mut().set_prefix("\n"); // its comment stays with the first part
+            }
+            piece.set_position(old.position().map(|position| position + i as isize));
+            kept.push((row.op.clone(), piece));
         }
     }
-    if last_of_op.is_none() {
-        merged = format!("{}\n\n{}", merged.trim_end(), new.trim_start());
+    let op = rows.first().map(|row| row.op.clone());
+    let last_of_op = kept.iter().filter(|(of, _)| Some(of) == op.as_ref()).filter_map(|(_, row)| row.position()).max();
+    let mut position = last_of_op.unwrap_or(isize::MAX / 2);
+    let mut new_text = if known.is_none() { provenance_text(&label, provenance) } else { String::new() };
+    new_text.extend(rows.iter().map(|row| row.text(&label)));
+    let mut new = parsed(name, &new_text)?;
+    if let Some(described) = new.get_mut("provenance").and_then(|all| all.get_mut(&label)).map(std::mem::take) {
+        position += 2; // behind the parts of a row that was cut in two
+        let mut described = described.into_table().expect("it is one");
+        described.set_position(Some(position));
+        let all = document.entry("provenance").or_insert_with(|| Item::Table(implicit()));
+        all.as_table_mut().expect("the table was read").insert(&label, Item::Table(described));
     }
-    let merged = tidy(&without_unused(merged.trim_start(), name)?);
+    for mut row in taken_rows(&mut new) {
+        position += 2;
+        row.set_position(Some(position));
+        kept.push((String::new(), row));
+    }
+    kept.sort_by_key(|(_, row)| row.position());
+    let all: toml_edit::ArrayOfTables = kept.into_iter().map(|(_, row)| row).collect();
+    document.insert("rows", Item::ArrayOfTables(all));
+    comments.extend(without_unused(&mut document));
+    for (position, comment) in comments.into_iter().rev() {
+        hand_on(&mut document, position, &comment);
+    }
+    let merged = tidy(document.to_string().trim_start());
     Table::parse(name, name, &merged)?;
     Ok(merged)
+}
+
+fn parsed(name: &str, text: &str) -> Result<DocumentMut, TuningError> {
+    text.parse().map_err(|error: toml_edit::TomlError| TuningError::Toml {
+        file: name.to_owned(),
+        line: 1 + error.span().map_or(0, |span| text[..span.start].matches('\n').count()),
+        message: error.message().trim().to_owned(),
+    })
+}
+
+fn implicit() -> toml_edit::Table {
+    let mut table = toml_edit::Table::new();
+    table.set_implicit(true);
+    table
+}
+
+/// The rows, out of the document.
+fn taken_rows(document: &mut DocumentMut) -> Vec<toml_edit::Table> {
+    let rows = document.remove("rows").and_then(|rows| rows.into_array_of_tables().ok());
+    rows.into_iter().flatten().collect()
+}
+
+/// Every table of a document that has a header.
+fn each_table(table: &mut toml_edit::Table, visit: &mut dyn FnMut(&mut toml_edit::Table)) {
+    for (_, item) in table.iter_mut() {
+        match item {
+            Item::Table(inner) => {
+                visit(inner);
+                each_table(inner, visit);
+            }
+            Item::ArrayOfTables(all) => all.iter_mut().for_each(&mut *visit),
+            _ => {}
+        }
+    }
+}
+
+/// The comment before a table's header.
+fn comment_of(table: &toml_edit::Table) -> String {
+    table.decor().prefix().and_then(|prefix| prefix.as_str()).filter(|text| text.contains('#')).unwrap_or("").to_owned()
+}
+
+/// Puts the comment of a table that is gone before what follows it.
+fn hand_on(document: &mut DocumentMut, position: isize, comment: &str) {
+    if comment.is_empty() {
+        return;
+    }
+    let mut next: Option<isize> = None;
+    each_table(document.as_table_mut(), &mut |table| {
+        if let Some(own) = table.position().filter(|own| *own > position && !table.is_implicit()) {
+            next = Some(next.map_or(own, |next| next.min(own)));
+        }
+    });
+    let Some(next) = next else {
+        let trailing = document.trailing().as_str().unwrap_or_default().to_owned();
+        return document.set_trailing(format!("{comment}{trailing}"));
+    };
+    each_table(document.as_table_mut(), &mut |table| {
+        if table.position() == Some(next) {
+            let own = table.decor().prefix().and_then(|own| own.as_str()).unwrap_or_default().to_owned();
+            table.decor_mut().set_prefix(format!("{}\n{own}", comment.trim_end()));
+        }
+    });
+}
+
+/// Gives a row another range; what is written behind the old one stays.
+fn set_tokens(row: &mut toml_edit::Table, tokens: Tokens) {
+    let mut value = Value::from(tokens.to_string());
+    match row.get_mut("tokens").and_then(Item::as_value_mut) {
+        Some(old) => {
+            *value.decor_mut() = old.decor().clone();
+            *old = value;
+        }
+        None => {
+            let key = toml_edit::Key::new("tokens").with_leaf_decor(toml_edit::Decor::new("", "     "));
+            row.insert_formatted(&key, Item::Value(value));
+        }
+    }
+}
+
+/// Takes out the provenance that no row names; gives its comments.
+fn without_unused(document: &mut DocumentMut) -> Vec<(isize, String)> {
+    let rows = document.get("rows").and_then(Item::as_array_of_tables);
+    let names = rows.into_iter().flatten().filter_map(|row| Some(row.get("provenance")?.as_str()?.to_owned()));
+    let used: BTreeSet<String> = names.collect();
+    let Some(all) = document.get_mut("provenance").and_then(Item::as_table_mut) else { return Vec::new() };
+    let unused: Vec<String> = all.iter().map(|(name, _)| name.to_owned()).filter(|name| !used.contains(name)).collect();
+    let removed = unused.iter().filter_map(|name| all.remove(name)?.into_table().ok());
+    removed.map(|table| (table.position().unwrap_or_default(), comment_of(&table))).collect()
 }
 
 /// Writes a file in one step: who reads it sees all of it or what was there before.
@@ -89,53 +218,6 @@ pub fn write(path: &Path, text: &str) -> Result<(), TuningError> {
     fs::create_dir_all(folder).map_err(wrong)?;
     let mut file = NewFile::create(path).map_err(wrong)?;
     file.file().write_all(text.as_bytes()).and_then(|()| file.publish()).map_err(wrong)
-}
-
-/// Lines that belong together.
-struct Block {
-    text: String,
-    is_row: bool,
-}
-
-fn blocks(text: &str) -> Vec<Block> {
-    let mut blocks = vec![Block { text: String::new(), is_row: false }];
-    for line in text.split_inclusive('\n') {
-        let begins_row = line.trim() == "[[rows]]";
-        let ends_row = line.trim().is_empty() || line.starts_with(['#', '[']);
-        let last = blocks.last_mut().expect("there is one");
-        if begins_row || (last.is_row && ends_row) {
-            blocks.push(Block { text: line.to_owned(), is_row: begins_row });
-        } else {
-            last.text += line;
-        }
-    }
-    blocks
-}
-
-impl Block {
-    /// Leaves a row for these ranges, once for each.
-    fn keep(&mut self, row: &Row, ranges: &[Tokens]) {
-        if *ranges == [row.tokens] {
-            return;
-        }
-        let mut text = String::new();
-        for tokens in ranges {
-            let lines = self.text.lines().filter(|line| !is_key(line, "tokens"));
-            for line in lines {
-                text += line;
-                text.push('\n');
-                if is_key(line, "where") || (row.facts.is_empty() && is_key(line, "op")) {
-                    let _ = writeln!(text, "tokens     = \"{tokens}\"");
-                }
-            }
-            text.push('\n');
-        }
-        self.text = text;
-    }
-}
-
-fn is_key(line: &str, key: &str) -> bool {
-    line.trim_start().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
 }
 
 /// What no new row covers of an old one.
@@ -196,9 +278,9 @@ impl NewRow {
         let ops: Vec<String> = self.op.split('+').map(quoted).collect();
         let step = self.step.map_or(String::new(), |step| format!("step       = \"{step}\"\n"));
         let op = if let [op] = ops.as_slice() { op.clone() } else { format!("[{}]", ops.join(", ")) };
-        format!(
+        let mut text = format!(
             "\n[[rows]]\nop         = {op}\nwhere      = {}\ntokens     = \"{}\"\n{step}use        = {}\nparams     = {}\n\
-             provenance = \"{provenance}\"\ntime_us    = {:.2}\ngbps       = {:.1}\ntimed_at   = {}\nsource     = \"{}\"\n",
+             provenance = \"{provenance}\"\ntime_us    = {:.2}\ngbps       = {:.1}\ntimed_at   = {}\n",
             list(facts.collect()),
             self.tokens,
             quoted(&self.template),
@@ -206,38 +288,23 @@ impl NewRow {
             self.time_us.max(0.01),
             self.gbps.max(0.1),
             self.timed_at,
-            self.source,
-        )
+        );
+        let Proof { spread, problem, source, object, evidence } = &self.proof;
+        if let Some(spread) = spread {
+            let _ = writeln!(text, "spread     = {spread:.3}");
+        }
+        for (key, digest) in [("problem ", problem), ("source  ", source), ("object  ", object), ("evidence", evidence)]
+        {
+            if let Some(digest) = digest {
+                let _ = writeln!(text, "{key}   = \"{digest}\"");
+            }
+        }
+        text
     }
 }
 
 fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
-}
-
-/// The text without provenance that no row names.
-fn without_unused(text: &str, name: &str) -> Result<String, TuningError> {
-    let table = Table::parse(name, name, text)?;
-    let used: BTreeSet<&String> = table.rows.iter().map(|row| &row.provenance).collect();
-    let unused: Vec<String> = table
-        .provenance
-        .keys()
-        .filter(|label| !used.contains(label))
-        .map(|label| format!("[provenance.{label}]"))
-        .collect();
-    let mut kept = String::new();
-    let mut is_unused = false;
-    for line in text.split_inclusive('\n') {
-        if line.starts_with('[') {
-            is_unused = unused.iter().any(|header| line.trim() == header);
-        } else if line.starts_with('#') {
-            is_unused = false;
-        }
-        if !is_unused {
-            kept += line;
-        }
-    }
-    Ok(kept)
 }
 
 /// One empty line where there are several.
@@ -316,7 +383,7 @@ provenance = \"hand\"
             time_us: 12.5,
             gbps: 1000.04,
             timed_at: 16,
-            source: "0".repeat(64),
+            proof: Proof { spread: Some(0.0123), source: Some("0".repeat(64)), ..Proof::default() },
         }
     }
 

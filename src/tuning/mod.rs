@@ -4,6 +4,7 @@
 //! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
 
 pub mod edit;
+pub mod lint;
 pub mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,6 +164,35 @@ impl TuningTables {
     pub fn from_texts(texts: &[(&str, &str)]) -> Result<Self, TuningError> {
         let tables = texts.iter().map(|(name, text)| Table::parse(name, &format!("{name}.toml"), text));
         Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new() })
+    }
+
+    /// The same tables as if nobody had written a row for this target's own arch or family: only those for all GPUs, or
+    /// all hosts, are left. What is known of the chip stays.
+    pub fn generic(&self, target: &Target) -> Self {
+        let mut tables = self.clone();
+        let mut families = target.families();
+        families.pop();
+        for table in tables.layers.iter_mut().flatten().filter(|table| families.contains(&table.name)) {
+            table.rows.clear();
+        }
+        tables
+    }
+
+    /// The same tables with the table of this name in one of the folders that were searched replaced by a text; a folder
+    /// that was not goes before all others.
+    ///
+    /// # Errors
+    /// If the text is no table.
+    pub fn with_table(&self, search: &[PathBuf], folder: &Path, name: &str, text: &str) -> Result<Self, TuningError> {
+        let table = Table::parse(name, &folder.join(format!("{name}.toml")).display().to_string(), text)?;
+        let mut tables = self.clone();
+        let layer = search.iter().position(|one| one == folder).unwrap_or_else(|| {
+            tables.layers.insert(0, Vec::new());
+            0
+        });
+        tables.layers[layer].retain(|other| other.name != table.name);
+        tables.layers[layer].push(table);
+        Ok(tables)
     }
 
     /// The row that applies in a step of this kind, or none: then the templates' priorities and defaults decide.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::Spanned;
 
 use super::{Query, TuningError};
@@ -25,7 +25,7 @@ pub enum Fact {
 }
 
 /// What the rows of a step are to each other: what attention's choice depends on besides their number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StepKind {
     /// Every row is alone in its slot: each sequence gets one token further.
@@ -102,8 +102,16 @@ pub struct Row {
     pub gbps: Option<f64>,
     /// The number of tokens at which both were measured.
     pub timed_at: Option<u32>,
+    /// How far apart the middle half of the times lay, as a fraction of their median.
+    pub spread: Option<f64>,
+    /// SHA-256 of the problem it was measured on, in hex: which dims, constants and types.
+    pub problem: Option<String>,
     /// SHA-256 of the rendered source that was measured, in hex.
     pub source: Option<String>,
+    /// SHA-256 of the object that was measured, in hex.
+    pub object: Option<String>,
+    /// SHA-256 of what the kernel was held against and what it gave before it was timed, in hex.
+    pub evidence: Option<String>,
     /// `file:line` of the row.
     pub place: String,
     line: usize,
@@ -245,8 +253,16 @@ struct RowFile {
     #[serde(default, deserialize_with = "positive")]
     gbps: Option<f64>,
     timed_at: Option<u32>,
+    #[serde(default, deserialize_with = "not_negative")]
+    spread: Option<f64>,
+    #[serde(default, deserialize_with = "sha256")]
+    problem: Option<String>,
     #[serde(default, deserialize_with = "sha256")]
     source: Option<String>,
+    #[serde(default, deserialize_with = "sha256")]
+    object: Option<String>,
+    #[serde(default, deserialize_with = "sha256")]
+    evidence: Option<String>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -389,7 +405,11 @@ impl Row {
             time_us: row.time_us,
             gbps: row.gbps,
             timed_at: row.timed_at,
+            spread: row.spread,
+            problem: row.problem,
             source: row.source,
+            object: row.object,
+            evidence: row.evidence,
             place: format!("{file}:{line}"),
             line,
         }
@@ -458,6 +478,14 @@ fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D
         return Ok(Some(value));
     }
     Err(de::Error::custom(format!("expected a number above 0, found {value}")))
+}
+
+fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if value.is_finite() && value >= 0.0 {
+        return Ok(Some(value));
+    }
+    Err(de::Error::custom(format!("expected a number from 0, found {value}")))
 }
 
 fn sha256<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {

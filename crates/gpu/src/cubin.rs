@@ -64,6 +64,20 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, CodeObjectError> {
     Ok(CodeObject { target, version: None, kernels: facts })
 }
 
+/// The machine code of a kernel of a cubin.
+///
+/// # Errors
+/// [`CodeObjectError`]: it is no ELF file, or has no code of this kernel.
+pub(crate) fn code<'a>(bytes: &'a [u8], kernel: &str) -> Result<&'a [u8], CodeObjectError> {
+    let header = FileHeader64::<LittleEndian>::parse(bytes)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, bytes)?;
+    match sections.section_by_name(endian, format!(".text.{kernel}").as_bytes()) {
+        Some((_, section)) => Ok(section.data(endian, bytes)?),
+        None => Err(damaged(&format!(".text.{kernel}"), "no such section")),
+    }
+}
+
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }
@@ -157,6 +171,16 @@ mod tests {
         let kinds = [ArgumentKind::Read, ArgumentKind::Read, ArgumentKind::Write, ArgumentKind::U32];
         let args = kinds.map(|kind| ArgumentSpec::new("a", kind)).to_vec();
         KernelSpec { entry: "rmsnorm_row".into(), abi: String::new(), args, block_size: 256, lds_bytes: 0 }
+    }
+
+    #[test]
+    fn a_kernels_code_is_whole_instructions_and_ends_in_a_branch_to_itself() {
+        let text = code(ROW, "rmsnorm_row").expect("its code");
+        assert!(!text.is_empty() && text.len().is_multiple_of(16), "{}", text.len());
+        let opcodes: Vec<u16> =
+            text.chunks_exact(16).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]) & 0xfff).collect();
+        assert!(opcodes.contains(&0x94d) && opcodes.contains(&0x947), "EXIT and BRA: {opcodes:x?}");
+        assert!(code(ROW, "other").is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 
 use super::report::{Report, title};
+use crate::cli::svg::{begin, colour, label};
 use crate::graph::profile::{Profile, ProfileEntry};
 
 /// Sizes of a panel, in pixels: the plot is left, the names of its points are right.
@@ -61,10 +62,7 @@ pub(super) fn write(file: &mut File, report: &Report<'_>) -> io::Result<()> {
 
 fn svg(heading: &str, roof: &Roof, works: &[(String, &Profile)]) -> String {
     let height = 40.0 + HEIGHT * works.len() as f64;
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
+    let mut text = begin(WIDTH, height);
     text += &label(LEFT, 26.0, "start", 16, heading);
     for (i, (title, profile)) in works.iter().enumerate() {
         let _ = writeln!(text, "<g transform=\"translate(0 {})\">", 40.0 + HEIGHT * i as f64);
@@ -84,7 +82,7 @@ fn panel(title: &str, roof: &Roof, profile: &Profile) -> String {
     text += &roof.lines(&axes);
     let mut labels: Vec<(f64, f64)> = Vec::new();
     for (i, point) in points.iter().take(MOST_POINTS).enumerate() {
-        let colour = format!("hsl({}, 65%, 42%)", (i * 137) % 360);
+        let colour = colour(i);
         let y = TOP + 14.0 + 16.0 * i as f64;
         text += &label(NAMES + 22.0, y + 4.0, "start", 12, &point.describe(roof));
         text += &label(NAMES + 14.0, y + 4.0, "end", 12, &(i + 1).to_string());
@@ -219,11 +217,6 @@ fn with_unit(exponent: i32) -> String {
     let units = ["", "k", "M", "G", "T", "P"];
     let unit = (exponent / 3).clamp(0, units.len() as i32 - 1);
     format!("{} {}FLOP/s", plain(exponent - 3 * unit), units[unit as usize])
-}
-
-fn label(x: f64, y: f64, anchor: &str, size: u32, words: &str) -> String {
-    let words = words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\">{words}</text>\n")
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::beside::ShapeArgs;
 use super::speed;
+use super::watch::{self, Watch};
 use crate::bounded_process::this_program;
 use crate::cli::CHECK_WORKER;
 use crate::cli::output::Output;
@@ -59,15 +61,28 @@ pub(super) struct CheckArgs {
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
     device: Option<Device>,
 
+    /// Try this template whenever it is saved, `mine/attention/quick.hip.j2`: is it right, and how long does it take
+    /// beside what runs today? On a GPU if there is one of `--arch`, else in the simulator and predicted
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "variant", "all_params", "speed", "timings", "export"])]
+    watch: Option<PathBuf>,
+
+    #[command(flatten)]
+    shape: ShapeArgs,
+
     /// How long a kernel may run in one case; one that takes longer is wrong
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
     deadline: u32,
+
+    /// A quick check: about so long for each template at each precision, the cases that are most likely to fail first
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["all_params", "speed"])]
+    within: Option<f64>,
 
     /// Also print the twenty kernels that took longest to run
     #[arg(long, conflicts_with = "speed")]
     timings: bool,
 
-    /// Run nothing: predict the cycles of each kernel's hot loops for a GPU, with llvm-mca
+    /// Run nothing: predict the time of each kernel for a GPU at a model's shapes, beside what runs today; of AMD's also
+    /// the cycles of the hot loops, with llvm-mca
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
     speed: bool,
 
@@ -75,6 +90,12 @@ pub(super) struct CheckArgs {
     /// to folders below DIR, before anything runs
     #[arg(long, value_name = "DIR", requires = "arch", conflicts_with = "speed")]
     export: Option<PathBuf>,
+}
+
+/// `30`, `30s`, `0.5`.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).trim().parse().ok();
+    number.filter(|seconds| (0.0..=1e6).contains(seconds)).ok_or_else(|| "expected seconds, like `30s`".to_owned())
 }
 
 /// Templates that are not right.
@@ -179,8 +200,9 @@ impl Setup {
         let tables = args.tuned.then(|| Arc::new(self.tables.clone()));
         let (op, variant) = (args.op.clone(), args.variant.clone());
         let (all_params, first_shape) = (args.all_params, args.first_shape);
-        let more_rows = !first_shape;
-        Selection { op, variant, all_params, tables, first_shape, more_rows, is_fenced: true, ..Selection::default() }
+        let within = args.within.map(Duration::from_secs_f64);
+        let (more_rows, is_fenced) = (!first_shape, true);
+        Selection { op, variant, all_params, tables, first_shape, more_rows, is_fenced, within, ..Selection::default() }
     }
 }
 
@@ -205,14 +227,20 @@ fn children(args: &CheckArgs) -> Children {
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
+    if let Some(file) = &args.watch {
+        let (within, deadline) = (args.within.map(Duration::from_secs_f64), Duration::from_secs(args.deadline.into()));
+        let (target, device, shape) = (&args.target, args.device.as_ref(), &args.shape);
+        return watch::run(&Watch { file, target, device, shape, within, deadline }, output);
+    }
     let mut setup = Setup::of(args)?;
     let is_simulated = setup.opened.take().is_none() && setup.target.is_real_gpu();
     let Setup { library, tables, store, target, .. } = &setup;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
-    if let Some(flag) = for_gpus.filter(|_| target.platform != Platform::Amd || target.is_simulated) {
-        return Err(
-            UsageError(format!("{flag} is for AMD GPUs, not {}: for example --arch gfx1100", target.id())).into()
-        );
+    let is_taken = if args.speed { target.is_gpu() } else { target.platform == Platform::Amd };
+    if let Some(flag) = for_gpus.filter(|_| !is_taken || target.is_simulated) {
+        let of_whom = if args.speed { "GPUs" } else { "AMD GPUs" };
+        let message = format!("{flag} is for {of_whom}, not {}: for example --arch gfx1100", target.id());
+        return Err(UsageError(message).into());
     }
     let (compute_unit, checker, selection) = (setup.compute_unit(), setup.checker(None), setup.selection(args));
     let broken: Vec<&Broken> = broken(library, args).collect();
@@ -223,7 +251,8 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     // No compiler is one error, not one for each kernel.
     store.compiler().identity(compiler_for(target).name(), &target.id())?;
     if args.speed {
-        return speed::run(&checker, &selection, tables.facts(&target.arch), output);
+        let (source, facts) = (&args.target.source, tables.facts(&target.arch));
+        return speed::run(&checker, &selection, facts, (source, &args.shape), output);
     }
     if let Some(dir) = &args.export {
         let n_cases = checker.export(&selection, dir)?;

@@ -1,15 +1,21 @@
-//! `kernels check --speed`: the hot loops of GPU kernels, as llvm-mca predicts them. No number here is measured.
+//! `kernels check --speed`: the time of GPU kernels at a model's shapes, beside that of what runs today, and of AMD's the
+//! hot loops, as llvm-mca predicts them. No number here is measured.
 
 use anyhow::{Context as _, anyhow};
 use serde::Serialize;
 
+use super::beside::{Beside, Choosers, Predicted as Times, ShapeArgs};
 use crate::cli::output::Output;
+use crate::cli::source::SourceArgs;
+use crate::error::chain;
+use crate::target::Platform;
 use crate::target::TargetFacts;
 use crate::target::compute_unit::{ComputeUnit, Product};
 use crate::workbench::check::code::CodeError;
 use crate::workbench::check::speed::{HotLoop, KernelSpeed};
 use crate::workbench::check::{Checker, Selection};
 use crate::workbench::isa::llvm::Llvm;
+use crate::workbench::predict::{PredictError, Prediction};
 
 /// The JSON of `kernels check --speed`.
 #[derive(Serialize)]
@@ -19,7 +25,25 @@ struct Report {
     /// Where the numbers come from.
     predicted_by: &'static str,
     limits: Limits,
+    /// Templates at the model's shapes.
+    times: Vec<Time>,
     kernels: Vec<Kernel>,
+}
+
+/// A template at one of a model's shapes, beside what runs today. All of it predicted, in microseconds.
+#[derive(Serialize)]
+struct Time {
+    op: String,
+    variant: String,
+    /// Where in the model.
+    at: String,
+    rows: u32,
+    /// Null if there is no prediction.
+    predicted_us: Option<f64>,
+    /// What bounds it, or why there is no prediction.
+    bound: String,
+    incumbent: Option<String>,
+    incumbent_us: Option<f64>,
 }
 
 /// What the fastest product of the arch can do, as its maker states it.
@@ -73,6 +97,7 @@ pub(super) fn run(
     checker: &Checker<'_>,
     selection: &Selection,
     facts: Option<&TargetFacts>,
+    (source, shape): (&SourceArgs, &ShapeArgs),
     output: &Output,
 ) -> anyhow::Result<()> {
     let arch = checker.target.id();
@@ -80,8 +105,17 @@ pub(super) fn run(
     let (unit, product) = known.with_context(|| {
         format!("nothing is known of the speed of {arch}: its tuning table has no [target.compute_unit] or no [target.product]")
     })?;
+    let choosers = Choosers::new(source, checker.target)?;
+    let mut times = Vec::new();
+    for template in checker.selected(selection) {
+        // A template that fits no problem of the model has none to be held to.
+        for beside in choosers.beside(template, shape)? {
+            times.push(Time::of(&beside, shape, choosers.predict(&beside, checker.store)?));
+        }
+    }
     let mut kernels = Vec::new();
-    for speed in checker.speeds(selection, &Llvm::find(), &unit, product) {
+    let of_amd = checker.target.platform == Platform::Amd;
+    for speed in of_amd.then(|| checker.speeds(selection, &Llvm::find(), &unit, product)).into_iter().flatten() {
         match speed.loops {
             // A missing tool is one error, not one for each kernel.
             Err(CodeError::Isa(error)) => return Err(error.into()),
@@ -91,12 +125,55 @@ pub(super) fn run(
     let n_wrong = kernels.iter().filter(|kernel| kernel.error.is_some()).count();
     let n_kernels = kernels.len();
     let limits = Limits::of(product);
+    let predicted_by = if of_amd { "llvm-mca" } else { "the schedule in the object" };
     if output.is_json() {
-        output.json(&Report { schema: 1, target: arch, predicted_by: "llvm-mca", limits, kernels })?;
+        output.json(&Report { schema: 1, target: arch, predicted_by, limits, times, kernels })?;
     } else {
-        print(&kernels, &limits, &arch, output)?;
+        print_times(&times, output)?;
+        if of_amd {
+            output.line("")?;
+            print(&kernels, &limits, &arch, output)?;
+        }
     }
     if n_wrong > 0 { Err(anyhow!("{n_wrong} of {n_kernels} kernels could not be compiled")) } else { Ok(()) }
+}
+
+impl Time {
+    fn of(beside: &Beside, shape: &ShapeArgs, times: Times) -> Self {
+        let us = |one: &Result<Prediction, PredictError>| one.as_ref().ok().map(|one| 1e6 * one.seconds());
+        let dims = beside.problem.dims.iter().map(|(name, value)| format!("{name} {value}"));
+        Self {
+            op: beside.problem.ops.join("+"),
+            variant: beside.candidate.template.variant.clone(),
+            at: format!("{} ({})", beside.label, dims.collect::<Vec<_>>().join(", ")),
+            rows: shape.tokens,
+            predicted_us: us(&times.candidate),
+            bound: times.candidate.map_or_else(|error| chain(&error), |one| one.bound().to_string()),
+            incumbent: beside.incumbent.as_ref().map(|one| one.template.variant.clone()),
+            incumbent_us: times.incumbent.as_ref().and_then(us),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.1}"));
+        vec![
+            self.op.clone(),
+            self.variant.clone(),
+            self.rows.to_string(),
+            us(self.predicted_us),
+            self.bound.clone(),
+            self.incumbent.clone().unwrap_or_else(|| "-".into()),
+            us(self.incumbent_us),
+            self.at.clone(),
+        ]
+    }
+}
+
+fn print_times(times: &[Time], output: &Output) -> anyhow::Result<()> {
+    const RIGHT: [&str; 3] = ["rows", "predicted us", "its us"];
+    let header = ["op", "variant", RIGHT[0], RIGHT[1], "bound by", "incumbent", RIGHT[2], "in the model"];
+    let cells: Vec<Vec<String>> = times.iter().map(Time::cells).collect();
+    Ok(output.table(&header, &cells, &RIGHT)?)
 }
 
 impl Limits {

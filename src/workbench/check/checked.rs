@@ -172,6 +172,9 @@ impl Checked {
         // Wrong in another process, perhaps so that it ended.
         let mut told: BTreeSet<usize> = BTreeSet::new();
         for case in cases(on, trial, kernel, weights) {
+            if self.n_cases > 0 && on.is_late() {
+                break;
+            }
             let is_told = told.contains(&case.i) || case.is_again && !right.contains_key(&case.i);
             if is_told {
                 watch.passed_over(); // it was wrong on these inputs

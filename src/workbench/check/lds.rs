@@ -6,9 +6,11 @@
 
 use gpu::{Argument, Buffer, Driver, Kernel, Launch};
 
-use super::{Checker, Wrong};
+use super::Wrong;
 use crate::object::compile::Request;
+use crate::object::store::Store;
 use crate::target::Target;
+use crate::template::library::Library;
 use crate::template::render::render;
 use crate::template::{Params, Precision, Problem};
 
@@ -19,7 +21,7 @@ const OP: &str = "fill_lds";
 const ROUNDS: usize = 4;
 
 /// A kernel that fills the LDS of a device.
-pub(super) struct LdsFill {
+pub(in crate::workbench) struct LdsFill {
     kernel: Kernel,
     counts: Buffer,
     n_blocks: u32,
@@ -30,9 +32,9 @@ impl LdsFill {
     ///
     /// # Errors
     /// If it cannot be rendered, compiled or loaded.
-    pub fn new(checker: &Checker<'_>, target: &Target, driver: &dyn Driver) -> Result<Option<Self>, Wrong> {
+    pub fn new(library: &Library, store: &Store, target: &Target, driver: &dyn Driver) -> Result<Option<Self>, Wrong> {
         let problem = Problem::plain(OP, Precision::F32);
-        let templates = checker.library.templates().iter();
+        let templates = library.templates().iter();
         let Some(template) = templates.into_iter().find(|one| one.ops == [OP] && one.fits(&problem, target).is_ok())
         else {
             return Ok(None);
@@ -42,9 +44,8 @@ impl LdsFill {
         legal.sort_by_key(|params| std::cmp::Reverse(params.values().copied().max()));
         let mut refused = None;
         for params in &legal {
-            let rendered = render(checker.library, template, &problem, params, target)?;
-            let object =
-                checker.store.get_all(&[Request::of(&rendered, target)], &()).remove(0).map_err(Wrong::compile)?;
+            let rendered = render(library, template, &problem, params, target)?;
+            let object = store.get_all(&[Request::of(&rendered, target)], &()).remove(0).map_err(Wrong::compile)?;
             match driver.load(&object.object, rendered.spec()) {
                 Ok(kernel) => {
                     let n_blocks = ROUNDS * driver.parallelism();

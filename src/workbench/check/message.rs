@@ -119,14 +119,14 @@ impl Part {
 }
 
 /// Writes one line.
-pub(super) fn write(to: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
+pub(in crate::workbench) fn write(to: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
     to.write_all(&line)
 }
 
 /// Reads one line.
-pub(super) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
+pub(in crate::workbench) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(line)?)
 }
 

@@ -19,7 +19,7 @@ pub mod export;
 mod known;
 mod lds;
 mod memory;
-mod message;
+pub(super) mod message;
 pub mod parent;
 mod rounding;
 pub mod speed;
@@ -30,10 +30,10 @@ mod wrong;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use gpu::Driver;
 use gpu::code_object::KernelFacts;
-use lds::LdsFill;
 use memory::Setting;
 use trial::Trial;
 
@@ -53,11 +53,15 @@ use crate::tuning::TuningTables;
 pub use checked::{Checked, Cost, Go, Watch};
 pub use compare::Difference;
 pub(crate) use compare::output;
+pub(super) use lds::LdsFill;
 pub use memory::{Placement, Side};
 pub use rounding::Rounding;
 pub(crate) use rounding::{examine as examine_rounding, rounded};
 pub(super) use trial::whole;
 pub use wrong::{Failure, Wrong};
+
+/// Kernels of a check in a hurry that are compiled beside each other before any of them runs.
+const AT_ONCE: usize = 2;
 
 /// What templates are checked with.
 pub struct Checker<'a> {
@@ -88,6 +92,14 @@ struct Running<'a> {
     driver: &'a dyn Driver,
     lds: Option<LdsFill>,
     is_fenced: bool,
+    /// When no other case begins.
+    until: Option<Instant>,
+}
+
+impl Running<'_> {
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
 }
 
 /// Which templates, and how thoroughly.
@@ -109,6 +121,9 @@ pub struct Selection {
     pub first_shape: bool,
     /// At a template's first test one more number of rows, above those that it has.
     pub more_rows: bool,
+    /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
+    /// and when the time is up the others are left. At least one runs.
+    pub within: Option<Duration>,
     /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
     /// outside then ends the process that runs it.
     pub is_fenced: bool,
@@ -157,18 +172,31 @@ impl Checker<'_> {
     ) -> Checked {
         let mut checked = Checked::new(template.ops.join("+"), template.variant.clone(), precision);
         checked.ran = self.runner.is_some();
-        let trials = trial::trials(template, precision, self.target, which);
+        let until = which.within.map(|within| Instant::now() + within);
+        let mut trials = trial::trials(template, precision, self.target, which);
         if trials.is_empty() {
             checked.fail("(none)".into(), Wrong::NoTest);
         }
-        let mut kernels = self.rendered(template, trials, self.target, &mut checked);
-        if let Some(library) = &which.unlike {
-            kernels.retain(|(trial, kernel)| !self.is_like(library, template, trial, kernel));
+        let on = match self.runner.map(|runner| self.running(runner, which.is_fenced, until)).transpose() {
+            Ok(on) => on,
+            Err(wrong) => {
+                checked.fail("filling LDS".into(), wrong);
+                return checked;
+            }
+        };
+        let mut at_once = if which.until_wrong { 1 } else { trials.len() };
+        if until.is_some() {
+            trial::most_likely_to_fail_first(&mut trials);
+            at_once = at_once.min(AT_ONCE);
         }
-        let n_at_once = if which.until_wrong { 1 } else { kernels.len() };
-        while !kernels.is_empty() && !(which.until_wrong && !checked.is_right()) {
-            let later = kernels.split_off(n_at_once);
-            self.check_kernels(template, std::mem::replace(&mut kernels, later), which, watch, &mut checked);
+        while !trials.is_empty() {
+            let rest = trials.split_off(at_once.min(trials.len()));
+            self.check_trials(template, trials, on.as_ref(), which, &mut checked, watch);
+            trials = rest;
+            let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if is_late || which.until_wrong && !checked.is_right() {
+                break;
+            }
         }
         checked
     }
@@ -181,14 +209,20 @@ impl Checker<'_> {
         other.is_ok_and(|other| other.source == kernel.source)
     }
 
-    fn check_kernels(
+    /// Compiles trials, examines what came of them, and runs them if there is something to run them on.
+    fn check_trials(
         &self,
         template: &Arc<Template>,
-        kernels: Vec<(Trial, Rendered)>,
+        trials: Vec<Trial>,
+        on: Option<&Running<'_>>,
         which: &Selection,
-        watch: &mut dyn Watch,
         checked: &mut Checked,
+        watch: &mut dyn Watch,
     ) {
+        let mut kernels = self.rendered(template, trials, self.target, checked);
+        if let Some(library) = &which.unlike {
+            kernels.retain(|(trial, kernel)| !self.is_like(library, template, trial, kernel));
+        }
         let stopwatch = Stopwatch::default();
         let objects = self.store.get_all(&requests(&kernels, self.target), &stopwatch);
         checked.n_compiled += stopwatch.n_compiled.into_inner();
@@ -207,32 +241,25 @@ impl Checker<'_> {
                 Err(wrong) => checked.fail(trial.to_string(), wrong),
             }
         }
-        let Some(runner) = self.runner else {
+        let Some(on) = on else {
             checked.n_cases += good.len();
             return;
         };
-        let on = match self.running(runner, which.is_fenced) {
-            Ok(on) => on,
-            Err(wrong) => {
-                checked.fail("filling LDS".into(), wrong);
-                return;
-            }
-        };
-        if runner.target == self.target {
+        if *on.target == *self.target {
             for (trial, kernel, object) in &good {
-                checked.run(&on, template, trial, kernel, &object.object, watch);
+                checked.run(on, template, trial, kernel, &object.object, watch);
             }
         } else {
             let trials = good.into_iter().map(|(trial, ..)| trial).collect();
-            self.run_elsewhere(template, trials, runner.target, &on, checked, watch);
+            self.run_elsewhere(template, trials, on.target, on, checked, watch);
         }
     }
 
     /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
-    fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool) -> Result<Running<'r>, Wrong> {
+    fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool, until: Option<Instant>) -> Result<Running<'r>, Wrong> {
         let is_gpu = runner.target.is_real_gpu();
-        let lds = if is_gpu { LdsFill::new(self, runner.target, runner.driver)? } else { None };
-        Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced })
+        let lds = if is_gpu { LdsFill::new(self.library, self.store, runner.target, runner.driver)? } else { None };
+        Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced, until })
     }
 
     /// What the compiler said, and which lines of the templates it said it of.

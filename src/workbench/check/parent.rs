@@ -8,13 +8,15 @@ use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::message::{self, Job, Message, Step};
 use super::{Checked, Checker, Selection, Wrong};
@@ -205,19 +207,9 @@ impl Children {
         Ok(())
     }
 
-    /// A process that reads its job from a socket, and has nothing else of ours: what its kernels print goes where our
-    /// own messages go, since the result is ours alone.
     fn start(&self, job: &Job) -> io::Result<Running> {
-        let (mut ours, theirs) = UnixStream::pair()?;
-        let process = Command::new(&self.program)
-            .args(&self.words)
-            .stdin(OwnedFd::from(theirs))
-            .stdout(io::stderr().as_fd().try_clone_to_owned()?)
-            .process_group(0)
-            .spawn()?;
-        let written = message::write(&mut ours, job);
-        let running = Running { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None };
-        match written {
+        let mut running = Running::start(&self.program, &self.words)?;
+        match running.tell(job) {
             // It ended already: the first look will tell how.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(running),
@@ -226,20 +218,38 @@ impl Children {
 }
 
 /// A child. It is killed, with all that it started, when this is dropped.
-struct Running {
+pub(in crate::workbench) struct Running {
     process: Child,
     from_child: BufReader<UnixStream>,
     /// What was read of a message.
     line: Vec<u8>,
     /// The case that runs, and since when.
-    runs: Option<(String, Instant)>,
+    pub runs: Option<(String, Instant)>,
     /// How it ended, once it is waited for.
     status: Option<ExitStatus>,
 }
 
 impl Running {
+    /// A process that reads its job from a socket, and has nothing else of ours: what its kernels print goes where our
+    /// own messages go, since the result is ours alone.
+    pub fn start(program: &Path, words: &[OsString]) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let process = Command::new(program)
+            .args(words)
+            .stdin(OwnedFd::from(theirs))
+            .stdout(io::stderr().as_fd().try_clone_to_owned()?)
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None })
+    }
+
+    /// Tells it something.
+    pub fn tell(&mut self, what: &impl Serialize) -> io::Result<()> {
+        message::write(self.from_child.get_mut(), what)
+    }
+
     /// What it says next, or how it ended.
-    fn next(&mut self, deadline: Duration) -> Result<Message, Death> {
+    pub fn next<M: DeserializeOwned>(&mut self, deadline: Duration) -> Result<M, Death> {
         loop {
             let left = self.runs.as_ref().map(|(_, since)| deadline.saturating_sub(since.elapsed()));
             let timeout = left.map(|left| left.max(Duration::from_millis(1)));
@@ -265,7 +275,7 @@ impl Running {
     }
 
     /// Lets a child end that has said all.
-    fn end(mut self) {
+    pub fn end(mut self) {
         self.wait(ENDING);
     }
 

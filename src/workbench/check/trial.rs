@@ -96,6 +96,29 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
     trials
 }
 
+/// Rows of a case that has several tiles of most kernels, the last one not full, and is cheap: of a shape's cases those
+/// with the most rows up to these come first.
+const TELLING_ROWS: f64 = 40.0;
+
+/// Puts trials into an order in which mistakes are found soon: types of released models first, dims that fill no tile
+/// before those that do, the small before the large; and within each the cases of several tiles before those of one row,
+/// and those of very many last.
+pub(super) fn most_likely_to_fail_first(trials: &mut [Trial]) {
+    trials.sort_by_cached_key(|trial| {
+        let Problem { dims, dtypes, .. } = &trial.problem;
+        let of_f32 = dtypes.values().filter(|dtype| **dtype == Dtype::F32).count();
+        let is_even = dims.values().all(|dim| dim.is_multiple_of(8));
+        let size: u64 = dims.values().fold(1, |size: u64, &dim| size.saturating_mul(dim.max(1).into()));
+        (trial.is_varied, of_f32, is_even, size)
+    });
+    for trial in trials {
+        trial.scalars.sort_by_key(|scalars| {
+            let rows = scalars.get(ROWS).copied().unwrap_or_default();
+            (rows > TELLING_ROWS, if rows > TELLING_ROWS { rows as i64 } else { -(rows as i64) })
+        });
+    }
+}
+
 /// The parameters taken by default; those that tables can choose, where tables are given; and where all are asked for
 /// the others.
 fn points(
@@ -221,6 +244,38 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_in_a_hurry_begins_with_what_fills_no_tile() {
+        let trial = |dims: [u32; 2], weight, rows: &[u32]| Trial {
+            problem: Problem {
+                ops: vec!["op".into()],
+                dims: BTreeMap::from([("k".to_owned(), dims[0]), ("n".to_owned(), dims[1])]),
+                constants: BTreeMap::new(),
+                flags: BTreeMap::new(),
+                dtypes: BTreeMap::from([("weight".into(), weight)]),
+                precision: Precision::Bf16,
+                keeps: BTreeSet::new(),
+            },
+            params: Params::new(),
+            scalars: rows.iter().map(|&rows| Scalars::from([(ROWS.to_owned(), f64::from(rows))])).collect(),
+            inputs: None,
+            is_varied: false,
+            seed: 0,
+        };
+        let mut trials = [
+            trial([64, 64], Dtype::Bf16, &[1]),
+            trial([45, 33], Dtype::F32, &[1]),
+            trial([2880, 131], Dtype::Bf16, &[1]),
+            trial([45, 33], Dtype::Bf16, &[1, 2, 257, 17, 63]),
+        ];
+        most_likely_to_fail_first(&mut trials);
+        let order: Vec<(u32, Dtype)> =
+            trials.iter().map(|trial| (trial.problem.dims["k"], trial.problem.dtypes["weight"])).collect();
+        assert_eq!(order, [(45, Dtype::Bf16), (2880, Dtype::Bf16), (64, Dtype::Bf16), (45, Dtype::F32)]);
+        let rows: Vec<f64> = trials[0].scalars.iter().map(|scalars| scalars[ROWS]).collect();
+        assert_eq!(rows, [17.0, 2.0, 1.0, 63.0, 257.0]);
+    }
 
     #[test]
     fn few_problems_have_every_dtype() {

@@ -52,6 +52,35 @@ impl Instruction {
         2 * sizes.iter().product::<u64>()
     }
 
+    /// Operations of each lane, a multiply-add being two: multiply-adds, additions and products of f32, packed pairs, and
+    /// dot products of several numbers.
+    pub fn lane_flop(&self) -> u64 {
+        let name = self.mnemonic();
+        let has = |part: &str| name.contains(part);
+        match name.split_once('_') {
+            Some(("v", rest)) => match rest {
+                _ if rest.starts_with("dot8") => 16,
+                _ if rest.starts_with("dot4") => 8,
+                _ if rest.starts_with("dot2") || rest.starts_with("pk_fma") => 4,
+                // Two instructions in one: `v_dual_fmac_f32 … :: v_dual_mul_f32 …`.
+                _ if rest.starts_with("dual_") => {
+                    let each = |part: &str| if part.contains("_fma") { 2 } else { u64::from(part.contains("_f32")) };
+                    self.text.split("::").map(|half| each(half.split_whitespace().next().unwrap_or_default())).sum()
+                }
+                _ if rest.starts_with("fma")
+                    || rest.starts_with("mac_f")
+                    || rest.starts_with("pk_mul_f")
+                    || has("pk_add_f") =>
+                {
+                    2
+                }
+                _ if rest.starts_with("mul_f") || rest.starts_with("add_f") || rest.starts_with("sub_f") => 1,
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
     /// Whether the matrix unit does it.
     pub fn is_matrix(&self) -> bool {
         self.matrix_flop() > 0
@@ -90,7 +119,7 @@ impl Instruction {
 
     /// Whether the next instruction may follow it.
     pub(super) fn falls_through(&self) -> bool {
-        !matches!(self.mnemonic(), "s_branch" | "s_endpgm" | "s_setpc_b64")
+        !matches!(self.mnemonic(), "s_branch" | "s_endpgm" | "s_setpc_b64" | "BRA" | "EXIT")
     }
 }
 
@@ -155,6 +184,25 @@ mod tests {
             ("v_dot2_f32_bf16 v0, v1, v2, v0", 0),
         ] {
             assert_eq!(instruction(text).matrix_flop(), flop, "{text}");
+        }
+    }
+
+    #[test]
+    fn operations_of_a_lane_are_counted() {
+        for (text, flop) in [
+            ("v_fma_f32 v0, v1, v2, v0", 2),
+            ("v_fmac_f32_e32 v0, v1, v2", 2),
+            ("v_dual_fmac_f32 v0, v1, v2 :: v_dual_mul_f32 v3, v4, v5", 3),
+            ("v_dual_fmac_f32 v0, v1, v2 :: v_dual_mov_b32 v3, v4", 2),
+            ("v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1]", 4),
+            ("v_dot4_i32_i8 v0, v1, v2, v0", 8),
+            ("v_dot2_f32_bf16 v0, v1, v2, v0", 4),
+            ("v_add_f32_e32 v0, v1, v2", 1),
+            ("v_add_u32_e32 v0, v1, v2", 0),
+            ("v_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[16:23], v[0:7]", 0),
+            ("s_add_u32 s0, s1, s2", 0),
+        ] {
+            assert_eq!(instruction(text).lane_flop(), flop, "{text}");
         }
     }
 

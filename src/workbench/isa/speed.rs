@@ -82,21 +82,39 @@ impl Loop {
     /// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
     pub fn speed(&self, code: &Code, llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
         let body: Vec<&Instruction> = self.all.iter().map(|&i| &code.instructions[i]).collect();
-        let Some(answer) = ask(&body, llvm, machine.arch)? else { return Ok(None) };
-        let scale = clock_cycles(machine.arch);
-        let matrix_flop = body.iter().map(|instruction| instruction.matrix_flop()).sum();
-        let rate = f64::from(machine.product.matrix_flop_per_cycle) / f64::from(machine.compute_unit.simds.max(1));
-        let matrix_cycles = if rate > 0.0 { matrix_flop as f64 / rate } else { 0.0 };
-        let issue_cycles = answer.throughput * scale;
-        let lanes = u64::from(machine.wave_size);
-        Ok(Some(LoopSpeed {
-            alone_cycles: (answer.cycles / f64::from(ITERATIONS) * scale).max(matrix_cycles),
-            busy_cycles: issue_cycles.max(matrix_cycles),
-            matrix_flop,
-            matrix_cycles,
-            memory_bytes: body.iter().filter_map(|i| i.transfer()).map(|t| u64::from(t.bytes_per_lane) * lanes).sum(),
-        }))
+        predict(&body, ITERATIONS, llvm, machine)
     }
+}
+
+/// Predicts going through instructions once, without those that were before: from a start at which nothing is under way
+/// to an end at which all is done. `None` if LLVM has no model of the processor.
+///
+/// # Errors
+/// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
+pub fn once(body: &[&Instruction], llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
+    predict(body, 1, llvm, machine)
+}
+
+fn predict(
+    body: &[&Instruction],
+    iterations: u32,
+    llvm: &Llvm,
+    machine: Machine<'_>,
+) -> Result<Option<LoopSpeed>, IsaError> {
+    let Some(answer) = ask(body, iterations, llvm, machine.arch)? else { return Ok(None) };
+    let scale = clock_cycles(machine.arch);
+    let matrix_flop = body.iter().map(|instruction| instruction.matrix_flop()).sum();
+    let rate = f64::from(machine.product.matrix_flop_per_cycle) / f64::from(machine.compute_unit.simds.max(1));
+    let matrix_cycles = if rate > 0.0 { matrix_flop as f64 / rate } else { 0.0 };
+    let issue_cycles = answer.throughput * scale;
+    let lanes = u64::from(machine.wave_size);
+    Ok(Some(LoopSpeed {
+        alone_cycles: (answer.cycles / f64::from(iterations) * scale).max(matrix_cycles),
+        busy_cycles: issue_cycles.max(matrix_cycles),
+        matrix_flop,
+        matrix_cycles,
+        memory_bytes: body.iter().filter_map(|i| i.transfer()).map(|t| u64::from(t.bytes_per_lane) * lanes).sum(),
+    }))
 }
 
 /// Clock cycles of a cycle of LLVM's model. On GCN and CDNA the model counts what a wave of 64 needs to issue one
@@ -133,9 +151,9 @@ struct Summary {
     block_throughput: f64,
 }
 
-fn ask(body: &[&Instruction], llvm: &Llvm, arch: &str) -> Result<Option<Answer>, IsaError> {
+fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Result<Option<Answer>, IsaError> {
     let text: String = body.iter().map(|instruction| format!("{}\n", instruction.text)).collect();
-    let (cpu, iterations) = (format!("-mcpu={arch}"), format!("-iterations={ITERATIONS}"));
+    let (cpu, iterations) = (format!("-mcpu={arch}"), format!("-iterations={iterations}"));
     let args = ["-mtriple=amdgcn-amd-amdhsa", &cpu, &iterations, "--json"];
     let said = match llvm.run("llvm-mca", &args, text.as_bytes()) {
         Err(LlvmError::Failed { said, .. }) if has_no_model(&said) => return Ok(None),

@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 
 use gpu::{BufferView, Driver};
 use rayon::prelude::*;
+use sha2::{Digest as _, Sha256};
 
 use super::memory::{Memory, elements, part};
+use crate::object::key::Digest;
 use crate::reference::{self, Case, Output, Outputs, Tensor, Tensors};
-use crate::template::contract::{Access, Arg, Contract};
+use crate::template::contract::{Access, Arg};
 use crate::template::expression::ExpressionError;
 use crate::template::launch::ArgSpec;
 use crate::template::render::Rendered;
@@ -37,6 +39,14 @@ pub(super) struct Gate {
     description: String,
 }
 
+/// A kernel that is right.
+pub(super) struct Passed {
+    /// The largest error, as a fraction of the tolerance.
+    pub worst: f64,
+    /// SHA-256 of what was looked at, the tolerance, what was wanted and what was found, in hex.
+    pub evidence: String,
+}
+
 /// A sampled output.
 struct Written {
     spec: ArgSpec,
@@ -48,20 +58,15 @@ struct Written {
 
 impl Gate {
     pub fn new(
-        contract: &Contract,
+        args: &[Arg],
+        axes: &[String],
         problem: &Problem,
         case: &Case,
         inputs: &Tensors,
         work: &Work,
     ) -> Result<Self, super::TimingError> {
-        let picks = picks(contract, case, work.flop.unwrap_or(work.total_bytes()));
-        let mut args = Vec::new();
-        for arg in &contract.args {
-            if arg.is_there(problem)? {
-                args.push(arg);
-            }
-        }
-        let sample = Sample { args, problem, case };
+        let picks = picks(axes, case, work.flop.unwrap_or(work.total_bytes()));
+        let sample = Sample { args: args.iter().collect(), problem, case };
         let want = sample.run(&picks, inputs)?;
         let names = sample.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
         let rounded = check::rounded(inputs, names).filter(|_| problem.precision == Precision::Bf16);
@@ -89,19 +94,25 @@ impl Gate {
         only_written.flat_map(|written| written.rows(memory)).collect()
     }
 
-    /// Holds what a launch left against the reference; gives the largest error as a fraction of the tolerance.
-    pub fn check(&self, driver: &dyn Driver, memory: &Memory, kernel: &Rendered) -> Result<f64, Wrong> {
+    /// Holds what a launch left against the reference.
+    pub fn check(&self, driver: &dyn Driver, memory: &Memory, kernel: &Rendered) -> Result<Passed, Wrong> {
         let mut worst: f64 = 0.0;
+        let mut evidence = Sha256::new();
+        evidence.update(format!("{}\n{:?}\n", self.description, kernel.tolerance));
         let mut all = Tensors::new();
         for written in &self.written {
             let name = &written.spec.name;
             let got = written.read(driver, memory)?;
             let shape: Vec<u64> = written.entries.iter().map(|entries| entries.len() as u64).collect();
+            for (value, tensor) in [(&self.want[name].values[..], "wanted"), (got.values(), "found")] {
+                evidence.update(format!("{name} {tensor} {}\n", value.len()));
+                value.iter().for_each(|value| evidence.update(value.to_le_bytes()));
+            }
             worst = worst.max(check::output(&written.spec, &shape, got.values(), &self.want[name], kernel.tolerance)?);
             all.insert(name.clone(), got);
         }
         self.of_rounded.as_ref().map(|of_rounded| check::examine_rounding(&all, &self.want, of_rounded)).transpose()?;
-        Ok(worst)
+        Ok(Passed { worst, evidence: Digest::finish(evidence).to_string() })
     }
 }
 
@@ -249,8 +260,7 @@ fn extent(case: &Case, axis: &str) -> usize {
 }
 
 /// Which entries of which axes are computed: none if all of them are.
-fn picks(contract: &Contract, case: &Case, flop: f64) -> Picks {
-    let axes = &contract.work.sample;
+fn picks(axes: &[String], case: &Case, flop: f64) -> Picks {
     if flop <= MOST_FLOP || axes.is_empty() {
         return Picks::new();
     }

@@ -12,8 +12,7 @@ use super::gate::Gate;
 use super::{Captured, Setup};
 use crate::dtype::Dtype;
 use crate::reference::{Tensor, Tensors};
-use crate::template::Problem;
-use crate::template::contract::{Access, Contract};
+use crate::template::contract::Access;
 use crate::template::expression::ExpressionError;
 use crate::template::launch::ArgSpec;
 use crate::template::render::Rendered;
@@ -30,17 +29,6 @@ const CACHES: f64 = 2.0;
 
 /// What an output and a workspace hold before: NaN as a float, far out of range as an index.
 pub(super) const POISON: u8 = 0xff;
-
-/// The contract's arguments for a problem.
-pub(super) fn args(contract: &Contract, problem: &Problem) -> Result<Vec<ArgSpec>, ExpressionError> {
-    let mut args = Vec::new();
-    for arg in &contract.args {
-        if arg.is_there(problem)? {
-            args.push(ArgSpec::of(arg, problem));
-        }
-    }
-    Ok(args)
-}
 
 /// Weights of a problem, kept on the device from one number of rows to the next.
 #[derive(Default)]

@@ -6,6 +6,7 @@
 
 mod gate;
 mod memory;
+mod run;
 pub mod search;
 
 use std::collections::BTreeMap;
@@ -14,20 +15,22 @@ use std::time::Duration;
 
 use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Graph, Kernel, Launch};
-use sha2::{Digest, Sha256};
 
+use crate::object::key::Digest;
 use crate::object::store::{Progress, StoreError};
 use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::reference::{self, Case, ReferenceError, Tensors};
 use crate::template::expression::ExpressionError;
+use crate::template::launch::ArgSpec;
 use crate::template::library_error::LibraryError;
 use crate::template::render::{RenderError, Rendered, render};
 use crate::template::work::Work;
 use crate::template::{Params, Problem, Template};
-use crate::workbench::check::Wrong;
-use gate::Gate;
+use crate::workbench::check::{LdsFill, Wrong};
+use gate::{Gate, Passed};
 pub use memory::Weights;
 use memory::{Launches, Memory};
+pub use run::work;
 
 /// Rounds in which every candidate is timed once: enough for a median to choose by.
 pub const ROUNDS: usize = 5;
@@ -45,6 +48,7 @@ pub struct Bench<'a> {
     scalars: BTreeMap<String, u64>,
     memory: Memory,
     gate: Gate,
+    lds: Option<LdsFill>,
     work: Work,
 }
 
@@ -79,6 +83,10 @@ pub struct Timed {
     pub times_us: Vec<f64>,
     /// The largest error of the gate, as a fraction of the tolerance.
     pub worst: f64,
+    /// SHA-256 of what the gate looked at, in hex.
+    pub evidence: String,
+    /// SHA-256 of the object, in hex.
+    pub object: String,
     /// What a GPU's object uses.
     pub uses: Option<KernelFacts>,
     /// SHA-256 of the rendered source, in hex.
@@ -100,6 +108,12 @@ pub enum TimingError {
     /// The device refuses.
     #[error("could not put the inputs on the device")]
     Device(#[from] GpuError),
+    /// A tensor that a run is to keep is none of its.
+    #[error("the run keeps what it does not have: {0}")]
+    Keep(String),
+    /// The kernel that fills the device's LDS could not be had.
+    #[error("could not fill the LDS of the device")]
+    Lds(#[source] Wrong),
 }
 
 /// Why one candidate has no time.
@@ -150,7 +164,8 @@ struct Ready {
     kernel: LoadedKernel,
     launches: Launches,
     graph: Option<Graph>,
-    worst: f64,
+    object: String,
+    passed: Passed,
 }
 
 impl<'a> Bench<'a> {
@@ -165,19 +180,23 @@ impl<'a> Bench<'a> {
         setup: &Setup,
         weights: &mut Weights,
     ) -> Result<Self, TimingError> {
-        let contract = pipeline.library().contract(&problem.ops[0])?;
+        let library = pipeline.library();
         let case = case(problem, setup);
         let mut inputs: Tensors = reference::inputs(&problem.ops, &case, setup.seed)?;
-        let args = memory::args(contract, problem)?;
+        let declared = run::arguments(library, problem)?;
+        let args: Vec<ArgSpec> = declared.iter().map(|arg| ArgSpec::of(arg, problem)).collect();
         weights.keep(&args, &setup.scalars, &mut inputs)?;
-        let counted = contract.work.counted().filter_map(|name| {
-            let elements = inputs.get(name)?.values().iter().map(|&value| value as i64);
-            Some((name.to_owned(), elements.collect()))
-        });
-        let work = contract.work.count(problem, &args, &setup.scalars, &counted.collect())?;
+        let work = run::work_of(library, problem, &args, &setup.scalars, &inputs)?;
         let memory = Memory::new(pipeline.driver(), &args, setup, &inputs, &work, weights)?;
-        let gate = Gate::new(contract, problem, &case, &inputs, &work)?;
-        Ok(Self { pipeline, problem, scalars: setup.scalars.clone(), memory, gate, work })
+        let axes = run::sample_axes(library, problem)?;
+        let gate = Gate::new(&declared, &axes, problem, &case, &inputs, &work)?;
+        let target = pipeline.target();
+        let lds = match target.is_real_gpu() {
+            true => LdsFill::new(pipeline.library(), pipeline.store(), target, pipeline.driver()),
+            false => Ok(None),
+        };
+        let lds = lds.map_err(TimingError::Lds)?;
+        Ok(Self { pipeline, problem, scalars: setup.scalars.clone(), memory, gate, lds, work })
     }
 
     /// What a launch has to do at least.
@@ -196,26 +215,30 @@ impl<'a> Bench<'a> {
     }
 
     /// Compiles candidates, checks them and times those that are right, in rounds in which each takes its turn.
+    /// `runs` is told before a candidate is launched which it is, by its place.
     pub fn time(
         &self,
         candidates: Vec<Candidate>,
         n_rounds: usize,
         progress: &dyn Progress,
+        runs: &mut dyn FnMut(usize),
     ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
         let rendered: Vec<_> = candidates.iter().map(|candidate| self.render(candidate)).collect();
         let requests: Vec<_> = rendered.iter().flatten().map(|rendered| self.pipeline.request(rendered)).collect();
         let mut objects = self.pipeline.store().get_all(&requests, progress).into_iter();
         let mut ready = Vec::new();
-        for (candidate, rendered) in candidates.into_iter().zip(rendered) {
+        for (i, (candidate, rendered)) in candidates.into_iter().zip(rendered).enumerate() {
             let object = rendered.as_ref().ok().and_then(|_| objects.next());
             let loaded = rendered.map_err(CandidateError::from).and_then(|rendered| {
                 let object = object.expect("one for each request")?;
-                Ok(self.pipeline.load(rendered, &object.object, object.origin)?)
+                let digest = Digest::of(&object.object).to_string();
+                runs(i); // what loads may run already
+                Ok((self.pipeline.load(rendered, &object.object, object.origin)?, digest))
             });
-            let made = loaded.and_then(|kernel| self.ready(candidate.clone(), kernel));
+            let made = loaded.and_then(|(kernel, object)| self.ready(candidate.clone(), kernel, object));
             ready.push((candidate, made));
         }
-        self.time_all(ready, n_rounds)
+        self.time_all(ready, n_rounds, runs)
     }
 
     fn render(&self, candidate: &Candidate) -> Result<Rendered, RenderError> {
@@ -224,22 +247,24 @@ impl<'a> Bench<'a> {
     }
 
     /// Checks a kernel, and prepares its launches.
-    fn ready(&self, candidate: Candidate, kernel: LoadedKernel) -> Result<Ready, CandidateError> {
+    fn ready(&self, candidate: Candidate, kernel: LoadedKernel, object: String) -> Result<Ready, CandidateError> {
         let driver = self.pipeline.driver();
         let mut launches = self.memory.launches(driver, &kernel.rendered, &self.scalars)?;
         self.memory.reset(driver, &self.gate)?;
+        self.lds.as_ref().map(|lds| lds.launch(driver)).transpose()?;
         entered(driver, || driver.launch(&kernel.kernel, &launches.nth(0)))?;
-        let worst = self.gate.check(driver, &self.memory, &kernel.rendered)?;
+        let passed = self.gate.check(driver, &self.memory, &kernel.rendered)?;
         let once = entered(driver, || driver.launch_timed(&kernel.kernel, &launches.nth(1)))?;
         launches.repeat((REPLAY_US / (once.as_secs_f64() * 1e6).max(0.1)).ceil() as usize);
         let graph = driver.capture(&launches.all(&kernel.kernel))?;
-        Ok(Ready { candidate, kernel, launches, graph, worst })
+        Ok(Ready { candidate, kernel, launches, graph, object, passed })
     }
 
     fn time_all(
         &self,
         ready: Vec<(Candidate, Result<Ready, CandidateError>)>,
         n_rounds: usize,
+        runs: &mut dyn FnMut(usize),
     ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
         let mut times: Vec<Vec<f64>> = vec![Vec::new(); ready.len()];
         let mut failed: Vec<Option<CandidateError>> = ready.iter().map(|_| None).collect();
@@ -251,6 +276,7 @@ impl<'a> Bench<'a> {
                 if failed[i].is_some() || (round > 1 && fastest > HOPELESS * best) {
                     continue;
                 }
+                runs(i);
                 match ready.time_us(self.pipeline.driver()) {
                     Ok(time_us) if round > 0 => times[i].push(time_us), // the first round warms up
                     Ok(_) => {}
@@ -286,9 +312,10 @@ impl Ready {
 
     fn timed(self, mut times_us: Vec<f64>) -> Timed {
         times_us.sort_by(f64::total_cmp);
-        let source = Sha256::digest(self.kernel.rendered.source.as_bytes());
-        let source = source.iter().map(|byte| format!("{byte:02x}")).collect();
-        Timed { candidate: self.candidate, times_us, worst: self.worst, uses: self.kernel.uses, source }
+        let source = Digest::of(self.kernel.rendered.source.as_bytes()).to_string();
+        let Passed { worst, evidence } = self.passed;
+        let (uses, object) = (self.kernel.uses, self.object);
+        Timed { candidate: self.candidate, times_us, worst, evidence, object, uses, source }
     }
 }
 
@@ -299,7 +326,7 @@ fn entered<T: Send>(driver: &dyn Driver, work: impl FnOnce() -> T + Send) -> T {
     done.expect("a driver does the work")
 }
 
-fn case(problem: &Problem, setup: &Setup) -> Case {
+pub(super) fn case(problem: &Problem, setup: &Setup) -> Case {
     let Problem { dims, constants, flags, dtypes, .. } = problem.clone();
     let scalars = setup.scalars.iter().map(|(name, &value)| (name.clone(), value as f64)).collect();
     Case { dims, constants, flags, dtypes, inputs: setup.inputs.clone(), scalars }

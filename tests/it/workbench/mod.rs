@@ -9,3 +9,4 @@ pub mod kernels;
 pub mod occupancy;
 mod ordering;
 pub mod tune;
+mod tuner;

@@ -1,0 +1,385 @@
+//! What is tuned, and who judges.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Args, JobArgs};
+use crate::bounded_process::this_program;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::encoding::Encoding;
+use crate::checkpoint::layout::Layout;
+use crate::choice::Chooser;
+use crate::cli::TUNE_WORKER;
+use crate::cli::hub;
+use crate::cli::model::precision_for;
+use crate::cli::output::Output;
+use crate::cli::source::named_target;
+use crate::cli::usage::UsageError;
+use crate::device::{self, Device, DeviceError};
+use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
+use crate::object::cache::Cache;
+use crate::object::store::Store;
+use crate::pipeline::Pipeline;
+use crate::target::Target;
+use crate::template::{Precision, Problem};
+use crate::tuning::TuningTables;
+use crate::tuning::table::{ProvenanceKind, StepKind};
+use crate::workbench::tune::device::Device as Measuring;
+use crate::workbench::tune::job::{Counts, Job, Piece};
+use crate::workbench::tune::journal::Journal;
+use crate::workbench::tune::judge::Judge;
+use crate::workbench::tune::predicted::Predicted;
+use crate::workbench::tune::stale::{self, Stale};
+use crate::workbench::tune::tuner::Effort;
+
+/// What a last cache holds where no table says it, in bytes: as much as any has.
+const CACHE_BYTES: usize = 256 << 20;
+
+/// The forward pass is the same for any number of slots and any context.
+const BLUEPRINT: (usize, usize) = (32, 1024);
+
+/// The seed of random weights, as all commands have it.
+const SEED: u64 = 1;
+
+/// Everything but the judge.
+pub(super) struct Setup {
+    args: JobArgs,
+    /// What chooses now.
+    pub chooser: Chooser,
+    pub store: Store,
+    /// What there is to tune.
+    pub job: Job,
+    /// Which of its problems.
+    which: BTreeSet<usize>,
+    pub checkpoint: Checkpoint,
+    pub precision: Precision,
+    /// The device's name and the device, if one measures.
+    opened: Option<(String, Device)>,
+}
+
+/// Who judges.
+pub(super) enum Judging<'a> {
+    Device(Measuring<'a>),
+    Model(Predicted<'a>),
+}
+
+impl<'a> Judging<'a> {
+    pub fn as_judge(&mut self) -> &mut dyn Judge {
+        match self {
+            Self::Device(device) => device,
+            Self::Model(model) => model,
+        }
+    }
+
+    /// Leaves the device to others.
+    pub fn rest(&mut self) {
+        if let Self::Device(device) = self {
+            device.rest();
+        }
+    }
+}
+
+impl Setup {
+    /// Opens what the command line names.
+    pub fn of(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
+        let tables = args.source.tables()?;
+        let (target, opened) = args.target(&tables, output)?;
+        let (precision, checkpoint) = args.checkpoint(checkpoint)?;
+        let job = args.job(&checkpoint, precision, &target, &tables)?;
+        let tables = if args.generic { tables.generic(&target) } else { tables };
+        let chooser = Chooser::new(args.source.library()?, tables, target)?;
+        let (job, mut which) = args.narrow(job)?;
+        // A run that no template does on this target is done op by op.
+        which.retain(|&i| {
+            let problem = &job.asked[i].problem;
+            problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
+        });
+        let store = Store::from_env()?;
+        Ok(Self { args: args.clone(), chooser, store, job, which, checkpoint, precision, opened })
+    }
+
+    pub fn target(&self) -> &Target {
+        self.chooser.target()
+    }
+
+    /// The problems that are tuned.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.which.iter().map(|&i| &self.job.asked[i].problem)
+    }
+
+    /// The device in words, or what stands in for it.
+    pub fn device(&self) -> Option<&str> {
+        self.opened.as_ref().map(|(name, _)| name.as_str())
+    }
+
+    /// Opens the device that measures, for whole steps.
+    pub fn open(&self) -> anyhow::Result<device::Ready> {
+        let (_, device) = self.opened.as_ref().expect("only what measures is opened");
+        match (&self.args.arch, device) {
+            (Some(arch), Device::Auto) => Ok(device::of_arch(arch, self.chooser.tables())?),
+            _ => Ok(device.open(self.chooser.tables(), 0)?),
+        }
+    }
+
+    pub fn args(&self) -> &JobArgs {
+        &self.args
+    }
+
+    /// How times are come by.
+    pub fn kind(&self) -> ProvenanceKind {
+        if self.opened.is_some() { ProvenanceKind::Measured } else { ProvenanceKind::Predicted }
+    }
+
+    /// Whether all problems are tuned, as the model has them.
+    pub fn is_whole(&self) -> bool {
+        let JobArgs { op, variant, dims, flag, dtype, params, .. } = &self.args;
+        op.is_empty()
+            && variant.is_empty()
+            && dims.is_empty()
+            && flag.is_empty()
+            && dtype.is_empty()
+            && params.is_empty()
+    }
+
+    /// Whether whole steps are measured with what was found.
+    pub fn decides_by_steps(&self) -> bool {
+        let JobArgs { dims, flag, dtype, .. } = &self.args;
+        let is_of_the_model = dims.is_empty() && flag.is_empty() && dtype.is_empty();
+        self.is_whole() || (is_of_the_model && self.target().is_real_gpu())
+    }
+
+    /// The numbers of rows that are tuned.
+    pub fn counts(&self) -> Counts {
+        let JobArgs { tokens, rows, .. } = &self.args;
+        let mut counts = Counts::of(self.target());
+        if !tokens.is_empty() {
+            counts = Counts { decode: tokens.clone(), prompt: tokens.clone() };
+        }
+        match rows.map(super::Rows::step) {
+            Some(StepKind::Decode) => counts.prompt.clear(),
+            Some(StepKind::Mixed) => counts.decode.clear(),
+            None => {}
+        }
+        counts
+    }
+
+    /// What is tuned, in order.
+    pub fn pieces(&self, args: &Args) -> Vec<Piece> {
+        if !args.stale {
+            return self.all_pieces();
+        }
+        let stale = self.stale().into_iter().filter(|one| self.which.contains(&one.piece.problem));
+        let mut pieces: Vec<Piece> = stale.map(|one| one.piece).collect();
+        pieces.sort_unstable();
+        pieces.dedup();
+        pieces
+    }
+
+    /// Every piece that the command line asks for, what takes the largest share of a step first.
+    pub fn all_pieces(&self) -> Vec<Piece> {
+        let library = self.chooser.library();
+        let facts = self.chooser.tables().facts(&self.target().arch);
+        let product = facts.and_then(|facts| facts.product.as_ref());
+        self.job.pieces(&self.which, &self.counts(), library, product)
+    }
+
+    /// The rows whose templates render to something else now.
+    pub fn stale(&self) -> Vec<Stale> {
+        stale::rows(&self.job, &self.chooser)
+    }
+
+    pub fn effort(&self) -> Effort {
+        let JobArgs { most, variant, params, op, .. } = &self.args;
+        let usual = match (self.kind(), op.is_empty()) {
+            (ProvenanceKind::Predicted, _) => 8,
+            (_, true) => 16,
+            (_, false) => 48,
+        };
+        Effort { most: most.unwrap_or(usual), variants: variant.clone(), params: params.clone() }
+    }
+
+    pub fn judge(&self) -> anyhow::Result<Judging<'_>> {
+        let Some((name, _)) = &self.opened else {
+            let facts = self.chooser.tables().facts(&self.target().arch);
+            let judge = Predicted::new(&self.job, self.chooser.library(), self.target(), &self.store, facts)?;
+            return Ok(Judging::Model(judge));
+        };
+        let words = std::iter::once(TUNE_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
+        let deadline = Duration::from_secs(self.args.deadline.into());
+        Ok(Judging::Device(Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store)))
+    }
+
+    /// The journal of this target, in the cache's folder unless another one is named.
+    pub fn journal(&self, named: Option<&Path>) -> anyhow::Result<Journal> {
+        let path = match named {
+            Some(path) => path.to_owned(),
+            None => {
+                let name = self.target().id().replace([':', '/'], "_");
+                Cache::default_root()?.join("tune").join(format!("{name}.jsonl"))
+            }
+        };
+        Ok(Journal::open(&path)?)
+    }
+}
+
+/// Runs kernels for a parent, of the same job.
+pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<()> {
+    let tables = args.source.tables()?;
+    let (target, driver) = args.open(&tables)?;
+    let (precision, checkpoint) = args.checkpoint(checkpoint)?;
+    let (job, _) = args.narrow(args.job(&checkpoint, precision, &target, &tables)?)?;
+    let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?, driver)?;
+    Ok(crate::workbench::tune::worker::run(&job, &pipeline)?)
+}
+
+impl JobArgs {
+    fn open(&self, tables: &TuningTables) -> anyhow::Result<device::Ready> {
+        match (&self.device, &self.arch) {
+            (Some(device), _) => Ok(device.open(tables, 0)?),
+            (None, Some(arch)) => Ok(device::of_arch(arch, tables)?),
+            (None, None) => Ok(Device::Auto.open(tables, 0)?),
+        }
+    }
+
+    /// What is compiled for, and the device that measures, if there is one.
+    fn target(&self, tables: &TuningTables, output: &Output) -> anyhow::Result<(Target, Option<(String, Device)>)> {
+        let opened = match self.open(tables) {
+            Err(error) => match (error.downcast_ref(), &self.arch) {
+                (Some(DeviceError::NoneOfArch { found, .. }), Some(arch)) => {
+                    let target = named_target(arch, tables)?;
+                    output.note(&format!(
+                        "no {arch} is here (found {found}): times are predicted from what hipRTC or NVRTC make of the \
+                         kernels, nothing is measured"
+                    ));
+                    return Ok((target, None));
+                }
+                _ => return Err(error),
+            },
+            Ok(opened) => opened,
+        };
+        let (target, driver) = opened;
+        if target.is_simulated {
+            let what = "the simulator says nothing of speed: `--device` names a GPU, or `cpu`";
+            return Err(UsageError(what.into()).into());
+        }
+        Ok((target, Some((driver.describe(), self.device.clone().unwrap_or(Device::Auto)))))
+    }
+
+    /// The model, and how exactly its sums are done.
+    fn checkpoint(&self, path: Option<&Path>) -> anyhow::Result<(Precision, Checkpoint)> {
+        let checkpoint = match path {
+            Some(path) => Checkpoint::open(&hub::locate(path)?, Layout::Auto)?,
+            None => {
+                let encoding = match self.precision {
+                    Some(Precision::F32) => Encoding::F32,
+                    _ => Encoding::default(),
+                };
+                let config = self.model.config(self.layers.map(|layers| layers as usize));
+                Checkpoint::random(config, encoding, SEED)?
+            }
+        };
+        Ok(precision_for(&checkpoint, self.precision))
+    }
+
+    /// All problems of the model.
+    fn job(
+        &self,
+        checkpoint: &Checkpoint,
+        precision: Precision,
+        target: &Target,
+        tables: &TuningTables,
+    ) -> anyhow::Result<Job> {
+        let (n_slots, capacity_tokens) = BLUEPRINT;
+        let options = ModelOptions {
+            precision,
+            kv_dtype: if precision == Precision::Bf16 { crate::dtype::Dtype::Bf16 } else { crate::dtype::Dtype::F32 },
+            n_slots,
+            capacity_tokens: capacity_tokens.min(checkpoint.config.max_seq_len),
+            max_rows: 512,
+            max_logit_rows: n_slots,
+            odd_window: None,
+            kv_budget_bytes: usize::MAX,
+            max_prompt_rows: None,
+            prefix_cache: PrefixCache::OFF,
+        };
+        let graph = Blueprint::new(checkpoint, &options, target)?.graph;
+        let fusions = self.source.library()?.fusions(target);
+        let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
+        let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
+        Ok(Job::of(&graph, &fusions, self.context, cache_bytes))
+    }
+
+    /// The job with the element types that were asked for, and which of its problems are tuned.
+    fn narrow(&self, mut job: Job) -> anyhow::Result<(Job, BTreeSet<usize>)> {
+        let ops = |problem: &Problem| problem.ops.join("+");
+        let known: BTreeSet<String> = job.asked.iter().map(|one| ops(&one.problem)).collect();
+        if let Some(unknown) = self.op.iter().find(|op| !known.contains(*op)) {
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(
+                UsageError(format!("--op {unknown}: not in the forward pass, expected some of: {known}")).into()
+            );
+        }
+        let mut which: BTreeSet<usize> = (0..job.asked.len())
+            .filter(|&i| match self.op.is_empty() {
+                true => !job.asked[i].rows.are_asked_for(),
+                false => self.op.contains(&ops(&job.asked[i].problem)),
+            })
+            .collect();
+        for &i in &which {
+            for (name, dtype) in &self.dtype {
+                let problem = &mut job.asked[i].problem;
+                match problem.dtypes.get_mut(name) {
+                    Some(own) => *own = *dtype,
+                    None if self.op.is_empty() => {}
+                    None => return Err(unknown("dtype", name, problem.dtypes.keys()).into()),
+                }
+            }
+        }
+        if self.dims.is_empty() && self.flag.is_empty() {
+            return Ok((job, which));
+        }
+        // Of each op the problems that have what is asked for; where none has, the first one is made to have it.
+        let all_ops: BTreeSet<String> = which.iter().map(|&i| ops(&job.asked[i].problem)).collect();
+        for op in all_ops {
+            let of_op: Vec<usize> = which.iter().copied().filter(|&i| ops(&job.asked[i].problem) == op).collect();
+            let has = |&i: &usize| {
+                let problem = &job.asked[i].problem;
+                self.dims.iter().all(|(name, value)| problem.dims.get(name) == Some(value))
+                    && self.flag.iter().all(|(name, value)| problem.flags.get(name) == Some(value))
+            };
+            let mut kept: Vec<usize> = of_op.iter().copied().filter(has).collect();
+            if kept.is_empty() && !self.op.is_empty() {
+                let problem = &mut job.asked[of_op[0]].problem;
+                for (name, value) in &self.dims {
+                    let known: Vec<String> = problem.dims.keys().cloned().collect();
+                    *problem.dims.get_mut(name).ok_or_else(|| unknown("dims", name, known.iter()))? = *value;
+                }
+                for (name, value) in &self.flag {
+                    let known: Vec<String> = problem.flags.keys().cloned().collect();
+                    *problem.flags.get_mut(name).ok_or_else(|| unknown("flag", name, known.iter()))? = *value;
+                }
+                kept = vec![of_op[0]];
+            }
+            which.retain(|i| !of_op.contains(i) || kept.contains(i));
+        }
+        if which.is_empty() {
+            return Err(UsageError("no problem of the forward pass has these dims and flags".into()).into());
+        }
+        Ok((job, which))
+    }
+}
+
+fn unknown<'a>(flag: &str, name: &str, known: impl Iterator<Item = &'a String>) -> UsageError {
+    let known = known.cloned().collect::<Vec<_>>().join(", ");
+    UsageError(format!("--{flag} {name}: expected one of: {known}"))
+}
+
+/// The folder that a target's rows are written to.
+pub(super) fn folder(args: &JobArgs) -> anyhow::Result<PathBuf> {
+    match &args.source.tuning {
+        Some(folder) => Ok(folder.clone()),
+        None => TuningTables::user_folder()
+            .ok_or_else(|| anyhow::anyhow!("there is no config folder: name one with --tuning")),
+    }
+}

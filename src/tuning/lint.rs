@@ -1,0 +1,235 @@
+//! What is no error in tables and yet deserves a look.
+
+use super::TuningTables;
+use super::table::{ProvenanceKind, Row, StepKind, Table, Tokens};
+use crate::target::Target;
+
+/// Measured times of two rows that are no further apart than this are the same, as a fraction.
+const NOISE: f64 = 0.02;
+
+/// A row or a file, and what is about it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// What it is.
+    pub kind: FindingKind,
+    /// `file:line`.
+    pub place: String,
+    /// Why.
+    pub text: String,
+}
+
+/// What deserves a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FindingKind {
+    /// Two rows apply at once, or a file cannot be read for another reason: it is not used.
+    Broken,
+    /// Numbers of tokens that the rows of a `where` leave out.
+    Gap,
+    /// Nothing asks for the row, or its template is not there.
+    NotAskedFor,
+    /// Others stand before it wherever it would apply.
+    Unreachable,
+    /// What stands behind it says the same, or was measured to be faster.
+    Dominated,
+}
+
+impl FindingKind {
+    /// The name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::Gap => "gap",
+            Self::NotAskedFor => "not asked for",
+            Self::Unreachable => "unreachable",
+            Self::Dominated => "dominated",
+        }
+    }
+}
+
+impl TuningTables {
+    /// Everything about the tables that concern these targets.
+    pub fn findings(&self, targets: &[Target]) -> Vec<Finding> {
+        let concerns = |name: &String| targets.iter().any(|target| target.families().contains(name));
+        let placed = |kind: FindingKind, line: String| match line.split_once(": ") {
+            Some((place, text)) => Finding { kind, place: place.to_owned(), text: text.to_owned() },
+            None => Finding { kind, place: String::new(), text: line },
+        };
+        let broken = self.broken.iter().filter(|(name, _)| concerns(name));
+        let mut findings: Vec<Finding> =
+            broken.map(|(_, error)| placed(FindingKind::Broken, error.to_string())).collect();
+        let tables = self.layers.iter().flatten().filter(|table| concerns(&table.name));
+        findings.extend(tables.flat_map(Table::gaps).map(|line| placed(FindingKind::Gap, line)));
+        let mut seen: Vec<(&Row, bool, Option<String>)> = Vec::new();
+        for target in targets {
+            let order = self.in_order(target);
+            for (i, row) in order.iter().enumerate() {
+                let is_reached = is_reached(row, &order[..i]);
+                let beaten = order[i + 1..].iter().find_map(|behind| self.beats(behind, row));
+                match seen.iter_mut().find(|(known, ..)| known.place == row.place) {
+                    // A row of a family is for all of its archs: it is one that any of them reaches.
+                    Some((_, reached, why)) => {
+                        *reached |= is_reached;
+                        *why = why.take().and(beaten);
+                    }
+                    None => seen.push((row, is_reached, beaten)),
+                }
+            }
+        }
+        for (row, is_reached, beaten) in seen {
+            let place = row.place.clone();
+            if !is_reached {
+                let text = format!("other rows for `{}` stand before it at all {} tokens", row.op, row.tokens);
+                findings.push(Finding { kind: FindingKind::Unreachable, place, text });
+            } else if let Some(text) = beaten {
+                findings.push(Finding { kind: FindingKind::Dominated, place, text });
+            }
+        }
+        findings
+    }
+
+    /// The rows that concern a target, those that are looked at first before the others.
+    fn in_order(&self, target: &Target) -> Vec<&Row> {
+        let families = target.families();
+        let mut order = Vec::new();
+        for layer in &self.layers {
+            for name in &families {
+                let tables = layer.iter().filter(|table| table.name == *name);
+                let mut rows: Vec<&Row> = tables.flat_map(|table| &table.rows).collect();
+                rows.sort_by_key(|row| std::cmp::Reverse(row.facts.len() + usize::from(row.step.is_some())));
+                order.extend(rows);
+            }
+        }
+        order
+    }
+
+    /// Why a row that stands behind another one is as good or better.
+    fn beats(&self, behind: &Row, row: &Row) -> Option<String> {
+        let covers = covers(behind, row) && row.tokens.without(behind.tokens).is_empty();
+        if !covers || behind.op != row.op {
+            return None;
+        }
+        if behind.template == row.template && behind.params == row.params {
+            return Some(format!("{} behind it says the same", behind.place));
+        }
+        let is_measured = |row: &Row| self.provenance(row).is_some_and(|one| one.kind == ProvenanceKind::Measured);
+        let same_device = self.provenance(row)?.device == self.provenance(behind)?.device;
+        let same_problem = row.facts == behind.facts || (row.problem.is_some() && row.problem == behind.problem);
+        let same_rows = row.timed_at.is_some() && row.timed_at == behind.timed_at;
+        let (own, other) = (row.time_us?, behind.time_us?);
+        let is_faster = other * (1.0 + NOISE) < own;
+        let counts = is_measured(row) && is_measured(behind) && same_device && same_problem && same_rows;
+        (counts && is_faster).then(|| format!("{} behind it took {other} us, this one {own}", behind.place))
+    }
+}
+
+/// Whether a row applies wherever another one does, but for the number of tokens.
+fn covers(row: &Row, other: &Row) -> bool {
+    row.step.is_none_or(|step| other.step == Some(step)) && wants_no_more(row, other)
+}
+
+/// Whether it is for the same op and wants nothing of the problem that another row does not want too.
+fn wants_no_more(row: &Row, other: &Row) -> bool {
+    let has = |(name, fact): (&String, _)| other.facts.get(name) == Some(fact);
+    row.op == other.op && row.facts.iter().all(has)
+}
+
+/// Whether a row is ever the first that applies: at some number of tokens, in some kind of step, no earlier one does.
+fn is_reached(row: &Row, earlier: &[&Row]) -> bool {
+    StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step)).any(|step| {
+        let mut left: Vec<Tokens> = vec![row.tokens];
+        for other in earlier.iter().filter(|other| other.step.is_none_or(|own| own == step)) {
+            if wants_no_more(other, row) {
+                left = left.into_iter().flat_map(|tokens| tokens.without(other.tokens)).collect();
+            }
+        }
+        left.iter().any(|tokens| tokens.last.is_none_or(|last| last >= step.fewest_rows()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: &str = r#"
+        provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
+        [[rows]]
+        op = "linear"
+        where = { weight = "bf16" }
+        tokens = "1-8"
+        use = "linear/dot"
+        provenance = "tuned"
+        time_us = 9.0
+        timed_at = 8
+        [[rows]]
+        op = "linear"
+        tokens = "1-16"
+        use = "linear/dot"
+        provenance = "tuned"
+        [[rows]]
+        op = "linear"
+        where = { weight = "bf16", has_bias = true }
+        tokens = "1-4"
+        use = "linear/other"
+        provenance = "tuned"
+    "#;
+
+    const FAMILY: &str = r#"
+        provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
+        [[rows]]
+        op = "linear"
+        tokens = "3-12"
+        use = "linear/never"
+        provenance = "tuned"
+        [[rows]]
+        op = "rmsnorm"
+        tokens = "1-8"
+        use = "rmsnorm/slow"
+        provenance = "tuned"
+        time_us = 9.0
+        timed_at = 8
+        [[rows]]
+        op = "rmsnorm"
+        tokens = "9+"
+        use = "rmsnorm/slow"
+        provenance = "tuned"
+    "#;
+
+    const GENERIC: &str = r#"
+        provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
+        [[rows]]
+        op = "rmsnorm"
+        use = "rmsnorm/fast"
+        provenance = "tuned"
+        time_us = 5.0
+        timed_at = 8
+    "#;
+
+    fn findings(arch: &str) -> Vec<(FindingKind, String)> {
+        let tables = [("gfx1100", ROWS), ("gfx11", FAMILY), ("generic", GENERIC)];
+        let tables = TuningTables::from_texts(&tables).expect("right");
+        let all = tables.findings(&[Target::gpu(arch).expect("known")]);
+        all.into_iter().map(|one| (one.kind, one.place)).collect()
+    }
+
+    #[test]
+    fn gaps_and_rows_that_nobody_reaches_or_that_others_beat_are_found_with_their_places() {
+        let found = findings("gfx1100");
+        let has = |kind, place: &str| found.contains(&(kind, place.to_owned()));
+        assert!(has(FindingKind::Gap, "gfx1100.toml:11"), "1-16 leaves out 17 and more: {found:?}");
+        assert!(has(FindingKind::Unreachable, "gfx11.toml:3"), "1-16 stands before 3-12: {found:?}");
+        assert!(has(FindingKind::Dominated, "gfx1100.toml:3"), "what is behind it says the same: {found:?}");
+        assert!(has(FindingKind::Dominated, "gfx11.toml:8"), "5 us at 8 tokens behind 9 us: {found:?}");
+        assert!(!has(FindingKind::Dominated, "gfx11.toml:15"), "no time is known of it: {found:?}");
+        assert!(!has(FindingKind::Unreachable, "gfx1100.toml:16"), "it wants more than the others: {found:?}");
+    }
+
+    #[test]
+    fn a_row_of_a_family_is_reached_if_any_of_its_archs_reaches_it() {
+        let tables = [("gfx1100", ROWS), ("gfx11", FAMILY), ("generic", GENERIC)];
+        let tables = TuningTables::from_texts(&tables).expect("right");
+        let targets = ["gfx1100", "gfx1151"].map(|arch| Target::gpu(arch).expect("known"));
+        let unreachable = |one: &&Finding| one.kind == FindingKind::Unreachable;
+        assert_eq!(tables.findings(&targets).iter().filter(unreachable).count(), 0);
+        assert_eq!(tables.findings(&targets[..1]).iter().filter(unreachable).count(), 1);
+    }
+}

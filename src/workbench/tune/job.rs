@@ -1,0 +1,219 @@
+//! What there is to tune: the problems of a forward pass, at the numbers of rows that its steps have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::graph::cover::runs;
+use crate::graph::kv_cache::{BLOCK_TOKENS, ring_blocks};
+use crate::graph::{Graph, Rows};
+use crate::target::Target;
+use crate::target::compute_unit::Product;
+use crate::template::Problem;
+use crate::template::library::Library;
+use crate::template::signature::Signature;
+use crate::tuning::table::StepKind;
+use crate::workbench::timing::{self, Setup, TimingError};
+
+/// Problems, with what they are to a step.
+#[derive(Clone, Debug, Default)]
+pub struct Job {
+    /// Of each its index is its name among the processes that tune.
+    pub asked: Vec<Asked>,
+    /// Positions that the last row of a slot sees; a prompt's are at least its rows.
+    pub context: u32,
+    /// What the device's last cache holds, in bytes.
+    pub cache_bytes: usize,
+}
+
+/// A problem of a forward pass.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Where it is first: `block.0.attn.qkv`.
+    pub label: String,
+    /// What is asked for there.
+    pub problem: Problem,
+    /// How many nodes ask for it.
+    pub n_nodes: usize,
+    /// Which rows of a step are counted.
+    pub rows: Rows,
+    /// Scalar arguments other than `n_tokens`, as the first node that asks for it has them.
+    pub scalars: BTreeMap<String, u32>,
+    /// Of a run, the indices of the problems of its ops.
+    pub parts: Vec<usize>,
+}
+
+/// A problem at a number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Piece {
+    /// Index of the problem.
+    pub problem: usize,
+    /// What the rows are to each other, for ops that look at positions; of others the kind of step that has so many.
+    pub step: StepKind,
+    /// Rows.
+    pub n_tokens: u32,
+}
+
+/// Numbers of rows that steps have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Of steps in which every row is alone in its slot.
+    pub decode: Vec<u32>,
+    /// Of steps that take in a prompt.
+    pub prompt: Vec<u32>,
+}
+
+/// Where nothing is known of a chip, operations that take as long as moving a byte.
+const FLOP_PER_BYTE: f64 = 20.0;
+
+/// What a launch takes that does nothing, in bytes that could be moved meanwhile.
+const LAUNCH_BYTES: f64 = 1e6;
+
+impl Counts {
+    /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
+    pub fn of(target: &Target) -> Self {
+        match target.is_gpu() {
+            true => Self { decode: vec![1, 2, 4, 8, 16, 32, 64, 128, 256], prompt: vec![64, 256, 512, 2048, 4096] },
+            false => Self { decode: vec![1, 2, 4, 8, 16, 32], prompt: vec![16, 64, 512] },
+        }
+    }
+}
+
+impl Job {
+    /// The problems of a forward pass, and of the runs of its nodes that one kernel may do. What a step has only if a
+    /// request asks for it is left out.
+    pub fn of(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
+        let mut job = Self { asked: Vec::new(), context, cache_bytes };
+        let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+        for node in &graph.nodes {
+            let asked = Asked {
+                label: node.label.clone(),
+                problem: node.problem.clone(),
+                n_nodes: 0,
+                rows: node.rows,
+                scalars: node.scalars.clone(),
+                parts: Vec::new(),
+            };
+            places.insert(&node.label, job.add(asked));
+        }
+        for (label, problem) in runs(graph, fusions) {
+            let parts: Vec<usize> = label.split(" + ").filter_map(|part| places.get(part).copied()).collect();
+            let Some(rows) = parts.first().map(|first| job.asked[*first].rows) else { continue };
+            let scalars = parts.iter().flat_map(|part| job.asked[*part].scalars.clone()).collect();
+            job.add(Asked { label, problem, n_nodes: 0, rows, scalars, parts });
+        }
+        job
+    }
+
+    fn add(&mut self, asked: Asked) -> usize {
+        let rows = asked.rows;
+        let index = self.asked.iter().position(|one| one.problem == asked.problem).unwrap_or_else(|| {
+            self.asked.push(asked);
+            self.asked.len() - 1
+        });
+        self.asked[index].n_nodes += 1;
+        if rows == Rows::All {
+            self.asked[index].rows = rows; // the more numbers of rows
+        }
+        index
+    }
+
+    /// The pieces of some problems at these numbers of rows: what takes the largest share of a step first, a problem's
+    /// in the order of their rows. What cannot be counted comes last.
+    pub fn pieces(
+        &self,
+        which: &BTreeSet<usize>,
+        counts: &Counts,
+        library: &Library,
+        product: Option<&Product>,
+    ) -> Vec<Piece> {
+        let mut of_problems: Vec<Vec<Piece>> = Vec::new();
+        for &problem in which {
+            let mut pieces = self.of_problem(problem, counts);
+            pieces.sort_unstable();
+            pieces.dedup();
+            of_problems.push(pieces);
+        }
+        // What a step of each of these numbers of rows takes at least, and each problem's part of it.
+        let mut costs: Vec<Vec<f64>> = Vec::new();
+        for pieces in &of_problems {
+            let ends = [pieces.first(), pieces.last()].into_iter().flatten();
+            costs.push(ends.map(|piece| self.cost(piece, library, product).unwrap_or_default()).collect());
+        }
+        let total = |end: usize| costs.iter().filter_map(|cost| cost.get(end)).sum::<f64>().max(f64::MIN_POSITIVE);
+        let totals = [total(0), total(1)];
+        let share = |cost: &[f64]| cost.iter().zip(totals).map(|(cost, total)| cost / total).fold(0.0, f64::max);
+        let mut order: Vec<(f64, Vec<Piece>)> = costs.iter().map(|cost| share(cost)).zip(of_problems).collect();
+        order.sort_by(|a, b| b.0.total_cmp(&a.0));
+        order.into_iter().flat_map(|(_, pieces)| pieces).collect()
+    }
+
+    fn of_problem(&self, problem: usize, counts: &Counts) -> Vec<Piece> {
+        let asked = &self.asked[problem];
+        let at = |step: StepKind, n_tokens: u32| Piece { problem, step, n_tokens };
+        let decode = counts.decode.iter().map(|&n| at(StepKind::Decode, n));
+        let prompt = counts.prompt.iter().map(|&n| at(StepKind::Mixed, n));
+        match asked.rows {
+            Rows::All if looks_at_positions(&asked.problem) => decode.chain(prompt).collect(),
+            Rows::All => {
+                // Rows are rows: what kind of step they are of is nothing to them.
+                decode.chain(counts.prompt.iter().map(|&n| at(StepKind::Decode, n))).collect()
+            }
+            Rows::Logits | Rows::Changed | Rows::Logprobs => decode.collect(),
+        }
+    }
+
+    /// The kind of step that rows of a table want for a piece: none where it does not matter.
+    pub fn step_of_rows(&self, piece: &Piece) -> Option<StepKind> {
+        looks_at_positions(&self.asked[piece.problem].problem).then_some(piece.step)
+    }
+
+    /// What a piece takes at least, in bytes that could be moved meanwhile, for all nodes that ask for it.
+    fn cost(&self, piece: &Piece, library: &Library, product: Option<&Product>) -> Result<f64, TimingError> {
+        let asked = &self.asked[piece.problem];
+        let work = timing::work(library, &asked.problem, &self.setup(piece))?;
+        let ratio = product.filter(|product| product.matrix_flop_per_cycle > 0);
+        let ratio = ratio.map_or(FLOP_PER_BYTE, |one| 1e3 * one.matrix_tflops() / one.memory_gbps);
+        let least = work.total_bytes().max(work.flop.unwrap_or_default() / ratio);
+        Ok(asked.n_nodes as f64 * (least + LAUNCH_BYTES))
+    }
+
+    /// The scalars and the kind of the inputs of a piece.
+    pub fn setup(&self, piece: &Piece) -> Setup {
+        let Asked { problem, scalars, .. } = &self.asked[piece.problem];
+        let (n, context) = (piece.n_tokens as usize, self.context as usize);
+        let window = problem.dims.get("window").map_or(0, |&window| window as usize);
+        let (n_slots, run) = match piece.step {
+            StepKind::Decode => (n, 1),
+            StepKind::Mixed => (1, n),
+        };
+        let op = problem.ops[0].as_str();
+        let table_blocks = match window {
+            _ if op == "rope_kv" => run.div_ceil(BLOCK_TOKENS),
+            0 => context.max(run).div_ceil(BLOCK_TOKENS),
+            window => ring_blocks(window, run),
+        };
+        let mut scalars: BTreeMap<String, u64> =
+            scalars.iter().map(|(name, &value)| (name.clone(), value.into())).collect();
+        scalars.insert("n_tokens".to_owned(), n as u64);
+        if problem.dims.contains_key("block_tokens") {
+            let sizes = [("n_slots", n_slots), ("table_blocks", table_blocks), ("n_blocks", n_slots * table_blocks)];
+            scalars.extend(sizes.map(|(name, size)| (name.to_owned(), size as u64)));
+        }
+        let inputs = match (op, piece.step) {
+            ("attention" | "rope_kv", StepKind::Decode) => Some("decode"),
+            ("attention", StepKind::Mixed) => Some("end"),
+            ("rope_kv", StepKind::Mixed) => Some("chunk"),
+            ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("spread"),
+            _ => None,
+        };
+        let seed = u64::from(piece.n_tokens);
+        Setup { scalars, inputs: inputs.map(str::to_owned), cache_bytes: self.cache_bytes, seed }
+    }
+}
+
+/// Whether it matters to a problem which slots its rows are in.
+fn looks_at_positions(problem: &Problem) -> bool {
+    problem.ops.iter().any(|op| op == "attention" || op == "rope_kv")
+}

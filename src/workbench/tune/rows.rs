@@ -1,0 +1,188 @@
+//! What was found, as rows of a tuning table.
+
+use super::job::Job;
+use super::judge::Time;
+use super::tuner::{Entry, Tuned};
+use crate::target::Target;
+use crate::tuning::edit::{NewRow, Proof};
+use crate::tuning::table::{APART, Facts, ProvenanceKind, Row, StepKind, Tokens};
+use crate::tuning::{Query, TuningTables};
+
+/// Measured times that are no further apart than this are the same, as a fraction.
+pub const NOISE: f64 = 0.02;
+
+/// The same of predicted ones: what a model says is so much better is mostly better.
+pub const DOUBT: f64 = 0.10;
+
+/// How rows are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Where the times come from.
+    pub kind: ProvenanceKind,
+    /// Each takes the place of the row that decided, as far as that went, though nothing else be better: what is
+    /// measured anew takes the place of what is stale.
+    pub renews: bool,
+}
+
+impl Rules {
+    fn noise(self) -> f64 {
+        if self.kind == ProvenanceKind::Measured { NOISE } else { DOUBT }
+    }
+}
+
+/// The rows of one problem, of steps of one kind, at rising numbers of tokens: where something is better than what the
+/// tables say now, or they say nothing.
+///
+/// A choice holds at the number of rows where it was judged and at those down to the next smaller number that was
+/// judged, within the range of the row that it takes the place of. Below the first number it holds nearby, and so above
+/// the last one, unless `is_last` says that steps hardly have more rows. Neighbours that choose alike are one row.
+pub fn rows_of(
+    job: &Job,
+    of_problem: &[Tuned],
+    facts: &Facts,
+    rules: Rules,
+    is_last: bool,
+    apart: &Apart,
+) -> Vec<NewRow> {
+    let mut rows: Vec<NewRow> = Vec::new();
+    let mut judged = 0;
+    for (i, tuned) in of_problem.iter().enumerate() {
+        let n_tokens = tuned.piece.n_tokens;
+        let before = rows.last().filter(|row| row.tokens.last == Some(judged));
+        let Some((entry, time)) = chosen_by(tuned, before, rules) else { continue };
+        let old = tuned.present_tokens();
+        let least = if i == 0 { n_tokens - n_tokens / 4 } else { judged + 1 };
+        let most = match i + 1 == of_problem.len() {
+            true if is_last => old.last,
+            true => Some(old.last.unwrap_or(u32::MAX).min(n_tokens + n_tokens / 4)),
+            false => Some(n_tokens),
+        };
+        let tokens = match rules.renews {
+            true => old,
+            false => Tokens { first: old.first.max(least), last: most },
+        };
+        let last_judged = std::mem::replace(&mut judged, n_tokens);
+        let Some(row) = row(job, tuned, entry, time, facts, tokens, rules, apart) else { continue };
+        // A row of the tables begins between the two: if both choose alike, so does what lies before it.
+        if let Some(last) = rows.last_mut().filter(|last| last.tokens.last == Some(last_judged))
+            && last.is_same_choice(&row)
+        {
+            last.tokens.last = Some(last_judged.max(tokens.first - 1));
+        }
+        match rows.last_mut() {
+            Some(last)
+                if last.tokens.last.and_then(|n| n.checked_add(1)) == Some(tokens.first)
+                    && last.is_same_choice(&row) =>
+            {
+                *last = NewRow { tokens: Tokens { first: last.tokens.first, ..tokens }, ..row };
+            }
+            _ => rows.push(row),
+        }
+    }
+    rows
+}
+
+/// What the ops of a run take one by one, in microseconds, where it is known.
+pub type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
+
+/// The row for one number of rows; `None` where the tables say it already.
+#[expect(clippy::too_many_arguments, reason = "what a row is made of")]
+fn row(
+    job: &Job,
+    tuned: &Tuned,
+    entry: &Entry,
+    time: &Time,
+    facts: &Facts,
+    tokens: Tokens,
+    rules: Rules,
+    apart: &Apart,
+) -> Option<NewRow> {
+    let is_decided = tuned.present_row.is_some();
+    let time_us = time.median_us();
+    let is_run = tuned.problem.ops.len() > 1;
+    // What is fused now stays so unless it is clearly slower, and the other way round.
+    let apart_us = apart(tuned).filter(|_| is_run);
+    let is_apart = apart_us.is_some_and(|apart_us| match tuned.is_fused {
+        true => time_us > apart_us * (1.0 + rules.noise()),
+        false => time_us * (1.0 + rules.noise()) >= apart_us,
+    });
+    if is_run && is_apart && !tuned.is_fused {
+        return None;
+    }
+    if !is_apart && is_decided && tuned.is_present(entry) && (!is_run || tuned.is_fused) && !rules.renews {
+        return None;
+    }
+    let proof = Proof {
+        spread: (rules.kind == ProvenanceKind::Measured).then(|| time.spread()),
+        problem: Some(tuned.problem.identity()),
+        source: Some(time.source.clone()),
+        object: time.object.clone(),
+        evidence: time.evidence.clone(),
+    };
+    let fused = NewRow {
+        op: tuned.problem.ops.join("+"),
+        facts: facts.clone(),
+        tokens,
+        step: job.step_of_rows(&tuned.piece),
+        template: entry.candidate.template.label(),
+        params: entry.candidate.params.clone(),
+        time_us,
+        gbps: tuned.gbps(time_us),
+        timed_at: tuned.piece.n_tokens,
+        proof,
+    };
+    Some(match apart_us.filter(|_| is_apart) {
+        None => fused,
+        Some(time_us) => NewRow {
+            template: APART.to_owned(),
+            params: Default::default(),
+            time_us,
+            gbps: tuned.gbps(time_us),
+            proof: Proof::default(),
+            ..fused
+        },
+    })
+}
+
+/// The best of what was judged; of equally good ones that of the row before, else the present one.
+pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&NewRow>) -> Option<(&'t Entry, &'t Time)> {
+    let is_measured = tuned.entries.iter().filter_map(|entry| entry.verdict.time()).any(|time| time.evidence.is_some());
+    let kind = if is_measured { ProvenanceKind::Measured } else { ProvenanceKind::Predicted };
+    chosen_by(tuned, before, Rules { kind, renews: false })
+}
+
+fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&NewRow>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
+    let ranked = tuned.ranked();
+    let (best_entry, best) = *ranked.first()?;
+    let limit = best.median_us() * (1.0 + rules.noise().max(best.spread()));
+    let n_rounds = best.times_us.len();
+    let is_good = |time: &Time| time.times_us.len() == n_rounds && time.median_us() <= limit;
+    let is_before = |entry: &Entry| {
+        let candidate = &entry.candidate;
+        before.is_some_and(|row| row.template == candidate.template.label() && row.params == candidate.params)
+    };
+    let good = || ranked.iter().filter(|(_, time)| is_good(time));
+    let kept = good().find(|(entry, _)| is_before(entry)).or_else(|| good().find(|(entry, _)| tuned.is_present(entry)));
+    Some(kept.copied().unwrap_or((best_entry, best)))
+}
+
+/// New rows without the numbers of tokens at which measured ones of the tables apply: a prediction never takes the
+/// place of a measurement.
+pub fn behind_measured(rows: Vec<NewRow>, tables: &TuningTables, target: &Target) -> Vec<NewRow> {
+    let cut = |row: NewRow| {
+        let query = Query { op: row.op.clone(), facts: row.facts.clone() };
+        let meets = |found: &&Row| {
+            let mut steps = StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step));
+            steps.any(|step| found.applies(&query, step))
+        };
+        let is_measured = |found: &&Row| {
+            tables.provenance(found).is_some_and(|provenance| provenance.kind == ProvenanceKind::Measured)
+        };
+        let mut left = vec![row.tokens];
+        for measured in tables.rows_for(target).filter(meets).filter(is_measured) {
+            left = left.into_iter().flat_map(|one| one.without(measured.tokens)).collect();
+        }
+        left.into_iter().map(|tokens| NewRow { tokens, ..row.clone() }).collect::<Vec<_>>()
+    };
+    rows.into_iter().flat_map(cut).collect()
+}

@@ -1,0 +1,451 @@
+//! Asks a judge about the templates of a piece, some parameters of each, and about those between two numbers of rows
+//! whose best differ.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Map, json};
+
+use super::job::{Job, Piece};
+use super::journal::{Journal, JournalError, Key};
+use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use super::rows::chosen;
+use crate::choice::{Choice, Chooser, Why};
+use crate::object::compile::{CompileError, Request};
+use crate::object::key::Digest;
+use crate::object::store::{Progress, Store, StoreError};
+use crate::template::library_error::LibraryError;
+use crate::template::render::render;
+use crate::template::work::Work;
+use crate::template::{Params, Problem, Template};
+use crate::tuning::table::{APART, ProvenanceKind, Row, Tokens};
+use crate::workbench::timing::search::{Limits, search};
+use crate::workbench::timing::{self, Candidate, ROUNDS, TimingError};
+
+/// Rounds in which the best are held against each other.
+const FINAL_ROUNDS: usize = 15;
+
+/// How many of the best that is done with.
+const FINALISTS: usize = 4;
+
+/// A template is left alone when a look around finds nothing that is at most so many times slower than another's best.
+const HOPELESS: f64 = 2.0;
+
+/// Where the best of two numbers of rows differ, those between are tried until so much of the smaller one is left.
+const BOUND: u32 = 4;
+
+/// A kernel, and what came of it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Which.
+    pub candidate: Candidate,
+    /// What came of it.
+    pub verdict: Verdict,
+}
+
+/// What came of a piece.
+#[derive(Clone, Debug)]
+pub struct Tuned {
+    /// Which.
+    pub piece: Piece,
+    /// Its problem.
+    pub problem: Problem,
+    /// What a launch has to do.
+    pub work: Work,
+    /// How many parameter sets of templates were asked about.
+    pub n_tried: usize,
+    /// What the tables say now; of a run that is not fused now, what they would say.
+    pub present: (String, Params),
+    /// The row that says it; `None` where none does.
+    pub present_row: Option<Row>,
+    /// Where its numbers come from.
+    pub present_kind: Option<ProvenanceKind>,
+    /// Of a run of ops, whether one kernel does it now.
+    pub is_fused: bool,
+    /// Whether it was only asked because the best of its neighbours differ.
+    pub is_between: bool,
+    /// What was judged.
+    pub entries: Vec<Entry>,
+}
+
+/// Why the job cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TuneError {
+    /// The op has no contract, or no template fits.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The work of a problem cannot be counted.
+    #[error(transparent)]
+    Work(#[from] TimingError),
+    /// There is no compiler, and so no kernel.
+    #[error(transparent)]
+    Compiler(#[from] CompileError),
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Nobody judges any more.
+    #[error(transparent)]
+    Judge(#[from] JudgeError),
+    /// What was said cannot be kept.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// No template has parameters that were asked for.
+    #[error("no template of `{op}` has legal parameters as `--variant` and `--params` say")]
+    NothingToTry {
+        /// The op.
+        op: String,
+    },
+}
+
+/// What is tried.
+#[derive(Clone, Debug)]
+pub struct Effort {
+    /// Most parameter sets of a template that are tried for a number of rows.
+    pub most: usize,
+    /// Only variants of these names, if any are named.
+    pub variants: Vec<String>,
+    /// Parameters that stay as given.
+    pub params: Vec<(String, u32)>,
+}
+
+/// Tunes one piece after the other.
+pub struct Tuner<'a> {
+    /// What chooses now.
+    pub chooser: &'a Chooser,
+    /// The cache and the compiler.
+    pub store: &'a Store,
+    /// What there is to tune.
+    pub job: &'a Job,
+    /// How much is tried.
+    pub effort: &'a Effort,
+    /// Who says how long kernels take.
+    pub judge: &'a mut dyn Judge,
+    /// What was said already.
+    pub journal: &'a mut Journal,
+    /// Told while kernels compile.
+    pub progress: &'a dyn Progress,
+}
+
+type Entries = BTreeMap<(String, Params), Entry>;
+
+impl Tuned {
+    /// The candidates that have a time, the fastest first.
+    pub fn ranked(&self) -> Vec<(&Entry, &Time)> {
+        let timed = self.entries.iter().filter_map(|entry| Some((entry, entry.verdict.time()?)));
+        let mut ranked: Vec<_> = timed.collect();
+        // What went into the finals has more rounds: of others only the final's loser's time counts.
+        let n_rounds = ranked.iter().map(|(_, time)| time.times_us.len()).max().unwrap_or(0);
+        ranked.sort_by(|(_, a), (_, b)| {
+            let is_behind = |time: &Time| time.times_us.len() < n_rounds;
+            is_behind(a).cmp(&is_behind(b)).then(a.median_us().total_cmp(&b.median_us()))
+        });
+        ranked
+    }
+
+    /// Whether it is what the tables say now.
+    pub fn is_present(&self, entry: &Entry) -> bool {
+        let Candidate { template, params } = &entry.candidate;
+        (template.label(), params) == (self.present.0.clone(), &self.present.1)
+    }
+
+    /// The time of what the tables say now, in microseconds.
+    pub fn present_us(&self) -> Option<f64> {
+        let entry = self.entries.iter().find(|entry| self.is_present(entry))?;
+        entry.verdict.time().map(Time::median_us)
+    }
+
+    /// How many kernels are not to be used, by the reason.
+    pub fn refused(&self) -> BTreeMap<Reason, usize> {
+        let mut counts = BTreeMap::new();
+        for entry in &self.entries {
+            if let Verdict::Refused { reason, .. } = entry.verdict {
+                *counts.entry(reason).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// 10^9 bytes per second, for a launch that takes so long.
+    pub fn gbps(&self, time_us: f64) -> f64 {
+        self.work.total_bytes() / time_us / 1e3
+    }
+
+    /// For how many rows what the tables say now holds.
+    pub fn present_tokens(&self) -> Tokens {
+        self.present_row.as_ref().map_or(Tokens { first: 1, last: None }, |row| row.tokens)
+    }
+}
+
+impl Tuner<'_> {
+    /// Tunes a piece; `before` is the best of the number of rows before.
+    ///
+    /// # Errors
+    /// [`TuneError`].
+    pub fn tune(&mut self, piece: &Piece, before: Option<&Candidate>) -> Result<Tuned, TuneError> {
+        let (mut tuned, choices) = self.begin(piece)?;
+        let mut entries = Entries::new();
+        let is_wanted = |choice: &&Choice| {
+            self.effort.variants.is_empty() || self.effort.variants.contains(&choice.template.variant)
+        };
+        let wanted: Vec<Choice> = choices.iter().filter(is_wanted).cloned().collect();
+        for choice in &wanted {
+            tuned.n_tried += self.walk(piece, choice, &mut entries)?;
+        }
+        if tuned.n_tried == 0 {
+            return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
+        }
+        let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
+        self.finals(piece, [Some(present), before.cloned()].into_iter().flatten(), &mut entries)?;
+        tuned.entries = entries.into_values().collect();
+        Ok(tuned)
+    }
+
+    /// Holds some kernels and the present one against each other.
+    ///
+    /// # Errors
+    /// [`TuneError`].
+    pub fn compare(&mut self, piece: &Piece, known: Vec<Candidate>) -> Result<Tuned, TuneError> {
+        let (mut tuned, choices) = self.begin(piece)?;
+        let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
+        let mut entries = Entries::new();
+        tuned.n_tried = known.len();
+        self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
+        tuned.entries = entries.into_values().collect();
+        Ok(tuned)
+    }
+
+    /// What is known of a piece before anything is tried.
+    fn begin(&self, piece: &Piece) -> Result<(Tuned, Vec<Choice>), TuneError> {
+        let problem = &self.job.asked[piece.problem].problem;
+        let n_rows = piece.n_tokens as usize;
+        let ranking = self.chooser.ranking(problem, n_rows, piece.step)?;
+        let first = &ranking.choices[0];
+        let row = match &first.why {
+            Why::Row(row) => Some(row.as_ref().clone()),
+            Why::Priority(_) => ranking.rows.first().filter(|row| row.template == APART).cloned(),
+        };
+        let provenance = row.as_ref().and_then(|row| self.chooser.tables().provenance(row));
+        let tuned = Tuned {
+            piece: *piece,
+            problem: problem.clone(),
+            work: timing::work(self.chooser.library(), problem, &self.job.setup(piece))?,
+            n_tried: 0,
+            present: (first.template.label(), first.params.clone()),
+            present_kind: provenance.map(|provenance| provenance.kind),
+            is_fused: problem.ops.len() > 1 && self.chooser.prefers(problem, n_rows, piece.step).is_ok(),
+            present_row: row,
+            is_between: false,
+            entries: Vec::new(),
+        };
+        Ok((tuned, ranking.choices))
+    }
+
+    /// Tries parameters of one template; gives how many.
+    fn walk(&mut self, piece: &Piece, choice: &Choice, entries: &mut Entries) -> Result<usize, TuneError> {
+        let template = &choice.template;
+        let fixed = &self.effort.params;
+        let keeps = |params: &Params| fixed.iter().all(|(name, value)| params.get(name) == Some(value));
+        let problem = &self.job.asked[piece.problem].problem;
+        let legal: Vec<Params> = template.legal_params(problem, self.chooser.target()).filter(keeps).collect();
+        let Some(first) = legal.first() else { return Ok(0) };
+        let start = if keeps(&choice.params) { &choice.params } else { first };
+        let times = entries.values().filter_map(|entry| entry.verdict.time().map(Time::median_us));
+        let limits =
+            Limits { most: self.effort.most.max(1), hopeless_us: HOPELESS * times.fold(f64::INFINITY, f64::min) };
+        let mut failed = None;
+        let tried = search(&legal, start, limits, &mut |params| {
+            let n = params.len();
+            let candidates = params.into_iter().map(|params| Candidate { template: Arc::clone(template), params });
+            let known = if choice.is_of_a_row() { std::slice::from_ref(start) } else { &[] };
+            match self.ask(piece, candidates.collect(), known, ROUNDS, entries) {
+                Ok(times) => times,
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    vec![None; n]
+                }
+            }
+        });
+        failed.map_or(Ok(tried.len()), Err)
+    }
+
+    /// Holds the best, and some that are known, against each other.
+    fn finals(
+        &mut self,
+        piece: &Piece,
+        known: impl Iterator<Item = Candidate>,
+        entries: &mut Entries,
+    ) -> Result<(), TuneError> {
+        let mut best: Vec<(f64, &Entry)> =
+            entries.values().filter_map(|entry| Some((entry.verdict.time()?.median_us(), entry))).collect();
+        best.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut candidates: Vec<Candidate> =
+            best.into_iter().take(FINALISTS).map(|(_, entry)| entry.candidate.clone()).collect();
+        let mut known_params = Vec::new();
+        for known in known {
+            known_params.push(known.params.clone());
+            if !candidates.iter().any(|other| is_same(other, &known)) {
+                candidates.push(known);
+            }
+        }
+        // A model says the same each time.
+        let is_measured = self.judge.kind() == ProvenanceKind::Measured;
+        let n_rounds = if is_measured { FINAL_ROUNDS } else { ROUNDS };
+        if !is_measured {
+            candidates.retain(|one| !entries.contains_key(&(one.template.label(), one.params.clone())));
+        }
+        self.ask(piece, candidates, &known_params, n_rounds, entries).map(drop)
+    }
+
+    /// Asks about candidates, the journal first; gives the times. Those with `known` parameters may spill.
+    fn ask(
+        &mut self,
+        piece: &Piece,
+        candidates: Vec<Candidate>,
+        known: &[Params],
+        n_rounds: usize,
+        entries: &mut Entries,
+    ) -> Result<Vec<Option<f64>>, TuneError> {
+        let problem = &self.job.asked[piece.problem].problem;
+        let (library, target) = (self.chooser.library(), self.chooser.target());
+        let mut asked: Vec<Result<Kernel, Entry>> = Vec::new();
+        for candidate in candidates {
+            let Candidate { template, params } = &candidate;
+            asked.push(match render(library, template, problem, params, target) {
+                Ok(rendered) => {
+                    let request = Request::of(&rendered, target);
+                    let key = self.store.key(&request)?.digest();
+                    let is_known = known.contains(params);
+                    Ok(Kernel { candidate, rendered, request, key, is_known })
+                }
+                Err(error) => Err(Entry { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
+            });
+        }
+        let kernels: Vec<Kernel> = asked.iter().flatten().cloned().collect();
+        let mut verdicts = self.verdicts(piece, kernels, n_rounds)?.into_iter();
+        let mut times = Vec::new();
+        for one in asked {
+            let entry = match one {
+                Ok(kernel) => {
+                    let verdict = verdicts.next().expect("one for each kernel");
+                    Entry { candidate: kernel.candidate, verdict }
+                }
+                Err(entry) => entry,
+            };
+            times.push(entry.verdict.time().map(Time::median_us));
+            entries.insert((entry.candidate.template.label(), entry.candidate.params.clone()), entry);
+        }
+        Ok(times)
+    }
+
+    /// What the journal says, else what the judge says, which the journal then keeps. Kernels of finals are compared
+    /// with each other: it takes all of them or none from the journal.
+    fn verdicts(&mut self, piece: &Piece, kernels: Vec<Kernel>, n_rounds: usize) -> Result<Vec<Verdict>, TuneError> {
+        let group = (n_rounds == FINAL_ROUNDS).then(|| {
+            let all: BTreeSet<String> = kernels.iter().map(|kernel| kernel.key.to_string()).collect();
+            Digest::of(format!("{all:?}").as_bytes()).to_string()
+        });
+        let keys: Vec<Key> = kernels.iter().map(|kernel| self.key(piece, kernel, n_rounds, group.as_deref())).collect();
+        let mut found: Vec<Option<Verdict>> = keys.iter().map(|key| self.journal.find(key)).collect();
+        if group.is_some() && found.iter().any(Option::is_none) {
+            found.fill(None);
+        }
+        let open: Vec<usize> = (0..kernels.len()).filter(|&i| found[i].is_none()).collect();
+        if !open.is_empty() {
+            let asked: Vec<Kernel> = open.iter().map(|&i| kernels[i].clone()).collect();
+            let said = self.judge.judge(piece, &asked, n_rounds, self.progress)?;
+            for (i, verdict) in open.into_iter().zip(said) {
+                // What does not compile is the cache's to remember, and may be this machine's fault.
+                if !matches!(verdict, Verdict::Refused { reason: Reason::NotCompiled, .. }) {
+                    self.journal.keep(&keys[i], &verdict)?;
+                }
+                found[i] = Some(verdict);
+            }
+        }
+        Ok(found.into_iter().map(|verdict| verdict.expect("each was found or asked")).collect())
+    }
+
+    fn key(&self, piece: &Piece, kernel: &Kernel, n_rounds: usize, group: Option<&str>) -> Key {
+        let asked = &self.job.asked[piece.problem];
+        let Candidate { template, params } = &kernel.candidate;
+        let setup = self.job.setup(piece);
+        let (key, inputs) = (kernel.key.to_string(), format!("{setup:?}"));
+        let (problem, judge, rounds) = (asked.problem.identity(), self.judge.identity(), n_rounds.to_string());
+        let is_known = if kernel.is_known { "known" } else { "" };
+        let about = json!({
+            "device": judge, "op": asked.problem.ops.join("+"), "dims": asked.problem.dims, "rows": piece.n_tokens,
+            "step": piece.step.name(), "template": template.label(), "params": params, "rounds": n_rounds,
+        });
+        let about: Map<_, _> = about.as_object().expect("it is one").clone();
+        Key::new([&*key, &problem, &inputs, &judge, &rounds, is_known, group.unwrap_or_default()], about)
+    }
+
+    /// Fills in what lies between: where the best of two neighbouring numbers of rows differ, or another row of the
+    /// present tables begins between them, those in the middle are held against each other, again and again until the
+    /// two are close. `tuned` is of one problem and kind of step, the fewest rows first. Ends early at `until`.
+    ///
+    /// # Errors
+    /// [`TuneError`].
+    pub fn refine(&mut self, tuned: Vec<Tuned>, until: Option<Instant>) -> Result<Vec<Tuned>, TuneError> {
+        let mut filled: Vec<Tuned> = Vec::new();
+        for next in tuned {
+            if let Some(last) = filled.last().cloned() {
+                self.between(&last, &next, until, &mut filled)?;
+            }
+            filled.push(next);
+        }
+        Ok(filled)
+    }
+
+    fn between(
+        &mut self,
+        low: &Tuned,
+        high: &Tuned,
+        until: Option<Instant>,
+        filled: &mut Vec<Tuned>,
+    ) -> Result<(), TuneError> {
+        let (first, last) = (low.piece.n_tokens, high.piece.n_tokens);
+        let (Some(a), Some(b)) = (chosen(low, None), chosen(high, None)) else { return Ok(()) };
+        let (a, b) = (a.0.candidate.clone(), b.0.candidate.clone());
+        let edges = self.chooser.bucket_starts(&low.problem, low.piece.step);
+        let inside: Vec<u32> =
+            edges.into_iter().map(|edge| edge as u32).filter(|n| (first + 1..last).contains(n)).collect();
+        let is_close = last - first <= (first / BOUND).max(1);
+        let is_over = until.is_some_and(|until| Instant::now() >= until);
+        if is_close || is_over || (is_same(&a, &b) && inside.is_empty()) {
+            return Ok(());
+        }
+        let middle = (f64::from(first) * f64::from(last)).sqrt().round() as u32;
+        let middle = middle.clamp(first + 1, last - 1);
+        let n_tokens = inside.into_iter().min_by_key(|edge| edge.abs_diff(middle)).unwrap_or(middle);
+        let piece = Piece { n_tokens, ..low.piece };
+        let mut known = vec![a];
+        if !is_same(&known[0], &b) {
+            known.push(b);
+        }
+        let between = match self.compare(&piece, known) {
+            Err(TuneError::Judge(JudgeError::Piece(_))) => return Ok(()),
+            result => Tuned { is_between: true, ..result? },
+        };
+        self.between(low, &between, until, filled)?;
+        filled.push(between.clone());
+        self.between(&between, high, until, filled)
+    }
+}
+
+/// Whether two are the same kernel of a problem.
+pub fn is_same(one: &Candidate, other: &Candidate) -> bool {
+    one.template.label() == other.template.label() && one.params == other.params
+}
+
+impl Choice {
+    fn is_of_a_row(&self) -> bool {
+        matches!(self.why, Why::Row(_))
+    }
+}
+
+/// A template with parameters, as tables and messages name it.
+pub fn name(template: &Template, params: &Params) -> String {
+    let params: Vec<String> = params.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    format!("{} {}", template.label(), params.join(" ")).trim_end().to_owned()
+}
