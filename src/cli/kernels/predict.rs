@@ -240,7 +240,7 @@ fn panels(both: &[Both]) -> Vec<Panel> {
 
 impl Both {
     fn cells(&self) -> Vec<String> {
-        let Self { measured, prediction, compiled } = self;
+        let Self { measured, prediction, compiled, .. } = self;
         let us = |seconds: f64| format!("{:.2}", 1e6 * seconds);
         let (main, outside) = (compiled.code.main_loop.unwrap_or_default(), compiled.code.outside);
         let params: Vec<String> = measured.params.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -2,8 +2,8 @@
 //! compiler's schedule is: how long to stall, and which scoreboards to set and to wait for.
 //!
 //! NVIDIA documents none of it. The opcodes are those that `nvdisasm -hex` prints beside its text for our own kernels;
-//! latencies and rates are of NVIDIA's programming guide (operations of an SM in a cycle) or rounded from what is known.
-//! Only what a prediction of time needs is read: branches, memory, products, and the pipe of everything else.
+//! latencies and rates are of NVIDIA's programming guide (operations of an SM in a cycle) or rounded from what is
+//! known. Only what a prediction of time needs is read: branches, memory, products, and the pipe of everything else.
 
 use super::{Code, Instruction};
 
@@ -127,8 +127,8 @@ impl Sass {
         }
     }
 
-    /// Operations of other units for a warp, a multiply-add being two: `FFMA`, `FADD`, `FMUL`, packed halves, and `IDP`,
-    /// which is four.
+    /// Operations of other units for a warp, a multiply-add being two: `FFMA`, `FADD`, `FMUL`, packed halves, and
+    /// `IDP`, which is four.
     pub fn lane_flop(self) -> f64 {
         32.0 * match self.kind() {
             0x023 => 2.0,
@@ -277,6 +277,25 @@ mod tests {
         let on = sass(0x147947, 0xfec0003800000);
         assert_eq!((on.text().as_str(), on.target(25_200)), ("BRA", Some(25_200 + 16 + 80)));
         assert_eq!(sass(0x3604807947, 0xfec000b800000).text(), "0x947");
+    }
+
+    #[test]
+    fn the_loops_of_a_real_kernel_multiply_and_load() {
+        // linear/gemv in f32 precision.
+        let object = include_bytes!("../../../tests/fixtures/objects/linear_gemv.sm_90.cubin");
+        let all = decode(gpu::code_object::cubin_code(object, "linear_gemv").expect("its code"));
+        let code = code("linear_gemv", &all);
+        let loops = code.loops();
+        let of =
+            |found: &super::super::Loop, what: fn(Sass) -> f64| found.all.iter().map(|&i| what(all[i])).sum::<f64>();
+        let works =
+            |found: &&super::super::Loop| of(found, Sass::lane_flop) > 0.0 && of(found, Sass::memory_bytes) > 0.0;
+        let main = loops.iter().find(works).expect("a loop that multiplies what it loads");
+        let body: Vec<Sass> = main.all.iter().map(|&i| all[i]).collect();
+        let (alone, busy) = (alone_cycles(&body, 480.0), busy_cycles(&body));
+        assert!(busy >= body.len() as f64 / 2.0 && alone >= busy / 2.0 && alone < 5000.0, "{alone} {busy}");
+        assert!(alone_cycles(&body, 960.0) >= alone, "slower memory makes it no faster");
+        assert!(main.all.len() < all.len());
     }
 
     #[test]

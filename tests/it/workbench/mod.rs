@@ -8,4 +8,6 @@ pub mod isa;
 pub mod kernels;
 pub mod occupancy;
 mod ordering;
+mod predict;
 pub mod tune;
+mod watch;
