@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_warp_alone_waits_for_its_loads() {
         // A load that sets scoreboard 0, and an addition that waits for it.
-        let load = sass(0x381, 4 << 9 | 2 << 41 | NONE as u64 * 2 << 48);
+        let load = sass(0x381, 4 << 9 | 2 << 41 | 7 << 49);
         let add = sass(0x221, 4 << 41 | 7 << 46 | 7 << 49 | 1 << 52);
         assert_eq!(alone_cycles(&[load, add], 500.0), 504.0);
         assert_eq!(alone_cycles(&[add], 500.0), 4.0);
