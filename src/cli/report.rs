@@ -43,6 +43,7 @@ use crate::tuning::TuningError;
 use crate::workbench::bench::limits::LimitsError;
 use crate::workbench::isa::IsaError;
 use crate::workbench::isa::llvm::LlvmError;
+use crate::workbench::predict::PredictError;
 
 /// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
@@ -92,6 +93,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ConversationTooLong>,
         of::<NotReady>,
         of::<PipelineError>,
+        of::<PredictError>,
         of::<RecordsError>,
         of::<RenderError>,
         of::<ReplicaError>,

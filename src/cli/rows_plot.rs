@@ -72,10 +72,12 @@ impl Panel {
         text + &names(&colours)
     }
 
-    /// The fastest of a template at each number of rows.
+    /// The fastest of a template at each number of rows, of times that were measured if there are any.
     fn best_of(&self, template: &str) -> Vec<(u32, f64)> {
         let mut best: BTreeMap<u32, f64> = BTreeMap::new();
-        for dot in self.dots.iter().filter(|dot| dot.template == template) {
+        let of_template = || self.dots.iter().filter(|dot| dot.template == template);
+        let is_measured = of_template().any(|dot| dot.is_measured);
+        for dot in of_template().filter(|dot| dot.is_measured == is_measured) {
             best.entry(dot.rows).and_modify(|us| *us = us.min(dot.us)).or_insert(dot.us);
         }
         best.into_iter().collect()
@@ -198,6 +200,7 @@ mod tests {
             dots: vec![
                 dot(1, 10.0, "linear/a", true, true),
                 dot(1, 20.0, "linear/a", true, false),
+                dot(1, 7.0, "linear/a", false, false),
                 dot(64, 80.0, "linear/b", false, true),
             ],
         }
@@ -206,9 +209,9 @@ mod tests {
     #[test]
     fn all_candidates_are_drawn_and_what_is_chosen_has_a_ring() {
         let text = svg("sm_90 & others", &[panel()]);
-        assert_eq!(text.matches("<title>").count(), 3);
+        assert_eq!(text.matches("<title>").count(), 4);
         assert_eq!(text.matches("r=\"8\"").count(), 2, "two are chosen");
-        assert_eq!(text.matches("fill=\"white\" stroke=").count(), 1, "one is predicted");
+        assert_eq!(text.matches("fill=\"white\" stroke=").count(), 2, "two are predicted");
         for words in ["sm_90 &amp; others", "linear &lt;2880&gt;", "linear/b", ">64<"] {
             assert!(text.contains(words), "{words}");
         }

@@ -9,6 +9,7 @@ use crate::cli::usage::UsageError;
 use crate::config::NamedShape;
 use crate::object::store::Store;
 use crate::target::Target;
+use crate::template::library::Library;
 use crate::template::{Precision, Problem, Template};
 use crate::tuning::table::StepKind;
 use crate::workbench::predict::{PredictError, Prediction, Predictor, setup, workload};
@@ -47,7 +48,7 @@ fn dim(text: &str) -> Result<(String, u32), String> {
 /// Who chooses with templates and tables of one's own, and who chooses without them.
 pub(super) struct Choosers {
     ours: Chooser,
-    today: Chooser,
+    today: Arc<Chooser>,
 }
 
 /// A problem of the model that a template fits.
@@ -69,6 +70,12 @@ pub(super) struct Predicted {
     pub incumbent: Option<Result<Prediction, PredictError>>,
 }
 
+/// Who chooses without templates of one's own.
+pub(super) fn today(source: &SourceArgs, target: &Target) -> anyhow::Result<Chooser> {
+    let source = SourceArgs { templates: None, tuning: source.tuning.clone() };
+    Ok(Chooser::new(source.library()?, source.tables()?, target.clone())?)
+}
+
 impl ShapeArgs {
     pub fn step(&self) -> StepKind {
         if self.prompt { StepKind::Mixed } else { StepKind::Decode }
@@ -78,11 +85,18 @@ impl ShapeArgs {
 impl Choosers {
     /// For a target; `source` has the templates and tables of one's own.
     pub fn new(source: &SourceArgs, target: &Target) -> anyhow::Result<Self> {
-        let without = SourceArgs { templates: None, tuning: source.tuning.clone() };
-        let chooser = |source: &SourceArgs| -> anyhow::Result<Chooser> {
-            Ok(Chooser::new(source.library()?, source.tables()?, target.clone())?)
-        };
-        Ok(Self { ours: chooser(source)?, today: chooser(&without)? })
+        Self::beside_today(source, Arc::new(today(source, target)?))
+    }
+
+    /// The same beside a chooser of [`today`].
+    pub fn beside_today(source: &SourceArgs, today: Arc<Chooser>) -> anyhow::Result<Self> {
+        let ours = Chooser::new(source.library()?, source.tables()?, today.target().clone())?;
+        Ok(Self { ours, today })
+    }
+
+    /// The templates, one's own among them.
+    pub fn library(&self) -> &Library {
+        self.ours.library()
     }
 
     /// The problems of the model that a template fits, in bf16 precision if it takes that.

@@ -81,8 +81,8 @@ pub(super) struct CheckArgs {
     #[arg(long, conflicts_with = "speed")]
     timings: bool,
 
-    /// Run nothing: predict the time of each kernel for a GPU at a model's shapes, beside what runs today; of AMD's also
-    /// the cycles of the hot loops, with llvm-mca
+    /// Run nothing: predict the time of each kernel for a GPU at a model's shapes, beside what runs today; of AMD's
+    /// also the cycles of the hot loops, with llvm-mca
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
     speed: bool,
 

@@ -9,8 +9,9 @@ use std::{fs, thread};
 
 use anyhow::Context as _;
 
-use super::beside::{Beside, Choosers, ShapeArgs};
+use super::beside::{Beside, Choosers, ShapeArgs, today};
 use crate::bounded_process::this_program;
+use crate::choice::Chooser;
 use crate::cli::CHECK_WORKER;
 use crate::cli::output::Output;
 use crate::cli::source::{SourceArgs, TargetArgs, named_target};
@@ -77,6 +78,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
     };
     output.note(&format!("{}/{}: {where_to}; ^C ends", place.op, place.variant));
     let store = Store::from_env()?;
+    let today = Arc::new(today(&source, &target)?);
     let mut last: Option<Vec<u8>> = None;
     loop {
         // A file that is being replaced is not there for a moment.
@@ -84,7 +86,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
         if text.is_some() && text != last {
             last = text;
             let begun = Instant::now();
-            let line = watch.try_once(&place, &source, &target, &on, &store, output);
+            let line = watch.try_once(&place, &source, &today, &on, &store, output);
             output.line(&line.unwrap_or_else(|error| format!("error: {}", chain(error.as_ref()))))?;
             output.detail(&format!("{:.1} s", begun.elapsed().as_secs_f64()));
         }
@@ -156,13 +158,14 @@ impl Watch<'_> {
         &self,
         place: &Place,
         source: &SourceArgs,
-        target: &Target,
+        today: &Arc<Chooser>,
         on: &On,
         store: &Store,
         output: &Output,
     ) -> anyhow::Result<String> {
-        let choosers = Choosers::new(source, target)?;
-        let library = source.library()?;
+        let target = today.target();
+        let choosers = Choosers::beside_today(source, Arc::clone(today))?;
+        let library = choosers.library();
         let label = format!("{}/{}", place.op, place.variant);
         let prefix = format!("{}/", place.op);
         let mut broken = library.broken().iter().filter(|broken| {
@@ -181,7 +184,7 @@ impl Watch<'_> {
         let (checked, times) = thread::scope(|scope| {
             let elsewhere = beside.as_ref().filter(|_| matches!(on, On::Simulator));
             let thread = elsewhere.map(|beside| scope.spawn(|| predicted(&choosers, beside, store)));
-            let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, store, &library);
+            let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, store, library);
             (checked, thread.map(|thread| thread.join().expect("it does not panic")))
         });
         let checked = checked?;

@@ -101,8 +101,8 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
 const TELLING_ROWS: f64 = 40.0;
 
 /// Puts trials into an order in which mistakes are found soon: types of released models first, dims that fill no tile
-/// before those that do, the small before the large; and within each the cases of several tiles before those of one row,
-/// and those of very many last.
+/// before those that do, the small before the large; and within each the cases of several tiles before those of one
+/// row, and those of very many last.
 pub(super) fn most_likely_to_fail_first(trials: &mut [Trial]) {
     trials.sort_by_cached_key(|trial| {
         let Problem { dims, dtypes, .. } = &trial.problem;

@@ -52,8 +52,8 @@ impl Instruction {
         2 * sizes.iter().product::<u64>()
     }
 
-    /// Operations of each lane, a multiply-add being two: multiply-adds, additions and products of f32, packed pairs, and
-    /// dot products of several numbers.
+    /// Operations of each lane, a multiply-add being two: multiply-adds, additions and products of f32, packed pairs,
+    /// and dot products of several numbers.
     pub fn lane_flop(&self) -> u64 {
         let name = self.mnemonic();
         let has = |part: &str| name.contains(part);

@@ -1,8 +1,8 @@
 //! The machine code of an AMD GPU object, as `llvm-objdump` prints it: instructions, basic blocks, loops.
 //!
 //! [`instruction`] says what an instruction is to us (a matrix operation, a load of so many bytes), [`speed`] asks
-//! `llvm-mca` how long a loop takes, [`llvm`] finds and runs the tools; [`sass`] reads NVIDIA's code by itself. Nothing here is needed to run a model: it is
-//! how `kernels check` and the tests look at what the compiler made of a template.
+//! `llvm-mca` how long a loop takes, [`llvm`] finds and runs the tools; [`sass`] reads NVIDIA's code by itself. Nothing
+//! here is needed to run a model: it is how `kernels check` and the tests look at what the compiler made of a template.
 
 pub mod instruction;
 pub mod llvm;

@@ -2,8 +2,8 @@
 //! compiler's schedule is: how long to stall, and which scoreboards to set and to wait for.
 //!
 //! NVIDIA documents none of it. The opcodes are those that `nvdisasm -hex` prints beside its text for our own kernels;
-//! latencies and rates are of NVIDIA's programming guide (operations of an SM in a cycle) or rounded from what is known.
-//! Only what a prediction of time needs is read: branches, memory, products, and the pipe of everything else.
+//! latencies and rates are of NVIDIA's programming guide (operations of an SM in a cycle) or rounded from what is
+//! known. Only what a prediction of time needs is read: branches, memory, products, and the pipe of everything else.
 
 use super::{Code, Instruction};
 
@@ -127,8 +127,8 @@ impl Sass {
         }
     }
 
-    /// Operations of other units for a warp, a multiply-add being two: `FFMA`, `FADD`, `FMUL`, packed halves, and `IDP`,
-    /// which is four.
+    /// Operations of other units for a warp, a multiply-add being two: `FFMA`, `FADD`, `FMUL`, packed halves, and
+    /// `IDP`, which is four.
     pub fn lane_flop(self) -> f64 {
         32.0 * match self.kind() {
             0x023 => 2.0,
@@ -280,9 +280,23 @@ mod tests {
     }
 
     #[test]
+    fn a_real_kernel_loads_what_nvdisasm_says_and_waits_for_it() {
+        // linear/gemv in f32 precision: LDG.E.U16.CONSTANT, LDG.E.CONSTANT, a store, and at its end a branch to itself.
+        let object = include_bytes!("../../../tests/fixtures/objects/linear_gemv.sm_90.cubin");
+        let all = decode(gpu::code_object::cubin_code(object, "linear_gemv").expect("its code"));
+        let loaded: Vec<f64> = all.iter().map(|sass| sass.memory_bytes()).filter(|bytes| *bytes > 0.0).collect();
+        assert_eq!(loaded[..2], [64.0, 128.0]);
+        let code = code("linear_gemv", &all);
+        assert!(code.instructions.iter().any(|one| one.target == Some(one.address) && one.address == 0x3d0));
+        assert!(all.iter().all(|sass| sass.matrix_flop() == 0.0));
+        let [near, far] = [480.0, 960.0].map(|latency| once_cycles(&all, latency));
+        assert!(near > 480.0 && near < 2000.0 && far >= near + 480.0, "{near} {far}");
+    }
+
+    #[test]
     fn a_warp_alone_waits_for_its_loads() {
         // A load that sets scoreboard 0, and an addition that waits for it.
-        let load = sass(0x381, 4 << 9 | 2 << 41 | NONE as u64 * 2 << 48);
+        let load = sass(0x381, 4 << 9 | 2 << 41 | 7 << 49);
         let add = sass(0x221, 4 << 41 | 7 << 46 | 7 << 49 | 1 << 52);
         assert_eq!(alone_cycles(&[load, add], 500.0), 504.0);
         assert_eq!(alone_cycles(&[add], 500.0), 4.0);

@@ -62,8 +62,8 @@ enum Said {
     Other,
 }
 
-/// Reads a journal. Lines that say no time (kernels that were refused, lines that were torn) are passed over; of several
-/// times of one kernel the one of most rounds counts.
+/// Reads a journal. Lines that say no time (kernels that were refused, lines that were torn) are passed over; of
+/// several times of one kernel the one of most rounds counts.
 pub fn read(text: &str) -> Vec<Measured> {
     let mut all: BTreeMap<String, (usize, Measured)> = BTreeMap::new();
     for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {

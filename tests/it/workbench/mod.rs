@@ -8,5 +8,7 @@ pub mod isa;
 pub mod kernels;
 pub mod occupancy;
 mod ordering;
+mod predict;
 pub mod tune;
 mod tuner;
+mod watch;

@@ -1,0 +1,91 @@
+//! Predicted times: of a kernel that hipRTC makes, and held against a journal, which here says what it is told to.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::fixtures::program::{Ran, command, shared_cache};
+use crate::object::hiprtc;
+use crate::workbench::isa::llvm;
+
+/// The program with hipRTC and LLVM's tools, where they are.
+fn run(args: &[&str]) -> Ran {
+    let mut command = command(shared_cache(), args);
+    for (variable, fetched) in [("GPTOSS_JIT_HIPRTC", "target/hiprtc"), ("GPTOSS_JIT_LLVM", "target/llvm")] {
+        let named = std::env::var_os(variable).map(Into::into);
+        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join(fetched);
+        if let Some(folder) = named.or_else(|| fetched.join(".complete").exists().then_some(fetched)) {
+            command.env(variable, folder);
+        }
+    }
+    Ran::new(args, command.output().expect("started"))
+}
+
+fn line(rows: u32, time_us: f64) -> String {
+    json!({
+        "key": rows.to_string(), "said": { "time": { "times_us": [time_us] } },
+        "about": {
+            "op": "rmsnorm", "dims": {}, "rows": rows, "step": "decode", "template": "rmsnorm/row",
+            "params": { "block_size": 256, "vec": 4 }, "rounds": 5,
+        },
+    })
+    .to_string()
+}
+
+#[test]
+fn predictions_are_held_against_a_journal_and_drawn() {
+    if llvm("llvm-mca").is_none() || hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (journal, svg) = (folder.path().join("journal.jsonl"), folder.path().join("plot.svg"));
+    let rows = [4096, 64, 16_384];
+    let lines: Vec<String> = rows.iter().map(|&rows| line(rows, 10.0 / f64::from(rows))).collect();
+    std::fs::write(&journal, lines.join("\n")).expect("written");
+    let (journal, svg) = (journal.to_str().expect("a name"), svg.to_str().expect("a name"));
+    let ran = run(&["kernels", "predict", "--arch", "gfx1100", "--against", journal, "--svg", svg, "--json"]).ok();
+    let report: Value = ran.json();
+    let kernels = report["kernels"].as_array().expect("a list");
+    let predicted = |rows: u32| {
+        let one = kernels.iter().find(|one| one["rows"] == rows).expect("it is there");
+        one["predicted_us"].as_f64().expect("a number")
+    };
+    // x and y in f32, each once, at 960 GB/s: less is not to be had.
+    for rows in rows {
+        let least_us = 2.0 * 4.0 * 2880.0 * f64::from(rows) / 960e9 * 1e6;
+        assert!(predicted(rows) > least_us && predicted(rows) < 4.0 * least_us + 20.0, "{rows}: {}", predicted(rows));
+    }
+    assert!(predicted(64) < predicted(4096) && predicted(4096) < predicted(16_384));
+    // The journal says that more rows take less time: the very opposite order.
+    let op = &report["ops"][0];
+    assert_eq!((&op["n"], &op["rank_correlation"], &op["choices"]), (&json!(3), &json!(-1.0), &json!(0)));
+    let drawn = std::fs::read_to_string(svg).expect("drawn");
+    assert_eq!(drawn.matches("<title>").count(), 6, "three measured, three predicted");
+}
+
+#[test]
+fn speed_says_a_time_beside_what_runs_today() {
+    if llvm("llvm-mca").is_none() || hiprtc::compiler().is_none() {
+        return;
+    }
+    let ran = run(&["kernels", "check", "--arch", "gfx1100", "--speed", "--op", "rmsnorm", "--json"]).ok();
+    let report = ran.json();
+    let times = report["times"].as_array().expect("a list");
+    let row = times.iter().find(|time| time["op"] == "rmsnorm" && time["variant"] == "row").expect("it is there");
+    assert_eq!((&row["incumbent"], &row["rows"]), (&json!("row"), &json!(1)));
+    assert_eq!(row["predicted_us"], row["incumbent_us"], "it is what runs today");
+    assert!(row["predicted_us"].as_f64().is_some_and(|us| us > 0.5 && us < 100.0), "{row}");
+    assert!(report["kernels"].as_array().is_some_and(|kernels| !kernels.is_empty()), "{report}");
+}
+
+#[test]
+fn a_chip_of_which_nothing_is_known_has_no_prediction() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = folder.path().join("journal.jsonl");
+    std::fs::write(&journal, line(64, 2.0)).expect("written");
+    let journal = journal.to_str().expect("a name");
+    let said = run(&["kernels", "predict", "--arch", "gfx900", "--against", journal]).fails_with_hint(1);
+    assert!(said.contains("nothing is known of the speed of gfx900"), "{said}");
+    let said = run(&["kernels", "predict", "--arch", "gfx1100", "--against", journal, "--op", "linear"]).fails(2);
+    assert!(said.contains("has no times of these ops"), "{said}");
+}
