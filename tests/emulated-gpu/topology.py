@@ -12,7 +12,7 @@ CHIPS = {
     "gfx1151": dict(units=40, simds=2, waves=16, arrays=4, lds=64, version=110501, device=0x1586, dies=1),
     "gfx1201": dict(units=64, simds=2, waves=16, arrays=8, lds=64, version=120001, device=0x7550, dies=1),
 }
-CAPABILITY = {"gfx9": 739746432, "gfx1": 3623378304}
+CAPABILITY = {"gfx9": 739746432, "gfx1": 671588992}
 
 PROCESSOR = dict(cpu_cores_count=2, mem_banks_count=1, io_links_count=1, max_engine_clk_ccompute=2000)
 ABSENT = """cpu_cores_count simd_count mem_banks_count caches_count io_links_count p2p_links_count cpu_core_id_base

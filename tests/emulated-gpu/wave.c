@@ -358,9 +358,13 @@ static void prepare(void) {
 }
 
 enum outcome dispatch(const uint8_t *packet, uint64_t queue_at) {
-  static long n_dispatches, lost_after = -1;
+  static long n_dispatches, lost_after, astray;
   static uint32_t group[3];
-  if (!lds) prepare(), lost_after = atol(setting("EMULATED_GPU_LOST_AFTER", "0"));
+  if (!lds) {
+    prepare();
+    // The GPU goes away after so many dispatches; the first argument of that dispatch's kernel points astray.
+    lost_after = atol(setting("EMULATED_GPU_LOST_AFTER", "0")), astray = atol(setting("EMULATED_GPU_ASTRAY", "0"));
+  }
   if (lost_after && n_dispatches >= lost_after) {
     say(0, "the GPU has gone after %ld dispatches", n_dispatches);
     raise_device_lost();
@@ -369,10 +373,12 @@ enum outcome dispatch(const uint8_t *packet, uint64_t queue_at) {
   const unsigned modes = _mm_getcsr();
   const uint64_t started = nanoseconds();
   read_packet(packet, queue_at);
+  n_dispatches++;
+  if (n_dispatches == astray) *(uint64_t *)u64(packet + 40) += 1ull << 36;
   int n_waves = (now.size[0] * now.size[1] * now.size[2] + now.wave_size - 1) / now.wave_size;
   if (n_waves > 64) cannot("%d waves in a workgroup", n_waves);
   place_scratch(n_waves);
-  say(2, "dispatch %ld: code %#lx, %u,%u,%u groups of %u,%u,%u, LDS %u, scratch %u", ++n_dispatches, now.code, now.groups[0],
+  say(2, "dispatch %ld: code %#lx, %u,%u,%u groups of %u,%u,%u, LDS %u, scratch %u", n_dispatches, now.code, now.groups[0],
       now.groups[1], now.groups[2], now.size[0], now.size[1], now.size[2], now.lds_bytes, now.private_bytes);
   enum outcome outcome = DONE;
   if (sigsetjmp(fault_exit, 1)) {
