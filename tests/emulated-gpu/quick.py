@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A slice of sweep.py for tests/run.sh: three kernels and the tiny model on gfx1100 with HIP 6.4. The last line counts, as
-that of tests/run.sh: `N passed, N failed, N skipped`. Exit code 1 if anything failed.
+"""A slice of sweep.py for tests/run.sh: three kernels and the tiny model on gfx1100 with HIP 6.4. The last line counts,
+as that of tests/run.sh: `N passed, N failed, N skipped`. Exit code 1 if anything failed.
 
     tests/emulated-gpu/quick.py BINARY
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs every cell of docs/emulator.md's tables: commands of gptoss-jit with AMD's own HIP runtime on an emulated GPU. What
-is done is not done again: each cell leaves a line in RECORDS, and `--markdown` makes the tables of those.
+"""Runs every cell of docs/emulator.md's tables: commands of gptoss-jit with AMD's own HIP runtime on an emulated GPU.
+What is done is not done again: each cell leaves a line in RECORDS, and `--markdown` makes the tables of those.
 
     TINYGRAD=<checkout> tests/emulated-gpu/sweep.py RECORDS --hip 6.4 --arch gfx1100,gfx942
     tests/emulated-gpu/sweep.py RECORDS --markdown docs/emulator.md
@@ -27,8 +27,9 @@ IDS = "1 5 9 13 20 33\n7 8 100 50 60\n"
 # The templates, each once: what covers several ops is met at one of them.
 KERNELS = [
     ("embedding", None), ("rmsnorm", "row"), ("rope_angles", None), ("rope_kv", None), ("attention", None),
-    ("moe_route", None), ("moe_sort", "block"), ("moe_mlp1", None), ("moe_mlp2", None), ("linear", None), ("sample", None),
-    ("take_token", None), ("change_logits", None), ("logprobs", None), ("min_p", None), ("random_weights", None),
+    ("moe_route", None), ("moe_sort", "block"), ("moe_mlp1", None), ("moe_mlp2", None), ("linear", None),
+    ("sample", None), ("take_token", None),
+    ("change_logits", None), ("logprobs", None), ("min_p", None), ("random_weights", None),
     ("fill_lds", None), ("peak_copy", None), ("peak_read", None), ("peak_multiply_add", None), ("peak_matrix", None),
 ]  # fmt: skip
 
@@ -68,7 +69,8 @@ class Machine:
         return self.finish(self.start(*arguments, "--device", "hip", **variables))
 
     def cpu(self, *arguments):
-        done = subprocess.run([self.binary, *arguments, "--device", "cpu"], capture_output=True, cwd=self.folder, text=True)
+        command = [self.binary, *arguments, "--device", "cpu"]
+        done = subprocess.run(command, capture_output=True, cwd=self.folder, text=True)
         if done.returncode:
             raise RuntimeError(f"on the processor: {done.stderr[-500:]}")
         return done.stdout
@@ -135,7 +137,9 @@ def logits(precision):
         want, got = (numbers(machine.folder / name) for name in ("want.npy", "got.npy"))
         most = max(abs(a - b) for a, b in zip(got, want))
         norm = math.sqrt(sum((a - b) ** 2 for a, b in zip(got, want)) / sum(b * b for b in want))
-        within = all(abs(a - b) <= 1e-4 + 1e-4 * abs(b) for a, b in zip(got, want)) if precision == "f32" else norm <= 2**-7
+        within = norm <= 2**-7
+        if precision == "f32":
+            within = all(abs(a - b) <= 1e-4 + 1e-4 * abs(b) for a, b in zip(got, want))
         return verdict(within and len(got) == len(want), f"{most:.1e}, {norm:.1e} of the norm")
 
     return cell
@@ -199,7 +203,7 @@ CELLS = {
     "a kernel touches what is not there": fails("Memory access fault by GPU", codes=(-6,), EMULATED_GPU_ASTRAY="60"),
     "the GPU goes away": fails("HW Exception|lost|gone", codes=(1, -6), EMULATED_GPU_LOST_AFTER="60"),
     "`tune --op rmsnorm`": runs("tune", "--op", "rmsnorm", "--tokens", "1", "--most", "3"),
-    "`bench --kernels`": runs("bench", "--kernels", "--work", "decode", "-b", "2", "--context", "8", "-n", "3", "--repeats", "1"),
+    "`bench --kernels`": runs(*"bench --kernels --work decode -b 2 --context 8 -n 3 --repeats 1".split()),
 } | {f"kernels {op}": kernels(op, variant) for op, variant in KERNELS}  # fmt: skip
 
 
