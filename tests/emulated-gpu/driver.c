@@ -351,69 +351,76 @@ static int apertures(struct kfd_ioctl_get_process_apertures_new_args *asked) {
   return 0;
 }
 
-// 0, or what `errno` becomes. Called with the lock held.
-static int call(unsigned long request, void *with) {
-  switch (request) {
-  case AMDKFD_IOC_GET_VERSION: {
+// 0, or what `errno` becomes. By the call's number alone: the size of its arguments, which the request holds too, grew
+// between versions. Called with the lock held.
+static int call(unsigned number, void *with) {
+  switch (number) {
+  case _IOC_NR(AMDKFD_IOC_GET_VERSION): {
     struct kfd_ioctl_get_version_args *asked = with;
     asked->major_version = 1, asked->minor_version = 16;
     return 0;
   }
-  case AMDKFD_IOC_CREATE_QUEUE: return is_lost ? EIO : create_queue(with);
-  case AMDKFD_IOC_DESTROY_QUEUE: queues[((struct kfd_ioctl_destroy_queue_args *)with)->queue_id].used = 0; return 0;
-  case AMDKFD_IOC_GET_CLOCK_COUNTERS: {
+  case _IOC_NR(AMDKFD_IOC_CREATE_QUEUE): return is_lost ? EIO : create_queue(with);
+  case _IOC_NR(AMDKFD_IOC_DESTROY_QUEUE):
+    queues[((struct kfd_ioctl_destroy_queue_args *)with)->queue_id].used = 0;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_GET_CLOCK_COUNTERS): {
     struct kfd_ioctl_get_clock_counters_args *asked = with;
     asked->cpu_clock_counter = asked->system_clock_counter = nanoseconds();
     asked->gpu_clock_counter = nanoseconds() / 10;
     asked->system_clock_freq = 1000000000;
     return 0;
   }
-  case AMDKFD_IOC_CREATE_EVENT: return create_event(with);
-  case AMDKFD_IOC_DESTROY_EVENT: events[((struct kfd_ioctl_destroy_event_args *)with)->event_id].is_used = 0; return 0;
-  case AMDKFD_IOC_SET_EVENT: raise_locked(&events[((struct kfd_ioctl_set_event_args *)with)->event_id]); return 0;
-  case AMDKFD_IOC_RESET_EVENT: events[((struct kfd_ioctl_reset_event_args *)with)->event_id].is_set = 0; return 0;
-  case AMDKFD_IOC_WAIT_EVENTS: return wait_for_events(with);
-  case AMDKFD_IOC_GET_TILE_CONFIG: {
+  case _IOC_NR(AMDKFD_IOC_CREATE_EVENT): return create_event(with);
+  case _IOC_NR(AMDKFD_IOC_DESTROY_EVENT):
+    events[((struct kfd_ioctl_destroy_event_args *)with)->event_id].is_used = 0;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_SET_EVENT):
+    raise_locked(&events[((struct kfd_ioctl_set_event_args *)with)->event_id]);
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_RESET_EVENT):
+    events[((struct kfd_ioctl_reset_event_args *)with)->event_id].is_set = 0;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_WAIT_EVENTS): return wait_for_events(with);
+  case _IOC_NR(AMDKFD_IOC_GET_TILE_CONFIG): {
     struct kfd_ioctl_get_tile_config_args *asked = with;
     asked->gb_addr_config = 0x10000444, asked->num_tile_configs = asked->num_macro_tile_configs = 0;
     return 0;
   }
-  case AMDKFD_IOC_GET_PROCESS_APERTURES_NEW: return apertures(with);
-  case AMDKFD_IOC_ALLOC_MEMORY_OF_GPU: return is_lost ? EIO : allocate(with);
-  case AMDKFD_IOC_FREE_MEMORY_OF_GPU: return release(((struct kfd_ioctl_free_memory_of_gpu_args *)with)->handle);
-  case AMDKFD_IOC_MAP_MEMORY_TO_GPU: {
+  case _IOC_NR(AMDKFD_IOC_GET_PROCESS_APERTURES_NEW): return apertures(with);
+  case _IOC_NR(AMDKFD_IOC_ALLOC_MEMORY_OF_GPU): return is_lost ? EIO : allocate(with);
+  case _IOC_NR(AMDKFD_IOC_FREE_MEMORY_OF_GPU):
+    return release(((struct kfd_ioctl_free_memory_of_gpu_args *)with)->handle);
+  case _IOC_NR(AMDKFD_IOC_MAP_MEMORY_TO_GPU): {
     struct kfd_ioctl_map_memory_to_gpu_args *asked = with;
     asked->n_success = asked->n_devices;
     return map_to_gpu(asked->handle);
   }
-  case AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU: {
+  case _IOC_NR(AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU): {
     struct kfd_ioctl_unmap_memory_from_gpu_args *asked = with;
     asked->n_success = asked->n_devices;
     return 0;
   }
-  case AMDKFD_IOC_SET_XNACK_MODE: {
+  case _IOC_NR(AMDKFD_IOC_SET_XNACK_MODE): {
     struct kfd_ioctl_set_xnack_mode_args *asked = with;
     if (asked->xnack_enabled > 0) return EPERM;
     asked->xnack_enabled = 0;
     return 0;
   }
-  case AMDKFD_IOC_AVAILABLE_MEMORY:
+  case _IOC_NR(AMDKFD_IOC_AVAILABLE_MEMORY):
     ((struct kfd_ioctl_get_available_memory_args *)with)->available = total_bytes() - used_bytes;
     return 0;
-  case AMDKFD_IOC_SET_MEMORY_POLICY:
-  case AMDKFD_IOC_UPDATE_QUEUE:
-  case AMDKFD_IOC_SET_SCRATCH_BACKING_VA:
-  case AMDKFD_IOC_SET_TRAP_HANDLER:
-  case AMDKFD_IOC_ACQUIRE_VM:
-  case AMDKFD_IOC_SET_CU_MASK:
-  case AMDKFD_IOC_ALLOC_QUEUE_GWS:
-  case AMDKFD_IOC_RUNTIME_ENABLE: return 0;
-  default: break;
+  case _IOC_NR(AMDKFD_IOC_SET_MEMORY_POLICY):
+  case _IOC_NR(AMDKFD_IOC_UPDATE_QUEUE):
+  case _IOC_NR(AMDKFD_IOC_SET_SCRATCH_BACKING_VA):
+  case _IOC_NR(AMDKFD_IOC_SET_TRAP_HANDLER):
+  case _IOC_NR(AMDKFD_IOC_ACQUIRE_VM):
+  case _IOC_NR(AMDKFD_IOC_SET_CU_MASK):
+  case _IOC_NR(AMDKFD_IOC_ALLOC_QUEUE_GWS):
+  case _IOC_NR(AMDKFD_IOC_RUNTIME_ENABLE):
+  case _IOC_NR(AMDKFD_IOC_SVM): return 0;
+  default: say(1, "the driver's call %#x is refused", number); return EINVAL;
   }
-  // A call of variable length has the length of its arguments in its number.
-  if (_IOC_NR(request) == _IOC_NR(AMDKFD_IOC_SVM)) return 0;
-  say(1, "the driver's call %#x is refused", (unsigned)_IOC_NR(request));
-  return EINVAL;
 }
 
 int ioctl(int fd, unsigned long request, ...) {
@@ -428,7 +435,7 @@ int ioctl(int fd, unsigned long request, ...) {
   int error = EINVAL;
   if (_IOC_TYPE(request) == 'K') {
     pthread_mutex_lock(&driver_lock);
-    error = call(request, with);
+    error = call(_IOC_NR(request), with);
     pthread_mutex_unlock(&driver_lock);
   }
   if (!error) return 0;
