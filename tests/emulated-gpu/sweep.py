@@ -57,14 +57,14 @@ class Machine:
         return subprocess.Popen([str(program), *arguments], env=environment, **pipes)
 
     def finish(self, process):
-        """Exit code (124 if it took too long), stdout, stderr."""
+        """Exit code, stdout, stderr."""
         try:
             out, err = process.communicate(timeout=self.limit_s)
             return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            return 124, "", f"not done after {self.limit_s} s"
+            raise TimeoutError(f"not done after {self.limit_s} s") from None
 
     def gpu(self, *arguments, **variables):
         return self.finish(self.start(*arguments, "--device", "hip", **variables))
