@@ -87,6 +87,22 @@ else
     echo "FAILED: tests/clients/quick.sh did not count" && count 1
 fi
 
+# AMD's own HIP runtime on an emulated GPU, where a checkout of tinygrad and Debian's packages can be had.
+say "tests/emulated-gpu/quick.py"
+if command -v python3 >/dev/null; then
+    python3 tests/emulated-gpu/quick.py target/ci/gptoss-jit 2>&1 | tee "$scratch/emulated"
+    counts=$(sed -n '$s/^\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$scratch/emulated")
+    # shellcheck disable=SC2086 # three numbers
+    set -- $counts
+    if [ $# -eq 3 ]; then
+        passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+    else
+        echo "FAILED: tests/emulated-gpu/quick.py did not count" && count 1
+    fi
+else
+    skip "tests/emulated-gpu needs python3"
+fi
+
 say "cargo fmt"
 if cargo fmt --version >/dev/null 2>&1; then
     cargo fmt --all -- --check

@@ -1,5 +1,5 @@
-// Answers for the kernel driver: /dev/kfd, the render node, libdrm_amdgpu, and the topology below /sys. Preloaded before
-// AMD's runtime, which is not changed. What memory it is given lies in a file in memory, at the addresses that it chose.
+// Answers for the kernel driver: /dev/kfd, the render node, libdrm_amdgpu, the topology below /sys. Preloaded before
+// AMD's runtime, which is not changed. What memory it is given lies in a file in memory, at addresses that it chose.
 #include "gpu.h"
 #include <dirent.h>
 #include <dlfcn.h>
@@ -216,7 +216,8 @@ void describe_address(uint64_t address, char *text, int size) {
   pthread_mutex_lock(&driver_lock);
   for (int i = 1; i < MAX_ALLOCATIONS; i++) {
     const struct memory *one = &memories[i];
-    if (!one->is_live || !one->size || one->flags & (KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL | KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP)) continue;
+    const uint32_t no_memory = KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL | KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP;
+    if (!one->is_live || !one->size || one->flags & no_memory) continue;
     if (one->start <= address && (!below || one->start > below->start)) below = one;
     if (one->start > address && (!above || one->start < above->start)) above = one;
   }
@@ -224,7 +225,8 @@ void describe_address(uint64_t address, char *text, int size) {
   if (below && past < below->size)
     snprintf(text, size, "%lu bytes into an allocation of %lu bytes, without the right to", past, below->size);
   else if (below && past - below->size <= before)
-    snprintf(text, size, "%lu bytes past the end of an allocation of %lu bytes at %#lx", past - below->size, below->size, below->start);
+    snprintf(text, size, "%lu bytes past the end of an allocation of %lu bytes at %#lx", past - below->size,
+             below->size, below->start);
   else if (above)
     snprintf(text, size, "%lu bytes before an allocation of %lu bytes at %#lx", before, above->size, above->start);
   else snprintf(text, size, "and there is no allocation");
@@ -270,7 +272,8 @@ void raise_device_lost(void) {
   for (int i = 1; i < MAX_EVENTS; i++) {
     if (!events[i].is_used || events[i].type != KFD_IOC_EVENT_HW_EXCEPTION) continue;
     events[i].hardware = (struct kfd_hsa_hw_exception_data){
-        .reset_type = KFD_HW_EXCEPTION_WHOLE_GPU_RESET, .reset_cause = KFD_HW_EXCEPTION_GPU_HANG, .memory_lost = 1, .gpu_id = GPU_ID};
+        .reset_type = KFD_HW_EXCEPTION_WHOLE_GPU_RESET, .reset_cause = KFD_HW_EXCEPTION_GPU_HANG, .memory_lost = 1,
+        .gpu_id = GPU_ID};
     raise_locked(&events[i]);
   }
   pthread_mutex_unlock(&driver_lock);
@@ -288,8 +291,8 @@ static int create_event(struct kfd_ioctl_create_event_args *asked) {
   return 0;
 }
 
-// Called with the lock held. A waiter is woken by what is set, by what was raised since the age that it has seen, and by
-// what is raised while it waits.
+// Called with the lock held. A waiter is woken by what is set, by what was raised since the age that it has seen, and
+// by what is raised while it waits.
 static int wait_for_events(struct kfd_ioctl_wait_events_args *asked) {
   struct kfd_event_data *data = (void *)(uintptr_t)asked->events_ptr;
   const unsigned n = asked->num_events;
@@ -308,8 +311,9 @@ static int wait_for_events(struct kfd_ioctl_wait_events_args *asked) {
   for (int over = 0;;) {
     unsigned n_up = 0;
     for (unsigned i = 0; i < n; i++) n_up += is_up[i] |= events[data[i].event_id].age != seen[i];
-    asked->wait_result = (asked->wait_for_all ? n_up == n : n_up > 0) ? KFD_IOC_WAIT_RESULT_COMPLETE : KFD_IOC_WAIT_RESULT_TIMEOUT;
-    if (asked->wait_result == KFD_IOC_WAIT_RESULT_COMPLETE || over) break;
+    const int is_complete = asked->wait_for_all ? n_up == n : n_up > 0;
+    asked->wait_result = is_complete ? KFD_IOC_WAIT_RESULT_COMPLETE : KFD_IOC_WAIT_RESULT_TIMEOUT;
+    if (is_complete || over) break;
     if (asked->timeout == UINT32_MAX) pthread_cond_wait(&event_raised, &driver_lock);
     else over = pthread_cond_timedwait(&event_raised, &driver_lock, &until) == ETIMEDOUT;
   }
@@ -347,66 +351,76 @@ static int apertures(struct kfd_ioctl_get_process_apertures_new_args *asked) {
   return 0;
 }
 
-// 0, or what `errno` becomes. Called with the lock held.
-static int call(unsigned long request, void *with) {
-  switch (request) {
-  case AMDKFD_IOC_GET_VERSION: {
+// 0, or what `errno` becomes. By the call's number alone: the size of its arguments, which the request holds too, grew
+// between versions. Called with the lock held.
+static int call(unsigned number, void *with) {
+  switch (number) {
+  case _IOC_NR(AMDKFD_IOC_GET_VERSION): {
     struct kfd_ioctl_get_version_args *asked = with;
     asked->major_version = 1, asked->minor_version = 16;
     return 0;
   }
-  case AMDKFD_IOC_CREATE_QUEUE: return is_lost ? EIO : create_queue(with);
-  case AMDKFD_IOC_DESTROY_QUEUE: queues[((struct kfd_ioctl_destroy_queue_args *)with)->queue_id].used = 0; return 0;
-  case AMDKFD_IOC_GET_CLOCK_COUNTERS: {
+  case _IOC_NR(AMDKFD_IOC_CREATE_QUEUE): return is_lost ? EIO : create_queue(with);
+  case _IOC_NR(AMDKFD_IOC_DESTROY_QUEUE):
+    queues[((struct kfd_ioctl_destroy_queue_args *)with)->queue_id].used = 0;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_GET_CLOCK_COUNTERS): {
     struct kfd_ioctl_get_clock_counters_args *asked = with;
-    asked->cpu_clock_counter = asked->system_clock_counter = nanoseconds(), asked->gpu_clock_counter = nanoseconds() / 10;
+    asked->cpu_clock_counter = asked->system_clock_counter = nanoseconds();
+    asked->gpu_clock_counter = nanoseconds() / 10;
     asked->system_clock_freq = 1000000000;
     return 0;
   }
-  case AMDKFD_IOC_CREATE_EVENT: return create_event(with);
-  case AMDKFD_IOC_DESTROY_EVENT: events[((struct kfd_ioctl_destroy_event_args *)with)->event_id].is_used = 0; return 0;
-  case AMDKFD_IOC_SET_EVENT: raise_locked(&events[((struct kfd_ioctl_set_event_args *)with)->event_id]); return 0;
-  case AMDKFD_IOC_RESET_EVENT: events[((struct kfd_ioctl_reset_event_args *)with)->event_id].is_set = 0; return 0;
-  case AMDKFD_IOC_WAIT_EVENTS: return wait_for_events(with);
-  case AMDKFD_IOC_GET_TILE_CONFIG: {
+  case _IOC_NR(AMDKFD_IOC_CREATE_EVENT): return create_event(with);
+  case _IOC_NR(AMDKFD_IOC_DESTROY_EVENT):
+    events[((struct kfd_ioctl_destroy_event_args *)with)->event_id].is_used = 0;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_SET_EVENT):
+    raise_locked(&events[((struct kfd_ioctl_set_event_args *)with)->event_id]);
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_RESET_EVENT):
+    events[((struct kfd_ioctl_reset_event_args *)with)->event_id].is_set = 0;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_WAIT_EVENTS): return wait_for_events(with);
+  case _IOC_NR(AMDKFD_IOC_GET_TILE_CONFIG): {
     struct kfd_ioctl_get_tile_config_args *asked = with;
     asked->gb_addr_config = 0x10000444, asked->num_tile_configs = asked->num_macro_tile_configs = 0;
     return 0;
   }
-  case AMDKFD_IOC_GET_PROCESS_APERTURES_NEW: return apertures(with);
-  case AMDKFD_IOC_ALLOC_MEMORY_OF_GPU: return is_lost ? EIO : allocate(with);
-  case AMDKFD_IOC_FREE_MEMORY_OF_GPU: return release(((struct kfd_ioctl_free_memory_of_gpu_args *)with)->handle);
-  case AMDKFD_IOC_MAP_MEMORY_TO_GPU: {
+  case _IOC_NR(AMDKFD_IOC_GET_PROCESS_APERTURES_NEW): return apertures(with);
+  case _IOC_NR(AMDKFD_IOC_ALLOC_MEMORY_OF_GPU): return is_lost ? EIO : allocate(with);
+  case _IOC_NR(AMDKFD_IOC_FREE_MEMORY_OF_GPU):
+    return release(((struct kfd_ioctl_free_memory_of_gpu_args *)with)->handle);
+  case _IOC_NR(AMDKFD_IOC_MAP_MEMORY_TO_GPU): {
     struct kfd_ioctl_map_memory_to_gpu_args *asked = with;
     asked->n_success = asked->n_devices;
     return map_to_gpu(asked->handle);
   }
-  case AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU: {
+  case _IOC_NR(AMDKFD_IOC_UNMAP_MEMORY_FROM_GPU): {
     struct kfd_ioctl_unmap_memory_from_gpu_args *asked = with;
     asked->n_success = asked->n_devices;
     return 0;
   }
-  case AMDKFD_IOC_SET_XNACK_MODE: {
+  case _IOC_NR(AMDKFD_IOC_SET_XNACK_MODE): {
     struct kfd_ioctl_set_xnack_mode_args *asked = with;
     if (asked->xnack_enabled > 0) return EPERM;
     asked->xnack_enabled = 0;
     return 0;
   }
-  case AMDKFD_IOC_AVAILABLE_MEMORY: ((struct kfd_ioctl_get_available_memory_args *)with)->available = total_bytes() - used_bytes; return 0;
-  case AMDKFD_IOC_SET_MEMORY_POLICY:
-  case AMDKFD_IOC_UPDATE_QUEUE:
-  case AMDKFD_IOC_SET_SCRATCH_BACKING_VA:
-  case AMDKFD_IOC_SET_TRAP_HANDLER:
-  case AMDKFD_IOC_ACQUIRE_VM:
-  case AMDKFD_IOC_SET_CU_MASK:
-  case AMDKFD_IOC_ALLOC_QUEUE_GWS:
-  case AMDKFD_IOC_RUNTIME_ENABLE: return 0;
-  default: break;
+  case _IOC_NR(AMDKFD_IOC_AVAILABLE_MEMORY):
+    ((struct kfd_ioctl_get_available_memory_args *)with)->available = total_bytes() - used_bytes;
+    return 0;
+  case _IOC_NR(AMDKFD_IOC_SET_MEMORY_POLICY):
+  case _IOC_NR(AMDKFD_IOC_UPDATE_QUEUE):
+  case _IOC_NR(AMDKFD_IOC_SET_SCRATCH_BACKING_VA):
+  case _IOC_NR(AMDKFD_IOC_SET_TRAP_HANDLER):
+  case _IOC_NR(AMDKFD_IOC_ACQUIRE_VM):
+  case _IOC_NR(AMDKFD_IOC_SET_CU_MASK):
+  case _IOC_NR(AMDKFD_IOC_ALLOC_QUEUE_GWS):
+  case _IOC_NR(AMDKFD_IOC_RUNTIME_ENABLE):
+  case _IOC_NR(AMDKFD_IOC_SVM): return 0;
+  default: say(1, "the driver's call %#x is refused", number); return EINVAL;
   }
-  // A call of variable length has the length of its arguments in its number.
-  if (_IOC_NR(request) == _IOC_NR(AMDKFD_IOC_SVM)) return 0;
-  say(1, "the driver's call %#x is refused", (unsigned)_IOC_NR(request));
-  return EINVAL;
 }
 
 int ioctl(int fd, unsigned long request, ...) {
@@ -421,7 +435,7 @@ int ioctl(int fd, unsigned long request, ...) {
   int error = EINVAL;
   if (_IOC_TYPE(request) == 'K') {
     pthread_mutex_lock(&driver_lock);
-    error = call(request, with);
+    error = call(_IOC_NR(request), with);
     pthread_mutex_unlock(&driver_lock);
   }
   if (!error) return 0;

@@ -1,5 +1,5 @@
-"""Puts together what a program needs to find an AMD GPU that is emulated: Debian's packages, our driver, a topology, and
-a copy of the program that starts with the packages' loader and libc. All below `target/emulated-gpu`."""
+"""Puts together what a program needs to find an AMD GPU that is emulated: Debian's packages, our driver, a topology,
+and a copy of the program that starts with the packages' loader and libc. All below `target/emulated-gpu`."""
 
 import hashlib
 import os
@@ -87,8 +87,8 @@ def driver(headers):
 
 
 def program(binary, hip, libraries):
-    """A copy of the program that names the packages' loader as its interpreter: the C library, which AMD's runtime needs
-    new, has to be the loader's. The name in the file has room for 27 characters."""
+    """A copy of the program that names the packages' loader as its interpreter: the C library, which AMD's runtime
+    needs new, has to be the loader's. The name in the file has room for 27 characters."""
     loader = Path(f"/tmp/emulated-gpu-{os.getuid()}")
     loader.mkdir(mode=0o700, exist_ok=True)
     if loader.stat().st_uid != os.getuid():
@@ -107,8 +107,7 @@ def program(binary, hip, libraries):
         if len(name) > size:
             raise Unavailable(f"room for {loader} in {binary}")
         content[at : at + size] = name.ljust(size, b"\0")
-        shutil.rmtree(copy.parent.parent, ignore_errors=True)
-        copy.parent.mkdir(parents=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as file:
             file.write(content)
         os.chmod(file.name, 0o755)

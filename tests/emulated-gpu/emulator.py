@@ -1,5 +1,5 @@
-"""What each instruction does, from tinygrad's emulator of AMD's instruction sets: wave.c asks with 16 bytes on stdin, and
-is told on stdout where in the file `code` lies a function that does it. What was told is left in the file `index`.
+"""What each instruction does, from tinygrad's emulator of AMD's instruction sets: wave.c asks with 16 bytes on stdin,
+and is told on stdout where in the file `code` lies a function that does it. What was told is left in the file `index`.
 
 Needs EMULATED_GPU_ARCH, EMULATED_GPU_LEARNT (the folder of both files), TINYGRAD (a checkout), and clang on the PATH.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 RECORD = struct.Struct("<16s4B6s2xI")  # `struct instruction` of wave.c
 RUN, SKIP, LDS_BASE, UNKNOWN = range(4)  # `enum kind` of wave.c
 
-# What writes back or drops caches, which the emulator has none of: first words without the bits that name a scope, those
-# bits, and how many words there are.
+# What writes back or drops caches, which the emulator has none of: first words without the bits that name a scope,
+# those bits, and how many words there are.
 CACHE_CONTROL = {
     "rdna3": ({0xE0AC0000, 0xE0B00000}, 0, 2),
     "rdna4": ({0xEE0AC07C, 0xEE0B007C, 0xEE13C07C}, 0, 3),
@@ -30,8 +30,8 @@ def family(arch):
 
 
 def let_atomics_return(emulator):
-    """An atomic gives back what was there if a bit says so: `glc` on RDNA3, which the emulator asks for; `sc0` on CDNA3 and
-    the lowest of `th` on RDNA4, for which it gives nothing back."""
+    """An atomic gives back what was there if a bit says so: `glc` on RDNA3, which the emulator asks for; `sc0` on CDNA3
+    and the lowest of `th` on RDNA4, for which it gives nothing back."""
     real = emulator._iattr
 
     def attribute(instruction, name, default=0):

@@ -1,5 +1,5 @@
-// Reads what the runtime writes to its queues, as the command processor and the copy engines would: AQL packets of the HSA
-// Platform System Architecture with AMD's own, and SDMA packets.
+// Reads what the runtime writes to its queues, as the command processor and the copy engines would: AQL packets of the
+// HSA Platform System Architecture with AMD's own, and SDMA packets.
 #include "gpu.h"
 #include <linux/kfd_ioctl.h>
 #include <string.h>
@@ -19,7 +19,9 @@ static uint64_t at64(const uint8_t *packet, int offset) {
   return value;
 }
 
-static int64_t value_of(uint64_t signal) { return __atomic_load_n(&((struct signal *)signal)->value, __ATOMIC_ACQUIRE); }
+static int64_t value_of(uint64_t signal) {
+  return __atomic_load_n(&((struct signal *)signal)->value, __ATOMIC_ACQUIRE);
+}
 
 static void complete(uint64_t handle, uint64_t started) {
   struct signal *signal = (struct signal *)handle;

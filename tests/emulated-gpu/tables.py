@@ -14,7 +14,8 @@ def put(records, path):
 
 def whole(records):
     dates = sorted({one["date"] for one in records})
-    return "\n".join([f"From {dates[0]} to {dates[-1]}, {len(records)} records.", "", *kernels(records), "", *programs(records)]) + "\n"
+    head = f"From {dates[0]} to {dates[-1]}, {len(records)} records."
+    return "\n".join([head, "", *kernels(records), "", *programs(records)]) + "\n"
 
 
 def row(cells):
@@ -36,12 +37,13 @@ def kernels(records):
 
 
 def steps(of_hip):
-    """Letters for what was right: C compiled, A its ABI, S simulated, E emulated alone, and the HIPs that launched it. What
-    was wrong is bold, with a question mark; a dot is what was not done."""
+    """Letters for what was right: C compiled, A its ABI, S simulated, E emulated alone, and the HIPs that launched it.
+    What was wrong is bold, with a question mark; a dot is what was not done."""
     if not of_hip:
         return ""
     launched = [one for hip in ("simulator", *RUNTIMES) for one in of_hip.get(hip, ())]
-    refused = [failure for one in launched for failure in one.get("failures", ()) if "the object" in failure or "compile" in failure]
+    failures = [failure for one in launched for failure in one.get("failures", ())]
+    refused = [failure for failure in failures if "the object" in failure or "compile" in failure]
     found = [mark("CA", not refused)]
     for letter, hip in (("S", "simulator"), ("E", "isa"), *((hip, hip) for hip in RUNTIMES)):
         done = of_hip.get(hip, ())
@@ -50,7 +52,7 @@ def steps(of_hip):
         elif hip in ("simulator", "isa"):
             found.append("·")
     errors = [one["worst_error"] for hip in RUNTIMES for one in of_hip.get(hip, ()) if one["worst_error"] is not None]
-    return " ".join(found) + (f", {100 * max(errors):.2g} %" if errors else "")
+    return " ".join(found) + (f", {100 * max(errors):.0f} %" if errors else "")
 
 
 def mark(text, is_right):

@@ -1,5 +1,5 @@
-"""What the kernel driver would show below /sys/devices/virtual/kfd/kfd for one processor and one GPU. Sizes are of a chip that
-was sold; clocks, ids and what nobody asks for are made up."""
+"""What the kernel driver would show below /sys/devices/virtual/kfd/kfd for one processor and one GPU. Sizes are of a
+chip that was sold; clocks, ids and what nobody asks for are made up."""
 
 # Compute units, of which SIMDs each, their waves, arrays, LDS in KiB, version as the driver writes it, PCI device,
 # chiplets. RDNA's driver counts SIMDs of 32 lanes, CDNA's of 16.
@@ -12,7 +12,7 @@ CHIPS = {
     "gfx1151": dict(units=40, simds=2, waves=16, arrays=4, lds=64, version=110501, device=0x1586, dies=1),
     "gfx1201": dict(units=64, simds=2, waves=16, arrays=8, lds=64, version=120001, device=0x7550, dies=1),
 }
-CAPABILITY = {"gfx9": 739746432, "gfx1": 3623378304}
+CAPABILITY = {"gfx9": 739746432, "gfx1": 671588992}
 
 PROCESSOR = dict(cpu_cores_count=2, mem_banks_count=1, io_links_count=1, max_engine_clk_ccompute=2000)
 ABSENT = """cpu_cores_count simd_count mem_banks_count caches_count io_links_count p2p_links_count cpu_core_id_base
@@ -33,8 +33,8 @@ def gpu(arch, units):
         cu_per_simd_array=-(-units // arrays), simd_per_cu=chip["simds"], max_slots_scratch_cu=32,
         gfx_target_version=chip["version"], vendor_id=0x1002, device_id=chip["device"], location_id=768,
         drm_render_minor=128, num_sdma_engines=2, num_sdma_queues_per_engine=6, num_cp_queues=8, num_xcc=dies,
-        max_engine_clk_fcompute=2400, max_engine_clk_ccompute=2400, local_mem_size=0, fw_version=2140, sdma_fw_version=20,
-        capability=CAPABILITY[arch[:4]], debug_prop=1495, unique_id=0x1234,
+        max_engine_clk_fcompute=2400, max_engine_clk_ccompute=2400, local_mem_size=0, fw_version=2140,
+        sdma_fw_version=20, capability=CAPABILITY[arch[:4]], debug_prop=1495, unique_id=0x1234,
     )  # fmt: skip
 
 
@@ -45,7 +45,8 @@ def cache(level, kib):
 
 def link(start, end):
     return dict(type=2, version_major=0, version_minor=0, node_from=start, node_to=end, weight=20, min_latency=0,
-                max_latency=0, min_bandwidth=312, max_bandwidth=31504, recommended_transfer_size=0, flags=1)  # fmt: skip
+                max_latency=0, min_bandwidth=312, max_bandwidth=31504, recommended_transfer_size=0,
+                flags=1)  # fmt: skip
 
 
 def bank(heap, size, clock):
@@ -53,7 +54,7 @@ def bank(heap, size, clock):
 
 
 def write(folder, arch, memory_bytes, units=0):
-    """`folder` becomes what /sys/devices/virtual/kfd is; `units` compute units, if not 0, instead of all of the chip's."""
+    """`folder` becomes what /sys/devices/virtual/kfd is; `units` compute units, if not 0, instead of the chip's."""
     absent = dict.fromkeys(ABSENT, 0)
     files = {
         "generation_id": "2\n",

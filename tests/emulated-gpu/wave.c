@@ -30,7 +30,7 @@ _Static_assert(sizeof(struct instruction) == 32, "emulator.py packs it so");
 
 typedef void (*code)(void *, void *, void *, void *, void *, void *);
 
-enum { MAX_KNOWN = 1 << 18, MAX_CODE_BYTES = 1 << 30, N_NEAR = 1 << 16 };
+enum { MAX_KNOWN = 1 << 20, MAX_CODE_BYTES = 1 << 30, N_NEAR = 1 << 16 };
 static struct instruction known[MAX_KNOWN];
 static uint32_t n_known, buckets[2 * MAX_KNOWN]; // place in `known` plus 1
 static const uint8_t *code_base;
@@ -93,7 +93,8 @@ static void read_all(void *to, size_t size) {
   }
 }
 
-// What was learnt before lies in the folder as `index`, of `struct instruction`, and `code`, which grows while it is mapped.
+// What was learnt before lies in the folder as `index`, of `struct instruction`, and `code`, which grows while it is
+// mapped.
 static void open_cache(void) {
   char path[4096];
   snprintf(path, sizeof path, "%s/code", setting("EMULATED_GPU_LEARNT", "."));
@@ -130,7 +131,8 @@ static const struct instruction *look_up(uint64_t pc) {
 // ---- waves ----
 
 // The emulator's registers: scalar ones with inline constants from 128 on, and behind them what has no number.
-enum { N_SCALAR = 260, NO_REGISTER = 124, EXEC = 126, INLINE = 128, FLOATS = 240, PC = 256, SCRATCH_STRIDE = 259, TTMP = 108 };
+enum { N_SCALAR = 260, NO_REGISTER = 124, EXEC = 126, INLINE = 128, FLOATS = 240 };
+enum { PC = 256, SCRATCH_STRIDE = 259, TTMP = 108 };
 static const uint64_t ENDED = UINT64_MAX;
 // What nobody has written: a NaN in f32, and in both halves in bf16 and f16.
 static const uint32_t UNDEFINED = 0xffedfeed;
@@ -297,7 +299,8 @@ static void run_workgroup(const uint32_t group[3]) {
   }
   for (size_t i = 0; i < LDS_CHECKED / 4; i++)
     if (((uint32_t *)(lds + now.lds_bytes))[i] != UNDEFINED)
-      cannot("workgroup %u,%u,%u writes %zu bytes past its %u bytes of LDS", group[0], group[1], group[2], 4 * i, now.lds_bytes);
+      cannot("workgroup %u,%u,%u writes %zu bytes past its %u bytes of LDS", group[0], group[1], group[2], 4 * i,
+             now.lds_bytes);
 }
 
 // ---- a dispatch ----
@@ -313,7 +316,8 @@ static void add_user(const void *values, int n) {
 
 // The packet and the kernel's descriptor as LLVM's "User Guide for AMDGPU Backend" lays them out.
 static void read_packet(const uint8_t *packet, uint64_t queue_at) {
-  const uint64_t descriptor_at = u64(packet + 32), arguments_at = u64(packet + 40), packet_at = (uint64_t)packet, none = 0;
+  const uint64_t descriptor_at = u64(packet + 32), arguments_at = u64(packet + 40);
+  const uint64_t packet_at = (uint64_t)packet, none = 0;
   const uint8_t *descriptor = (const uint8_t *)descriptor_at;
   for (int axis = 0; axis < 3; axis++) {
     uint32_t size = u16(packet + 4 + 2 * axis), grid = u32(packet + 12 + 4 * axis);
@@ -358,9 +362,13 @@ static void prepare(void) {
 }
 
 enum outcome dispatch(const uint8_t *packet, uint64_t queue_at) {
-  static long n_dispatches, lost_after = -1;
+  static long n_dispatches, lost_after, astray;
   static uint32_t group[3];
-  if (!lds) prepare(), lost_after = atol(setting("EMULATED_GPU_LOST_AFTER", "0"));
+  if (!lds) {
+    prepare();
+    // The GPU goes away after so many dispatches; the first argument of that dispatch's kernel points astray.
+    lost_after = atol(setting("EMULATED_GPU_LOST_AFTER", "0")), astray = atol(setting("EMULATED_GPU_ASTRAY", "0"));
+  }
   if (lost_after && n_dispatches >= lost_after) {
     say(0, "the GPU has gone after %ld dispatches", n_dispatches);
     raise_device_lost();
@@ -369,19 +377,22 @@ enum outcome dispatch(const uint8_t *packet, uint64_t queue_at) {
   const unsigned modes = _mm_getcsr();
   const uint64_t started = nanoseconds();
   read_packet(packet, queue_at);
+  n_dispatches++;
+  if (n_dispatches == astray) *(uint64_t *)u64(packet + 40) += 1ull << 36;
   int n_waves = (now.size[0] * now.size[1] * now.size[2] + now.wave_size - 1) / now.wave_size;
   if (n_waves > 64) cannot("%d waves in a workgroup", n_waves);
   place_scratch(n_waves);
-  say(2, "dispatch %ld: code %#lx, %u,%u,%u groups of %u,%u,%u, LDS %u, scratch %u", ++n_dispatches, now.code, now.groups[0],
-      now.groups[1], now.groups[2], now.size[0], now.size[1], now.size[2], now.lds_bytes, now.private_bytes);
+  say(2, "dispatch %ld: code %#lx, %u,%u,%u groups of %u,%u,%u, LDS %u, scratch %u", n_dispatches,
+      now.code, now.groups[0], now.groups[1], now.groups[2], now.size[0], now.size[1], now.size[2], now.lds_bytes,
+      now.private_bytes);
   enum outcome outcome = DONE;
   if (sigsetjmp(fault_exit, 1)) {
     char text[200];
     describe_address(fault_address, text, sizeof text);
     const uint64_t pc = pc_of(running);
-    say(0, "workgroup %u,%u,%u %s %#lx, %s (wave %ld, instruction %08x %08x, %lu bytes behind the kernel's first)", group[0],
-        group[1], group[2], fault_is_write ? "writes to" : "reads", fault_address, text, (long)(running - waves),
-        u32((const uint8_t *)pc), u32((const uint8_t *)pc + 4), pc - now.code);
+    say(0, "workgroup %u,%u,%u %s %#lx, %s (wave %ld, instruction %08x %08x, %lu bytes behind the first)",
+        group[0], group[1], group[2], fault_is_write ? "writes to" : "reads", fault_address, text,
+        (long)(running - waves), u32((const uint8_t *)pc), u32((const uint8_t *)pc + 4), pc - now.code);
     outcome = FAULTED;
   } else {
     is_emulating = 1;
