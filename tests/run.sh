@@ -21,38 +21,52 @@ trap 'exit 143' TERM
 mkdir -p target "$scratch/tmp" "$scratch/config" || exit 1
 unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_LOG GPTOSS_JIT_SIM_SEED
 unset GPTOSS_JIT_ADVERSARY_RUNS GPTOSS_JIT_ADVERSARY_SEED
-unset GPTOSS_JIT_WALKS GPTOSS_JIT_WALKS_SEED GPTOSS_JIT_HARMONY_PROMPTS
+unset GPTOSS_JIT_WALKS GPTOSS_JIT_WALKS_SEED GPTOSS_JIT_HARMONY_PROMPTS GPTOSS_JIT_ALL_ARCHS
 export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$scratch/cache"
+
+# What is fetched comes from elsewhere, and is unpacked: the build goes on meanwhile.
+fetch() {
+    (
+        tests/fetch-"$1".sh "target/$1" >"$scratch/fetched-$1" 2>&1
+        echo $? >"$scratch/fetched-$1-status"
+    ) &
+}
+# What came of it: as `VARIABLE` for the tests, or in words.
+fetched() {
+    unset "$2"
+    cat "$scratch/fetched-$1"
+    status=$(cat "$scratch/fetched-$1-status" 2>/dev/null || echo none)
+    case $status in
+        0) export "$2=$PWD/target/$1" && echo "$2=$PWD/target/$1" ;;
+        3) echo "WARNING: $3" ;;
+        *) echo "FAILED: tests/fetch-$1.sh, exit code $status" && count 1 ;;
+    esac
+}
+[ -n "${GPTOSS_JIT_HIPRTC:-}" ] || fetch hiprtc
+[ -n "${GPTOSS_JIT_LLVM:-}" ] || fetch llvm
+
+say "cargo build"
+# What does not compile is told and counted below.
+cargo test --profile ci --locked --workspace --no-run
+wait
 
 say "hipRTC"
 if [ -n "${GPTOSS_JIT_HIPRTC:-}" ]; then
     echo "GPTOSS_JIT_HIPRTC=$GPTOSS_JIT_HIPRTC"
 else
-    unset GPTOSS_JIT_HIPRTC
-    tests/fetch-hiprtc.sh target/hiprtc
-    status=$?
-    case $status in
-        0) export GPTOSS_JIT_HIPRTC="$PWD/target/hiprtc" ;;
-        3) echo "WARNING: there is no hipRTC here: no GPU kernel will be compiled by the tests below" ;;
-        *) echo "FAILED: tests/fetch-hiprtc.sh, exit code $status" && count 1 ;;
-    esac
+    fetched hiprtc GPTOSS_JIT_HIPRTC "there is no hipRTC here: no GPU kernel will be compiled by the tests below"
 fi
 
 say "LLVM's tools"
 if [ -n "${GPTOSS_JIT_LLVM:-}" ]; then
     echo "GPTOSS_JIT_LLVM=$GPTOSS_JIT_LLVM"
 else
-    unset GPTOSS_JIT_LLVM
-    tests/fetch-llvm.sh target/llvm
-    status=$?
-    case $status in
-        0) export GPTOSS_JIT_LLVM="$PWD/target/llvm" ;;
-        3) echo "WARNING: LLVM's tools cannot be fetched here: what is not on PATH is not tested below" ;;
-        *) echo "FAILED: tests/fetch-llvm.sh, exit code $status" && count 1 ;;
-    esac
+    fetched llvm GPTOSS_JIT_LLVM "LLVM's tools cannot be fetched here: what is not on PATH is not tested below"
 fi
 
 say "cargo test"
+# Many tests wait for processes and deadlines: with as many at a time as there are processors these stood still.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 2))}"
 {
     cargo test --profile ci --locked --workspace --no-fail-fast 2>&1
     echo $? >"$scratch/status"

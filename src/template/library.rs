@@ -16,7 +16,7 @@ use super::environment::environment;
 use super::expression::describe;
 use super::lib_header::LibHeader;
 use super::library_error::LibraryError;
-use super::names::{Walk, reached};
+use super::names::{LookedUp, Walk, looked_up, reached};
 use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
 use super::{Misfit, Problem, Template};
@@ -89,7 +89,7 @@ impl Library {
     pub fn load(search: &[PathBuf]) -> Result<Self, LibraryError> {
         let mut layers: Vec<Layer> = search.iter().map(|folder| Layer::read(folder)).collect::<Result<_, _>>()?;
         let Some(first) = search.first().filter(|_| layers.iter().any(|layer| !layer.files.is_empty())) else {
-            return Ok(Self::from_layers(vec![Layer::built_in()]));
+            return Ok(Self::assembled(vec![Layer::built_in()], false)); // its names are right: the tests check them
         };
         layers.push(Layer::built_in());
         let no_thread = |source| LibraryError::Read { path: first.clone(), source: Arc::new(source) };
@@ -104,6 +104,10 @@ impl Library {
 
     /// The library of these layers alone, the first one searched first.
     pub fn from_layers(layers: Vec<Layer>) -> Self {
+        Self::assembled(layers, true)
+    }
+
+    fn assembled(layers: Vec<Layer>, checks_names: bool) -> Self {
         let origins = layers.iter().map(|layer| layer.origin.clone()).collect();
         let mut broken = BTreeMap::new();
         let (files, shadows) = overlay(layers, &mut broken);
@@ -113,7 +117,7 @@ impl Library {
         let mut library =
             Self { origins, contracts, templates, broken: Vec::new(), files, headers, environment, program: None };
         library.read_contracts(&mut broken);
-        library.read_templates(&shadows, &mut broken);
+        library.read_templates(&shadows, &mut broken, checks_names);
         library.broken = broken
             .into_iter()
             .map(|(name, error)| Broken { origin: library.files[&name].origin.clone(), name, error: Arc::new(error) })
@@ -260,16 +264,18 @@ impl Library {
         }
     }
 
-    fn read_templates(&mut self, shadows: &BTreeMap<String, Vec<Origin>>, broken: &mut BTreeMap<String, LibraryError>) {
-        let mut templates = Vec::new();
-        let mut failed = BTreeMap::new();
-        for (name, file) in &self.files {
+    fn read_templates(
+        &mut self,
+        shadows: &BTreeMap<String, Vec<Origin>>,
+        broken: &mut BTreeMap<String, LibraryError>,
+        checks_names: bool,
+    ) {
+        let (mut templates, mut failed) = (Vec::new(), BTreeMap::new());
+        let looked_up = checks_names.then(|| looked_up(&self.environment, &self.files));
+        for (name, file) in self.files.iter().filter(|(name, _)| !broken.contains_key(*name)) {
             let Kind::Template { folder, language } = kind(name) else { continue };
-            if broken.contains_key(name) {
-                continue;
-            }
             let hidden = shadows.get(name).cloned().unwrap_or_default();
-            match self.read_template(folder, file, language, hidden, broken) {
+            match self.read_template(folder, file, language, hidden, broken, looked_up.as_ref()) {
                 Ok(template) => templates.push(Arc::new(template)),
                 Err(error) => drop(failed.insert(name.clone(), error)),
             }
@@ -285,6 +291,7 @@ impl Library {
         language: Language,
         shadows: Vec<Origin>,
         broken: &BTreeMap<String, LibraryError>,
+        looked_up: Option<&LookedUp>,
     ) -> Result<Template, LibraryError> {
         let contract = |op: &str| match (self.contracts.get(op), broken.get(&format!("{op}/op.toml"))) {
             (Some(contract), _) => Ok(Arc::clone(contract)),
@@ -297,22 +304,26 @@ impl Library {
             signature.own_tests = Some(contract::run_tests(&signature, tests)?);
         }
         let template = Template::parse(file, shadows, language, signature)?;
-        self.check_names(&template, broken)?;
+        if let Some(looked_up) = looked_up {
+            self.check_names(&template, broken, looked_up)?;
+        }
         Ok(template)
     }
 
     /// Every name that the body uses is declared, and every parameter is used.
-    fn check_names(&self, template: &Template, broken: &BTreeMap<String, LibraryError>) -> Result<(), LibraryError> {
+    fn check_names(
+        &self,
+        template: &Template,
+        broken: &BTreeMap<String, LibraryError>,
+        looked_up: &LookedUp,
+    ) -> Result<(), LibraryError> {
         let signature = &template.signature;
         let mut known: BTreeSet<String> = signature.condition_names();
         known.extend(signature.constants.iter().chain(template.params.keys()).cloned());
         known.extend(template.facts.iter().map(|(name, _)| name.clone()));
         known.extend(GLOBALS.map(String::from));
-        if template.launch.block_size.is_some() {
-            known.insert("block_size".into());
-        }
-        let Self { environment, files, headers, .. } = self;
-        let walk = Walk { environment, files, headers, broken };
+        known.extend(template.launch.block_size.is_some().then(|| "block_size".to_owned()));
+        let walk = Walk { looked_up, files: &self.files, headers: &self.headers, broken };
         let mut used = walk.check(&template.file, &known)?;
         used.extend(template.expression_names());
         let params = template.params.keys().map(|name| (name, "parameter", format!("params.{name}")));

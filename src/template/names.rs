@@ -22,9 +22,23 @@ const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 /// The engine renders no more than some fifty includes within each other.
 const MAX_DEPTH: usize = 32;
 
-/// The files of a library by name, with the engine that has compiled them.
+/// By file, the names that it looks up, and does not set itself.
+pub(super) type LookedUp = BTreeMap<String, BTreeSet<String>>;
+
+/// What every file looks up. The engine compiles a file once more to tell: not for each that includes it.
+pub(super) fn looked_up(environment: &Environment<'static>, files: &BTreeMap<String, SourceFile>) -> LookedUp {
+    let of_file = |(name, file): (&String, &SourceFile)| {
+        let names = environment.get_template(name).ok()?.undeclared_variables(false);
+        let own: BTreeSet<String> = tags(&file.text).iter().flat_map(|tag| assigned(tag.content)).collect();
+        let is_foreign = |name: &String| !own.contains(name) && !FUNCTIONS.contains(&name.as_str());
+        Some((name.clone(), names.into_iter().filter(is_foreign).collect()))
+    };
+    files.iter().filter_map(of_file).collect()
+}
+
+/// The files of a library by name.
 pub(super) struct Walk<'a> {
-    pub environment: &'a Environment<'static>,
+    pub looked_up: &'a LookedUp,
     pub files: &'a BTreeMap<String, SourceFile>,
     /// What the files of `lib/` say of themselves.
     pub headers: &'a BTreeMap<String, LibHeader>,
@@ -52,19 +66,17 @@ impl<'a> Walk<'a> {
         let mut seen =
             Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new(), depth: 0 };
         self.walk(root, &mut seen)?;
-        if let Some(name) = self.names_of(root).into_iter().find(|name| !seen.jinja.contains(name)) {
-            let place = root.place_at(first_use(&root.text, &name));
+        if let Some(name) = self.names_of(root).iter().find(|name| !seen.jinja.contains(*name)) {
+            let (place, name) = (root.place_at(first_use(&root.text, name)), name.clone());
             return Err(LibraryError::UnknownName { place, name, known: known.iter().cloned().collect() });
         }
         Ok(seen.used)
     }
 
-    /// The names that a file looks up, and does not set itself.
-    fn names_of(&self, file: &SourceFile) -> BTreeSet<String> {
-        let names = self.environment.get_template(&file.name).map(|template| template.undeclared_variables(false));
-        let own: BTreeSet<String> = tags(&file.text).iter().flat_map(|tag| assigned(tag.content)).collect();
-        let is_foreign = |name: &String| !own.contains(name) && !FUNCTIONS.contains(&name.as_str());
-        names.unwrap_or_default().into_iter().filter(is_foreign).collect()
+    /// The names that a file looks up, and does not set itself: none of one that could not be compiled.
+    fn names_of(&self, file: &SourceFile) -> &'a BTreeSet<String> {
+        static NONE: BTreeSet<String> = BTreeSet::new();
+        self.looked_up.get(&file.name).unwrap_or(&NONE)
     }
 
     /// Goes through a file and what it includes.
@@ -72,7 +84,7 @@ impl<'a> Walk<'a> {
         if let Some(error) = self.broken.get(&file.name) {
             return Err(error.clone());
         }
-        seen.used.extend(self.names_of(file));
+        seen.used.extend(self.names_of(file).iter().cloned());
         let mut at = comment_end(&file.text);
         for tag in tags(&file.text) {
             seen.c.extend(words(&file.text[at.min(tag.offset)..tag.offset]));
@@ -125,7 +137,7 @@ impl<'a> Walk<'a> {
         if let Some(name) = header.takes.jinja.iter().find(|name| !seen.jinja.contains(*name)) {
             return Err(missing(name, "Jinja"));
         }
-        if let Some(name) = header.takes.jinja.difference(&self.names_of(file)).next() {
+        if let Some(name) = header.takes.jinja.difference(self.names_of(file)).next() {
             return Err(LibraryError::StaleName { place: file.place(1), name: name.clone() });
         }
         if seen.depth == MAX_DEPTH {
@@ -142,10 +154,10 @@ impl<'a> Walk<'a> {
         seen.depth -= 1;
         let given: BTreeSet<String> = seen.jinja.difference(&before.1).cloned().collect();
         for name in self.names_of(file) {
-            let is_listed = header.takes.jinja.contains(&name) || OF_THE_TARGET.contains(&name.as_str());
-            if !is_listed && !given.contains(&name) {
-                let place = file.place_at(first_use(&file.text, &name));
-                return Err(LibraryError::Unlisted { place, name });
+            let is_listed = header.takes.jinja.contains(name) || OF_THE_TARGET.contains(&name.as_str());
+            if !is_listed && !given.contains(name) {
+                let place = file.place_at(first_use(&file.text, name));
+                return Err(LibraryError::Unlisted { place, name: name.clone() });
             }
         }
         (seen.c, seen.jinja) = before;

@@ -80,6 +80,7 @@ fn options() -> Vec<String> {
         "-g1", // lines, for messages
         "-fPIC",
         "-fsanitize=thread", // calls before every access to memory; the functions are the simulator's
+        "-foptimize-sibling-calls", // those are jumps to the program
         "-fno-tree-loop-distribute-patterns", // memset and memcpy would hide accesses
         // Without it LDS of inline functions would be one variable for all copies of an object in the process.
         "-fvisibility=hidden",

@@ -252,10 +252,20 @@ fn linear_in_a_folder(holes: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
+/// It on the first test shape, which is enough to see whether something is caught at all.
 fn check_linear(holes: &[(&str, &str)]) -> Vec<Checked> {
+    check_linear_as(holes, Selection { first_shape: true, ..of_op("linear") })
+}
+
+/// It on all test shapes.
+fn check_linear_everywhere(holes: &[(&str, &str)]) -> Vec<Checked> {
+    check_linear_as(holes, of_op("linear"))
+}
+
+fn check_linear_as(holes: &[(&str, &str)], selection: Selection) -> Vec<Checked> {
     let folder = linear_in_a_folder(holes);
     let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
-    let checked = check(&library, &Target::host(), &Selection { variant: Some("plain".into()), ..of_op("linear") });
+    let checked = check(&library, &Target::host(), &Selection { variant: Some("plain".into()), ..selection });
     assert_eq!(checked.len(), 2, "one for each precision");
     checked
 }
@@ -267,14 +277,14 @@ pub fn wrongs(checked: &[Checked]) -> Vec<&Wrong> {
 
 #[test]
 fn plain_loops_are_right() {
-    let checked = check_linear(&[]);
+    let checked = check_linear_everywhere(&[]);
     assert!(failures(&checked).is_empty(), "{}", failures(&checked));
     assert!(checked.iter().all(|one| one.n_cases > 20 && one.worst > 0.0 && one.worst < 1.0));
 }
 
 #[test]
 fn a_sum_that_is_one_short_is_caught_and_told() {
-    let checked = check_linear(&[("LENGTH", "K - 1")]);
+    let checked = check_linear_everywhere(&[("LENGTH", "K - 1")]);
     assert_eq!(checked[0].failures.len(), checked[0].n_cases, "{}", failures(&checked));
     // At bf16 precision one term of 2880 may hide in the rounding of x, and so may a small one of a single row.
     let is_plain = |case: &str| ["45", "64"].iter().any(|k| case.contains(&format!("in_features {k}")));
@@ -321,7 +331,7 @@ fn a_write_to_what_is_only_read_is_caught() {
 
 #[test]
 fn a_kernel_that_spoils_its_residual_in_place_is_caught() {
-    let checked = check_linear(&[("BEFORE", "for (size_t n = 0; n < N; ++n) y[t * N + n] = 0.0f;")]);
+    let checked = check_linear_everywhere(&[("BEFORE", "for (size_t n = 0; n < N; ++n) y[t * N + n] = 0.0f;")]);
     let cases: Vec<&str> = checked.iter().flat_map(|one| &one.failures).map(|failure| failure.case.as_str()).collect();
     assert!(!cases.is_empty());
     assert!(cases.iter().all(|case| case.contains("has_residual true") && case.contains("in place")), "{cases:?}");
@@ -391,7 +401,7 @@ fn a_kernel_that_needs_workspace_as_the_plan_gave_it_is_caught() {
 
 #[test]
 fn a_template_that_no_test_fits_is_a_failure() {
-    let checked = check_linear(&[("[launch]", "[requires]\nwhen = [\"in_features == 1\"]\n\n[launch]")]);
+    let checked = check_linear_everywhere(&[("[launch]", "[requires]\nwhen = [\"in_features == 1\"]\n\n[launch]")]);
     assert!(wrongs(&checked).iter().all(|wrong| matches!(wrong, Wrong::NoTest)));
     assert_eq!(wrongs(&checked).len(), 2);
 }

@@ -7,10 +7,11 @@ use std::ptr;
 use corosensei::stack::{DefaultStack, Stack};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use super::context::{CALLS, Cell, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Stamp, cells};
+use super::context::{CALLS, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Stamp};
 use super::object::{Entry, Object};
 use super::order::Order;
 use super::schedule::Schedule;
+use super::watch::{Cell, cells};
 
 /// Stack of a thread. GPU threads have little private memory; the pages that are not touched cost nothing.
 const STACK_BYTES: usize = 256 << 10;
@@ -113,18 +114,18 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
     let mut slots = vec![0; 2 * grid.wave_size as usize * SLOT_BYTES];
     let mut context = Context {
         stamp: 0,
-        floor: 0,
         wave_floor: 0,
         thread: 0,
         block: grid.index(block),
         grid: grid.blocks,
         parity: 0,
-        n_ranges: ranges.len() as u32,
-        ranges: ranges.as_ptr(),
         slots: slots.as_mut_ptr(),
-        stack_begin: 0,
-        stack_end: 0,
         calls: CALLS,
+        floor: 0,
+        wave_size: grid.wave_size,
+        stack: [0; 2],
+        ranges,
+        recent: [0; 256],
         yielder: ptr::null(),
         order: grid.order,
     };
@@ -254,7 +255,7 @@ impl Running<'_> {
             (*self.context).wave_floor = thread.wave_floor;
             (*self.context).parity = thread.parity;
             (*self.context).yielder = thread.yielder;
-            [(*self.context).stack_begin, (*self.context).stack_end] = thread.stack;
+            (*self.context).stack = thread.stack;
         }
         let result = thread.coroutine.resume(());
         // SAFETY: as above: it is suspended or done again.

@@ -5,51 +5,49 @@ use std::ptr;
 use corosensei::Yielder;
 
 use super::order::Order;
+use super::watch::{Cell, access};
 
 /// Addresses that a kernel may use.
-#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub begin: usize,
     pub end: usize,
-    is_writable: u32,
-    watch: Watch,
-    cells: *mut Cell,
-    cell_shift: u32,
-    is_undefined: u32,
+    pub is_writable: bool,
+    pub watch: Watch,
+    /// Of what is watched: one for each `1 << cell_shift` bytes.
+    pub cells: *const Cell,
+    pub cell_shift: u32,
+    /// Whether reading what nobody wrote is wrong.
+    pub is_undefined: bool,
 }
 
-// SAFETY: the cells live as long as the launch, and only the objects of its workers look into them, whose accesses to
-// words that two blocks may touch at once are atomic; of two stamps left at once one may be lost, and with it a race.
+// SAFETY: the cells live as long as the launch, and consist of atomics.
 unsafe impl Send for Range {}
 // SAFETY: as above.
 unsafe impl Sync for Range {}
 
 /// Which accesses must not meet.
-#[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Watch {
-    Nothing = 0,
-    Lds = 1,
-    Global = 2,
+pub(super) enum Watch {
+    Nothing,
+    Lds,
+    Global,
 }
 
 impl Range {
     /// Memory that is told by its bounds alone.
     pub fn unwatched(begin: usize, end: usize, is_writable: bool) -> Self {
-        let (is_writable, cells) = (is_writable.into(), ptr::null_mut());
-        Self { begin, end, is_writable, watch: Watch::Nothing, cells, cell_shift: 0, is_undefined: 0 }
+        Self { begin, end, is_writable, watch: Watch::Nothing, cells: ptr::null(), cell_shift: 0, is_undefined: false }
     }
 
     /// Memory that a launch may write, watched in elements of `1 << cell_shift` bytes, of which `cells` has one each.
-    pub fn global(begin: usize, end: usize, cells: *mut Cell, cell_shift: u32, is_undefined: bool) -> Self {
-        let is_undefined = is_undefined.into();
-        Self { begin, end, is_writable: 1, watch: Watch::Global, cells, cell_shift, is_undefined }
+    pub fn global(begin: usize, end: usize, cells: *const Cell, cell_shift: u32, is_undefined: bool) -> Self {
+        Self { begin, end, is_writable: true, watch: Watch::Global, cells, cell_shift, is_undefined }
     }
 
     /// A variable in LDS, watched in words of four bytes, of which `cells` has one each.
-    pub fn lds(begin: usize, end: usize, cells: *mut Cell) -> Self {
-        Self { begin, end, is_writable: 1, watch: Watch::Lds, cells, cell_shift: 2, is_undefined: 1 }
+    pub fn lds(begin: usize, end: usize, cells: *const Cell) -> Self {
+        Self { begin, end, is_writable: true, watch: Watch::Lds, cells, cell_shift: 2, is_undefined: true }
     }
 
     /// Bytes of an element, where they are known.
@@ -62,22 +60,8 @@ impl Range {
     }
 }
 
-/// What is known of an element of global memory or of a word of LDS; only the object looks into it.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(super) struct Cell {
-    write: u64,
-    shared: u64,
-    defined: [u32; 2],
-}
-
-/// So many cells of which nothing is known. Those that are never looked at cost nothing.
-pub(super) fn cells(n: usize) -> Box<[Cell]> {
-    // SAFETY: all bytes zero is a cell, the default one.
-    unsafe { Box::<[Cell]>::new_zeroed_slice(n).assume_init() }
-}
-
-/// An access: which bytes of a cell, how, by whom and when.
+/// An access: which bytes of a cell, how, by whom and when. A thread's time grows at each barrier and fence; behind a
+/// barrier all threads have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp(pub u64);
 
@@ -85,6 +69,16 @@ impl Stamp {
     const THREAD_SHIFT: u32 = 8;
     const BLOCK_SHIFT: u32 = 18;
     const TIME_SHIFT: u32 = 42;
+    /// Bytes of the cell.
+    pub const MASK: u64 = 15;
+    /// Whether it stands for several lanes of its wave, or several waves of its block.
+    pub const LANES: u64 = 16;
+    pub const WAVES: u64 = 32;
+    pub const ATOMIC: u64 = 64;
+    /// Whether the cell had to leave stamps of other blocks elsewhere ([`Order::keep`]).
+    pub const ELSEWHERE: u64 = 128;
+    /// The thread's bits.
+    pub const THREADS: u64 = (Self::MAX_THREADS as u64 - 1) << Self::THREAD_SHIFT;
     /// Threads that a block may have: no GPU takes more.
     pub const MAX_THREADS: u32 = 1 << (Self::BLOCK_SHIFT - Self::THREAD_SHIFT);
     /// Blocks that stamps can tell apart.
@@ -100,7 +94,17 @@ impl Stamp {
     }
 
     pub fn block(self) -> u64 {
-        (self.0 >> Self::BLOCK_SHIFT & Self::MAX_BLOCKS) - 1
+        u64::from(self.block_bits()) - 1
+    }
+
+    /// The block's number and one.
+    pub fn block_bits(self) -> u32 {
+        (self.0 >> Self::BLOCK_SHIFT & Self::MAX_BLOCKS) as u32
+    }
+
+    /// The same at another time.
+    pub fn at(self, time: u32) -> Self {
+        Self(self.0 & ((1 << Self::TIME_SHIFT) - 1) | u64::from(time) << Self::TIME_SHIFT)
     }
 
     pub fn thread(self) -> u32 {
@@ -113,16 +117,16 @@ impl Stamp {
 
     /// Which bytes of the cell.
     pub fn mask(self) -> u32 {
-        self.0 as u32 & 15
+        (self.0 & Self::MASK) as u32
     }
 
     /// Whether it stands for several threads of its block, up to its time.
     pub fn is_of_many(self) -> bool {
-        self.0 & (16 | 32) != 0
+        self.0 & (Self::LANES | Self::WAVES) != 0
     }
 
     pub fn is_atomic(self) -> bool {
-        self.0 & 64 != 0
+        self.0 & Self::ATOMIC != 0
     }
 }
 
@@ -167,19 +171,21 @@ pub(super) enum FaultKind {
 #[repr(C)]
 pub(super) struct Context {
     pub stamp: u64,
-    pub floor: u32,
     pub wave_floor: u32,
     pub thread: u32,
     pub block: [u32; 3],
     pub grid: [u32; 3],
     pub parity: u32,
-    pub n_ranges: u32,
-    pub ranges: *const Range,
     pub slots: *mut u8,
-    pub stack_begin: usize,
-    pub stack_end: usize,
     pub calls: Calls,
     /// The object's text does not know what follows.
+    pub floor: u32,
+    pub wave_size: u32,
+    /// Where the running thread's stack begins and ends.
+    pub stack: [usize; 2],
+    pub ranges: *const [Range],
+    /// Numbers of ranges by the place in the code.
+    pub recent: [u16; 256],
     pub yielder: *const Yielder<(), Pause>,
     /// What of all blocks orders accesses.
     pub order: *const Order,
@@ -189,31 +195,19 @@ pub(super) struct Context {
 #[repr(C)]
 pub(super) struct Calls {
     wait: extern "C" fn(*mut Context, u32, u32),
-    fault: extern "C" fn(*mut Context, u32, usize, u32, usize, u64),
+    access: extern "C" fn(*mut Context, usize, u32, u32, u32, usize),
     fence: extern "C" fn(*mut Context),
-    synchronise: extern "C" fn(*mut Context, usize),
-    knows: extern "C" fn(*mut Context, u64) -> u32,
-    keep: extern "C" fn(*mut Context, *const Cell, u64),
-    conflict: extern "C" fn(*mut Context, *const Cell, u32, u32) -> u64,
 }
 
-pub(super) const CALLS: Calls = Calls { wait, fault, fence, synchronise, knows, keep, conflict };
+pub(super) const CALLS: Calls = Calls { wait, access, fence };
 
 /// Called by the object when the running thread has to wait.
 extern "C" fn wait(context: *mut Context, what: u32, line: u32) {
     suspend(context, if what == 0 { Pause::Barrier { line } } else { Pause::Wave { line, joins: what == 2 } });
 }
 
-/// Called by the object when the running thread must not go on.
-extern "C" fn fault(context: *mut Context, kind: u32, address: usize, len_bytes: u32, pc: usize, other: u64) {
-    let kind = match kind {
-        0 => FaultKind::Read,
-        1 => FaultKind::Write,
-        2 => FaultKind::ReadOnly,
-        3 => FaultKind::Misaligned,
-        4 => FaultKind::Race,
-        _ => FaultKind::Undefined,
-    };
+/// The running thread must not go on.
+pub(super) fn stop(context: *mut Context, kind: FaultKind, address: usize, len_bytes: u32, pc: usize, other: u64) {
     let parties = [Stamp(now(context).stamp), Stamp(other)];
     let fault = Fault { kind, address, len_bytes, pc, parties };
     loop {
@@ -231,34 +225,6 @@ extern "C" fn fence(context: *mut Context) {
         unsafe { (*context).stamp = stamp + (1 << Stamp::TIME_SHIFT) };
     }
 }
-
-/// The running thread changes a word of global memory by an atomic.
-extern "C" fn synchronise(context: *mut Context, address: usize) {
-    let Now { stamp, order, .. } = now(context);
-    order.synchronise(Stamp(stamp), address);
-}
-
-extern "C" fn knows(context: *mut Context, stamp: u64) -> u32 {
-    let Now { stamp: own, order, .. } = now(context);
-    order.knows(Stamp(own), Stamp(stamp)).into()
-}
-
-extern "C" fn keep(context: *mut Context, cell: *const Cell, stamp: u64) {
-    now(context).order.keep(cell.addr(), Stamp(stamp));
-}
-
-extern "C" fn conflict(context: *mut Context, cell: *const Cell, mask: u32, how: u32) -> u64 {
-    let Now { stamp, order, .. } = now(context);
-    let conflicts = |other: Stamp| match how {
-        0 => other.is_atomic(),
-        IS_WRITE => true,
-        _ => !other.is_atomic(),
-    };
-    order.conflict(cell.addr(), Stamp(stamp), mask, conflicts).map_or(0, |stamp| stamp.0)
-}
-
-/// How a plain store accesses memory; a load is 0, the rest atomics.
-const IS_WRITE: u32 = 1;
 
 /// The running thread, and what orders it among others.
 struct Now<'a> {

@@ -2,17 +2,18 @@
 //!
 //! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
-//! [`block`] runs the threads of a block as coroutines; [`context`] is what it shares with the object; [`object`] loads
-//! objects and knows their lines; [`order`] knows which block knows of which, [`schedule`] who runs first. What a GPU
-//! would do silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in LDS and
-//! in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
-//! operation that not all threads reach. Memory starts as NaN.
+//! [`block`] runs the threads of a block as coroutines; [`context`] is what it shares with the object, and [`watch`]
+//! what is called back; [`object`] loads objects and knows their lines; [`order`] knows which block knows of which,
+//! [`schedule`] who runs first. What a GPU would do silently is an error here: access outside of the arguments and of
+//! LDS, misaligned vectors, races in LDS and in global memory, reads of what nobody wrote, more LDS or threads than a
+//! block may have, a barrier or a wave operation that not all threads reach. Memory starts as NaN.
 
 mod block;
 mod context;
 mod object;
 mod order;
 mod schedule;
+mod watch;
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,10 +27,11 @@ use crate::launch::{Argument, ArgumentKind, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
 use crate::{DeviceMemory, Driver, GpuError};
 use block::{Grid, Stop, Worker};
-use context::{Cell, Range, Stamp, cells};
+use context::{Range, Stamp};
 use object::Object;
 use order::Order;
 use schedule::Schedule;
+use watch::{Cell, cells};
 
 /// What memory holds before anything is written to it: NaN as a float, far out of range as an index.
 const UNWRITTEN: u8 = 0xff;
@@ -264,8 +266,8 @@ fn ranges(spec: &KernelSpec, args: &[Argument]) -> Result<Watched, GpuError> {
         };
         let is_shared = memory.iter().any(|&(other, _, from, to)| other != i && from < end && begin < to);
         let cell_shift = cell_shift.min(2);
-        let mut cells = cells((end - begin).div_ceil(1 << cell_shift));
-        let first = cells.as_mut_ptr();
+        let cells = cells((end - begin).div_ceil(1 << cell_shift));
+        let first = cells.as_ptr();
         all_cells.push(cells);
         (i, Range::global(begin, end, first, cell_shift, spec.is_undefined && !is_shared))
     });

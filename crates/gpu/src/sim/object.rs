@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use addr2line::Loader;
 
-use super::context::{Cell, Context, Range};
+use super::context::{Context, Range};
+use super::watch::Cell;
 use crate::host::{Loaded, abi, open_from_memory};
 use crate::{GpuError, KernelSpec};
 
@@ -112,7 +113,7 @@ impl Object {
         let mut lds = Vec::new();
         for &(begin, end) in &self.lds {
             let (own, others) = left.split_at_mut((end - begin).div_ceil(4));
-            lds.push(Range::lds(begin, end, own.as_mut_ptr()));
+            lds.push(Range::lds(begin, end, own.as_ptr()));
             left = others;
         }
         lds.extend(&self.constants);
