@@ -25,6 +25,7 @@ use crate::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
 use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
 use crate::object::store::{Loaded, Progress, Store, StoreError};
 use crate::pipeline::Pipeline;
+use crate::scheduler::DraftOptions;
 use crate::target::Target;
 use crate::template::Precision;
 use crate::tokenizer::Tokenizer;
@@ -110,6 +111,23 @@ pub struct KvArgs {
     /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub chunk: Option<u32>,
+
+    /// While at most four sequences run, try what followed the last tokens where they stood before: a text that repeats
+    /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead of
+    /// the last one's tokens [default: auto to run and to serve, else off]
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub speculate: Option<Speculate>,
+}
+
+/// Whether tokens are drafted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Speculate {
+    /// On the cpu
+    Auto,
+    /// On any device
+    On,
+    /// Nowhere
+    Off,
 }
 
 /// Rows of a step where nobody says how many: rings for windows grow with them, and so does the time that a prompt's
@@ -214,7 +232,8 @@ impl DeviceArgs {
     ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, _) = self.pipeline(&checkpoint, output)?;
-        let cache = &KvArgs { chunk: Some(cache.chunk_on(&pipeline)?), ..cache.clone() };
+        let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
+        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let kv_budget_bytes = cache.budget_bytes(&checkpoint, pipeline.driver())?;
         let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
         let weights = weight_bytes(&checkpoint, pipeline.driver());
@@ -326,6 +345,15 @@ impl KvArgs {
         Ok(self.chunk.unwrap_or(usual))
     }
 
+    /// Whether tokens are drafted on a target: on or off.
+    fn speculate_on(&self, target: &Target) -> Speculate {
+        match self.speculate {
+            Some(Speculate::On) => Speculate::On,
+            Some(Speculate::Auto) if !target.is_gpu() => Speculate::On,
+            _ => Speculate::Off,
+        }
+    }
+
     /// What a cache for one short sequence is sized for.
     fn request(&self, precision: Precision, target: &Target, budget_bytes: usize) -> KvRequest {
         KvRequest {
@@ -353,6 +381,7 @@ impl KvArgs {
             kv_budget_bytes,
             max_prompt_rows: self.prompt_rows.map(|rows| rows as usize),
             prefix_cache: PrefixCache::new(self.snapshots.unwrap_or(0) as usize),
+            drafts: (self.speculate == Some(Speculate::On)).then_some(DraftOptions::USUAL),
         }
     }
 

@@ -69,7 +69,7 @@ impl Summary<'_> {
     pub(super) fn metrics(&self) -> Value {
         let (from_cache, compiled) = kernel_counts(self.engine);
         let Statistics { n_tokens, n_prompt_tokens, n_cached_tokens, reasons, .. } = self.statistics;
-        let layout = self.engine.kv_layout();
+        let (layout, figures) = (self.engine.kv_layout(), self.engine.figures());
         json!({
             "schema": 1,
             "mode": "getp",
@@ -86,6 +86,9 @@ impl Summary<'_> {
             "seconds": self.seconds,
             "survey_s": self.survey_s,
             "tok_per_s": self.tok_per_s(),
+            "steps": self.engine.host_times().steps,
+            "drafted_tokens": figures.drafted_tokens,
+            "accepted_tokens": figures.accepted_tokens,
             "first_token_s": Percentiles::of(&self.statistics.first_token_s).map(|found| found.json()),
             "latency_s": Percentiles::of(&self.statistics.latency_s).map(|found| found.json()),
             "peak_memory_bytes": peak_memory_bytes(),
