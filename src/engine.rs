@@ -279,9 +279,9 @@ impl Engine {
     }
 
     /// Runs one step: rows of prompts, and one row of every sequence that generates and those of its drafts. A device
-    /// that runs launches later is one step ahead: the tokens are then those of the step before, and the device is never
-    /// without work. Where a row asks for more than a token, it computes the logits meanwhile, and its sampler waits for
-    /// these tokens. A sequence with drafts is never ahead; a step may then launch nothing, and only tell.
+    /// that runs launches later is one step ahead: the tokens are then those of the step before, and the device is
+    /// never without work. Where a row asks for more than a token, it computes the logits meanwhile, and its sampler
+    /// waits for these tokens. A sequence with drafts is never ahead; a step may then launch nothing, and only tell.
     ///
     /// # Errors
     /// [`EngineError::Plan`], [`EngineError::Step`], [`EngineError::NotANumber`].
