@@ -113,8 +113,8 @@ pub struct KvArgs {
     pub chunk: Option<u32>,
 
     /// While at most four sequences run, try what followed the last tokens where they stood before: a text that repeats
-    /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead of
-    /// the last one's tokens [default: auto to run and to serve, else off]
+    /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead
+    /// of the last one's tokens [default: auto to run and to serve, else off]
     #[arg(long, value_enum, value_name = "WHERE")]
     pub speculate: Option<Speculate>,
 }

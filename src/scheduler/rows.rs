@@ -1,8 +1,8 @@
 //! How the rows of a step are shared.
 //!
-//! Every generating sequence has one, and some for drafts. Half of the rest goes to the prompt that came first, so that a long one gets
-//! through; the other half to those that are nearest to their ends, so that none waits for a long one. Prompts of the
-//! same length follow each other.
+//! Every generating sequence has one, and some for drafts. Half of the rest goes to the prompt that came first, so that
+//! a long one gets through; the other half to those that are nearest to their ends, so that none waits for a long one.
+//! Prompts of the same length follow each other.
 
 use super::Scheduler;
 use super::request::RequestId;
