@@ -145,6 +145,7 @@ impl Engine {
             max_rows,
             max_prompt_rows: model.max_prompt_rows.unwrap_or(max_rows).max(1),
             snapshot_tokens: model.prefix_cache.snapshot_tokens,
+            drafts: model.drafts,
         };
         let mut engine = Self {
             scheduler: Scheduler::new(&layout, scheduler_options),
@@ -207,7 +208,10 @@ impl Engine {
         request.max_new_tokens = request.max_new_tokens.min(room);
         let extra = Extra::take(&mut request, self.config.vocab_size)?;
         let id = self.scheduler.submit(request);
-        extra.into_iter().for_each(|extra| self.extras.add(id, extra));
+        if let Some(extra) = extra {
+            self.extras.add(id, extra);
+            self.scheduler.never_draft(id);
+        }
         Ok(id)
     }
 
@@ -234,9 +238,10 @@ impl Engine {
         self.extras.clear();
     }
 
-    /// Runs one step: rows of prompts and one row of every sequence that generates. A device that runs launches later
-    /// is one step ahead: the tokens are then those of the step before, and the device is never without work. Where a
-    /// row asks for more than a token, it computes the logits meanwhile, and its sampler waits for these tokens.
+    /// Runs one step: rows of prompts, and one row of every sequence that generates and those of its drafts. A device
+    /// that runs launches later is one step ahead: the tokens are then those of the step before, and the device is
+    /// never without work. Where a row asks for more than a token, it computes the logits meanwhile, and its sampler
+    /// waits for these tokens. A sequence with drafts is never ahead; a step may then launch nothing, and only tell.
     ///
     /// # Errors
     /// [`EngineError::Plan`], [`EngineError::Step`], [`EngineError::NotANumber`].

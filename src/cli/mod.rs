@@ -5,6 +5,7 @@
 
 mod bench;
 mod cache;
+mod compile_progress;
 mod completions;
 mod decode;
 mod devices;

@@ -8,6 +8,7 @@ use clap::Args;
 
 use gpu::{DeviceMemory, Driver};
 
+use super::compile_progress::CompileProgress;
 use super::hub;
 use super::output::Output;
 use super::shapes::ShapeArgs;
@@ -24,9 +25,10 @@ use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::error::Hint;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, KvTooLarge};
-use crate::graph::memory::{LoadProgress, MemoryPlan, weight_bytes};
-use crate::object::store::{Loaded, Progress, Store, StoreError};
+use crate::graph::memory::weight_bytes;
+use crate::object::store::Store;
 use crate::pipeline::Pipeline;
+use crate::scheduler::DraftOptions;
 use crate::target::Target;
 use crate::template::Precision;
 use crate::tokenizer::Tokenizer;
@@ -117,6 +119,23 @@ pub struct KvArgs {
     /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub chunk: Option<u32>,
+
+    /// While at most four sequences run, try what followed the last tokens where they stood before: a text that repeats
+    /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead
+    /// of the last one's tokens [default: auto to run and to serve, else off]
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub speculate: Option<Speculate>,
+}
+
+/// Whether tokens are drafted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Speculate {
+    /// On the cpu
+    Auto,
+    /// On any device
+    On,
+    /// Nowhere
+    Off,
 }
 
 /// Rows of a step where nobody says how many: rings for windows grow with them, and so does the time that a prompt's
@@ -254,7 +273,8 @@ impl DeviceArgs {
         let (pipeline, device) = self.pipeline(&checkpoint, output)?;
         let peers = self.peers(&device)?;
         let part = checkpoint.part(self.part())?;
-        let cache = &KvArgs { chunk: Some(cache.chunk_on(&pipeline)?), ..cache.clone() };
+        let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
+        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let kv_budget_bytes = cache.budget_bytes(&part, pipeline.driver())?;
         let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
         let weights = weight_bytes(&part, pipeline.driver());
@@ -389,6 +409,15 @@ impl KvArgs {
         Ok(self.chunk.unwrap_or(usual))
     }
 
+    /// Whether tokens are drafted on a target: on or off.
+    fn speculate_on(&self, target: &Target) -> Speculate {
+        match self.speculate {
+            Some(Speculate::On) => Speculate::On,
+            Some(Speculate::Auto) if !target.is_gpu() => Speculate::On,
+            _ => Speculate::Off,
+        }
+    }
+
     /// What a cache for one short sequence is sized for.
     fn request(&self, precision: Precision, target: &Target, budget_bytes: usize) -> KvRequest {
         KvRequest {
@@ -416,6 +445,7 @@ impl KvArgs {
             kv_budget_bytes,
             max_prompt_rows: self.prompt_rows.map(|rows| rows as usize),
             prefix_cache: PrefixCache::new(self.snapshots.unwrap_or(0) as usize),
+            drafts: (self.speculate == Some(Speculate::On)).then_some(DraftOptions::USUAL),
         }
     }
 
@@ -435,50 +465,6 @@ impl KvArgs {
 pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
     let stats = engine.executor().pipeline().store().stats();
     (stats.from_cache, stats.compiled)
-}
-
-/// A bar while kernels compile, where anyone would see it.
-pub struct CompileProgress<'a> {
-    bar: indicatif::ProgressBar,
-    output: &'a Output,
-}
-
-impl<'a> CompileProgress<'a> {
-    /// A bar that is not shown yet.
-    pub fn new(output: &'a Output) -> Self {
-        let bar = indicatif::ProgressBar::hidden();
-        let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
-        bar.set_style(style.expect("a constant template"));
-        Self { bar, output }
-    }
-}
-
-impl LoadProgress for CompileProgress<'_> {
-    fn planned(&self, memory: &MemoryPlan) {
-        self.bar.finish_and_clear();
-        self.output.detail(&format!("memory of {}: {memory}", memory.device));
-    }
-}
-
-impl Progress for CompileProgress<'_> {
-    fn started(&self, n_kernels: usize) {
-        self.bar.set_length(n_kernels as u64);
-    }
-
-    fn finished(&self, label: &str, _result: &Result<Loaded, StoreError>, _elapsed_ms: u64) {
-        // A warm start is over before anyone could read a bar.
-        if self.output.shows_progress() && self.bar.elapsed().as_millis() > 500 && self.bar.is_hidden() {
-            self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
-        }
-        self.bar.set_message(label.to_string());
-        self.bar.inc(1);
-    }
-}
-
-impl Drop for CompileProgress<'_> {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use self::life::Life;
 use self::model::Served;
-use super::model::{DeviceArgs, KvArgs, ModelArgs};
+use super::model::{DeviceArgs, KvArgs, ModelArgs, Speculate};
 use super::output::Output;
 use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
@@ -147,6 +147,7 @@ const SNAPSHOTS: u32 = 128;
 pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let start = Instant::now();
     args.cache.snapshots.get_or_insert(SNAPSHOTS);
+    args.cache.speculate.get_or_insert(Speculate::Auto);
     let keys = args.keys()?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;

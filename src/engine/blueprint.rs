@@ -6,6 +6,7 @@ use crate::dtype::Dtype;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
 use crate::graph::{Graph, StepLimits};
+use crate::scheduler::DraftOptions;
 use crate::target::Target;
 use crate::template::Precision;
 
@@ -32,6 +33,8 @@ pub struct ModelOptions {
     pub max_prompt_rows: Option<usize>,
     /// What is kept for prompts that begin alike.
     pub prefix_cache: PrefixCache,
+    /// How tokens are drafted; `None` is not at all. Their rows are beside those of `max_logit_rows`.
+    pub drafts: Option<DraftOptions>,
 }
 
 /// How much is kept for prompts that begin alike: blocks that nobody needs are, and so many snapshots of what the
@@ -85,7 +88,8 @@ impl Blueprint {
         target: &Target,
     ) -> Result<Self, KvTooLarge> {
         let max_rows = options.max_rows.max(options.n_slots);
-        let max_logit_rows = options.max_logit_rows.max(options.n_slots).min(max_rows);
+        let n_drafts = options.drafts.map_or(0, |drafts| drafts.most_rows(options.n_slots));
+        let max_logit_rows = (options.max_logit_rows.max(options.n_slots) + n_drafts).min(max_rows);
         let request = KvRequest {
             n_slots: options.n_slots,
             n_snapshots: options.prefix_cache.n_snapshots,

@@ -90,6 +90,9 @@ impl Scheduler {
             }
             let sequence = &self.waiting[index];
             let n_found = self.found(sequence);
+            if self.is_being_computed(sequence, n_found) {
+                continue;
+            }
             let n_new = self.tables.blocks_of(sequence.tokens.len()) - n_found;
             if n_new + self.tables.n_idle(&sequence.keys[..n_found]) <= n_available {
                 return Some((index, n_found));
@@ -108,6 +111,20 @@ impl Scheduler {
         (1..=there).rev().find(|&n| self.snapshots.has(&sequence.keys[n - 1])).unwrap_or(0)
     }
 
+    /// Whether one that runs computes all that this one could begin with, and more than is there: several answers to
+    /// one prompt compute it once.
+    fn is_being_computed(&self, waiting: &Sequence, n_found: usize) -> bool {
+        let most = |sequence: &Sequence| (sequence.tokens.len() - 1) / self.block_tokens;
+        let n_blocks = most(waiting);
+        let same = |sequence: &&Sequence| {
+            let key = |of: &Sequence| n_blocks.checked_sub(1).and_then(|last| of.keys.get(last)).copied();
+            most(sequence) == n_blocks && key(sequence).is_some() && key(sequence) == key(waiting)
+        };
+        let computes = |sequence: &&Sequence| sequence.is_kept && sequence.n_generated == 0;
+        let mut running = self.slots.iter().flatten();
+        self.keeps_prefixes && n_found < n_blocks && running.any(|sequence| computes(&sequence) && same(&sequence))
+    }
+
     /// Gives a sequence its slot, its blocks, and what of it is there.
     fn begin(&mut self, slot: usize, mut sequence: Sequence, n_found: usize) {
         let n_cached = n_found * self.block_tokens;
@@ -117,7 +134,8 @@ impl Scheduler {
             self.snapshots.restore(&keys[n_found - 1], slot, n_cached, &mut self.copies);
         }
         assert!(self.tables.grow(slot, sequence.tokens.len()), "counted before it was admitted");
-        (sequence.n_forwarded, sequence.n_kept, sequence.last_snapshot) = (n_cached, n_found, n_cached);
+        (sequence.n_forwarded, sequence.n_written) = (n_cached, n_cached);
+        (sequence.n_kept, sequence.last_snapshot) = (n_found, n_cached);
         sequence.is_preempted = false;
         if !std::mem::replace(&mut sequence.was_admitted, true) {
             self.events.push(Event::Admitted { request: sequence.id, cached_tokens: n_cached });

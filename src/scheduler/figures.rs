@@ -19,4 +19,8 @@ pub struct Figures {
     pub prefix_query_tokens: u64,
     /// Those of them that were there.
     pub prefix_hit_tokens: u64,
+    /// Tokens that steps had draft rows for so far.
+    pub drafted_tokens: u64,
+    /// Those of them that were what came.
+    pub accepted_tokens: u64,
 }

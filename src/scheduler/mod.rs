@@ -6,11 +6,17 @@
 //! none left, the youngest sequence gives its own back and is computed again later (`admission`). What sequences begin
 //! with alike is computed once (`prefix`, `blocks`). Nothing here computes or knows a device.
 //!
+//! While few sequences run, a step may have rows for tokens that are expected to come (`drafts`), so that it gives
+//! several tokens of a sequence where they do.
+//!
 //! The next step may be made before the tokens of the last one are known: its rows then say which of these they take. A
-//! sequence that turns out to have ended has one row too many in it, which nobody is told of.
+//! sequence that turns out to have ended has one row too many in it, which nobody is told of. One with drafts on their
+//! way has no row, since nobody knows how far it will be, and one that has something to draft has none until its last
+//! token is known.
 
 mod admission;
 mod blocks;
+mod drafts;
 mod figures;
 mod lru;
 mod prefix;
@@ -23,6 +29,7 @@ mod step;
 use std::collections::VecDeque;
 
 pub use blocks::BlockTables;
+pub use drafts::DraftOptions;
 pub use figures::Figures;
 pub use prefix::PrefixKey;
 pub use request::{
@@ -41,8 +48,12 @@ pub struct SchedulerOptions {
     pub max_rows: usize,
     /// Most rows of prompts in a step in which others generate.
     pub max_prompt_rows: usize,
-    /// Tokens from one snapshot of a prompt's windows to the next; what is left of a block does not count.
+    /// Tokens from one snapshot of a prompt's or an answer's windows to the next; what is left of a block does not
+    /// count.
     pub snapshot_tokens: usize,
+    /// How tokens are drafted, if they are. A step then has up to [`DraftOptions::most_rows`] more rows that give
+    /// logits.
+    pub drafts: Option<DraftOptions>,
 }
 
 /// Slots, the queue before them, and the cache blocks they hold.
@@ -161,30 +172,35 @@ impl Scheduler {
     /// order in which they were made; the one after `step` may have been made already, no other.
     pub fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
         assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
-        let mut events = Vec::new();
-        for (logit_row, &token) in step.logit_rows.iter().zip(tokens) {
-            let request = logit_row.request;
+        let (mut events, mut n_before) = (Vec::new(), 0);
+        for rows in step.logit_rows.chunk_by(|a, b| a.request == b.request) {
+            let (request, slot) = (rows[0].request, rows[0].slot);
+            let tokens = &tokens[n_before..n_before + rows.len()];
+            n_before += rows.len();
             // A sequence that ended in the step before, whose slot may be another's by now, had a row in this one; and
             // one that was preempted since is back in the queue, where its token reaches it.
-            let in_slot = self.slots[logit_row.slot].as_mut().filter(|sequence| sequence.id == request);
-            let reason = if let Some(sequence) = in_slot {
-                let reason = sequence.take_token(token);
+            let in_slot = self.slots[slot].as_mut().filter(|sequence| sequence.id == request);
+            let (n_taken, reason) = if let Some(sequence) = in_slot {
+                let (n_taken, reason) = sequence.take_tokens(step, rows, tokens);
+                sequence.n_forwarded += n_taken - 1;
                 if reason.is_some() {
-                    self.vacate(logit_row.slot);
+                    self.vacate(slot);
                 } else {
-                    self.keep_prefix(logit_row.slot);
+                    self.keep_prefix(slot);
+                    self.keep_snapshot_of_answer(slot);
                 }
-                reason
+                (n_taken, reason)
             } else if let Some(index) = self.preempted(request) {
-                let reason = self.waiting[index].take_token(token);
+                let (n_taken, reason) = self.waiting[index].take_tokens(step, rows, tokens);
                 if reason.is_some() {
                     self.waiting.remove(index);
                 }
-                reason
+                (n_taken, reason)
             } else {
                 continue;
             };
-            events.push(Event::Token { request, token, logprobs: None });
+            self.figures.accepted_tokens += n_taken as u64 - 1;
+            events.extend(tokens[..n_taken].iter().map(|&token| Event::Token { request, token, logprobs: None }));
             events.extend(reason.map(|reason| Event::Finished { request, reason }));
         }
         events
@@ -196,6 +212,12 @@ impl Scheduler {
         if let Some(slot) = self.slots.iter().position(is_it) {
             self.vacate(slot);
         }
+    }
+
+    /// Has no drafts made of a request.
+    pub fn never_draft(&mut self, request: RequestId) {
+        let all = self.waiting.iter_mut().chain(self.slots.iter_mut().flatten());
+        all.filter(|sequence| sequence.id == request).for_each(|sequence| sequence.may_draft = false);
     }
 
     /// Forgets every request.
@@ -252,6 +274,16 @@ impl Scheduler {
         sequence.n_kept = complete;
     }
 
+    /// The same of a long answer as of a long prompt: who cuts it off, or asks for another end of it, finds what is
+    /// before.
+    fn keep_snapshot_of_answer(&mut self, slot: usize) {
+        let Some(sequence) = &self.slots[slot] else { return };
+        let complete = sequence.n_kept * self.block_tokens;
+        if complete >= sequence.last_snapshot + self.options.snapshot_tokens {
+            self.keep_snapshot(slot, complete);
+        }
+    }
+
     /// Has the rings of a slot copied before the next step, as they were at `position`, the end of a block that was
     /// kept.
     fn keep_snapshot(&mut self, slot: usize, position: usize) {
@@ -263,7 +295,7 @@ impl Scheduler {
         for key in self.tables.take_evicted() {
             self.snapshots.give_up(&key);
         }
-        let (key, newest) = (sequence.keys[position / self.block_tokens - 1], sequence.n_forwarded - 1);
+        let (key, newest) = (sequence.keys[position / self.block_tokens - 1], sequence.n_written - 1);
         self.snapshots.keep(key, slot, position, newest, &mut self.copies);
     }
 }

@@ -91,11 +91,10 @@ impl Snapshots {
     }
 
     /// The copies that keep what the rings of `slot` were at `position`, where the block of `key` ends, if nobody has
-    /// kept that. `newest`, the last position that was written to them, is in the block before or behind it, so that
-    /// they still hold all of it.
+    /// kept that, and if they still hold all of it. `newest` is the last position that was written to them: without
+    /// drafts it is in the block before or behind `position`, and they do.
     pub fn keep(&mut self, key: PrefixKey, slot: usize, position: usize, newest: usize, copies: &mut Vec<BlockCopy>) {
-        debug_assert!(self.rings.iter().all(|ring| ring.holds(position, newest)), "{position} after {newest}");
-        if self.rings.is_empty() {
+        if self.rings.is_empty() || !self.rings.iter().all(|ring| ring.holds(position, newest)) {
             return;
         }
         if let Some(&snapshot) = self.by_key.get(&key) {

@@ -1,11 +1,12 @@
 //! How the rows of a step are shared.
 //!
-//! Every generating sequence has one. Half of the rest goes to the prompt that came first, so that a long one gets
-//! through; the other half to those that are nearest to their ends, so that none waits for a long one. Prompts of the
-//! same length follow each other.
+//! Every generating sequence has one, and some for drafts. Half of the rest goes to the prompt that came first, so that
+//! a long one gets through; the other half to those that are nearest to their ends, so that none waits for a long one.
+//! Prompts of the same length follow each other.
 
 use super::Scheduler;
 use super::request::RequestId;
+use super::sequence::Sequence;
 use super::step::{Row, RowToken, Step};
 
 /// A prompt's part of a step.
@@ -18,15 +19,47 @@ struct Share {
 
 impl Scheduler {
     pub(super) fn add_generating_row(&mut self, slot: usize, step: &mut Step) {
-        let Some(sequence) = self.slots[slot].as_mut().filter(|sequence| sequence.is_generating()) else { return };
+        if !self.slots[slot].as_ref().is_some_and(Sequence::is_generating) {
+            return;
+        }
+        let drafts = self.drafts_of(slot, step);
+        let Some(sequence) = &mut self.slots[slot] else { return };
+        if !sequence.is_known() && !drafts.is_empty() {
+            return; // its last token is on its way, and worth waiting for
+        }
         let token = sequence.next_token();
         sequence.add_logit_row(slot, step);
         step.rows.push(Row { slot: slot as u32, position: sequence.n_forwarded as u32, token });
         sequence.n_forwarded += 1;
+        sequence.add_draft_rows(slot, &drafts, step);
+        self.figures.drafted_tokens += drafts.len() as u64;
+    }
+
+    /// What is expected of a slot behind its next row, as far as the step and the slot's blocks have room for it: half
+    /// of what the slots leave of a step is for prompts, and a block is taken only if nobody will need it sooner.
+    fn drafts_of(&mut self, slot: usize, step: &Step) -> Vec<u32> {
+        let n_running = self.slots.iter().flatten().count();
+        let left_in_step = (self.options.max_rows - self.slots.len()) / 2;
+        let options = self.options.drafts.filter(|options| n_running <= options.max_sequences);
+        let sequence = self.slots[slot].as_mut().filter(|sequence| sequence.may_draft);
+        let (Some(options), Some(sequence)) = (options, sequence) else { return Vec::new() };
+        sequence.drafts.follow(&sequence.tokens, sequence.n_prompt);
+        let most = options.max_rows.min(left_in_step.saturating_sub(step.n_drafts())).min(sequence.n_draftable());
+        let mut drafts = sequence.drafts.draft(&sequence.tokens, most, options.min_probability);
+        let is_stop = |draft: &u32| sequence.request.stop.contains(draft);
+        drafts.truncate(drafts.iter().position(is_stop).unwrap_or(drafts.len()));
+        let room = |drafts: &[u32]| sequence.n_forwarded + 1 + drafts.len();
+        if !self.tables.has_room(slot, room(&drafts)) && self.tables.n_available() > n_running {
+            self.tables.grow(slot, room(&drafts));
+        }
+        while !drafts.is_empty() && !self.tables.has_room(slot, room(&drafts)) {
+            drafts.pop();
+        }
+        drafts
     }
 
     pub(super) fn add_rows_of_prompts(&mut self, step: &mut Step) {
-        let share = |(slot, sequence): (usize, &Option<super::Sequence>)| {
+        let share = |(slot, sequence): (usize, &Option<Sequence>)| {
             let sequence = sequence.as_ref()?;
             // Those that generate have had their row.
             let n_left = sequence.tokens.len().checked_sub(sequence.n_forwarded).filter(|&n_left| n_left > 0)?;
@@ -51,6 +84,7 @@ impl Scheduler {
             step.rows.push(Row { slot: slot as u32, position: position as u32, token });
         }
         sequence.n_forwarded = end;
+        sequence.n_written = sequence.n_written.max(end);
         let (n_tokens, every) = (sequence.tokens.len(), self.options.snapshot_tokens.max(1));
         self.keep_prefix(slot);
         // The last token is computed in any case, so what is before its block is what the same prompt finds.

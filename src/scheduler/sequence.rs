@@ -1,9 +1,10 @@
 //! A request on its way.
 
+use super::drafts::Drafts;
 use super::prefix::PrefixKey;
 use super::random::XorShift;
 use super::request::{FinishReason, Request, RequestId};
-use super::step::{LogitRow, RowToken, Step};
+use super::step::{LogitRow, Row, RowToken, Step};
 
 #[derive(Debug)]
 pub(super) struct Sequence {
@@ -15,11 +16,19 @@ pub(super) struct Sequence {
     pub n_prompt: usize,
     /// Tokens whose keys and values are in the cache, or are being put there by the current step.
     pub n_forwarded: usize,
+    /// Positions of its slot that were written to, those of drafts that were wrong included.
+    pub n_written: usize,
     /// Tokens that steps so far generate, known or not.
     pub n_generated: usize,
     /// Its last logit row in the step that had it last.
     logit_row: u32,
     random: XorShift,
+    /// What is expected of it.
+    pub drafts: Drafts,
+    /// Whether steps may have rows of drafts of it.
+    pub may_draft: bool,
+    /// Whether a step has, and its tokens are not known.
+    is_drafted: bool,
     pub was_admitted: bool,
     /// Lost its blocks to another one, and waits for the front of the queue to move.
     pub is_preempted: bool,
@@ -44,9 +53,13 @@ impl Sequence {
             id,
             n_prompt: tokens.len(),
             n_forwarded: 0,
+            n_written: 0,
             n_generated: 0,
             logit_row: 0,
             random: XorShift::new(request.sampling.seed),
+            drafts: Drafts::default(),
+            may_draft: true,
+            is_drafted: false,
             was_admitted: false,
             is_preempted: false,
             n_overtaken: 0,
@@ -73,9 +86,15 @@ impl Sequence {
         self.n_prompt + self.n_generated - self.n_forwarded
     }
 
-    /// Whether its next row is that of the token generated last.
+    /// Whether its next row is that of the token generated last. Which one that is, is not known while there are
+    /// drafts on their way.
     pub fn is_generating(&self) -> bool {
-        self.n_generated > 0 && self.n_rows_left() == 1
+        self.n_generated > 0 && self.n_rows_left() == 1 && !self.is_drafted
+    }
+
+    /// Tokens that drafts may have rows for, beside the next row: its last token is never forwarded.
+    pub fn n_draftable(&self) -> usize {
+        (self.request.max_new_tokens - self.n_generated).saturating_sub(1)
     }
 
     /// Positions that will be in the cache at most: the last generated token is never forwarded.
@@ -91,15 +110,56 @@ impl Sequence {
 
     /// The row that the step gets next gives a token.
     pub fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
-        let sampling = self.request.sampling;
-        let coin = if sampling.temperature == 0.0 { 0.0 } else { self.random.coin() };
         self.logit_row = step.logit_rows.len() as u32;
         self.n_generated += 1;
-        step.logit_rows.push(LogitRow { row: step.rows.len() as u32, sampling, coin, slot, request: self.id });
+        let coin = self.coin();
+        self.push_logit_row(slot, coin, step);
+    }
+
+    fn coin(&mut self) -> f32 {
+        if self.request.sampling.temperature == 0.0 { 0.0 } else { self.random.coin() }
+    }
+
+    fn push_logit_row(&self, slot: usize, coin: f32, step: &mut Step) {
+        let (row, sampling, request) = (step.rows.len() as u32, self.request.sampling, self.id);
+        step.logit_rows.push(LogitRow { row, sampling, coin, slot, request });
+    }
+
+    /// Rows of drafts behind its row. Their tokens are drawn by the random numbers that are next, which are used up
+    /// when these tokens come.
+    pub fn add_draft_rows(&mut self, slot: usize, drafts: &[u32], step: &mut Step) {
+        let random = self.random;
+        for (i, &draft) in drafts.iter().enumerate() {
+            let coin = self.coin();
+            self.push_logit_row(slot, coin, step);
+            let position = (self.n_forwarded + i) as u32;
+            step.rows.push(Row { slot: slot as u32, position, token: RowToken::Id(draft) });
+        }
+        self.random = random;
+        self.is_drafted = !drafts.is_empty();
+        self.n_written = self.n_written.max(self.n_forwarded + drafts.len());
+    }
+
+    /// Takes what its rows in a step gave, of which the first is its own and each of the others was made with a draft:
+    /// how many tokens came, and why it ends, if it does.
+    pub fn take_tokens(&mut self, step: &Step, rows: &[LogitRow], tokens: &[u32]) -> (usize, Option<FinishReason>) {
+        self.is_drafted = false;
+        let mut n_taken = 0;
+        loop {
+            let token = tokens[n_taken];
+            let reason = self.take_token(token);
+            n_taken += 1;
+            let made_with = |row: &LogitRow| step.rows[row.row as usize].token;
+            if reason.is_some() || rows.get(n_taken).map(made_with) != Some(RowToken::Id(token)) {
+                return (n_taken, reason);
+            }
+            self.n_generated += 1;
+            self.coin();
+        }
     }
 
     /// Takes a token that was sampled for it; why it ends, if it does.
-    pub fn take_token(&mut self, token: u32) -> Option<FinishReason> {
+    fn take_token(&mut self, token: u32) -> Option<FinishReason> {
         self.tokens.push(token);
         if self.request.stop.contains(&token) {
             Some(FinishReason::Stop)
@@ -120,7 +180,7 @@ impl Sequence {
 
     /// Goes back to the queue: everything in its cache is to be computed again, nothing that was told is taken back.
     pub fn start_over(&mut self) {
-        (self.n_forwarded, self.n_kept, self.last_snapshot) = (0, 0, 0);
+        (self.n_forwarded, self.n_written, self.n_kept, self.last_snapshot) = (0, 0, 0, 0);
         (self.is_preempted, self.is_kept) = (true, true);
     }
 }

@@ -89,6 +89,11 @@ impl Step {
         StepShape { n_rows: self.rows.len(), n_logit_rows: self.logit_rows.len(), kind }
     }
 
+    /// Rows that were made with drafts: those behind the first that gives a token of a request.
+    pub fn n_drafts(&self) -> usize {
+        self.logit_rows.windows(2).filter(|pair| pair[0].request == pair[1].request).count()
+    }
+
     /// A step whose every row gives logits, sampled greedily.
     pub fn with_all_logits(rows: Vec<Row>) -> Self {
         let (sampling, coin, request) = (Sampling::GREEDY, 0.0, RequestId(usize::MAX));

@@ -14,7 +14,7 @@ pub(super) fn layout(n_slots: usize, max_rows: usize, capacity_tokens: usize, po
 }
 
 fn options(max_rows: usize) -> SchedulerOptions {
-    SchedulerOptions { max_rows, max_prompt_rows: max_rows, snapshot_tokens: 4096 }
+    SchedulerOptions { max_rows, max_prompt_rows: max_rows, snapshot_tokens: 4096, drafts: None }
 }
 
 fn scheduler(n_slots: usize, max_rows: usize, capacity_tokens: usize, pool_blocks: usize) -> Scheduler {

@@ -20,7 +20,7 @@ use super::metrics::Metrics;
 use super::request_log::words_of;
 use crate::engine::{Engine, EngineError};
 use crate::error::{Hint, chain};
-use crate::scheduler::{Event, FinishReason, Request, RequestId};
+use crate::scheduler::{Event, Figures as EngineFigures, FinishReason, Request, RequestId};
 
 /// Why the engine gives no more tokens.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -83,7 +83,12 @@ impl EngineThread {
         let (commands, received) = channel();
         let of_thread = shared.clone();
         thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut open = Open { engine, mailboxes: HashMap::new(), shared: of_thread.clone(), preemptions: 0 };
+            let mut open = Open {
+                engine,
+                mailboxes: HashMap::new(),
+                shared: of_thread.clone(),
+                counted: EngineFigures::default(),
+            };
             let ran = catch_unwind(AssertUnwindSafe(|| open.run(&received)));
             let ran = ran.unwrap_or_else(|panic| Err(EngineFailure { why: words_of(&*panic), hint: None }));
             if let Err(failure) = ran {
@@ -184,8 +189,8 @@ struct Open {
     engine: Engine,
     mailboxes: HashMap<RequestId, Arc<Mailbox>>,
     shared: Arc<Shared>,
-    /// So many were counted.
-    preemptions: u64,
+    /// The figures whose counters were told.
+    counted: EngineFigures,
 }
 
 impl Open {
@@ -254,8 +259,13 @@ impl Open {
         }
         self.shared.intake.metrics.step(n_tokens);
         let figures = self.engine.figures();
-        self.shared.intake.metrics.preempted(figures.preemptions - self.preemptions);
-        self.preemptions = figures.preemptions;
+        let counted = std::mem::replace(&mut self.counted, figures);
+        let metrics = &self.shared.intake.metrics;
+        metrics.preempted(figures.preemptions - counted.preemptions);
+        metrics.drafted(
+            figures.drafted_tokens - counted.drafted_tokens,
+            figures.accepted_tokens - counted.accepted_tokens,
+        );
         let kv_usage = figures.blocks_held as f64 / figures.blocks.max(1) as f64;
         self.shared.kv_usage.store(kv_usage.to_bits(), Ordering::Relaxed);
     }

@@ -31,6 +31,8 @@ pub struct Metrics {
     prefix_queries: Counter,
     prefix_hits: Counter,
     preemptions: Counter,
+    drafted: Counter,
+    accepted: Counter,
     success: Family<Label, Counter>,
     rejections: Family<Label, Counter>,
     cancelled: Family<Label, Counter>,
@@ -117,6 +119,8 @@ impl Metrics {
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
             preemptions: Counter::default(),
+            drafted: Counter::default(),
+            accepted: Counter::default(),
             success: Family::default(),
             rejections: Family::default(),
             cancelled: Family::default(),
@@ -159,6 +163,8 @@ impl Metrics {
         add.one("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", &self.prefix_queries);
         add.one("prefix_cache_hits", "Tokens of prompts found in the prefix cache", &self.prefix_hits);
         add.one("num_preemptions", "Sequences that gave their slot back for lack of blocks", &self.preemptions);
+        add.one("spec_decode_num_draft_tokens", "Tokens that steps had draft rows for", &self.drafted);
+        add.one("spec_decode_num_accepted_tokens", "Drafts that were what came", &self.accepted);
         add.one("request_success", "Requests that came to their end, by reason", &self.success);
         add.one("admission_rejections", "Requests that were refused, by reason", &self.rejections);
         add.one("cancelled", "Requests whose client left, by phase", &self.cancelled);
@@ -246,6 +252,12 @@ impl Metrics {
     /// So many sequences gave their slot back.
     pub(super) fn preempted(&self, n: u64) {
         self.preemptions.inc_by(n);
+    }
+
+    /// Steps had rows for so many drafts, and so many of these were right.
+    pub(super) fn drafted(&self, n_drafted: u64, n_accepted: u64) {
+        self.drafted.inc_by(n_drafted);
+        self.accepted.inc_by(n_accepted);
     }
 }
 

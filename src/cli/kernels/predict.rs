@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde_json::{Value, json};
 
 use crate::choice::Chooser;
-use crate::cli::model::CompileProgress;
+use crate::cli::compile_progress::CompileProgress;
 use crate::cli::model_problems;
 use crate::cli::output::Output;
 use crate::cli::output_file::OutputFile;

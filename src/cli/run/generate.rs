@@ -11,7 +11,7 @@ use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
-use crate::scheduler::{Event, FinishReason, LogitRowLogprobs, Request};
+use crate::scheduler::{Event, Figures, FinishReason, LogitRowLogprobs, Request};
 use crate::tokenizer::Tokenizer;
 
 /// Prints the prompt and what follows it, as it comes.
@@ -113,6 +113,7 @@ impl Generation<'_> {
         let tok_per_s = generated.tok_per_s(seconds);
         let (from_cache, compiled) = kernel_counts(engine);
         let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());
+        let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
         if self.output.is_json() {
             let mut report = json!({
                 "schema": 1,
@@ -124,6 +125,9 @@ impl Generation<'_> {
                 "tok_per_s": tok_per_s,
                 "first_token_s": first_token_s,
                 "kernels": { "from_cache": from_cache, "compiled": compiled },
+                "steps": engine.host_times().steps,
+                "drafted_tokens": drafted_tokens,
+                "accepted_tokens": accepted_tokens,
             });
             if !generated.logprobs.is_empty() {
                 report["logprobs"] = generated.logprobs.iter().map(one_logprob).collect();
@@ -137,6 +141,11 @@ impl Generation<'_> {
                 generated.n_prompt,
                 generated.ids.len(),
             ));
+            if drafted_tokens > 0 {
+                let n_steps = engine.host_times().steps;
+                self.output
+                    .detail(&format!("{n_steps} steps: of {drafted_tokens} drafts {accepted_tokens} were right"));
+            }
         }
         Ok(())
     }

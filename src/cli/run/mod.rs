@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::kernel_table::KernelTable;
-use super::model::{DeviceArgs, KvArgs, ModelArgs, Room};
+use super::model::{DeviceArgs, KvArgs, ModelArgs, Room, Speculate};
 use super::output::Output;
 use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
@@ -158,6 +158,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     if mode == Mode::Chat {
         args.cache.snapshots.get_or_insert(CHAT_SNAPSHOTS);
     }
+    args.cache.speculate.get_or_insert(Speculate::Auto);
     match mode {
         Mode::Generate => generate::run(&args, output),
         Mode::Chat => chat::run(&args, output),

@@ -292,6 +292,7 @@ impl JobArgs {
     ) -> anyhow::Result<Job> {
         let (n_slots, capacity_tokens) = BLUEPRINT;
         let options = ModelOptions {
+            drafts: None,
             precision,
             kv_dtype: if precision == Precision::Bf16 { crate::dtype::Dtype::Bf16 } else { crate::dtype::Dtype::F32 },
             n_slots,

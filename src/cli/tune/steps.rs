@@ -158,6 +158,7 @@ impl Engines<'_> {
         let effort = self.suite.effort;
         let is_bf16 = setup.precision == Precision::Bf16;
         let model = ModelOptions {
+            drafts: None,
             precision: setup.precision,
             kv_dtype: if is_bf16 { Dtype::Bf16 } else { Dtype::F32 },
             n_slots: sizes.n_slots,

@@ -1,6 +1,8 @@
 //! The scheduler with a device that computes nothing but who sees what. A token depends on everything that its row
 //! finds in the cache, so one wrong block, ring or snapshot is a wrong token; what is right is known without a cache.
 
+mod keeping;
+
 use std::collections::HashMap;
 
 use proptest::prelude::*;
@@ -20,14 +22,16 @@ fn prefix(before: Option<u64>, token: u32) -> u64 {
     mix(before.unwrap_or(1), token.into())
 }
 
-/// What is sampled from what a row sees: all positions, and those of its window.
-fn sample(all: impl Iterator<Item = u64>, window: impl Iterator<Item = u64>, coin: f32) -> u32 {
+/// What is sampled from what a row sees: all positions, and those of its window. Of a few tokens, so that what came
+/// before comes again as often as not, the one that stops is seldom.
+fn sample(all: impl Iterator<Item = u64>, window: impl Iterator<Item = u64>, coin: f32, vocab_size: u64) -> u32 {
     let seen = window.fold(all.fold(0, mix), mix);
-    (mix(seen, coin.to_bits().into()) % VOCAB_SIZE) as u32
+    let sampled = mix(seen, coin.to_bits().into());
+    if vocab_size < VOCAB_SIZE && sampled.is_multiple_of(512) { STOP } else { (sampled / 512 % vocab_size) as u32 }
 }
 
 /// The answer to a prompt, worked out alone.
-fn answer(prompt: &[u32], max_new_tokens: usize, sampling: Sampling, window: usize) -> Vec<u32> {
+fn answer(prompt: &[u32], max_new_tokens: usize, sampling: Sampling, window: usize, vocab_size: u64) -> Vec<u32> {
     let mut random = XorShift::new(sampling.seed);
     let mut held: Vec<u64> = Vec::new();
     let mut tokens = prompt.to_vec();
@@ -38,7 +42,7 @@ fn answer(prompt: &[u32], max_new_tokens: usize, sampling: Sampling, window: usi
         }
         let coin = if sampling.temperature == 0.0 { 0.0 } else { random.coin() };
         let first = held.len().saturating_sub(window);
-        tokens.push(sample(held.iter().copied(), held[first..].iter().copied(), coin));
+        tokens.push(sample(held.iter().copied(), held[first..].iter().copied(), coin, vocab_size));
     }
     tokens.split_off(prompt.len())
 }
@@ -50,10 +54,11 @@ struct Device {
     table_blocks: Vec<usize>,
     windows: Vec<Option<usize>>,
     sampled: Vec<u32>,
+    vocab_size: u64,
 }
 
 impl Device {
-    fn new(layout: &KvLayout, scheduler: &mut Scheduler) -> Self {
+    fn new(layout: &KvLayout, scheduler: &mut Scheduler, vocab_size: u64) -> Self {
         scheduler.tables_mut().take_changes();
         Self {
             caches: layout.groups().iter().map(|group| vec![0; group.n_blocks * 64]).collect(),
@@ -61,6 +66,7 @@ impl Device {
             table_blocks: layout.groups().iter().map(|group| group.table_blocks).collect(),
             windows: layout.groups().iter().map(|group| group.window).collect(),
             sampled: Vec::new(),
+            vocab_size,
         }
     }
 
@@ -90,7 +96,7 @@ impl Device {
         }
         let tokens = step.logit_rows.iter().map(|logit_row| {
             let row = &step.rows[logit_row.row as usize];
-            sample(self.seen(row, false), self.seen(row, true), logit_row.coin)
+            sample(self.seen(row, false), self.seen(row, true), logit_row.coin, self.vocab_size)
         });
         self.sampled = tokens.collect();
     }
@@ -167,15 +173,42 @@ struct Run {
     window: usize,
     asked: HashMap<RequestId, Asked>,
     order: Vec<RequestId>,
+    n_steps: usize,
+    n_rows: usize,
 }
+
+/// Three of four drafts that are expected at all have a row.
+const DRAFTS: DraftOptions = DraftOptions { max_rows: 8, max_sequences: 4, min_probability: 0.1 };
 
 impl Run {
     fn new(layout: &KvLayout, max_rows: usize, is_ahead: bool) -> Self {
-        let mut scheduler = Scheduler::new(layout, SchedulerOptions { snapshot_tokens: 128, ..options(max_rows) });
-        let device = Device::new(layout, &mut scheduler);
+        Self::with_drafts(layout, max_rows, is_ahead, VOCAB_SIZE, None)
+    }
+
+    fn with_drafts(
+        layout: &KvLayout,
+        max_rows: usize,
+        is_ahead: bool,
+        vocab_size: u64,
+        drafts: Option<DraftOptions>,
+    ) -> Self {
+        let options = SchedulerOptions { snapshot_tokens: 128, drafts, ..options(max_rows) };
+        let mut scheduler = Scheduler::new(layout, options);
+        let device = Device::new(layout, &mut scheduler, vocab_size);
         let window = layout.groups().iter().find_map(|group| group.window).unwrap_or(0);
         let (capacity_tokens, asked, order) = (layout.capacity_tokens, HashMap::new(), Vec::new());
-        Self { scheduler, device, in_flight: None, is_ahead, capacity_tokens, window, asked, order }
+        Self {
+            scheduler,
+            device,
+            in_flight: None,
+            is_ahead,
+            capacity_tokens,
+            window,
+            asked,
+            order,
+            n_steps: 0,
+            n_rows: 0,
+        }
     }
 
     fn act(&mut self, act: &Act) {
@@ -183,8 +216,8 @@ impl Run {
         match *act {
             Act::Submit { text, shared, own, max_new_tokens, seed, salt } => {
                 let n = self.order.len() as u64;
-                let of_text = (0..shared as u64).map(|i| (mix(text.into(), i) % VOCAB_SIZE) as u32);
-                let of_own = (0..own as u64).map(|i| (mix(1000 + n, i) % VOCAB_SIZE) as u32);
+                let of_text = (0..shared as u64).map(|i| (mix(text.into(), i) % self.device.vocab_size) as u32);
+                let of_own = (0..own as u64).map(|i| (mix(1000 + n, i) % self.device.vocab_size) as u32);
                 self.submit(of_text.chain(of_own).collect(), max_new_tokens, seed, salt);
             }
             Act::Continue { of, more } => {
@@ -222,6 +255,8 @@ impl Run {
         self.take_events();
         self.check_writers(&step);
         let launched = (!step.rows.is_empty()).then(|| {
+            self.n_steps += 1;
+            self.n_rows += step.rows.len();
             self.device.run(&step, &mut self.scheduler);
             (step, self.device.sampled.clone())
         });
@@ -232,8 +267,12 @@ impl Run {
         }
     }
 
-    /// A block that a row writes to is held by its slot alone.
+    /// A step is no larger than it may be. A block that a row writes to is held by its slot alone.
     fn check_writers(&self, step: &Step) {
+        let SchedulerOptions { max_rows, drafts, .. } = self.scheduler.options;
+        assert!(step.rows.len() <= max_rows);
+        let n_slots = self.scheduler.slots.len();
+        assert!(step.logit_rows.len() <= n_slots + drafts.map_or(0, |drafts| drafts.most_rows(n_slots)));
         for row in &step.rows {
             let block = self.scheduler.tables().held(row.slot as usize)[row.position as usize / 64];
             let holds = |&slot: &usize| self.scheduler.tables().held(slot).contains(&block);
@@ -275,7 +314,8 @@ impl Run {
             self.step();
         }
         for (id, asked) in &self.asked {
-            let expected = answer(&asked.prompt, asked.max_new_tokens, asked.sampling, self.window);
+            let vocab_size = self.device.vocab_size;
+            let expected = answer(&asked.prompt, asked.max_new_tokens, asked.sampling, self.window, vocab_size);
             let n_told = asked.told.len();
             match asked.reason {
                 Some(FinishReason::Cancelled) => assert_eq!(asked.told, expected[..n_told], "{id:?}"),
@@ -303,9 +343,13 @@ proptest! {
         window in prop_oneof![Just(0_usize), Just(1), Just(5), Just(64), Just(65), Just(130)],
         n_snapshots in 0..9_usize,
         is_ahead in any::<bool>(),
+        vocab_size in prop_oneof![Just(VOCAB_SIZE), Just(1), Just(2), Just(3)],
+        min_probability in prop_oneof![Just(0.0_f32), Just(0.3)],
+        drafts_of in 0..10_usize,
     ) {
         let layout = windowed_layout([n_slots, max_rows, 512, pool_blocks], window, n_snapshots);
-        let mut run = Run::new(&layout, max_rows, is_ahead);
+        let drafts = DraftOptions { max_rows: drafts_of, min_probability, ..DRAFTS };
+        let mut run = Run::with_drafts(&layout, max_rows, is_ahead, vocab_size, Some(drafts));
         for act in &acts {
             run.act(act);
         }
@@ -346,31 +390,58 @@ fn a_crowd_hits_the_cache_and_preempts_and_nothing_is_lost() {
     }
 }
 
+/// Sequences of two tokens or one, so that of what is drafted half is right, or all.
+fn repeating(vocab_size: u64, drafts: Option<DraftOptions>, is_ahead: bool) -> (Figures, usize) {
+    // Rings of three blocks, in which drafts go round too.
+    let layout = windowed_layout([3, 40, 512, 8], 70, 6);
+    let mut run = Run::with_drafts(&layout, 40, is_ahead, vocab_size, drafts);
+    for i in 0..18_u32 {
+        let shared = 64 * (i as usize % 4);
+        run.act(&Act::Submit {
+            text: 1,
+            shared,
+            own: 3,
+            max_new_tokens: 140,
+            seed: (i % 3).into(),
+            salt: (i % 2).into(),
+        });
+        run.act(&Act::Steps(10));
+        if i % 7 == 6 {
+            run.act(&Act::Cancel { of: i as usize - 2 });
+            run.act(&Act::Continue { of: i as usize / 2, more: 5 });
+        }
+    }
+    (run.finish(), run.n_steps)
+}
+
 #[test]
-fn a_conversation_that_goes_on_computes_what_is_new_of_it() {
-    let layout = windowed_layout([2, 64, 2048, 60], 128, 8);
-    let mut run = Run::new(&layout, 64, false);
-    run.act(&Act::Submit { text: 0, shared: 200, own: 1, max_new_tokens: 50, seed: 0, salt: 5 });
-    run.finish();
-    let mut cached = Vec::new();
-    for turn in 0..4 {
-        run.act(&Act::Continue { of: turn, more: 30 });
-        let before = run.scheduler.figures().prefix_hit_tokens;
-        run.finish();
-        let n_before = run.asked[&run.order[turn]].prompt.len() + run.asked[&run.order[turn]].told.len();
-        let hit = (run.scheduler.figures().prefix_hit_tokens - before) as usize;
-        // All whole blocks whose tokens were forwarded: the last token that is generated is not.
-        assert_eq!(hit, (n_before - 1) / 64 * 64);
-        cached.push(hit);
+fn drafts_that_are_right_take_fewer_steps_for_the_same_tokens() {
+    for is_ahead in [false, true] {
+        for (vocab_size, least, most, steps) in [(1, 0.9, 1.0, 0.5), (2, 0.2, 0.8, 0.85)] {
+            let (without, n_without) = repeating(vocab_size, None, is_ahead);
+            assert_eq!((without.drafted_tokens, without.accepted_tokens), (0, 0));
+            let (figures, n_steps) = repeating(vocab_size, Some(DRAFTS), is_ahead);
+            let Figures { drafted_tokens, accepted_tokens, preemptions, prefix_hit_tokens, .. } = figures;
+            let right = accepted_tokens as f64 / drafted_tokens as f64;
+            assert!((least..=most).contains(&right), "{figures:?}");
+            assert!(preemptions > 0 && prefix_hit_tokens > 0, "{figures:?}");
+            assert!((n_steps as f64) < n_without as f64 * steps, "{n_steps} of {n_without}");
+        }
     }
-    assert!(cached.is_sorted() && cached[0] >= 192, "{cached:?}");
-    // The same prompt again, and with another salt.
-    let Asked { prompt, .. } = &run.asked[&run.order[4]];
-    let prompt = prompt.clone();
-    for (salt, expected) in [(5, (prompt.len() - 1) / 64 * 64), (6, 0)] {
-        let before = run.scheduler.figures().prefix_hit_tokens;
-        run.submit(prompt.clone(), 3, 0, salt);
-        run.finish();
-        assert_eq!((run.scheduler.figures().prefix_hit_tokens - before) as usize, expected);
-    }
+}
+
+#[test]
+fn a_text_that_does_not_repeat_has_no_drafts() {
+    let figures = |max_sequences: usize, vocab_size: u64| {
+        let layout = windowed_layout([3, 40, 512, 30], 0, 0);
+        let drafts = DraftOptions { max_sequences, ..DraftOptions::USUAL };
+        let mut run = Run::with_drafts(&layout, 40, false, vocab_size, Some(drafts));
+        (0..3).for_each(|_| {
+            run.act(&Act::Submit { text: 0, shared: 100, own: 9, max_new_tokens: 300, seed: 0, salt: 0 })
+        });
+        run.finish()
+    };
+    assert_eq!(figures(4, VOCAB_SIZE).drafted_tokens, 0);
+    assert!(figures(3, 1).accepted_tokens > 400);
+    assert_eq!(figures(0, 1).drafted_tokens, 0, "nobody drafts while more than that run");
 }

@@ -148,6 +148,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         kv_budget_bytes: 1 << 30,
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
+        drafts: None,
     };
     Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &()).map_err(Box::new)
 }

@@ -139,6 +139,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
         kv_budget_bytes: 1 << 30,
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
+        drafts: None,
     };
     let library = || Library::load(&[]).expect("built in");
     let tables = || TuningTables::from_texts(&[("host", ROWS)]).expect("right");

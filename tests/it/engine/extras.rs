@@ -65,6 +65,7 @@ fn load_with(
         kv_budget_bytes,
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
+        drafts: None,
     };
     Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &())
 }

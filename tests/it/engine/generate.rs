@@ -43,7 +43,9 @@ fn json_tells_the_whole_story() {
     let story = json(&["-n", "6", "--stop", "3"]);
     let expected =
         ["schema", "mode", "text", "prompt_tokens", "ids", "finish_reason", "tok_per_s", "first_token_s", "kernels"];
-    assert_eq!(keys(&story), expected.into());
+    let steps = ["steps", "drafted_tokens", "accepted_tokens"];
+    assert_eq!(keys(&story), expected.into_iter().chain(steps).collect());
+    assert_eq!(steps.map(|name| story[name].as_u64()), [4, 0, 0].map(Some), "a step for each token");
     assert_eq!(story["mode"], "generate");
     assert_eq!(story["text"], "AgAhAaAbAc", "the stop token is in the ids and not in the text");
     assert_eq!(story["ids"], serde_json::json!([0, 1, 2, 3]));

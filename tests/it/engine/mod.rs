@@ -1,5 +1,6 @@
 //! Requests to tokens, from the first start on.
 
+mod drafts;
 pub mod extras;
 pub mod generate;
 pub mod getp;

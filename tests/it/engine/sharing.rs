@@ -17,7 +17,7 @@ use crate::graph::forward::{How, ONE_BY_ONE, drain, load_checkpoint};
 const CAPACITY_TOKENS: usize = 320;
 
 /// Rows of a step that are few enough for rings to go round.
-const THREE: How = How { n_slots: 3, max_rows: 40, threads: 2, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
+const THREE: How = How { n_slots: 3, max_rows: 40, threads: 2, ..ONE_BY_ONE };
 
 fn load(how: How) -> Result<Engine, Box<EngineError>> {
     let model = Fixture::open("yarn_long").path("model.bin"); // a window of 16

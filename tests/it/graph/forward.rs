@@ -16,7 +16,7 @@ use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
 use gptoss_jit::object::store::Store;
 use gptoss_jit::pipeline::Pipeline;
-use gptoss_jit::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
+use gptoss_jit::scheduler::{DraftOptions, Event, FinishReason, Request, RequestId, Sampling};
 use gptoss_jit::target::Target;
 use gptoss_jit::template::Precision;
 use gptoss_jit::template::library::Library;
@@ -35,12 +35,14 @@ pub struct How {
     pub threads: usize,
     pub kv_budget_bytes: usize,
     pub n_snapshots: usize,
+    pub drafts: Option<DraftOptions>,
 }
 
-pub const ONE_BY_ONE: How = How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
+pub const ONE_BY_ONE: How =
+    How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0, drafts: None };
 
 /// Three at a time in pieces of five, so that windows go round.
-const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, kv_budget_bytes: 1 << 30, n_snapshots: 0 };
+const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, ..ONE_BY_ONE };
 
 fn engine(fixture: &Fixture, how: How) -> Engine {
     load(fixture, how).expect("loads")
@@ -86,6 +88,7 @@ pub fn load_on_all(
         kv_budget_bytes: how.kv_budget_bytes,
         max_prompt_rows: None,
         prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128 },
+        drafts: how.drafts,
     };
     Engine::load(checkpoint, EngineOptions { pipeline, peers, model }, &()).map_err(Box::new)
 }

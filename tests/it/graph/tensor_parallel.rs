@@ -72,7 +72,7 @@ fn several_devices_give_the_logits_of_one_and_all_of_them_the_same_bits() {
 fn several_devices_take_the_tokens_of_one_whatever_is_in_a_step() {
     let checkpoint = checkpoint(Encoding::Mxfp4);
     // Prompts in pieces of five rows beside sequences that generate, in windows that go round.
-    let how = How { n_slots: 3, max_rows: 5, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 2 };
+    let how = How { n_slots: 3, max_rows: 5, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 2, drafts: None };
     let prompts: Vec<Vec<u32>> = (1..8).map(|i| (0..5 * i).map(|j| (i * 13 + j * 7) % 101).collect()).collect();
     let answers = |n: usize| -> Vec<Vec<u32>> {
         let mut engine = engine(&checkpoint, n, how);

@@ -149,6 +149,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let summary = Summary {
         args,
         replicas: &runner.ready(),
+        engine: runner.engine(),
         statistics: &statistics,
         n_prompts: batch.len(),
         n_resumed,
@@ -197,6 +198,11 @@ impl Runner {
             }
             n => Self::There(replicas::start(args, checkpoint, extent, n)?),
         })
+    }
+
+    /// The model, if it is in this process.
+    fn engine(&self) -> Option<&Engine> {
+        if let Self::Here(engine) = self { Some(engine) } else { None }
     }
 
     /// What is to be known of each that answers.

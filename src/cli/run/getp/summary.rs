@@ -8,11 +8,14 @@ use super::Args;
 use crate::batch::replica::Ready;
 use crate::batch::work::Statistics;
 use crate::cli::output::Output;
+use crate::engine::Engine;
 
 pub(super) struct Summary<'a> {
     pub args: &'a Args,
     /// Those that answered.
     pub replicas: &'a [Ready],
+    /// The only one, if it is in this process.
+    pub engine: Option<&'a Engine>,
     pub statistics: &'a Statistics,
     pub n_prompts: usize,
     /// Answers of runs before.
@@ -97,6 +100,9 @@ impl Summary<'_> {
             "seconds": self.seconds,
             "survey_s": self.survey_s,
             "tok_per_s": self.tok_per_s(),
+            "steps": self.engine.map(|engine| engine.host_times().steps),
+            "drafted_tokens": self.engine.map(|engine| engine.figures().drafted_tokens),
+            "accepted_tokens": self.engine.map(|engine| engine.figures().accepted_tokens),
             "first_token_s": Percentiles::of(&self.statistics.first_token_s).map(|found| found.json()),
             "latency_s": Percentiles::of(&self.statistics.latency_s).map(|found| found.json()),
             "peak_memory_bytes": peak_memory_bytes(),

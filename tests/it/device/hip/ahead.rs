@@ -15,7 +15,7 @@ use gptoss_jit::graph::kv_cache::BLOCK_TOKENS;
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::store::Store;
 use gptoss_jit::pipeline::Pipeline;
-use gptoss_jit::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
+use gptoss_jit::scheduler::{DraftOptions, Event, FinishReason, Request, RequestId, Sampling};
 use gptoss_jit::target::Target;
 use gptoss_jit::template::Precision;
 use gptoss_jit::template::library::Library;
@@ -27,7 +27,7 @@ use super::run::cache;
 use crate::object::hiprtc;
 
 /// The tiny model in f32, with room for two sequences and so many blocks.
-fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize) -> Engine {
+fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts: Option<DraftOptions>) -> Engine {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
     let checkpoint = Checkpoint::open(&model, Layout::Auto).expect("a model");
     let store = Store::new(Cache::open(cache(), Limits::default()), hiprtc::options());
@@ -43,6 +43,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize) -> Engi
         kv_budget_bytes: usize::MAX,
         max_prompt_rows: None,
         prefix_cache: PrefixCache::new(4),
+        drafts,
     };
     let layout = gptoss_jit::engine::blueprint::Blueprint::new(&checkpoint, &model, &target).expect("it fits").layout;
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
@@ -79,7 +80,7 @@ fn what_is_taken_away_in_flight_comes_back_as_it_was() {
     let expected: Vec<Vec<u32>> = [request(1, 61, 70), request(2, 61, 9)]
         .into_iter()
         .map(|request| {
-            let (mut engine, mut told) = (load(open("cpu"), 6), Told::new());
+            let (mut engine, mut told) = (load(open("cpu"), 6, None), Told::new());
             let id = engine.submit(request).expect("fits");
             while !engine.is_idle() {
                 step(&mut engine, &mut told);
@@ -88,10 +89,10 @@ fn what_is_taken_away_in_flight_comes_back_as_it_was() {
         })
         .collect();
 
-    drop(load(open("sim:gfx1100"), 3)); // the fake executes what that compiles
+    drop(load(open("sim:gfx1100"), 3, None)); // the fake executes what that compiles
     let room = Room::new(&format!("arch = gfx1100\nkernels = {}", cache().display()));
     let driver: Arc<dyn Driver> = Arc::new(room.driver());
-    let mut engine = load((tables.gpu("gfx1100").expect("known"), driver), 3);
+    let mut engine = load((tables.gpu("gfx1100").expect("known"), driver), 3, None);
     let (mut told, before) = (Told::new(), room.count("hipMemcpyAsync"));
     let first = engine.submit(request(1, 61, 70)).expect("fits");
     let second = engine.submit(request(2, 61, 9)).expect("fits");
@@ -119,6 +120,40 @@ fn what_is_taken_away_in_flight_comes_back_as_it_was() {
     assert_eq!((engine.figures().blocks_held, engine.figures().preemptions), (0, 1));
     let on_device = room.calls().iter().filter(|line| line.ends_with("on the device")).count();
     assert!(on_device >= 4 && room.count("hipMemcpyAsync") > before + on_device, "{on_device}");
+    drop(engine);
+    room.assert_all_given_back();
+}
+
+#[test]
+fn drafts_wait_for_the_tokens_before_them_and_change_none() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let tables = TuningTables::load(&[]).expect("built in");
+    let open = |device: &str| device.parse::<Device>().expect("a name").open(&tables, 0).expect("it opens");
+    // Half of it is the other half again, so that there is something to expect, and it is seldom right.
+    let request = |seed: u64| {
+        let Request { prompt, sampling, .. } = request(seed, 20, 1);
+        Request::new([&prompt[..], &prompt].concat(), 24, vec![], sampling)
+    };
+    let answers = |engine: &mut Engine| {
+        let (mut told, mut n_calls) = (Told::new(), 0);
+        let ids = [1, 2].map(|seed| engine.submit(request(seed)).expect("fits"));
+        while !engine.is_idle() {
+            step(engine, &mut told);
+            n_calls += 1;
+        }
+        (ids.map(|id| told.remove(&id).expect("answered")), n_calls)
+    };
+    let (expected, _) = answers(&mut load(open("cpu"), 6, None));
+    let drafts = DraftOptions { max_rows: 3, max_sequences: 2, min_probability: 0.0 };
+    drop(load(open("sim:gfx1100"), 6, Some(drafts))); // the fake executes what that compiles
+    let room = Room::new(&format!("arch = gfx1100\nkernels = {}", cache().display()));
+    let driver: Arc<dyn Driver> = Arc::new(room.driver());
+    let mut engine = load((tables.gpu("gfx1100").expect("known"), driver), 6, Some(drafts));
+    let (told, n_calls) = answers(&mut engine);
+    assert!(told == expected, "{told:?}");
+    let figures = engine.figures();
+    assert!(figures.drafted_tokens > 0 && figures.blocks_held == 0, "{figures:?}");
+    assert!(engine.host_times().steps < n_calls, "some calls wait and launch nothing");
     drop(engine);
     room.assert_all_given_back();
 }

@@ -1,0 +1,106 @@
+//! Tokens that are drafted because they came before: fewer steps, and the same tokens.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::engine::Engine;
+use gptoss_jit::scheduler::{DraftOptions, Event, LogitChanges, Request, RequestId, Sampling};
+use gpu::host::HostDriver;
+
+use crate::fixtures::models::{Counter, Fixture};
+use crate::graph::forward::{How, ONE_BY_ONE, load_checkpoint};
+
+/// Whatever is expected has a row, right or wrong.
+const ALL: DraftOptions = DraftOptions { max_rows: 8, max_sequences: 4, min_probability: 0.0 };
+
+/// Rows of a step that are few enough for rings to go round: the model has a window of 16.
+const FOUR: How = How { n_slots: 4, max_rows: 40, threads: 2, ..ONE_BY_ONE };
+
+fn load(how: How) -> Engine {
+    let model = Fixture::open("yarn_long").path("model.bin");
+    let checkpoint = Checkpoint::open(Path::new(&model), Layout::Auto).expect("a model");
+    let driver = Arc::new(HostDriver::new(how.threads).expect("threads"));
+    load_checkpoint(driver, &checkpoint, 320, how).expect("loads")
+}
+
+/// The answers, in the order of the requests, and how many steps they took.
+fn answers(engine: &mut Engine, requests: Vec<Request>) -> (Vec<Vec<u32>>, usize) {
+    let before = engine.host_times().steps;
+    let ids: Vec<RequestId> = requests.into_iter().map(|request| engine.submit(request).expect("fits")).collect();
+    let mut told: HashMap<RequestId, Vec<u32>> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("runs") {
+            if let Event::Token { request, token, .. } = event {
+                told.entry(request).or_default().push(token);
+            }
+        }
+    }
+    (ids.iter().map(|id| told.remove(id).expect("answered")).collect(), engine.host_times().steps - before)
+}
+
+fn request(i: u32, sampling: Sampling) -> Request {
+    // What repeats after a while, and something of its own.
+    let prompt = (0..60).map(|j| if j < 50 { j % (10 + i) } else { (j * j + 7 * i) % 96 }).collect();
+    Request::new(prompt, 180 + 10 * i as usize, vec![], sampling)
+}
+
+fn drawn(seed: u64) -> Sampling {
+    // Cold enough to repeat itself now and then.
+    Sampling { temperature: 0.3, top_p: 0.9, seed, ..Sampling::GREEDY }
+}
+
+#[test]
+fn answers_are_the_same_with_drafts_and_take_fewer_steps() {
+    let requests =
+        |n: u32| (0..n).map(|i| request(i, if i % 2 == 0 { Sampling::GREEDY } else { drawn(i.into()) })).collect();
+    let mut without = load(FOUR);
+    let mut with = load(How { drafts: Some(ALL), ..FOUR });
+    let mut careful = load(How { drafts: Some(DraftOptions::USUAL), ..FOUR });
+    let [mut steps_without, mut steps_with] = [0; 2];
+    for n in [1, 2, 4, 6] {
+        let (expected, n_steps) = answers(&mut without, requests(n));
+        steps_without += n_steps;
+        let (told, n_steps) = answers(&mut with, requests(n));
+        steps_with += n_steps;
+        assert!(told == expected && answers(&mut careful, requests(n)).0 == expected, "{n} at a time");
+    }
+    assert!(steps_with < steps_without && with.figures().accepted_tokens > 20, "{:?}", with.figures());
+    assert_eq!(without.figures().drafted_tokens, 0);
+    // Those that are made whatever came of the others are wrong more often.
+    let share = |engine: &Engine| engine.figures().accepted_tokens as f64 / engine.figures().drafted_tokens as f64;
+    assert!(share(&careful) > share(&with), "{} {}", share(&careful), share(&with));
+}
+
+#[test]
+fn a_text_that_repeats_itself_takes_a_fifth_of_the_steps() {
+    let model = Counter::new(300);
+    let load = |drafts| {
+        let checkpoint = Checkpoint::open(Path::new(&model.path("model.bin")), Layout::Auto).expect("a model");
+        let driver = Arc::new(HostDriver::new(1).expect("threads"));
+        load_checkpoint(driver, &checkpoint, 300, How { drafts, ..ONE_BY_ONE }).expect("loads")
+    };
+    let counting = || vec![Request::new(vec![0, 1, 2], 250, vec![], Sampling::GREEDY)];
+    let (expected, n_without) = answers(&mut load(None), counting());
+    assert_eq!((expected[0][..7].to_vec(), n_without), (vec![3, 4, 5, 6, 7, 0, 1], 250));
+    let mut engine = load(Some(DraftOptions::USUAL));
+    let (told, n_with) = answers(&mut engine, counting());
+    let figures = engine.figures();
+    assert!(told == expected && n_with * 5 < n_without, "{n_with} steps, {figures:?}");
+    assert_eq!(figures.accepted_tokens as usize, n_without - n_with);
+}
+
+#[test]
+fn requests_that_change_logits_are_answered_as_ever_beside_those_with_drafts() {
+    let requests = || {
+        let changes = LogitChanges { frequency_penalty: 0.2, ..LogitChanges::default() };
+        let changed = Request { changes, ..request(0, drawn(5)) };
+        vec![changed, Request { n_logprobs: Some(3), ..request(1, Sampling::GREEDY) }, request(2, Sampling::GREEDY)]
+    };
+    let (expected, _) = answers(&mut load(FOUR), requests());
+    let mut engine = load(How { drafts: Some(ALL), ..FOUR });
+    let (told, _) = answers(&mut engine, requests());
+    assert!(told == expected && engine.figures().accepted_tokens > 20, "{:?}", engine.figures());
+}
