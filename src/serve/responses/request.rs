@@ -158,6 +158,9 @@ fn tools(body: &Field) -> Result<Value, ApiError> {
     let whole = |tool: &Field| {
         let mut tool = tool.value().clone();
         let is_function = tool["type"] == "function";
+        if let Some(custom) = tool.as_object_mut().filter(|tool| tool["type"] == "custom") {
+            custom.retain(|_, value| !value.is_null());
+        }
         if let Some(function) = tool.as_object_mut().filter(|_| is_function) {
             function.entry("parameters").or_insert(Value::Null);
             let strict = function.entry("strict").or_insert(Value::Bool(false));

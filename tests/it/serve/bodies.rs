@@ -212,6 +212,5 @@ fn whatever_a_body_says_it_is_answered_or_refused_with_an_error() {
         (n_asked..server.n_asked()).for_each(|_| server.say_ids(ids.clone()));
         n_asked = server.n_asked();
     }
-    eprintln!("{n_bodies} bodies, {n_answered} of them answered");
     assert!(n_answered > n_bodies / 10 && n_answered < n_bodies * 9 / 10, "{n_answered} of {n_bodies} were answered");
 }
