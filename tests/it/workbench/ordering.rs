@@ -112,22 +112,22 @@ fn library_of(folder: &Path) -> Library {
 }
 
 /// What `kernels check` finds wrong with a template of the library and of this folder, on its first shape, with its
-/// default parameters.
-fn failures_in(folder: &Path, arch: &str, op: &str, variant: &str) -> Vec<String> {
+/// default parameters, in the order of a seed.
+fn failures_in(folder: &Path, arch: &str, seed: u64, op: &str, variant: &str) -> Vec<String> {
     let (op, variant) = (Some(op.into()), Some(variant.into()));
     let how = Selection { op, variant, first_shape: true, ..Selection::default() };
-    let (failures, n_cases) = checked(&library_of(folder), arch, &how);
+    let (failures, n_cases) = checked(&library_of(folder), arch, seed, &how);
     assert!(n_cases > 0, "nothing was run");
     failures
 }
 
 /// What is wrong with these templates, and the number of launches.
-fn checked(library: &Library, arch: &str, how: &Selection) -> (Vec<String>, usize) {
+fn checked(library: &Library, arch: &str, seed: u64, how: &Selection) -> (Vec<String>, usize) {
     let target = Target::gpu(arch).expect("known").simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
     let driver = SimDriver::new(arch, target.wave_size, 1).expect("threads");
-    let driver = driver.with_lds([target.lds_bytes, target.lds_bytes_at_launch()]);
+    let driver = driver.with_lds([target.lds_bytes, target.lds_bytes_at_launch()]).with_seed(seed);
     let runner = Some(Runner { target: &target, driver: &driver });
     let checker = Checker { library, target: &target, store: &store, runner, compute_unit: None };
     let checked = checker.check(how, &mut |_| {});
@@ -136,11 +136,11 @@ fn checked(library: &Library, arch: &str, how: &Selection) -> (Vec<String>, usiz
 }
 
 /// The same of this template, where a file of the library is that text.
-fn failures(template: &str, name: &str, text: &str) -> Vec<String> {
+fn failures(template: &str, name: &str, text: &str, seed: u64) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let _ = file(folder.path(), "embedding/own.hip.j2", template.as_bytes());
     let _ = file(folder.path(), name, text.as_bytes());
-    failures_in(folder.path(), "gfx1100", "embedding", "own")
+    failures_in(folder.path(), "gfx1100", seed, "embedding", "own")
 }
 
 /// The text with the words that [`mutants`] use.
@@ -177,11 +177,13 @@ fn mutants(text: &str, from: &str) -> Vec<(String, String)> {
 
 fn none_can_be_spared(template: &str, name: &str, from: &str, n_expected: usize) {
     let text = fs::read_to_string(repository().join("templates").join(name)).expect(name);
-    assert_eq!(failures(template, name, &text), Vec::<String>::new(), "{name} as it is");
+    for seed in 0..4 {
+        assert_eq!(failures(template, name, &text, seed), Vec::<String>::new(), "{name} as it is, seed {seed}");
+    }
     let mutants = mutants(&text, from);
     assert_eq!(mutants.len(), n_expected, "{name}");
     for (what, mutant) in mutants {
-        let failures = failures(template, name, &mutant);
+        let failures = failures(template, name, &mutant, 0);
         let told = |words: &str| failures.iter().any(|failure| failure.contains(words));
         assert!(told("races with thread") || told("which nobody wrote before"), "{name} without {what}: {failures:?}");
     }
@@ -298,7 +300,7 @@ fn seen(all: &BTreeMap<String, String>, name: &str, text: &str, mutant: &str) ->
                 continue;
             }
             let how = Selection { op: Some(op), variant: Some(variant), ..how.clone() };
-            let (failures, n_cases) = checked(&library, arch, &how);
+            let (failures, n_cases) = checked(&library, arch, 0, &how);
             // What does not compile says nothing of order.
             if let Some(failure) = failures.into_iter().find(|failure| !failure.contains("could not compile")) {
                 return (Some(format!("{user} on {arch}: {failure}")), n_right);
