@@ -22,7 +22,8 @@ pub struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// As measured on a processor, where a row of a step of several takes a good part of what a step of one row does.
+    /// For a processor, where a row of a step of several takes a good part of what a step of one row does: few drafts
+    /// that are wrong. Steps were counted with these; what they take was not measured.
     pub const USUAL: Self = Self { max_rows: 8, max_sequences: 4, min_probability: 0.6 };
 
     /// Draft rows of a step of so many sequences, at most.
