@@ -123,14 +123,6 @@ impl From<object::Error> for CodeObjectError {
     }
 }
 
-/// The machine code of a kernel of an NVIDIA object (a cubin), in instructions of 16 bytes.
-///
-/// # Errors
-/// [`CodeObjectError`]: it is no cubin, or has no code of this kernel.
-pub fn cubin_code<'a>(object: &'a [u8], kernel: &str) -> Result<&'a [u8], CodeObjectError> {
-    cubin::code(object, kernel)
-}
-
 impl CodeObject {
     /// Reads the metadata of a code object.
     ///

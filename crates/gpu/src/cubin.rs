@@ -64,11 +64,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, CodeObjectError> {
     Ok(CodeObject { target, version: None, kernels: facts })
 }
 
-/// The machine code of a kernel of a cubin.
+/// The machine code of a kernel of an NVIDIA object (a cubin), in instructions of 16 bytes.
 ///
 /// # Errors
 /// [`CodeObjectError`]: it is no ELF file, or has no code of this kernel.
-pub(crate) fn code<'a>(bytes: &'a [u8], kernel: &str) -> Result<&'a [u8], CodeObjectError> {
+pub fn code<'a>(bytes: &'a [u8], kernel: &str) -> Result<&'a [u8], CodeObjectError> {
     let header = FileHeader64::<LittleEndian>::parse(bytes)?;
     let endian = header.endian()?;
     let sections = header.sections(endian, bytes)?;

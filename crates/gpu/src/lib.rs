@@ -25,6 +25,7 @@ mod mailbox;
 mod memory;
 mod runtime;
 
+pub use cubin::code as cubin_code;
 pub use error::GpuError;
 pub use facts::{DeviceFacts, GpuRuntime, Runtime, RuntimeNames};
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};

@@ -283,7 +283,7 @@ mod tests {
     fn a_real_kernel_loads_what_nvdisasm_says_and_waits_for_it() {
         // linear/gemv in f32 precision: LDG.E.U16.CONSTANT, LDG.E.CONSTANT, a store, and at its end a branch to itself.
         let object = include_bytes!("../../../tests/fixtures/objects/linear_gemv.sm_90.cubin");
-        let all = decode(gpu::code_object::cubin_code(object, "linear_gemv").expect("its code"));
+        let all = decode(gpu::cubin_code(object, "linear_gemv").expect("its code"));
         let loaded: Vec<f64> = all.iter().map(|sass| sass.memory_bytes()).filter(|bytes| *bytes > 0.0).collect();
         assert_eq!(loaded[..2], [64.0, 128.0]);
         let code = code("linear_gemv", &all);

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gpu::code_object::{CodeObjectError, KernelFacts, cubin_code};
+use gpu::code_object::{CodeObjectError, KernelFacts};
+use gpu::cubin_code;
 use rayon::prelude::*;
 
 use super::{Chip, Code, Geometry, Prediction, Round, predict};
