@@ -136,9 +136,10 @@ impl TpRank {
             columns: 0..row_len,
             made: [n_made, row_len],
         };
+        let all = 0..1;
         let columns_of = |columns: Range<usize>, n_made: usize| Cut {
             matrix: [1, last],
-            rows: vec![0..1],
+            rows: vec![all.clone()],
             columns,
             made: [1, n_made],
         };

@@ -29,6 +29,9 @@ pub(super) struct Ranks {
 /// What a thread does with its device.
 type Job = Box<dyn FnOnce(&mut Executor) -> Result<(), PlanError> + Send>;
 
+/// Names of tensors, and what they are filled with.
+type Inputs<'a> = [(&'a str, &'a [u8])];
+
 /// A device that is not the first.
 struct Other {
     jobs: Sender<Job>,
@@ -166,18 +169,18 @@ impl Ranks {
     }
 
     /// As [`Executor::write_inputs`], on all devices.
-    pub fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+    pub fn write_inputs(&self, inputs: &Inputs<'_>) -> Result<(), PlanError> {
         self.tell_inputs(inputs, Executor::write_inputs);
         self.first.write_inputs(inputs)
     }
 
     /// As [`Executor::write_change_inputs`], on all devices.
-    pub fn write_change_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+    pub fn write_change_inputs(&self, inputs: &Inputs<'_>) -> Result<(), PlanError> {
         self.tell_inputs(inputs, Executor::write_change_inputs);
         self.first.write_change_inputs(inputs)
     }
 
-    fn tell_inputs(&self, inputs: &[(&str, &[u8])], write: fn(&Executor, &[(&str, &[u8])]) -> Result<(), PlanError>) {
+    fn tell_inputs(&self, inputs: &Inputs<'_>, write: fn(&Executor, &Inputs<'_>) -> Result<(), PlanError>) {
         self.tell_others(|| {
             let inputs: Vec<_> = inputs.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec())).collect();
             move |executor: &mut Executor| {
