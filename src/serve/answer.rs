@@ -269,8 +269,8 @@ impl Answer {
         }
     }
 
-    /// Whether a text is not the model's but the parser's, which takes no arguments for `{}`: of a tool that takes text, no
-    /// text is one. It comes with what ends the call.
+    /// Whether a text is not the model's but the parser's, which takes no arguments for `{}`: of a tool that takes
+    /// text, no text is one. It comes with what ends the call.
     fn is_repaired_arguments(&self, text: &str, token: Option<u32>) -> bool {
         let is_empty = |open: &Open| {
             matches!(&open.kind, Kind::Call { function, .. } if function.is_custom) && open.text.trim().is_empty()

@@ -178,8 +178,8 @@ impl TuningTables {
         tables
     }
 
-    /// The same tables with the table of this name in one of the folders that were searched replaced by a text; a folder
-    /// that was not goes before all others.
+    /// The same tables with the table of this name in one of the folders that were searched replaced by a text; a
+    /// folder that was not goes before all others.
     ///
     /// # Errors
     /// If the text is no table.

@@ -97,7 +97,7 @@ fn the_model_runs_on_the_gpu_that_was_taken() {
 
 #[test]
 fn more_copies_than_gpus_are_refused_by_name() {
-    let room = Room::new("arch = gfx1100, gfx1103\ncompute_units = 96, 12");
+    let room = Room::new("arch = gfx1100, gfx1103\nmultiprocessors = 48, 6");
     for device in ["hip", "auto"] {
         let mut command = room.program(&["run", "-m", "getp", "-i", "a b", "-n", "6", "-g", "3", "--device", device]);
         let output = command.env("GPTOSS_JIT_CUDA", "/nowhere").output().expect("the program starts");
