@@ -178,6 +178,9 @@ fn a_compiler_that_hangs_is_told_and_not_waited_for_kernel_after_kernel() {
     options.identities = Some(folder.path().join("compilers"));
     let requests: Vec<_> = (0..6).map(|i| request("host", &format!("int a{i};\n"))).collect();
     let warnings = Warnings::default();
+    // Of one subscriber alone, `tracing` asks only the thread that comes to a warning first, which may be another
+    // test's, and takes its answer for all of them.
+    let _second = tracing::Dispatch::new(Warnings::default().subscriber());
     let results = tracing::subscriber::with_default(warnings.subscriber(), || {
         options.deadline = Duration::from_secs(10);
         let store = armed_store(folder.path(), options).with_jobs(1.try_into().unwrap());
