@@ -80,7 +80,7 @@ const OPS: [Op; 22] = [
     Op { name: "change_logits", first: "row", kinds: &[], inputs: logits::change_inputs, run: logits::change },
     Op { name: "min_p", first: "row", kinds: &[], inputs: logits::min_p_inputs, run: logits::min_p },
     Op { name: "logprobs", first: "row", kinds: &[], inputs: logits::logprobs_inputs, run: logits::logprobs },
-    Op { name: "sample", first: "logit", kinds: &[], inputs: sample::inputs, run: sample::sample },
+    Op { name: "sample", first: "logit", kinds: &[sample::STEEP], inputs: sample::inputs, run: sample::sample },
     Op { name: "take_token", first: "from", kinds: &[], inputs: sample::take_inputs, run: sample::take },
     Op {
         name: "peak_multiply_add",
