@@ -77,8 +77,8 @@ mod tests {
     fn no_name_and_no_home_is_left() {
         let private = Private::new(Some("/data/people/mary/"), ["mary".to_owned()].into_iter(), "frodo.shire.example");
         let text = "cache: /data/people/mary/.cache, `/home/bob/x`, mary@frodo, mary mary, frodo.shire.example: \
-                    /work/mary/model \"/home/eve\"";
-        let expected = "cache: ~/.cache, `~/x`, USER@HOST, USER USER, HOST: /work/USER/model \"~\"";
+                    /data/mary/model \"/home/eve\"";
+        let expected = "cache: ~/.cache, `~/x`, USER@HOST, USER USER, HOST: /data/USER/model \"~\"";
         assert_eq!(private.taken_out_of(text), expected);
         // Parts of words are no names.
         assert_eq!(private.taken_out_of("maryland frodos gfx1100"), "maryland frodos gfx1100");
