@@ -65,8 +65,6 @@ else
 fi
 
 say "cargo test"
-# Many tests wait for processes and deadlines: with as many at a time as there are processors these stood still.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 2))}"
 {
     cargo test --profile ci --locked --workspace --no-fail-fast 2>&1
     echo $? >"$scratch/status"
