@@ -230,6 +230,7 @@ impl Open {
             }
             Command::EndAll => {
                 self.engine.abort();
+                self.note_figures();
                 self.end(&Ending::Failed(Failed::ShuttingDown));
             }
         }
@@ -237,6 +238,7 @@ impl Open {
 
     /// Tells what a step came to. Whom it admitted it admitted when it `began`.
     fn hand_out(&mut self, events: Vec<Event>, began: Instant) {
+        self.note_figures();
         let now = Instant::now();
         let mut n_tokens = 0;
         for event in events {
@@ -258,6 +260,11 @@ impl Open {
             }
         }
         self.shared.intake.metrics.step(n_tokens);
+    }
+
+    /// Takes note of what the engine has: before anyone is told that his request is over, so that whoever sees none
+    /// sees no block held by one.
+    fn note_figures(&mut self) {
         let figures = self.engine.figures();
         let counted = std::mem::replace(&mut self.counted, figures);
         let metrics = &self.shared.intake.metrics;
