@@ -58,17 +58,30 @@ fn all_right(arch: &str, checked: &[Checked]) {
     assert!(!checked.is_empty() && checked.iter().all(|checked| checked.ran && checked.n_cases > 0), "{arch}");
 }
 
-#[test]
-fn templates_are_right_in_waves_of_32() {
-    let checked = check("gfx1100", |_| true);
+fn is_of_experts(template: &Template) -> bool {
+    template.ops.iter().any(|op| op.starts_with("moe_"))
+}
+
+/// The templates that `wanted` picks are right on gfx1100, and those of these ops are among them.
+fn right_in_waves_of_32(wanted: impl Fn(&Template) -> bool, expected: &[&str]) {
+    let checked = check("gfx1100", wanted);
     all_right("gfx1100", &checked);
     let ops: std::collections::BTreeSet<&str> = checked.iter().map(|checked| checked.op.as_str()).collect();
-    for op in ["embedding", "rmsnorm", "linear", "rope_angles", "rope_kv", "attention", "sample"] {
+    for op in expected {
         assert!(ops.contains(op), "{op} has no GPU template");
     }
-    for op in ["moe_route", "moe_sort", "moe_mlp1", "moe_mlp2"] {
-        assert!(ops.contains(op), "{op} has no GPU template");
-    }
+}
+
+#[test]
+fn templates_are_right_in_waves_of_32() {
+    let ops = ["embedding", "rmsnorm", "linear", "rope_angles", "rope_kv", "attention", "sample", "all_reduce"];
+    right_in_waves_of_32(|template| !is_of_experts(template), &ops);
+}
+
+/// The same, beside it, so that no test is alone for long in the end.
+#[test]
+fn templates_of_experts_are_right_in_waves_of_32() {
+    right_in_waves_of_32(is_of_experts, &["moe_route", "moe_sort", "moe_mlp1", "moe_mlp2"]);
 }
 
 /// What a wave's size changes shows on one shape; what a matrix unit does is another text, and is run on all of them.
