@@ -197,9 +197,7 @@ impl Work<'_> {
             for one in answered.drain(..) {
                 self.keep(one, &mut statistics)?;
             }
-            self.records.sync_if_due()?;
-            if !go_on(Progress { n_done: self.records.n_done(), n_tokens: statistics.n_tokens }) {
-                statistics.is_interrupted = true;
+            if !self.goes_on(&mut statistics, &mut go_on)? {
                 break;
             }
         }
@@ -235,14 +233,24 @@ impl Work<'_> {
                 }
                 self.keep(one, &mut statistics)?;
             }
-            self.records.sync_if_due()?;
-            if !go_on(Progress { n_done: self.records.n_done(), n_tokens: statistics.n_tokens }) {
-                statistics.is_interrupted = true;
+            if !self.goes_on(&mut statistics, &mut go_on)? {
                 break;
             }
         }
         self.records.sync()?;
         Ok(statistics)
+    }
+
+    /// What comes after each step: whether there is to be another.
+    fn goes_on(
+        &mut self,
+        statistics: &mut Statistics,
+        go_on: &mut impl FnMut(Progress) -> bool,
+    ) -> Result<bool, BatchError> {
+        self.records.sync_if_due()?;
+        let goes_on = go_on(Progress { n_done: self.records.n_done(), n_tokens: statistics.n_tokens });
+        statistics.is_interrupted = !goes_on;
+        Ok(goes_on)
     }
 
     fn replica_stopped(&self, source: ReplicaError) -> BatchError {

@@ -227,15 +227,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let bar = Bar::new(output, pieces.len());
     let mut judge = setup.judge()?;
     let effort = setup.effort();
-    let mut tuner = Tuner {
-        chooser: &setup.chooser,
-        store: &setup.store,
-        job: &setup.job,
-        effort: &effort,
-        judge: judge.as_judge(),
-        journal: &mut journal,
-        progress: &bar,
-    };
+    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
     let until = args.job.within.map(|within| Instant::now() + within);
     let all = tune_all(&mut tuner, &pieces, until, args, &bar, output)?;
     let found = journal.n_found();

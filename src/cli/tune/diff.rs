@@ -15,7 +15,7 @@ use crate::tuning::{MAX_TABLE_BYTES, TuningTables};
 use crate::workbench::timing::Candidate;
 use crate::workbench::tune::job::Piece;
 use crate::workbench::tune::judge::Time;
-use crate::workbench::tune::tuner::{Tuned, Tuner, is_same, name};
+use crate::workbench::tune::tuner::{Tuned, is_same, name};
 
 /// Time what two tables choose differently, on this device, or predict it
 #[derive(clap::Args)]
@@ -58,15 +58,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut journal = setup.journal(None)?;
     let mut judge = setup.judge()?;
     let effort = setup.effort();
-    let mut tuner = Tuner {
-        chooser: &setup.chooser,
-        store: &setup.store,
-        job: &setup.job,
-        effort: &effort,
-        judge: judge.as_judge(),
-        journal: &mut journal,
-        progress: &bar,
-    };
+    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
     let mut found = Vec::new();
     for (piece, choices) in differing {
         let tuned = tuner.compare(&piece, choices.to_vec())?;

@@ -19,7 +19,7 @@ use crate::cli::usage::UsageError;
 use crate::device::{self, Device, DeviceError};
 use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use crate::object::cache::Cache;
-use crate::object::store::Store;
+use crate::object::store::{Progress, Store};
 use crate::pipeline::Pipeline;
 use crate::target::Target;
 use crate::template::{Precision, Problem};
@@ -31,7 +31,7 @@ use crate::workbench::tune::journal::Journal;
 use crate::workbench::tune::judge::Judge;
 use crate::workbench::tune::predicted::Predicted;
 use crate::workbench::tune::stale::{self, Stale};
-use crate::workbench::tune::tuner::Effort;
+use crate::workbench::tune::tuner::{Effort, Tuner};
 
 /// What a last cache holds where no table says it, in bytes: as much as any has.
 const CACHE_BYTES: usize = 256 << 20;
@@ -208,6 +208,18 @@ impl Setup {
         let words = std::iter::once(TUNE_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
         let deadline = Duration::from_secs(self.args.deadline.into());
         Ok(Judging::Device(Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store)))
+    }
+
+    /// What asks a judge about the job's pieces.
+    pub fn tuner<'a>(
+        &'a self,
+        effort: &'a Effort,
+        judge: &'a mut Judging<'_>,
+        journal: &'a mut Journal,
+        progress: &'a dyn Progress,
+    ) -> Tuner<'a> {
+        let Self { chooser, store, job, .. } = self;
+        Tuner { chooser, store, job, effort, judge: judge.as_judge(), journal, progress }
     }
 
     /// The journal of this target, in the cache's folder unless another one is named.

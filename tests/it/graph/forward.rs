@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
@@ -21,9 +20,10 @@ use gptoss_jit::target::Target;
 use gptoss_jit::template::Precision;
 use gptoss_jit::template::library::Library;
 use gptoss_jit::tuning::TuningTables;
+use gpu::Driver;
 use gpu::host::HostDriver;
-use gpu::{Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
 
+use crate::fixtures::host::FaultyHost;
 use crate::fixtures::models::Fixture;
 use crate::fixtures::program::{run, shared_cache};
 
@@ -133,53 +133,10 @@ fn greedy_tokens_of_every_fixture_are_those_of_hugging_face() {
     }
 }
 
-/// Memory is what its last owner left: here NaNs, and indices that point nowhere.
-struct Littered(HostDriver);
-
-impl Driver for Littered {
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn parallelism(&self) -> usize {
-        self.0.parallelism()
-    }
-
-    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
-        let buffer = self.0.allocate(len_bytes)?;
-        self.0.write(&buffer.view(), &vec![0xff; len_bytes])?;
-        Ok(buffer)
-    }
-
-    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
-        self.0.upload(bytes)
-    }
-
-    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
-        self.0.load(object, spec)
-    }
-
-    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
-        self.0.launch(kernel, launch)
-    }
-
-    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
-        self.0.write(view, bytes)
-    }
-
-    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
-        self.0.read(view, bytes)
-    }
-
-    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
-        self.0.enter(work);
-    }
-}
-
 #[test]
 fn what_memory_held_before_changes_nothing() {
     for fixture in ["odd", "window", "gqa8"].map(Fixture::open) {
-        let driver = Arc::new(Littered(HostDriver::new(2).expect("threads")));
+        let driver = Arc::new(FaultyHost::littered(2));
         check_greedy(&fixture, &mut load_on(driver, &fixture, MIXED).expect("loads"));
     }
 }

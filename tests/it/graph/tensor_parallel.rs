@@ -1,18 +1,17 @@
 //! A model that several devices compute together: what one device would have said, and the same bits on all of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::encoding::Encoding;
 use gptoss_jit::config::ModelConfig;
 use gptoss_jit::engine::Engine;
 use gptoss_jit::scheduler::RequestId;
+use gpu::Driver;
 use gpu::host::HostDriver;
-use gpu::{Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
 
 use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all};
+use crate::fixtures::host::FaultyHost;
 use crate::fixtures::models::Fixture;
 use crate::fixtures::program::run;
 
@@ -106,54 +105,6 @@ fn devices_that_cannot_share_a_model_are_refused_before_anything_is_allocated() 
     }
 }
 
-/// A device whose launches fail, from some number on.
-struct Failing(HostDriver, AtomicUsize);
-
-impl Driver for Failing {
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn parallelism(&self) -> usize {
-        self.0.parallelism()
-    }
-
-    fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
-        self.0.allocate(len_bytes)
-    }
-
-    fn upload(&self, bytes: Bytes) -> Result<Buffer, GpuError> {
-        self.0.upload(bytes)
-    }
-
-    fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError> {
-        self.0.load(object, spec)
-    }
-
-    fn launch(&self, kernel: &Kernel, launch: &Launch<'_>) -> Result<(), GpuError> {
-        if self.1.fetch_sub(1, Ordering::Relaxed) == 0 {
-            return Err(GpuError::ForeignMemory);
-        }
-        self.0.launch(kernel, launch)
-    }
-
-    fn share(&self, view: &BufferView) -> Result<BufferView, GpuError> {
-        self.0.share(view)
-    }
-
-    fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
-        self.0.write(view, bytes)
-    }
-
-    fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
-        self.0.read(view, bytes)
-    }
-
-    fn enter(&self, work: &mut (dyn FnMut() + Send)) {
-        self.0.enter(work);
-    }
-}
-
 #[test]
 fn a_device_that_fails_keeps_no_other_waiting() {
     let checkpoint = checkpoint(Encoding::Mxfp4);
@@ -161,7 +112,7 @@ fn a_device_that_fails_keeps_no_other_waiting() {
     for (failing, n_launches) in [(0, 60), (1, 60), (2, 75), (1, 100)] {
         let device = |i| -> Arc<dyn Driver> {
             let n = if i == failing { n_launches } else { usize::MAX };
-            Arc::new(Failing(HostDriver::new(1).expect("threads"), AtomicUsize::new(n)))
+            Arc::new(FaultyHost::failing_after(n))
         };
         let loaded = load_on_all((0..4).map(device).collect(), &checkpoint, 64, ONE_BY_ONE);
         let mut engine = loaded.unwrap_or_else(|error| panic!("device {failing}: {error}"));
