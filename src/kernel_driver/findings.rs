@@ -67,7 +67,6 @@ impl KernelDriver {
                 gpu.render.as_ref().and_then(|(path, access)| file_finding(&path.to_string_lossy(), &whose, access)),
             );
         }
-        found.dedup_by(|a, b| a.hint == b.hint && a.what == b.what);
         found
     }
 

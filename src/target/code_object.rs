@@ -7,7 +7,7 @@
 //! all runtimes get that know it, the newest too, and one object does for all of them.
 
 /// The first release of HIP that is given v5. ROCr's loader knows v5 from 5.2 on (`amd_hsa_code.cpp`), but LLVM made v4
-/// without being asked until 2024; a kernel of either was seen to run with HIP 5.7.
+/// without being asked until 2024.
 const FIRST_WITH_V5: (u32, u32) = (5, 7);
 
 /// The first release of HIP that takes v6 ("COV6 requires ROCm 6.3+": LLVM, pull request 133849).

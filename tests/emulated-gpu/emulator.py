@@ -51,7 +51,6 @@ class Teacher:
 
     def emulator(self):
         """Only what is not known yet needs it, and it takes a second to load."""
-        sys.path.insert(0, os.environ["TINYGRAD"])
         os.environ.setdefault("DEV", "CPU")
         from test.mockgpu.amd import emu
 

@@ -4,9 +4,6 @@
 #include <pthread.h>
 #include <stdint.h>
 
-// Where in an allocation an address lies, or which one it is next to.
-struct allocation { uint64_t start, size; uint32_t flags; };
-
 void say(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Ends the process: the emulation, and not what runs on it, cannot go on. Exit code 70.
 void cannot(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));

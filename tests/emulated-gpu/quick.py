@@ -44,6 +44,8 @@ def main():
             for failure in template["failures"]:
                 print(failure)
         counts["passed" if done["status"] == "ok" else "failed"] += 1
+    if counts["skipped"] == len(CELLS):  # one that is slow is the machine's, all of them are not
+        counts["failed"] += 1
     print(", ".join(f"{n} {what}" for what, n in counts.items()))
     sys.exit(1 if counts["failed"] else 0)
 

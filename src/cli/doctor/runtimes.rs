@@ -38,8 +38,12 @@ pub(super) fn amd_driver(driver: &KernelDriver) -> Check {
 
 /// What to do about all of them.
 fn hints(findings: &[Finding]) -> Option<String> {
-    let mut hints: Vec<&str> = findings.iter().map(|finding| finding.hint.as_str()).collect();
-    hints.dedup();
+    let mut hints: Vec<&str> = Vec::new();
+    for finding in findings {
+        if !hints.contains(&finding.hint.as_str()) {
+            hints.push(&finding.hint);
+        }
+    }
     (!hints.is_empty()).then(|| hints.join("; "))
 }
 

@@ -146,7 +146,7 @@ impl Watch<'_> {
     fn device_of(&self, arch: &str, tables: &TuningTables) -> anyhow::Result<On> {
         for word in ["hip", "cuda"] {
             let Ok(device) = word.parse::<Device>() else { continue };
-            if device.open(tables, 0).is_ok_and(|(target, _)| target.arch.starts_with(arch)) {
+            if device.open(tables, 0).is_ok_and(|(target, _)| target.arch.split(':').next() == Some(arch)) {
                 return Ok(On::Device(word.to_owned()));
             }
         }
@@ -167,11 +167,11 @@ impl Watch<'_> {
         let choosers = Choosers::beside_today(source, Arc::clone(today))?;
         let library = choosers.library();
         let label = format!("{}/{}", place.op, place.variant);
-        let prefix = format!("{}/", place.op);
-        let mut broken = library.broken().iter().filter(|broken| {
-            broken.name.starts_with("lib/")
-                || (broken.name.starts_with(&prefix) && broken.name.contains(&place.variant))
-        });
+        let prefix = format!("{label}.");
+        let mut broken = library
+            .broken()
+            .iter()
+            .filter(|broken| broken.name.starts_with("lib/") || broken.name.starts_with(&prefix));
         if let Some(broken) = broken.next() {
             return Ok(format!("broken: {}", chain(&*broken.error)));
         }

@@ -47,9 +47,14 @@ struct About {
     template: String,
     #[serde(default)]
     params: Params,
-    /// What measured it, and how often it was asked: lines that differ in it are not of one kernel's.
+    /// In how many rounds it was timed.
     #[serde(default)]
     rounds: usize,
+    /// What said it, and whether that measured.
+    #[serde(default)]
+    device: String,
+    #[serde(default)]
+    kind: String,
 }
 
 #[derive(Deserialize)]
@@ -71,8 +76,12 @@ pub fn read(text: &str) -> Vec<Measured> {
         let Some(step) = StepKind::ALL.into_iter().find(|step| step.name() == about.step) else { continue };
         times_us.sort_by(f64::total_cmp);
         let Some(&time_us) = times_us.get(times_us.len() / 2).filter(|time| **time > 0.0) else { continue };
-        let About { op, dims, rows: n_tokens, context, template, params, rounds, .. } = about;
-        let key = format!("{op} {dims:?} {n_tokens} {} {context:?} {template} {params:?}", step.name());
+        let About { op, dims, rows: n_tokens, context, template, params, rounds, device, kind, .. } = about;
+        // A model's own words are no measurement.
+        if kind == "predicted" {
+            continue;
+        }
+        let key = format!("{device} {op} {dims:?} {n_tokens} {} {context:?} {template} {params:?}", step.name());
         let measured = Measured { op, dims, n_tokens, step, context, template, params, time_us };
         if all.get(&key).is_none_or(|(before, _)| *before <= rounds) {
             all.insert(key, (rounds, measured));

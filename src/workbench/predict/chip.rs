@@ -8,13 +8,13 @@ use crate::template::work::Work;
 /// Of the bandwidth that a maker states, what a kernel gets at most; of an H200's 4,800 GB/s 4,597 were measured.
 const REACHED_BANDWIDTH: f64 = 0.95;
 
-/// Bandwidth of the last cache as a multiple of the memory's, where no table says it.
+/// A guess: bandwidth of the last cache as a multiple of the memory's, where no table says it.
 const CACHE_TIMES: f64 = 2.0;
 
-/// How long a load takes that finds its bytes in no cache, in nanoseconds, where no table says it.
+/// A guess: how long a load takes that finds its bytes in no cache, in nanoseconds, where no table says it.
 const LATENCY_NS: f64 = 500.0;
 
-/// A launch in a captured graph that does nothing, in microseconds, where no table says it.
+/// A guess: a launch in a captured graph that does nothing, in microseconds, where no table says it.
 const LAUNCH_US: f64 = 2.0;
 
 /// Blocks that a compute unit holds at most: those of an AMD GPU with more than a wave, and those of an NVIDIA GPU.

@@ -16,7 +16,7 @@ use crate::target::Target;
 use crate::tuning::table::ProvenanceKind;
 use crate::workbench::check::parent::{Death, Running};
 
-/// A template that ended so many processes at a piece is not run there again.
+/// A template that ended so many processes is not run again for those that were asked about together.
 const MAX_DEATHS: usize = 3;
 
 /// So many processes in a row may end before they run a kernel.
@@ -64,9 +64,7 @@ impl<'a> Device<'a> {
 
     /// Lets the process end: the device is to be free for others.
     pub fn rest(&mut self) {
-        if let Some(process) = self.process.take() {
-            drop(process);
-        }
+        self.process = None;
     }
 
     /// Has some kernels measured.

@@ -64,10 +64,10 @@ pub struct Counts {
     pub prompt: Vec<u32>,
 }
 
-/// Where nothing is known of a chip, operations that take as long as moving a byte.
+/// Where nothing is known of a chip, a guess: operations that take as long as moving a byte.
 const FLOP_PER_BYTE: f64 = 20.0;
 
-/// What a launch takes that does nothing, in bytes that could be moved meanwhile.
+/// A guess: what a launch takes that does nothing, in bytes that could be moved meanwhile.
 const LAUNCH_BYTES: f64 = 1e6;
 
 impl Counts {

@@ -19,7 +19,7 @@ use crate::workbench::predict::{Compiled, PredictError, Predictor};
 use crate::workbench::timing;
 
 /// The model's version: what another one said is not found in a journal.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A chip that is not here.
 pub struct Predicted<'a> {
@@ -28,8 +28,9 @@ pub struct Predicted<'a> {
     target: &'a Target,
     store: &'a Store,
     predictor: Predictor<'a>,
-    /// Objects that were read, by the key of each: they are the same for any number of rows.
-    read: HashMap<Digest, Result<Arc<Read>, Verdict>>,
+    /// Objects that were read, by the key of each and whether the kernel runs today, which may spill: they are the same
+    /// for any number of rows.
+    read: HashMap<(Digest, bool), Result<Arc<Read>, Verdict>>,
     /// What there is to do for the piece that was asked about last.
     work: Option<(Piece, Work)>,
 }
@@ -38,6 +39,10 @@ pub struct Predicted<'a> {
 struct Read {
     compiled: Compiled,
     object: Object,
+}
+
+fn identity(kernel: &Kernel) -> (Digest, bool) {
+    (kernel.key, kernel.is_known)
 }
 
 impl<'a> Predicted<'a> {
@@ -58,14 +63,15 @@ impl<'a> Predicted<'a> {
 
     /// Compiles and reads what was not yet. A tool that is missing is an error: it would be so for every kernel.
     fn read_all(&mut self, kernels: &[Kernel], progress: &dyn Progress) -> Result<(), JudgeError> {
-        let new: Vec<Kernel> = kernels.iter().filter(|kernel| !self.read.contains_key(&kernel.key)).cloned().collect();
+        let new: Vec<Kernel> =
+            kernels.iter().filter(|kernel| !self.read.contains_key(&identity(kernel))).cloned().collect();
         let objects = objects(self.store, self.target, &new, progress);
         let read = new.par_iter().zip(objects).map(|(kernel, object)| {
             let read = object.map(|object| {
                 let compiled = self.predictor.read(kernel.rendered.clone(), &object.bytes);
                 compiled.map(|compiled| Arc::new(Read { compiled, object }))
             });
-            (kernel.key, read)
+            (identity(kernel), read)
         });
         for (key, read) in read.collect::<Vec<_>>() {
             let read = match read {
@@ -117,7 +123,7 @@ impl Judge for Predicted<'_> {
         let work = self.work(piece)?;
         let scalars = self.job.setup(piece).scalars;
         let verdict = |kernel: &Kernel| {
-            let read = match &self.read[&kernel.key] {
+            let read = match &self.read[&identity(kernel)] {
                 Ok(read) => read,
                 Err(verdict) => return verdict.clone(),
             };

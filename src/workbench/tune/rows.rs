@@ -11,7 +11,7 @@ use crate::tuning::{Query, TuningTables};
 /// Measured times that are no further apart than this are the same, as a fraction.
 pub const NOISE: f64 = 0.02;
 
-/// The same of predicted ones: what a model says is so much better is mostly better.
+/// The same of predicted ones; a guess: of the experts the model's choice was no better than chance's.
 pub const DOUBT: f64 = 0.10;
 
 /// How rows are made.

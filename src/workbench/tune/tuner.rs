@@ -355,8 +355,10 @@ impl Tuner<'_> {
             let asked: Vec<Kernel> = open.iter().map(|&i| kernels[i].clone()).collect();
             let said = self.judge.judge(piece, &asked, n_rounds, self.progress)?;
             for (i, verdict) in open.into_iter().zip(said) {
-                // What does not compile is the cache's to remember, and may be this machine's fault.
-                if !matches!(verdict, Verdict::Refused { reason: Reason::NotCompiled, .. }) {
+                // What does not compile is the cache's to remember, and may be this machine's fault. A device that
+                // failed refuses whatever comes after the kernel that it failed of.
+                let is_others = |reason| matches!(reason, Reason::NotCompiled | Reason::Refused);
+                if !matches!(verdict, Verdict::Refused { reason, .. } if is_others(reason)) {
                     self.journal.keep(&keys[i], &verdict)?;
                 }
                 found[i] = Some(verdict);
@@ -373,7 +375,7 @@ impl Tuner<'_> {
         let (problem, judge, rounds) = (asked.problem.identity(), self.judge.identity(), n_rounds.to_string());
         let is_known = if kernel.is_known { "known" } else { "" };
         let about = json!({
-            "device": judge, "op": asked.problem.ops.join("+"), "dims": asked.problem.dims, "rows": piece.n_tokens,
+            "device": judge, "kind": self.judge.kind().name(), "context": self.job.context, "op": asked.problem.ops.join("+"), "dims": asked.problem.dims, "rows": piece.n_tokens,
             "step": piece.step.name(), "template": template.label(), "params": params, "rounds": n_rounds,
         });
         let about: Map<_, _> = about.as_object().expect("it is one").clone();

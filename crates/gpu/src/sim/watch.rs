@@ -65,8 +65,8 @@ pub(super) extern "C" fn access(
     pc: usize,
 ) {
     // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and
-    // nobody else uses it while one of its threads runs. No reference to it is held, but one to the order, which lives
-    // as long and is only used by shared reference.
+    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `range_of`,
+    // and one to the order, which lives as long and is only used by shared reference.
     let (own, [stack_begin, stack_end]) = unsafe {
         let own = Own {
             context,
@@ -78,7 +78,7 @@ pub(super) extern "C" fn access(
         };
         (own, (*context).stack)
     };
-    let (end, is_write) = (begin.wrapping_add(len_bytes as usize), how & IS_WRITE != 0);
+    let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
     if begin >= stack_begin && end <= stack_end {
         return;
     }

@@ -29,7 +29,13 @@ fn system(room: &Room, gfx_version: u32) {
 /// The checks of the driver and of the runtime.
 fn checks(room: &Room, variables: &[(&str, &str)]) -> [Value; 2] {
     let mut command = room.program(&["doctor", "--json"]);
-    for name in ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"] {
+    for name in [
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "HSA_OVERRIDE_GFX_VERSION",
+    ] {
         command.env_remove(name);
     }
     command.env("GPTOSS_JIT_TEST_SYSTEM_ROOT", room.path().join("system")).envs(variables.iter().copied());
