@@ -28,7 +28,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// The rows that are made of one matrix.
+    /// The rows that are taken of one matrix.
     fn n_taken(&self) -> usize {
         self.rows.iter().map(Range::len).sum()
     }
@@ -93,12 +93,10 @@ impl Slice {
         let (taken, made_bytes) = (bytes_of(columns.end) - bytes_of(columns.start), bytes_of(*made_len));
         to.par_chunks_mut(made_bytes).enumerate().for_each(|(i, to)| {
             let (matrix, row) = (i / n_made, i % n_made);
-            let (to, zeros) = match self.cut.source(row) {
-                Some(_) => to.split_at_mut(taken),
-                None => to.split_at_mut(0),
-            };
+            let source = self.cut.source(row).filter(|_| taken > 0);
+            let (to, zeros) = to.split_at_mut(if source.is_some() { taken } else { 0 });
             zeros.fill(0);
-            let Some(row) = self.cut.source(row).filter(|_| taken > 0) else { return };
+            let Some(row) = source else { return };
             let row = matrix * n_rows + row;
             match (&whole, &self.whole.elements) {
                 (Some(whole), _) => {

@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
@@ -283,7 +284,9 @@ impl Other {
                 return;
             }
             for job in received {
-                let result = job(&mut executor);
+                // One that panics is lost, and must not keep the others waiting either.
+                let ran = catch_unwind(AssertUnwindSafe(|| job(&mut executor)));
+                let result = ran.unwrap_or(Err(PlanError::NoThread));
                 if let (Err(_), Some(exchange)) = (&result, &exchange) {
                     let _ = exchange.lose(executor.pipeline().driver());
                 }

@@ -12,11 +12,13 @@ pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tens
     if rank >= ranks || flag >= n_flags || case.n_tokens()? > max_rows {
         return Err(ReferenceError::Contradiction { why: format!("rank {rank} of {ranks}, flag {flag} of {n_flags}") });
     }
-    let step = 1.0 + random.below(1000) as f64;
+    // Half of the steps are the last before the count begins anew.
+    let largest = f64::from(u32::MAX);
+    let step = if random.below(2) == 0 { largest } else { 1.0 + random.below(1000) as f64 };
     let mut arrived: Vec<f64> = (0..ranks * n_flags).map(|_| random.below(2000) as f64).collect();
     for r in 0..ranks {
         // Others are there, and some of them further; the rank itself was there in the step before.
-        arrived[r * n_flags + flag] = if r == rank { step - 1.0 } else { step + (r % 2) as f64 };
+        arrived[r * n_flags + flag] = if r == rank { step - 1.0 } else { (step + (r % 2) as f64) % (largest + 1.0) };
     }
     Ok(named([
         ("part", random.normals(Dtype::F32, ranks * max_rows * hidden_size, 1.0)),

@@ -3,7 +3,8 @@
 //! Where the last three tokens of a sequence, or else the last two, stood before, the tokens that followed them are
 //! expected to follow again. A step can have rows for them beside the row that it has anyway, and where the token that
 //! a row gives is the one that the next row was made with, that row's token counts too. It is the one that a step of
-//! its own would have given: drafts decide how many steps there are, and never what they give.
+//! its own would have given, as far as a row does not depend on those beside it: drafts decide how many steps there
+//! are, and never what they give.
 //!
 //! What is expected is compared with what comes whether or not there are rows for it, so that what a text that does not
 //! repeat costs is this comparison.

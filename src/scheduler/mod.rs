@@ -291,12 +291,13 @@ impl Scheduler {
         if !self.keeps_prefixes || position <= sequence.last_snapshot {
             return;
         }
-        sequence.last_snapshot = position;
         for key in self.tables.take_evicted() {
             self.snapshots.give_up(&key);
         }
         let (key, newest) = (sequence.keys[position / self.block_tokens - 1], sequence.n_written - 1);
-        self.snapshots.keep(key, slot, position, newest, &mut self.copies);
+        if self.snapshots.keep(key, slot, position, newest, &mut self.copies) {
+            sequence.last_snapshot = position;
+        }
     }
 }
 

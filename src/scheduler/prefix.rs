@@ -93,15 +93,24 @@ impl Snapshots {
     /// The copies that keep what the rings of `slot` were at `position`, where the block of `key` ends, if nobody has
     /// kept that, and if they still hold all of it. `newest` is the last position that was written to them: without
     /// drafts it is in the block before or behind `position`, and they do.
-    pub fn keep(&mut self, key: PrefixKey, slot: usize, position: usize, newest: usize, copies: &mut Vec<BlockCopy>) {
-        if self.rings.is_empty() || !self.rings.iter().all(|ring| ring.holds(position, newest)) {
-            return;
-        }
+    /// Whether they did.
+    pub fn keep(
+        &mut self,
+        key: PrefixKey,
+        slot: usize,
+        position: usize,
+        newest: usize,
+        copies: &mut Vec<BlockCopy>,
+    ) -> bool {
         if let Some(&snapshot) = self.by_key.get(&key) {
             self.order.push(snapshot);
-            return;
+            return true;
         }
-        let Some(snapshot) = self.free.pop().or_else(|| self.order.pop()) else { return };
+        if !self.rings.iter().all(|ring| ring.holds(position, newest)) {
+            return false;
+        }
+        let free = if self.rings.is_empty() { None } else { self.free.pop().or_else(|| self.order.pop()) };
+        let Some(snapshot) = free else { return true };
         if let Some(former) = self.keys[snapshot as usize].replace(key) {
             self.by_key.remove(&former);
         }
@@ -110,6 +119,7 @@ impl Snapshots {
         for ring in &self.rings {
             ring.pair(slot, snapshot, position, |[of_slot, kept]| push(copies, ring.group, of_slot, kept));
         }
+        true
     }
 
     /// Gives up the snapshot of a prefix whose blocks are gone.

@@ -20,6 +20,9 @@ use crate::error::Hint;
 /// computes.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// Who has not listened for so long does not know who was silent meanwhile.
+const AWAY: Duration = Duration::from_secs(1);
+
 /// How long one wait for an answer is, so that signals and silence are noticed.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -88,6 +91,8 @@ impl Hint for ReplicaError {
 pub struct Replicas {
     replicas: Vec<Replica>,
     heard: Receiver<(usize, Option<Said>)>,
+    /// When this process listened last.
+    listened: Instant,
 }
 
 #[derive(Debug)]
@@ -112,7 +117,7 @@ impl Replicas {
     /// [`ReplicaError::NotStarted`].
     pub fn start(program: &Path, devices: Vec<(String, Vec<OsString>)>) -> Result<Self, ReplicaError> {
         let (said, heard) = mpsc::channel();
-        let mut started = Self { replicas: Vec::with_capacity(devices.len()), heard };
+        let mut started = Self { replicas: Vec::with_capacity(devices.len()), heard, listened: Instant::now() };
         for (i, (device, words)) in devices.into_iter().enumerate() {
             let replica = Replica::start(program, &words, device.clone(), i, &said);
             started.replicas.push(replica.map_err(|source| ReplicaError::NotStarted { device, source })?);
@@ -168,6 +173,11 @@ impl Replicas {
     /// # Errors
     /// One of them ended, or is silent.
     pub fn answer(&mut self) -> Result<Option<Answered>, ReplicaError> {
+        let now = Instant::now();
+        if now - std::mem::replace(&mut self.listened, now) > AWAY {
+            // This process was stopped, or waited for a disk: it has heard nobody.
+            self.replicas.iter_mut().for_each(|replica| replica.heard = now);
+        }
         if let Some(silent) = self.replicas.iter().find(|replica| replica.heard.elapsed() > SILENCE) {
             return Err(silent.silent());
         }

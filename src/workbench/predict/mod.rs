@@ -117,8 +117,8 @@ impl fmt::Display for Bound {
     }
 }
 
-/// A guess of how perfectly memory, cache and waves overlap: the exponent of the norm in which their times are added. 1 would be
-/// one after the other, infinity the longest alone.
+/// A guess of how perfectly memory, cache and waves overlap: the exponent of the norm in which their times are added. 1
+/// would be one after the other, infinity the longest alone.
 const OVERLAP: f64 = 3.0;
 
 impl Prediction {

@@ -57,8 +57,8 @@ fn several_devices_give_the_logits_of_one_and_all_of_them_the_same_bits() {
             let mut engine = engine(&checkpoint, n, ONE_BY_ONE);
             let logits = engine.teacher_force(&ids, None).expect("runs");
             let off = expected.iter().zip(&logits).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
-            // Sums in another order: a few roundings of f32, 2^-24 each.
-            assert!(off <= 1e-5 * largest, "{n} devices, {encoding:?}: off by {off} of {largest}");
+            // Sums in another order: 3e-7 was seen, five roundings of 2^-24.
+            assert!(off <= 1.2e-6 * largest, "{n} devices, {encoding:?}: off by {off} of {largest}");
             let all = engine.logits_of_all_devices(1).expect("read");
             assert_eq!(all.len(), n);
             assert!(all.iter().all(|of_one| *of_one == all[0]), "{n} devices, {encoding:?}: not the same bits");

@@ -273,7 +273,8 @@ fn placed(args: &mut Args, checkpoint: &Checkpoint, output: &Output) -> anyhow::
             let Rank { rank, world, local_rank, launcher } = rank;
             let shard = Shard { index: rank, of: world };
             let devices = devices::here(&args.device, checkpoint)?;
-            args.device.device = devices[local_rank % devices.len()].clone();
+            let n_each = args.getp.ranks.unwrap_or(1) as usize;
+            args.device.device = devices[local_rank * n_each % devices.len()].clone();
             output.note(&format!(
                 "note: {launcher} says rank {rank} of {world}: shard {shard}, on {}",
                 args.device.device

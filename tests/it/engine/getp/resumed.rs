@@ -60,7 +60,7 @@ impl Job {
     }
 }
 
-fn n_lines(path: &Path) -> usize {
+pub(super) fn n_lines(path: &Path) -> usize {
     fs::read(path).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count())
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use super::resumed::{Job, waits_for_more};
+use super::resumed::{Job, n_lines, waits_for_more};
 use crate::fixtures::program::{Ran, command, shared_cache};
 
 impl Job {
@@ -65,7 +65,7 @@ fn a_shard_may_have_no_prompt_and_needs_a_place_for_its_answers() {
 }
 
 #[test]
-fn replicas_make_the_same_file_and_one_that_is_killed_ends_the_run_with_a_sentence() {
+fn replicas_make_the_same_file_and_one_that_is_killed_or_stopped_ends_the_run_with_a_sentence() {
     let job = Job::new(800);
     let (out, records) = job.out("replicas.txt");
     let mut parent = job.command(&out);
@@ -82,6 +82,19 @@ fn replicas_make_the_same_file_and_one_that_is_killed_ends_the_run_with_a_senten
     let expected = format!("the replica on cpu (1 of 2) (process {}) was ended by signal 9", children[1]);
     assert!(stderr.contains(&expected), "{stderr}");
     assert!(!fs::exists(format!("/proc/{}/exe", children[0])).expect("proc"), "the other one is gone, too");
+    // One that is stopped says nothing any more, and is named too.
+    let before = n_lines(&records);
+    let mut parent = job.command(&out);
+    let mut parent = parent.args(["-g", "2"]).spawn().expect("started");
+    assert!(waits_for_more(&mut parent, &records, before), "it was too fast to be stopped");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.id())).expect("proc");
+    let stopped = children.split_whitespace().nth(1).expect("two").to_owned();
+    assert!(Command::new("kill").args(["-STOP", &stopped]).status().expect("run").success());
+    let output = parent.wait_with_output().expect("ended");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let expected = format!("the replica on cpu (1 of 2) (process {stopped}) has said nothing for 1");
+    assert!(stderr.contains(&expected) && stderr.contains(" s, since it is stopped"), "{stderr}");
     let ran = job.run(&out, &["-g", "3"]).ok();
     assert!(ran.stderr.contains(" of 800 answers are there from before"), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
