@@ -7,14 +7,17 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
-use gpu::{ALIGNMENT_BYTES, BufferView, Driver, GpuError};
+use gpu::{BufferView, Driver, GpuError};
 
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::graph::StepShape;
 use crate::graph::error::PlanError;
+use crate::graph::forward::Strides;
 use crate::graph::plan::{Executor, Observer};
 use crate::graph::profile::{Profile, Profiled};
 
@@ -22,8 +25,6 @@ use crate::graph::profile::{Profile, Profiled};
 pub(super) struct Ranks {
     first: Executor,
     others: Vec<Other>,
-    /// How often the devices met, as they count it themselves.
-    step: Cell<u32>,
     exchange: Option<Exchange>,
 }
 
@@ -42,56 +43,99 @@ struct Other {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Memory that all devices see: which of them have come how far, and their parts of the sums.
+/// Memory that all devices see, a piece of it on each: which of them have come how far, and their parts of the sums.
 #[derive(Clone)]
 pub(super) struct Exchange {
-    arrived: BufferView,
+    drivers: Vec<Arc<dyn Driver>>,
+    /// For each device, as it sees it.
+    arrived: Vec<BufferView>,
     /// After attention, and after the experts.
-    sums: [BufferView; 2],
-    /// Bytes of one device's part.
-    part_bytes: usize,
+    sums: [Vec<BufferView>; 2],
+    /// How often the devices met, as they count it themselves.
+    step: Arc<AtomicU32>,
 }
 
 /// The sums of a layer.
 const SUMS: [&str; 2] = ["attn", "mlp"];
 
-/// What `arrived` is set to when a device is lost: ahead of all steps, so that no other waits for it.
+/// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
 const LOST_AHEAD: u32 = 1 << 30;
 
 impl Exchange {
-    /// Memory for so many devices, on that of `driver`.
+    /// Memory of these devices, which was tried: every device sees what every other one writes.
     ///
     /// - `n_flags`: sums of a step
+    /// - `len_elements`: of the largest part
     ///
     /// # Errors
-    /// The driver's.
-    pub fn new(
-        driver: &dyn Driver,
-        size: usize,
-        n_flags: usize,
-        max_rows: usize,
-        hidden_size: usize,
-    ) -> Result<Self, GpuError> {
-        let part_bytes = 4 * max_rows * hidden_size;
-        let arrived = driver.allocate((4 * size * n_flags).next_multiple_of(ALIGNMENT_BYTES))?.view();
-        driver.write(&arrived, &vec![0; arrived.len_bytes()])?;
-        let sum = || driver.allocate(size * part_bytes).map(|buffer| buffer.view());
-        Ok(Self { arrived, sums: [sum()?, sum()?], part_bytes })
+    /// [`GpuError::Unreachable`], or a driver's.
+    pub fn new(drivers: Vec<Arc<dyn Driver>>, n_flags: usize, len_elements: usize) -> Result<Self, GpuError> {
+        let (first, others) = drivers.split_first().expect("there is a device");
+        let others: Vec<&dyn Driver> = others.iter().map(|other| &**other).collect();
+        let shared = |len_elements| first.shared(&others, 4 * len_elements);
+        let arrived = shared(drivers.len() * n_flags)?;
+        let sums = [shared(len_elements)?, shared(len_elements)?];
+        let exchange = Self { drivers, arrived, sums, step: Arc::default() };
+        exchange.try_out()?;
+        Ok(exchange)
+    }
+
+    /// Has every device write to the memory of all, and read what the others wrote.
+    fn try_out(&self) -> Result<(), GpuError> {
+        let n_devices = self.drivers.len();
+        let mark = |of: usize, at: usize| (0x5eed_0000 + of * n_devices + at) as u32;
+        let piece = |view: &BufferView, at| {
+            let len_bytes = view.len_bytes() / n_devices;
+            view.slice(at * len_bytes, 4 * n_devices).expect("a piece has a word for every device")
+        };
+        for (of, (driver, view)) in self.drivers.iter().zip(&self.arrived).enumerate() {
+            for at in 0..n_devices {
+                let word = piece(view, at).slice(4 * of, 4).expect("one of those words");
+                driver.write(&word, &mark(of, at).to_ne_bytes())?;
+            }
+            driver.wait()?;
+        }
+        for (reader, (driver, view)) in self.drivers.iter().zip(&self.arrived).enumerate() {
+            for at in 0..n_devices {
+                let mut found = vec![0_u32; n_devices];
+                driver.read(&piece(view, at), bytemuck::cast_slice_mut(&mut found))?;
+                if let Some(of) = (0..n_devices).find(|&of| found[of] != mark(of, at)) {
+                    let other = if of == reader { at } else { of };
+                    let [device, other] = [reader, other].map(|i| self.drivers[i].describe());
+                    return Err(GpuError::Unreachable { device, other });
+                }
+            }
+        }
+        self.drivers[0].write(&self.arrived[0], &vec![0; self.arrived[0].len_bytes()])?;
+        self.drivers[0].wait() // before another device says that it has arrived
+    }
+
+    /// How that memory is laid out.
+    pub fn strides(&self) -> Strides {
+        let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
+        Strides { part: stride(&self.sums[0]), arrived: stride(&self.arrived) }
     }
 
     /// The tensors of a device that lie there, as it sees them.
-    ///
-    /// # Errors
-    /// The device cannot see them.
-    pub fn views(&self, driver: &dyn Driver, rank: usize) -> Result<Vec<(String, BufferView)>, GpuError> {
-        let mut views = vec![("arrived".to_owned(), driver.share(&self.arrived)?)];
+    pub fn views(&self, rank: usize) -> Vec<(String, BufferView)> {
+        let mut views = vec![("arrived".to_owned(), self.arrived[rank].clone())];
         for (name, sum) in SUMS.iter().zip(&self.sums) {
-            let sum = driver.share(sum)?;
-            let part = sum.slice(rank * self.part_bytes, self.part_bytes).expect("each has a part");
+            let (sum, part_bytes) = (sum[rank].clone(), 4 * self.strides().part);
+            let part = sum.slice(rank * part_bytes, part_bytes).expect("each has a part");
             views.push((format!("part.{name}"), part));
             views.push((format!("parts.{name}"), sum));
         }
-        Ok(views)
+        views
+    }
+
+    /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way. One
+    /// device that still works is enough.
+    fn lose(&self) {
+        let ahead = self.step.load(Ordering::Relaxed).wrapping_add(LOST_AHEAD);
+        let mut devices = self.drivers.iter().zip(&self.arrived);
+        if !devices.any(|(driver, view)| driver.fill_now(view, ahead).is_ok()) {
+            tracing::debug!("no device could tell the others that one is lost");
+        }
     }
 }
 
@@ -117,7 +161,7 @@ impl Ranks {
             }
             others.push(other);
         }
-        Ok(Self { first, others, step: Cell::new(0), exchange })
+        Ok(Self { first, others, exchange })
     }
 
     /// The first device's plan.
@@ -127,9 +171,8 @@ impl Ranks {
 
     /// The number of the step that is told next; none where the devices meet nobody.
     pub fn next_step(&self) -> Option<u32> {
-        self.exchange.as_ref()?;
-        self.step.set(self.step.get().wrapping_add(1));
-        Some(self.step.get())
+        let exchange = self.exchange.as_ref()?;
+        Some(exchange.step.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
     }
 
     /// From here on, takes the time of the first device's launches.
@@ -251,18 +294,19 @@ impl Ranks {
         if first.is_err()
             && let Some(exchange) = &self.exchange
         {
-            let _ = exchange.lose(self.first.pipeline().driver());
+            exchange.lose();
         }
         let others: Vec<_> = self.others.iter().map(Other::settle).collect();
         others.into_iter().fold(first, Result::and)
     }
 }
 
-impl Exchange {
-    /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way.
-    fn lose(&self, driver: &dyn Driver) -> Result<(), GpuError> {
-        let ahead = vec![LOST_AHEAD; self.arrived.len_bytes() / 4];
-        driver.write(&driver.share(&self.arrived)?, bytemuck::cast_slice(&ahead))
+/// Whatever it ends by, no device is left waiting for another: its memory could not be freed.
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        if let Some(exchange) = &self.exchange {
+            exchange.lose();
+        }
     }
 }
 
@@ -288,7 +332,7 @@ impl Other {
                 let ran = catch_unwind(AssertUnwindSafe(|| job(&mut executor)));
                 let result = ran.unwrap_or(Err(PlanError::NoThread));
                 if let (Err(_), Some(exchange)) = (&result, &exchange) {
-                    let _ = exchange.lose(executor.pipeline().driver());
+                    exchange.lose();
                 }
                 if ended.send(result).is_err() {
                     return;
