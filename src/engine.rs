@@ -22,6 +22,7 @@ mod ahead;
 pub mod blueprint;
 mod changes;
 mod error;
+pub mod exchange;
 pub mod extras;
 mod forced;
 mod prompt_error;
@@ -49,7 +50,8 @@ use blueprint::{Blueprint, ModelOptions};
 pub use error::EngineError;
 use extras::{Extra, Extras};
 pub use prompt_error::PromptError;
-use ranks::{Exchange, Ranks};
+use exchange::Exchange;
+use ranks::Ranks;
 use times::HostTimes;
 
 /// How a model is run.

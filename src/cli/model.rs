@@ -225,7 +225,7 @@ impl DeviceArgs {
     }
 
     /// The other devices that compute a model together with the first, which is `first`.
-    fn peers(&self, first: &Device, of_first: &Target) -> anyhow::Result<Vec<Pipeline>> {
+    pub fn peers(&self, first: &Device, of_first: &Target) -> anyhow::Result<Vec<Pipeline>> {
         if self.tp == 1 {
             return Ok(Vec::new());
         }
