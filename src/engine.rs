@@ -37,6 +37,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::config::ModelConfig;
 use crate::graph::error::PlanError;
+use crate::graph::forward::n_meetings;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
 use crate::graph::memory::LoadProgress;
 use crate::graph::options::ExecutorOptions;
@@ -50,7 +51,7 @@ use blueprint::{Blueprint, ModelOptions};
 pub use error::EngineError;
 use extras::{Extra, Extras};
 pub use prompt_error::PromptError;
-use exchange::Exchange;
+use exchange::{Exchange, ExchangeSizes};
 use ranks::Ranks;
 use times::HostTimes;
 
@@ -123,12 +124,17 @@ impl Engine {
         let Blueprint { layout, limits, .. } =
             Blueprint::of_part(&first, TpRank { rank: 0, size }, Default::default(), &model, pipeline.target())?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
-        let (n_flags, hidden_size) = (2 * config.num_hidden_layers, config.hidden_size);
         let exchange = match size {
             1 => None,
             _ => {
                 let drivers = std::iter::once(&pipeline).chain(&peers).map(Pipeline::shared_driver).collect();
-                let exchange = Exchange::new(drivers, n_flags, max_rows * hidden_size);
+                let n_ids = TpRank { rank: 0, size }.ids(config.vocab_size).len();
+                let sizes = ExchangeSizes {
+                    n_meetings: n_meetings(&config),
+                    sum: max_rows * config.hidden_size,
+                    logits: if n_ids < config.vocab_size { max_logit_rows * n_ids } else { 0 },
+                };
+                let exchange = Exchange::new(drivers, sizes);
                 Some(exchange.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?)
             }
         };

@@ -2,7 +2,7 @@
 //! expert. What they compute are parts of sums, which are added up twice in a layer.
 //!
 //! Everything is cut so that it is computed as before, with other dimensions: query heads stay beside their key and
-//! value heads, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
+//! value heads, the vocabulary is cut where it divides, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
 //! up with zeros, which change no sum.
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ impl TpRank {
 const BLOCK: usize = 32;
 
 /// How the tensors are cut, by how their names end.
-const RULES: [(&str, Rule); 11] = [
+const RULES: [(&str, Rule); 12] = [
     ("attn.qkv.weight", Rule::Heads),
     ("attn.qkv.bias", Rule::Heads),
     ("attn.sinks", Rule::QueryHeads),
@@ -42,6 +42,7 @@ const RULES: [(&str, Rule); 11] = [
     ("mlp.mlp2_weight", Rule::FeatureColumns),
     ("mlp.mlp2_scale", Rule::FeatureColumns),
     ("mlp.mlp2_bias", Rule::FirstRank),
+    ("unembedding.weight", Rule::Vocabulary),
 ];
 
 /// What a device has of a tensor. All others it has whole.
@@ -57,6 +58,8 @@ enum Rule {
     GatesAndUps,
     /// Columns: of its hidden features, or their blocks.
     FeatureColumns,
+    /// Rows: of its ids, where the devices divide the vocabulary.
+    Vocabulary,
     /// All on the first device, zeros elsewhere: what is added once.
     FirstRank,
 }
@@ -100,7 +103,12 @@ impl TpRank {
         ((each * self.rank).min(n)..(each * (self.rank + 1)).min(n), each)
     }
 
-    /// The dimensions of its part.
+    /// The ids whose logits it computes, of a vocabulary of so many: a part of them if they can be shared out evenly.
+    pub fn ids(self, vocab_size: usize) -> Range<usize> {
+        if vocab_size.is_multiple_of(self.size) { self.own(vocab_size) } else { 0..vocab_size }
+    }
+
+    /// The dimensions of its part. The vocabulary is the whole one: every device samples of all logits.
     ///
     /// # Errors
     /// [`TensorParallelError`].
@@ -171,12 +179,17 @@ impl TpRank {
                 let end = features.end.next_multiple_of(BLOCK).min(last);
                 columns_of(features.start.min(end)..end, n_features)
             }
+            Rule::Vocabulary => {
+                let own = self.ids(whole.vocab_size);
+                let n_made = own.len();
+                rows_of(vec![own], whole.vocab_size, n_made)
+            }
             Rule::FirstRank if self.rank == 0 => return None,
             Rule::FirstRank => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
         };
         let mut made = shape.clone();
         match rule {
-            Rule::Heads | Rule::QueryHeads => made[0] = cut.made[0],
+            Rule::Heads | Rule::QueryHeads | Rule::Vocabulary => made[0] = cut.made[0],
             Rule::GatesAndUps => made[1] = cut.made[0],
             Rule::HeadColumns | Rule::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
             Rule::FirstRank => {}

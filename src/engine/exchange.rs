@@ -7,20 +7,29 @@ use gpu::{BufferView, Driver, GpuError};
 
 use crate::graph::forward::Strides;
 
-/// Memory that all devices see, a piece of it on each: which of them have come how far, and their parts of the sums.
+/// Memory that all devices see, a piece of it on each: which of them have come how far, and their parts of what they put
+/// together.
 #[derive(Clone)]
 pub struct Exchange {
     drivers: Vec<Arc<dyn Driver>>,
     /// For each device, as it sees it.
     arrived: Vec<BufferView>,
-    /// After attention, and after the experts.
-    sums: [Vec<BufferView>; 2],
+    /// By its name, each for every device as it sees it.
+    parts: Vec<(&'static str, Vec<BufferView>)>,
     /// How often the devices met, as they count it themselves.
     step: Arc<AtomicU32>,
 }
 
-/// The sums of a layer.
-const SUMS: [&str; 2] = ["attn", "mlp"];
+/// How much devices exchange.
+#[derive(Clone, Copy, Debug)]
+pub struct ExchangeSizes {
+    /// How often they meet in a step.
+    pub n_meetings: usize,
+    /// Elements of a device's part of a sum.
+    pub sum: usize,
+    /// Elements of a device's logits; 0 where each computes all of them.
+    pub logits: usize,
+}
 
 /// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
 const LOST_AHEAD: u32 = 1 << 30;
@@ -28,18 +37,19 @@ const LOST_AHEAD: u32 = 1 << 30;
 impl Exchange {
     /// Memory of these devices, which was tried: every device sees what every other one writes.
     ///
-    /// - `n_flags`: sums of a step
-    /// - `len_elements`: of the largest part
-    ///
     /// # Errors
     /// [`GpuError::Unreachable`], or a driver's.
-    pub fn new(drivers: Vec<Arc<dyn Driver>>, n_flags: usize, len_elements: usize) -> Result<Self, GpuError> {
+    pub fn new(drivers: Vec<Arc<dyn Driver>>, sizes: ExchangeSizes) -> Result<Self, GpuError> {
         let (first, others) = drivers.split_first().expect("there is a device");
         let others: Vec<&dyn Driver> = others.iter().map(|other| &**other).collect();
         let shared = |len_elements| first.shared(&others, 4 * len_elements);
-        let arrived = shared(drivers.len() * n_flags)?;
-        let sums = [shared(len_elements)?, shared(len_elements)?];
-        let exchange = Self { drivers, arrived, sums, step: Arc::default() };
+        let arrived = shared(drivers.len() * sizes.n_meetings)?;
+        // Of two sums that follow each other, one is after attention and one after the experts.
+        let mut parts = vec![("attn", shared(sizes.sum)?), ("mlp", shared(sizes.sum)?)];
+        if sizes.logits > 0 {
+            parts.push(("logits", shared(sizes.logits)?));
+        }
+        let exchange = Self { drivers, arrived, parts, step: Arc::default() };
         exchange.try_out()?;
         Ok(exchange)
     }
@@ -77,17 +87,19 @@ impl Exchange {
     /// How that memory is laid out.
     pub fn strides(&self) -> Strides {
         let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
-        Strides { part: stride(&self.sums[0]), arrived: stride(&self.arrived) }
+        let of = |name| self.parts.iter().find(|(other, _)| *other == name).map_or(0, |(_, views)| stride(views));
+        Strides { sums: of("attn"), logits: of("logits"), arrived: stride(&self.arrived) }
     }
 
     /// The tensors of a device that lie there, as it sees them.
     pub fn views(&self, rank: usize) -> Vec<(String, BufferView)> {
         let mut views = vec![("arrived".to_owned(), self.arrived[rank].clone())];
-        for (name, sum) in SUMS.iter().zip(&self.sums) {
-            let (sum, part_bytes) = (sum[rank].clone(), 4 * self.strides().part);
-            let part = sum.slice(rank * part_bytes, part_bytes).expect("each has a part");
+        for (name, of_all) in &self.parts {
+            let whole = of_all[rank].clone();
+            let part_bytes = whole.len_bytes() / self.drivers.len();
+            let part = whole.slice(rank * part_bytes, part_bytes).expect("each has a part");
             views.push((format!("part.{name}"), part));
-            views.push((format!("parts.{name}"), sum));
+            views.push((format!("parts.{name}"), whole));
         }
         views
     }

@@ -45,9 +45,22 @@ pub struct ForwardOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strides {
     /// Of `parts.attn` and `parts.mlp`.
-    pub part: usize,
+    pub sums: usize,
+    /// Of `parts.logits`.
+    pub logits: usize,
     /// Of `arrived`.
     pub arrived: usize,
+}
+
+impl Strides {
+    fn part(self, name: &str) -> usize {
+        if name == "logits" { self.logits } else { self.sums }
+    }
+}
+
+/// How often devices that compute the model together meet in a step: in a layer twice, and for the logits.
+pub fn n_meetings(config: &ModelConfig) -> usize {
+    2 * config.num_hidden_layers + 1
 }
 
 /// The forward pass as a graph.
@@ -59,8 +72,8 @@ pub struct Strides {
 /// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, a bit for each id), which
 /// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`. Where several devices compute
 /// the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and for
-/// `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's; all but
-/// the first have `zeros` (a part).
+/// `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's, so too
+/// `parts.logits` and `part.logits` where they share the vocabulary; all but the first have `zeros` (a part).
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
@@ -240,27 +253,33 @@ impl Forward<'_> {
     /// The sum of all devices' parts. Of two that follow each other, one is `attn` and one `mlp`: a device that is
     /// ahead writes none that another still reads.
     fn summed(&mut self, sum: &str, number: usize, label: &str, part: TensorId) -> TensorId {
-        let TpRank { rank, size } = self.options.part;
-        if size == 1 {
+        if self.options.part.size == 1 {
             return part;
         }
-        let parts = self.graph.external(&format!("parts.{sum}"), Dtype::F32);
-        let [arrived, step] = ["arrived", "step"].map(|name| self.graph.external(name, Dtype::U32));
         let y = self.graph.activation(format!("{label}.sum"), Dtype::F32);
+        let hidden_size = self.config.hidden_size;
+        self.met(sum, number, format!("{label}.all_reduce"), "all_reduce", y).dim("hidden_size", hidden_size);
+        y
+    }
+
+    /// A node at which all devices meet, and make `y` of their parts.
+    fn met(&mut self, parts: &str, number: usize, label: String, op: &str, y: TensorId) -> NodeBuilder<'_> {
+        let TpRank { rank, size } = self.options.part;
+        let stride = self.options.strides.part(parts);
+        let parts = self.graph.external(&format!("parts.{parts}"), Dtype::F32);
+        let [arrived, step] = ["arrived", "step"].map(|name| self.graph.external(name, Dtype::U32));
         self.graph
-            .node(format!("{label}.all_reduce"), "all_reduce")
-            .dim("hidden_size", self.config.hidden_size)
+            .node(label, op)
             .dim("ranks", size)
-            .scalar("part_stride", self.options.strides.part)
+            .scalar("part_stride", stride)
             .scalar("arrived_stride", self.options.strides.arrived)
-            .scalar("n_flags", 2 * self.config.num_hidden_layers)
+            .scalar("n_flags", n_meetings(self.config))
             .scalar("flag", number)
             .scalar("rank", rank)
             .arg("part", parts)
             .arg("arrived", arrived)
             .arg("step", step)
-            .arg("y", y);
-        y
+            .arg("y", y)
     }
 
     /// The chosen experts of every row, their weights, and the rows of every expert.

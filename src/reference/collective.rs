@@ -1,4 +1,4 @@
-//! Reference of `all_reduce`, as one rank sees it when all others have written their parts.
+//! References of `all_reduce` and `all_gather`, as one rank sees them when all others have written their parts.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, tensor};
 use super::random::Random;
@@ -6,10 +6,19 @@ use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
+    inputs(case, case.dim("hidden_size")?, random)
+}
+
+pub(super) fn all_gather_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    inputs(case, case.dim("part_len")?, random)
+}
+
+/// - `row_len`: elements of a row of one rank's part
+fn inputs(case: &Case, row_len: usize, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let ranks = case.dim("ranks")?;
     let (part_stride, arrived_stride) = (case.scalar("part_stride")?, case.scalar("arrived_stride")?);
     let (n_flags, flag, rank) = (case.scalar("n_flags")?, case.scalar("flag")?, case.scalar("rank")?);
-    let fits = case.n_tokens()? * hidden_size <= part_stride && ranks * n_flags <= arrived_stride;
+    let fits = case.n_tokens()? * row_len <= part_stride && ranks * n_flags <= arrived_stride;
     if rank >= ranks || flag >= n_flags || !fits || part_stride % 64 != 0 {
         let why = format!("rank {rank} of {ranks}, flag {flag} of {n_flags}, strides {part_stride} and {arrived_stride}");
         return Err(ReferenceError::Contradiction { why });
@@ -34,14 +43,30 @@ pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tens
 pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (part, arrived, step) = (tensor(inputs, "part")?, tensor(inputs, "arrived")?, tensor(inputs, "step")?);
     let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
-    let (part_stride, arrived_stride) = (case.scalar("part_stride")?, case.scalar("arrived_stride")?);
+    let part_stride = case.scalar("part_stride")?;
     let parts = |i: usize| (0..ranks).map(move |r| part.values()[r * part_stride + i]);
     let sum = |i: usize| (parts(i).sum(), parts(i).map(f64::abs).sum());
     let y = (0..case.n_tokens()? * hidden_size).map(sum).collect();
+    Ok([("y".to_owned(), Output::scaled(y)), ("arrived".to_owned(), told(case, arrived, step)?)].into())
+}
+
+/// y[t, r * part_len + c] = part[r, t, c]; arrived[r, rank, flag] = step
+pub(super) fn all_gather(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (part, arrived, step) = (tensor(inputs, "part")?, tensor(inputs, "arrived")?, tensor(inputs, "step")?);
+    let (part_len, ranks, part_stride) = (case.dim("part_len")?, case.dim("ranks")?, case.scalar("part_stride")?);
+    let row = |t: usize| {
+        (0..ranks).flat_map(move |r| &part.values()[r * part_stride + t * part_len..][..part_len]).copied()
+    };
+    let y = (0..case.n_tokens()?).flat_map(row).collect();
+    Ok([("y".to_owned(), Output::plain(y)), ("arrived".to_owned(), told(case, arrived, step)?)].into())
+}
+
+/// The flags when the rank has told every other one.
+fn told(case: &Case, arrived: &Tensor, step: &Tensor) -> Result<Output, ReferenceError> {
     let mut after = arrived.values().to_vec();
     let flag_of_rank = case.scalar("rank")? * case.scalar("n_flags")? + case.scalar("flag")?;
-    for r in 0..ranks {
-        after[r * arrived_stride + flag_of_rank] = step.values()[0];
+    for r in 0..case.dim("ranks")? {
+        after[r * case.scalar("arrived_stride")? + flag_of_rank] = step.values()[0];
     }
-    Ok([("y".to_owned(), Output::scaled(y)), ("arrived".to_owned(), Output::plain(after))].into())
+    Ok(Output::plain(after))
 }

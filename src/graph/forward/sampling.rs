@@ -22,18 +22,27 @@ impl Forward<'_> {
         let normed = self.rmsnorm("norm", chosen);
         self.last_on_logit_rows();
         let logits = self.graph.external("logits", Dtype::F32);
+        let (part, vocab_size) = (self.options.part, self.config.vocab_size);
+        let n_own = part.ids(vocab_size).len();
+        let own = if n_own == vocab_size { logits } else { self.graph.external("part.logits", Dtype::F32) };
         let weight = self.weight("unembedding.weight");
         self.graph
             .node("unembedding", "linear")
             .dim("in_features", self.config.hidden_size)
-            .dim("out_features", self.config.vocab_size)
+            .dim("out_features", n_own)
             .flag("has_bias", false)
             .flag("has_residual", false)
             .dtype("weight", self.options.weight_dtype)
             .arg("x", normed)
             .arg("weight", weight)
-            .arg("y", logits)
+            .arg("y", own)
             .rows(Rows::Logits);
+        if n_own < vocab_size {
+            let number = 2 * self.config.num_hidden_layers;
+            self.met("logits", number, "unembedding.all_gather".into(), "all_gather", logits)
+                .dim("part_len", n_own)
+                .rows(Rows::Logits);
+        }
         let temperature = self.graph.external("temperature", Dtype::F32);
         let top_k = self.graph.external("top_k", Dtype::U32);
         self.change_logits(logits, temperature, top_k);

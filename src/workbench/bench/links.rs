@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::limits::LimitsError;
 use crate::choice::KernelRequest;
-use crate::engine::exchange::Exchange;
+use crate::engine::exchange::{Exchange, ExchangeSizes};
 use crate::pipeline::{LoadedKernel, Pipeline};
 use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
@@ -91,7 +91,7 @@ pub fn measure(pipelines: &[Pipeline], hidden_size: usize, rows: &[usize]) -> Re
     let n_devices = pipelines.len();
     let drivers = pipelines.iter().map(Pipeline::shared_driver).collect();
     let most = rows.iter().copied().max().unwrap_or(1);
-    let exchange = Exchange::new(drivers, SUMS, most * hidden_size)?;
+    let exchange = Exchange::new(drivers, ExchangeSizes { n_meetings: SUMS, sum: most * hidden_size, logits: 0 })?;
     let mut sums = Vec::new();
     for &n_rows in rows {
         let device = |rank| Device { pipeline: &pipelines[rank], exchange: &exchange, rank, n_devices };
@@ -114,7 +114,7 @@ pub fn measure(pipelines: &[Pipeline], hidden_size: usize, rows: &[usize]) -> Re
 fn copy(exchange: &Exchange, pipeline: &Pipeline) -> Result<f64, LimitsError> {
     let driver = pipeline.driver();
     let (_, whole) = exchange.views(0).into_iter().find(|(name, _)| name == "parts.mlp").expect("one of its tensors");
-    let part_bytes = 4 * exchange.strides().part;
+    let part_bytes = 4 * exchange.strides().sums;
     let part = |i: usize| whole.slice(i * part_bytes, part_bytes).expect("each device has a part");
     let mut best = Duration::MAX;
     for _ in 0..COPIES {
@@ -158,7 +158,7 @@ impl<'a> Device<'a> {
         let views: BTreeMap<String, BufferView> = self.exchange.views(self.rank).into_iter().collect();
         let strides = self.exchange.strides();
         let scalars = |flag: usize| {
-            [n_rows, strides.part, strides.arrived, SUMS, flag, self.rank].map(|value| Argument::U32(value as u32))
+            [n_rows, strides.sums, strides.arrived, SUMS, flag, self.rank].map(|value| Argument::U32(value as u32))
         };
         let memory = |view: &BufferView| Argument::Memory { view: view.clone(), required_bytes: view.len_bytes() };
         let args: Vec<Vec<Argument>> = (0..SUMS)

@@ -16,10 +16,10 @@ use crate::fixtures::models::Fixture;
 use crate::fixtures::program::run;
 
 /// Eight key and value heads, and experts of five blocks: four devices have 2, 2, 1 and none, eight have one or none.
-/// The vocabulary does not divide.
+/// Two and four devices divide the vocabulary, eight do not: each of them then has all of it.
 fn checkpoint(encoding: Encoding) -> Checkpoint {
     let config = ModelConfig {
-        vocab_size: 101,
+        vocab_size: 100,
         hidden_size: 64,
         num_experts: 4,
         experts_per_token: 2,
@@ -48,7 +48,7 @@ fn engine(checkpoint: &Checkpoint, n: usize, how: How) -> Engine {
 
 #[test]
 fn several_devices_give_the_logits_of_one_and_all_of_them_the_same_bits() {
-    let ids: Vec<u32> = (0..40).map(|i| i * 37 % 101).collect();
+    let ids: Vec<u32> = (0..40).map(|i| i * 37 % 100).collect();
     for encoding in [Encoding::Mxfp4, Encoding::F32] {
         let checkpoint = checkpoint(encoding);
         let expected = engine(&checkpoint, 1, ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
@@ -72,7 +72,7 @@ fn several_devices_take_the_tokens_of_one_whatever_is_in_a_step() {
     let checkpoint = checkpoint(Encoding::Mxfp4);
     // Prompts in pieces of five rows beside sequences that generate, in windows that go round.
     let how = How { n_slots: 3, max_rows: 5, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 2, drafts: None };
-    let prompts: Vec<Vec<u32>> = (1..8).map(|i| (0..5 * i).map(|j| (i * 13 + j * 7) % 101).collect()).collect();
+    let prompts: Vec<Vec<u32>> = (1..8).map(|i| (0..5 * i).map(|j| (i * 13 + j * 7) % 100).collect()).collect();
     let answers = |n: usize| -> Vec<Vec<u32>> {
         let mut engine = engine(&checkpoint, n, how);
         let submit = |prompt: &Vec<u32>| engine.submit(greedy(prompt, 20, &[])).expect("fits");
