@@ -154,7 +154,7 @@ impl Setup {
         let JobArgs { tokens, rows, .. } = &self.args;
         let mut counts = Counts::of(self.target());
         if !tokens.is_empty() {
-            counts = Counts { decode: tokens.clone(), prompt: tokens.clone() };
+            counts = Counts::only(tokens);
         }
         match rows.map(super::Rows::step) {
             Some(StepKind::Decode) => counts.prompt.clear(),

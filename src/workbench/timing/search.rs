@@ -25,7 +25,7 @@ const LOOK_AROUND: usize = 8;
 pub fn search(legal: &[Params], start: &Params, limits: Limits, measure: Measure<'_>) -> BTreeMap<Params, Option<f64>> {
     let most = limits.most;
     let mut tried = BTreeMap::new();
-    try_all(look_around(legal, start, most.min(LOOK_AROUND)), &mut tried, measure);
+    try_all(look_around(legal, start, most), &mut tried, measure);
     let fastest = tried.values().flatten().copied().fold(f64::INFINITY, f64::min);
     if fastest > limits.hopeless_us {
         return tried;
@@ -54,8 +54,9 @@ pub fn search(legal: &[Params], start: &Params, limits: Limits, measure: Measure
     }
 }
 
-/// The start, and others at equal distances in the list.
-fn look_around(legal: &[Params], start: &Params, n: usize) -> Vec<Params> {
+/// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
+pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
+    let n = most.min(LOOK_AROUND);
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {
         let params = &legal[i * legal.len() / n];
