@@ -88,10 +88,13 @@ impl All<'_> {
     ) -> anyhow::Result<()> {
         self.bar.begin(&tuner.job.asked[piece.problem].problem, piece);
         let at = tuned.partition_point(|one| one.piece.n_tokens < piece.n_tokens);
-        let below = at.checked_sub(1).map(|below| tuner.good(&tuned[below])).unwrap_or_default();
+        let below = at.checked_sub(1).map(|below| &tuned[below]);
         let result = match tuned.get(at) {
-            None => tuner.tune(piece, &below),
-            Some(above) => tuner.compare(piece, [tuner.good(above), below].concat()),
+            None => tuner.tune(piece, &below.map(|below| tuner.seeds(below)).unwrap_or_default()),
+            Some(above) => {
+                let below = below.map(|below| tuner.good(below)).unwrap_or_default();
+                tuner.compare(piece, [tuner.good(above), below].concat())
+            }
         };
         let skip = |why: &str| {
             self.output.warning(&format!("{}: {why}", report::title(&self.setup.job, piece)));

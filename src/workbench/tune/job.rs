@@ -139,25 +139,33 @@ impl Job {
         library: &Library,
         product: Option<&Product>,
     ) -> Vec<Piece> {
-        let mut of_problems: Vec<Vec<Piece>> = Vec::new();
-        for &problem in which {
-            let mut pieces = self.of_problem(problem, counts);
-            pieces.sort_unstable();
-            pieces.dedup();
-            of_problems.push(pieces);
-        }
+        let shares = self.shares(which, counts, library, product);
+        let mut order: Vec<usize> = which.iter().copied().collect();
+        order.sort_by(|a, b| shares[b].total_cmp(&shares[a]));
+        order.into_iter().flat_map(|problem| self.of_problem(problem, counts)).collect()
+    }
+
+    /// The part that each problem has of a step of the fewest rows or of the most, whichever is larger.
+    pub fn shares(
+        &self,
+        which: &BTreeSet<usize>,
+        counts: &Counts,
+        library: &Library,
+        product: Option<&Product>,
+    ) -> BTreeMap<usize, f64> {
         // What a step of each of these numbers of rows takes at least, and each problem's part of it.
-        let mut costs: Vec<Vec<f64>> = Vec::new();
-        for pieces in &of_problems {
+        let mut costs: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for &problem in which {
+            let pieces = self.of_problem(problem, counts);
             let ends = [pieces.first(), pieces.last()].into_iter().flatten();
-            costs.push(ends.map(|piece| self.cost(piece, library, product).unwrap_or_default()).collect());
+            let cost = |piece| self.cost(piece, library, product).unwrap_or_default();
+            costs.insert(problem, ends.map(cost).collect());
         }
-        let total = |end: usize| costs.iter().filter_map(|cost| cost.get(end)).sum::<f64>().max(f64::MIN_POSITIVE);
+        // A run and its ops are the same work: of a step each counts for itself.
+        let total = |end: usize| costs.values().filter_map(|cost| cost.get(end)).sum::<f64>().max(f64::MIN_POSITIVE);
         let totals = [total(0), total(1)];
         let share = |cost: &[f64]| cost.iter().zip(totals).map(|(cost, total)| cost / total).fold(0.0, f64::max);
-        let mut order: Vec<(f64, Vec<Piece>)> = costs.iter().map(|cost| share(cost)).zip(of_problems).collect();
-        order.sort_by(|a, b| b.0.total_cmp(&a.0));
-        order.into_iter().flat_map(|(_, pieces)| pieces).collect()
+        costs.iter().map(|(&problem, cost)| (problem, share(cost))).collect()
     }
 
     fn of_problem(&self, problem: usize, counts: &Counts) -> Vec<Piece> {
@@ -165,14 +173,17 @@ impl Job {
         let at = |step: StepKind, n_tokens: u32| Piece { problem, step, n_tokens };
         let decode = counts.decode.iter().map(|&n| at(StepKind::Decode, n));
         let prompt = counts.prompt.iter().map(|&n| at(StepKind::Mixed, n));
-        match asked.rows {
+        let mut pieces: Vec<Piece> = match asked.rows {
             Rows::All if looks_at_positions(&asked.problem) => decode.chain(prompt).collect(),
             Rows::All => {
                 // Rows are rows: what kind of step they are of is nothing to them.
                 decode.chain(counts.prompt.iter().map(|&n| at(StepKind::Decode, n))).collect()
             }
             Rows::Logits | Rows::Changed | Rows::Logprobs => decode.collect(),
-        }
+        };
+        pieces.sort_unstable();
+        pieces.dedup();
+        pieces
     }
 
     /// The kind of step that rows of a table want for a piece: none where it does not matter.

@@ -30,6 +30,9 @@ const FINAL_ROUNDS: usize = 15;
 /// How many of the best that is done with.
 const FINALISTS: usize = 4;
 
+/// How many times as many parameters are tried for problems that take a large share of a step.
+pub const LARGE: usize = 3;
+
 /// A template is left alone when a look around finds nothing that is at most so many times slower than another's best.
 const HOPELESS: f64 = 2.0;
 
@@ -104,6 +107,8 @@ pub enum TuneError {
 pub struct Effort {
     /// Most parameter sets of a template that are tried for a number of rows.
     pub most: usize,
+    /// Problems, by their indices, for which [`LARGE`] times as many are tried: they take a large share of a step.
+    pub large: BTreeSet<usize>,
     /// Only variants of these names, if any are named.
     pub variants: Vec<String>,
     /// Parameters that stay as given.
@@ -126,6 +131,13 @@ pub struct Tuner<'a> {
     pub journal: &'a mut Journal,
     /// Told while kernels compile.
     pub progress: &'a dyn Progress,
+}
+
+impl Effort {
+    /// Most parameter sets of a template that are tried for a number of rows of a problem.
+    pub fn most(&self, problem: usize) -> usize {
+        self.most.max(1) * if self.large.contains(&problem) { LARGE } else { 1 }
+    }
 }
 
 type Entries = BTreeMap<(String, Params), Entry>;
@@ -189,17 +201,21 @@ impl Tuner<'_> {
         let walks = walks(self.chooser, self.job, self.effort, piece, &choices);
         // All templates at once: the compilers have more to do side by side, and a template that is far behind is known
         // before it is walked through.
-        let first = walks.iter().flat_map(|walk| walk.first(self.effort)).collect();
+        let most = self.effort.most(piece.problem);
+        let first: Vec<Vec<Params>> = walks.iter().map(|walk| walk.first(most, before)).collect();
+        let all =
+            walks.iter().zip(&first).flat_map(|(walk, first)| first.iter().map(|params| walk.with(params.clone())));
+        let all = all.collect();
         let known: Vec<Candidate> = walks.iter().filter(|walk| walk.is_of_a_row).map(Walk::start).collect();
-        self.ask(piece, first, &known, ROUNDS, &mut entries)?;
-        for walk in &walks {
-            tuned.n_tried += self.walk(piece, walk, &known, &mut entries)?;
+        self.ask(piece, all, &known, ROUNDS, &mut entries)?;
+        for (walk, first) in walks.iter().zip(first) {
+            tuned.n_tried += self.walk(piece, walk, first, &known, &mut entries)?;
         }
         if tuned.n_tried == 0 {
             return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
         }
         let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
-        self.finals(piece, [present].into_iter().chain(before.iter().cloned()), &mut entries)?;
+        self.finals(piece, [present].into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
         tuned.entries = entries.into_values().collect();
         Ok(tuned)
     }
@@ -209,6 +225,17 @@ impl Tuner<'_> {
     pub fn good(&self, tuned: &Tuned) -> Vec<Candidate> {
         let most = if self.judge.kind() == ProvenanceKind::Measured { FINALISTS } else { usize::MAX };
         tuned.ranked().into_iter().take(most).map(|(entry, _)| entry.candidate.clone()).collect()
+    }
+
+    /// Where walks at more rows begin: what is good here, and the best of each template.
+    pub fn seeds(&self, tuned: &Tuned) -> Vec<Candidate> {
+        let mut seeds: Vec<Candidate> = Vec::new();
+        for (place, (Entry { candidate, .. }, _)) in tuned.ranked().into_iter().enumerate() {
+            if place < FINALISTS || !seeds.iter().any(|one| one.template.label() == candidate.template.label()) {
+                seeds.push(candidate.clone());
+            }
+        }
+        seeds
     }
 
     /// Holds some kernels and the present one against each other.
@@ -256,14 +283,15 @@ impl Tuner<'_> {
         &mut self,
         piece: &Piece,
         walk: &Walk,
+        first: Vec<Params>,
         known: &[Candidate],
         entries: &mut Entries,
     ) -> Result<usize, TuneError> {
         let times = entries.values().filter_map(|entry| entry.verdict.time().map(Time::median_us));
-        let limits =
-            Limits { most: self.effort.most.max(1), hopeless_us: HOPELESS * times.fold(f64::INFINITY, f64::min) };
+        let hopeless_us = HOPELESS * times.fold(f64::INFINITY, f64::min);
+        let limits = Limits { most: self.effort.most(piece.problem).max(first.len()), hopeless_us };
         let mut failed = None;
-        let tried = search(&walk.legal, &walk.start, limits, &mut |params| {
+        let tried = search(&walk.legal, first, limits, &mut |params| {
             let n = params.len();
             let candidates = params.into_iter().map(|params| walk.with(params)).collect();
             match self.ask(piece, candidates, known, ROUNDS, entries) {

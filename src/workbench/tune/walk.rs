@@ -32,9 +32,15 @@ impl Walk {
     }
 
     /// What is tried before anything is known.
-    pub fn first(&self, effort: &Effort) -> Vec<Candidate> {
-        let first = look_around(&self.legal, &self.start, effort.most.max(1));
-        first.into_iter().map(|params| self.with(params)).collect()
+    ///
+    /// - `before`: what is good at the number of rows before
+    pub fn first(&self, most: usize, before: &[Candidate]) -> Vec<Params> {
+        let mut first = look_around(&self.legal, &self.start, most.max(1));
+        let own = before.iter().filter(|one| one.template.label() == self.template.label());
+        let own = own.filter(|one| self.legal.contains(&one.params) && !first.contains(&one.params));
+        let own: Vec<Params> = own.map(|one| one.params.clone()).collect();
+        first.extend(own);
+        first
     }
 }
 
@@ -59,7 +65,10 @@ pub fn first_requests(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Pie
     let problem = &job.asked[piece.problem].problem;
     let ranking = chooser.ranking(problem, piece.n_tokens as usize, piece.step);
     let choices = ranking.map(|ranking| ranking.choices).unwrap_or_default();
-    let first = walks(chooser, job, effort, piece, &choices).into_iter().flat_map(|walk| walk.first(effort));
+    let first = walks(chooser, job, effort, piece, &choices).into_iter().flat_map(|walk| {
+        let first = walk.first(effort.most(piece.problem), &[]);
+        first.into_iter().map(|params| walk.with(params)).collect::<Vec<_>>()
+    });
     let (library, target) = (chooser.library(), chooser.target());
     let rendered = first.filter_map(|one| render(library, &one.template, problem, &one.params, target).ok());
     rendered.map(|rendered| Request::of(&rendered, target)).collect()
