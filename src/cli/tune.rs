@@ -1,22 +1,25 @@
 //! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
 //! and writes them into a tuning table.
 //!
-//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of it, [`write`] makes
+//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of it, [`plot`] draws it, [`write`] makes
 //! rows of it, and [`steps`] measures whole steps with these. How kernels are judged is [`crate::workbench::tune`]'s.
 
 mod all;
 mod diff;
 mod lint;
+mod plot;
 mod progress;
 mod report;
 mod setup;
 mod steps;
 mod write;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::output::Output;
+use super::output_file::OutputFile;
 use super::source::SourceArgs;
 use super::usage::UsageError;
 use crate::config::NamedShape;
@@ -63,6 +66,10 @@ pub struct Args {
     /// Dims, flags and dtypes that the written rows want [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     r#where: Vec<String>,
+
+    /// Also draw all of it into this file: of every problem time against rows, the limit, and what is chosen
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 
     /// Where all that is measured is kept at once, so that a second `tune` goes on [default: a file in the cache]
     #[arg(long, value_name = "FILE")]
@@ -217,6 +224,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     if let Some(folder) = args.job.source.tuning.as_ref().filter(|folder| writes && !folder.exists()) {
         std::fs::create_dir_all(folder)?;
     }
+    let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let setup = Setup::of(&args.job, args.checkpoint.as_deref(), output)?;
     if args.stale && setup.stale().is_empty() {
         output.note(&format!("no row for {} is stale", setup.target().id()));
@@ -240,6 +248,10 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         output.note(&format!("{found} verdicts were in the journal"));
     }
     judge.rest();
+    if let Some(plot) = plot {
+        let text = plot::svg(&all, &setup);
+        plot.fill(|file| file.write_all(text.as_bytes()))?;
+    }
     let rows = write::rows(&all, args, &setup)?;
     let decided = match decides_by_steps && !rows.is_empty() {
         true => Some(steps::decide(rows.clone(), &setup, &mut journal, &bar, until, output)?),
