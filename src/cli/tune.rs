@@ -1,32 +1,33 @@
 //! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
 //! and writes them into a tuning table.
 //!
-//! [`setup`] says what is tuned, [`progress`] shows how it goes, [`report`] prints what came of it, [`write`] makes
+//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of it, [`plot`] draws it, [`write`] makes
 //! rows of it, and [`steps`] measures whole steps with these. How kernels are judged is [`crate::workbench::tune`]'s.
 
+mod all;
 mod diff;
 mod lint;
+mod plot;
 mod progress;
 mod report;
 mod setup;
 mod steps;
 mod write;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::output::Output;
+use super::output_file::OutputFile;
 use super::source::SourceArgs;
 use super::usage::UsageError;
 use crate::config::NamedShape;
 use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::error::chain;
 use crate::template::Precision;
 use crate::tuning::table::{ProvenanceKind, StepKind};
-use crate::workbench::tune::job::Piece;
-use crate::workbench::tune::judge::JudgeError;
-use crate::workbench::tune::tuner::{TuneError, Tuned, Tuner};
+use all::All;
 use progress::Bar;
 use setup::Setup;
 
@@ -65,6 +66,10 @@ pub struct Args {
     /// Dims, flags and dtypes that the written rows want [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     r#where: Vec<String>,
+
+    /// Also draw all of it into this file: of every problem time against rows, the limit, and what is chosen
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 
     /// Where all that is measured is kept at once, so that a second `tune` goes on [default: a file in the cache]
     #[arg(long, value_name = "FILE")]
@@ -133,11 +138,12 @@ pub(super) struct JobArgs {
     params: Vec<(String, u32)>,
 
     /// Most parameter sets of a template that are tried for a number of rows; of more, a walk downhill from the present
-    /// ones [default: 48 where ops are named, else 16; 8 where times are predicted]
+    /// ones [default: 48 where ops are named, else 12, of problems that take much of a step 36; 8 and 24 where times are
+    /// predicted]
     #[arg(long, value_name = "N")]
     most: Option<usize>,
 
-    /// Begin nothing new after so long: `90s`, `20min`, `2h`
+    /// Begin nothing new after so long: `90s`, `20min`, `2h`; a third of it, at most 90 seconds, is left for whole steps
     #[arg(long, value_name = "TIME", value_parser = duration)]
     within: Option<Duration>,
 
@@ -156,6 +162,9 @@ pub(super) struct JobArgs {
     #[command(flatten)]
     source: SourceArgs,
 }
+
+/// What is left of `--within` for whole steps at most.
+const FOR_STEPS: Duration = Duration::from_secs(90);
 
 /// Rows of a step, for ops that look at positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -215,6 +224,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     if let Some(folder) = args.job.source.tuning.as_ref().filter(|folder| writes && !folder.exists()) {
         std::fs::create_dir_all(folder)?;
     }
+    let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let setup = Setup::of(&args.job, args.checkpoint.as_deref(), output)?;
     if args.stale && setup.stale().is_empty() {
         output.note(&format!("no row for {} is stale", setup.target().id()));
@@ -228,16 +238,23 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut judge = setup.judge()?;
     let effort = setup.effort();
     let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
+    let decides_by_steps = setup.kind() == ProvenanceKind::Measured && setup.decides_by_steps();
     let until = args.job.within.map(|within| Instant::now() + within);
-    let all = tune_all(&mut tuner, &pieces, until, args, &bar, output)?;
+    let for_steps = args.job.within.filter(|_| decides_by_steps).map_or(Duration::ZERO, |all| (all / 3).min(FOR_STEPS));
+    let until_steps = until.map(|until| until - for_steps);
+    let all = All { args, setup: &setup, bar: &bar, output, until: until_steps }.tune(&mut tuner, &pieces)?;
     let found = journal.n_found();
     if found > 0 {
         output.note(&format!("{found} verdicts were in the journal"));
     }
     judge.rest();
+    if let Some(plot) = plot {
+        let text = plot::svg(&all, &setup);
+        plot.fill(|file| file.write_all(text.as_bytes()))?;
+    }
     let rows = write::rows(&all, args, &setup)?;
-    let decided = match setup.kind() == ProvenanceKind::Measured && setup.decides_by_steps() && !rows.is_empty() {
-        true => Some(steps::decide(rows.clone(), &setup, &mut journal, &bar, output)?),
+    let decided = match decides_by_steps && !rows.is_empty() {
+        true => Some(steps::decide(rows.clone(), &setup, &mut journal, &bar, until, output)?),
         false => None,
     };
     bar.clear();
@@ -261,51 +278,4 @@ impl Args {
     fn writes(&self) -> bool {
         self.write || (!self.dry_run && self.job.op.is_empty())
     }
-}
-
-/// Tunes all pieces in their order, then what lies between those of a problem.
-fn tune_all(
-    tuner: &mut Tuner<'_>,
-    pieces: &[Piece],
-    until: Option<Instant>,
-    args: &Args,
-    bar: &Bar<'_>,
-    output: &Output,
-) -> anyhow::Result<Vec<Tuned>> {
-    let is_over = || until.is_some_and(|until| Instant::now() >= until);
-    let mut all: Vec<Tuned> = Vec::new();
-    let mut n_left = pieces.len();
-    for of_problem in pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)) {
-        let mut tuned: Vec<Tuned> = Vec::new();
-        let mut before = None;
-        for piece in of_problem.iter().take_while(|_| !is_over()) {
-            bar.begin(&tuner.job.asked[piece.problem].problem, piece);
-            match tuner.tune(piece, before.as_ref()) {
-                Ok(one) => {
-                    before = one.ranked().first().map(|(entry, _)| entry.candidate.clone());
-                    report::piece(&one, args, output)?;
-                    bar.done(&one);
-                    tuned.push(one);
-                }
-                // What does not fit the device is no obstacle to the rest.
-                Err(TuneError::Judge(JudgeError::Piece(why))) if pieces.len() > 1 => {
-                    output.warning(&format!("{}: {why}", report::title(tuner.job, piece)));
-                    bar.skip();
-                }
-                Err(TuneError::Work(why)) if pieces.len() > 1 => {
-                    output.warning(&format!("{}: {}", report::title(tuner.job, piece), chain(&why)));
-                    bar.skip();
-                }
-                Err(TuneError::NothingToTry { op }) => return Err(report::nothing_to_try(&op)),
-                Err(error) => return Err(error.into()),
-            }
-            n_left -= 1;
-        }
-        tuned.retain(|one| !one.ranked().is_empty());
-        all.extend(if args.stale { tuned } else { tuner.refine(tuned, until)? });
-    }
-    if n_left > 0 {
-        output.note(&format!("{n_left} of {} were not begun within the time: a second `tune` goes on", pieces.len()));
-    }
-    Ok(all)
 }

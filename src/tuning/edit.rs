@@ -67,7 +67,7 @@ const ROOM: isize = 1 << 20;
 pub fn merged(name: &str, text: &str, rows: &[NewRow], provenance: &Provenance) -> Result<String, TuningError> {
     let table = Table::parse(name, name, text)?;
     let known = table.provenance.iter().find(|(_, known)| *known == provenance).map(|(name, _)| name.clone());
-    let label = known.clone().unwrap_or_else(|| new_label(&table, &provenance.date));
+    let label = known.clone().unwrap_or_else(|| new_label(&table, provenance));
     let mut document = parsed(name, text)?;
     each_table(document.as_table_mut(), &mut |table| {
         table.set_position(table.position().map(|position| ROOM * (position + 1)));
@@ -230,8 +230,8 @@ fn left(row: &Row, new: &[NewRow]) -> Vec<Tokens> {
 }
 
 /// A name for new provenance that the table does not have.
-fn new_label(table: &Table, date: &str) -> String {
-    let first = format!("measured_{}", date.replace('-', "_"));
+fn new_label(table: &Table, provenance: &Provenance) -> String {
+    let first = format!("{}_{}", provenance.kind.name(), provenance.date.replace('-', "_"));
     let numbered = (2..).map(|i| format!("{first}_{i}"));
     let mut labels = std::iter::once(first.clone()).chain(numbered);
     labels.find(|label| !table.provenance.contains_key(label)).expect("there is always one more number")

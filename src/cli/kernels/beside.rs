@@ -12,8 +12,8 @@ use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::{Precision, Problem, Template};
 use crate::tuning::table::StepKind;
-use crate::workbench::predict::{PredictError, Prediction, Predictor, setup, workload};
-use crate::workbench::timing::{Candidate, Setup};
+use crate::workbench::predict::{PredictError, Prediction, Predictor};
+use crate::workbench::timing::{self, Candidate, Setup};
 
 /// The shapes at which templates are held beside each other.
 #[derive(clap::Args, Clone, Debug)]
@@ -128,7 +128,7 @@ impl Choosers {
             let today = self.today.ranking(&problem, n_rows, step).ok();
             let incumbent = today.and_then(|ranking| ranking.choices.into_iter().next());
             let incumbent = incumbent.map(|one| Candidate { template: one.template, params: one.params });
-            let setup = setup(&problem, args.tokens, step, args.context);
+            let setup = Setup::of(&problem, args.tokens, step, args.context, 0);
             all.push(Beside { label: found.label, problem, setup, candidate, incumbent });
         }
         if all.is_empty() && !known.is_empty() {
@@ -151,7 +151,7 @@ impl Choosers {
                 Ok(compiled) => compiled,
                 Err(error) => return Ok(Err(error)),
             };
-            let work = workload(chooser.library(), &beside.problem, &compiled.rendered.args, &beside.setup)?;
+            let work = timing::work(chooser.library(), &beside.problem, &beside.setup)?;
             Ok(Ok(compiled.predict(&beside.setup.scalars, &work)?))
         };
         let incumbent = beside.incumbent.as_ref().map(|incumbent| one(&self.today, incumbent)).transpose()?;

@@ -20,8 +20,8 @@ use crate::config::NamedShape;
 use crate::object::store::Store;
 use crate::template::{Precision, Problem};
 use crate::workbench::predict::against::{self, Agreement, Measured, agreement};
-use crate::workbench::predict::{Compiled, Prediction, Predictor, setup, workload};
-use crate::workbench::timing::Candidate;
+use crate::workbench::predict::{Compiled, Prediction, Predictor};
+use crate::workbench::timing::{self, Candidate, Setup};
 
 #[derive(clap::Args)]
 pub(super) struct PredictArgs {
@@ -196,8 +196,9 @@ fn predicted(
                 continue;
             }
         };
-        let setup = setup(problem, measured.n_tokens, measured.step, measured.context.unwrap_or(args.context));
-        let work = workload(library, problem, &compiled.rendered.args, &setup)?;
+        let context = measured.context.unwrap_or(args.context);
+        let setup = Setup::of(problem, measured.n_tokens, measured.step, context, 0);
+        let work = timing::work(library, problem, &setup)?;
         let prediction = compiled.predict(&setup.scalars, &work)?;
         let limit_us = 1e6 * predictor.chip().least_s(&work);
         let ranking = chooser.ranking(problem, measured.n_tokens as usize, measured.step)?;

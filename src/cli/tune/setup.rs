@@ -22,6 +22,7 @@ use crate::object::cache::Cache;
 use crate::object::store::{Progress, Store};
 use crate::pipeline::Pipeline;
 use crate::target::Target;
+use crate::target::compute_unit::Product;
 use crate::template::{Precision, Problem};
 use crate::tuning::TuningTables;
 use crate::tuning::table::{ProvenanceKind, StepKind};
@@ -38,6 +39,9 @@ const CACHE_BYTES: usize = 256 << 20;
 
 /// The forward pass is the same for any number of slots and any context.
 const BLUEPRINT: (usize, usize) = (32, 1024);
+
+/// A problem with such a part of a step is tried with more parameters.
+const LARGE_SHARE: f64 = 0.04;
 
 /// The seed of random weights, as all commands have it.
 const SEED: u64 = 1;
@@ -154,7 +158,7 @@ impl Setup {
         let JobArgs { tokens, rows, .. } = &self.args;
         let mut counts = Counts::of(self.target());
         if !tokens.is_empty() {
-            counts = Counts { decode: tokens.clone(), prompt: tokens.clone() };
+            counts = Counts::only(tokens);
         }
         match rows.map(super::Rows::step) {
             Some(StepKind::Decode) => counts.prompt.clear(),
@@ -178,10 +182,11 @@ impl Setup {
 
     /// Every piece that the command line asks for, what takes the largest share of a step first.
     pub fn all_pieces(&self) -> Vec<Piece> {
-        let library = self.chooser.library();
-        let facts = self.chooser.tables().facts(&self.target().arch);
-        let product = facts.and_then(|facts| facts.product.as_ref());
-        self.job.pieces(&self.which, &self.counts(), library, product)
+        self.job.pieces(&self.which, &self.counts(), self.chooser.library(), self.product())
+    }
+
+    fn product(&self) -> Option<&Product> {
+        self.chooser.tables().facts(&self.target().arch).and_then(|facts| facts.product.as_ref())
     }
 
     /// The rows whose templates render to something else now.
@@ -193,10 +198,15 @@ impl Setup {
         let JobArgs { most, variant, params, op, .. } = &self.args;
         let usual = match (self.kind(), op.is_empty()) {
             (ProvenanceKind::Predicted, _) => 8,
-            (_, true) => 16,
+            (_, true) => 12,
             (_, false) => 48,
         };
-        Effort { most: most.unwrap_or(usual), variants: variant.clone(), params: params.clone() }
+        let is_usual = most.is_none() && op.is_empty();
+        let shares = self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product());
+        let large =
+            shares.into_iter().filter(|(_, share)| is_usual && *share >= LARGE_SHARE).map(|(problem, _)| problem);
+        let (large, variants, params) = (large.collect(), variant.clone(), params.clone());
+        Effort { most: most.unwrap_or(usual), large, variants, params }
     }
 
     pub fn judge(&self) -> anyhow::Result<Judging<'_>> {

@@ -1,6 +1,7 @@
 //! Whole steps with the rows that were found and without them, beside what the machine could do at most.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
@@ -34,8 +35,8 @@ const BATCHES: [u32; 4] = [1, 8, 32, 256];
 /// What whole steps say.
 pub(super) struct Decided {
     pub decision: Decision,
-    /// At most so many tokens per second, of each work.
-    limits: Vec<f64>,
+    /// At most so many tokens per second, of each work by name.
+    limits: Map<String, Value>,
 }
 
 /// Engines with the tables as they are and with new rows, one at a time: two models seldom fit a device.
@@ -64,19 +65,23 @@ pub(super) fn decide(
     setup: &Setup,
     journal: &mut Journal,
     bar: &Bar<'_>,
+    until: Option<Instant>,
     output: &Output,
 ) -> anyhow::Result<Decided> {
     let works = works(setup);
     let asked = Asked { repeats: Some(3), steps: Some(20), ..Asked::default() };
     let suite = Suite::of(&asked, setup.target());
     let mut engines = Engines { setup, journal, bar, suite, limits: None, found: Map::new(), n_done: BTreeMap::new() };
-    let decision = decide_by(rows, &works, PAIRS, &mut engines)?;
+    let is_over = || until.is_some_and(|until| Instant::now() >= until);
+    let decision = decide_by(rows, &works, PAIRS, &mut engines, &is_over)?;
     if decision.n_dropped > 0 {
-        output.note(&format!("{} rows were cut or dropped: whole steps are slower with them", decision.n_dropped));
+        let why = "whole steps are slower with them, or were not measured within the time";
+        output.note(&format!("{} rows were cut or dropped: {why}", decision.n_dropped));
     }
-    let limit = |work: &Work| engines.found.get(&work.name).and_then(Value::as_f64).unwrap_or(f64::NAN);
-    let limits = works.iter().map(limit).collect();
-    Ok(Decided { decision, limits })
+    for work in &decision.open {
+        output.warning(&format!("no time was left for whole steps of {}: a second `tune` goes on", work.name));
+    }
+    Ok(Decided { decision, limits: engines.found })
 }
 
 fn works(setup: &Setup) -> Vec<Work> {
@@ -208,7 +213,8 @@ impl Decided {
             rising.sort_by(f64::total_cmp);
             rising[rising.len() / 2]
         };
-        let row = |(outcome, limit): (&Outcome, &f64)| {
+        let row = |outcome: &Outcome| {
+            let limit = self.limit(outcome);
             let (before, after) = (middle(&outcome.before), middle(&outcome.after));
             vec![
                 outcome.work.name.clone(),
@@ -219,14 +225,19 @@ impl Decided {
                 format!("{:.1}", 100.0 * after / limit),
             ]
         };
-        let rows: Vec<Vec<String>> = self.decision.outcomes.iter().zip(&self.limits).map(row).collect();
+        let rows: Vec<Vec<String>> = self.decision.outcomes.iter().map(row).collect();
         let right = ["before", "after", "gain %", "limit", "% of it"];
         output.table(&["work", right[0], right[1], right[2], right[3], right[4]], &rows, &right)?;
         Ok(())
     }
 
+    fn limit(&self, outcome: &Outcome) -> f64 {
+        self.limits.get(&outcome.work.name).and_then(Value::as_f64).unwrap_or(f64::NAN)
+    }
+
     pub fn json(&self) -> Value {
-        let outcomes = self.decision.outcomes.iter().zip(&self.limits).map(|(outcome, limit)| {
+        let outcomes = self.decision.outcomes.iter().map(|outcome| {
+            let limit = self.limit(outcome);
             json!({
                 "work": outcome.work.name, "before": outcome.before, "after": outcome.after, "gain": outcome.gain(),
                 "limit": limit,

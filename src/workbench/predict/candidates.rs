@@ -11,19 +11,17 @@ use crate::error::Hint;
 use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
 use crate::object::store::{Progress, Store, StoreError};
-use crate::reference::{self, Case, Tensors};
 use crate::target::compute_unit::{ComputeUnit, Product};
 use crate::target::{Platform, Target, TargetFacts};
 use crate::template::Problem;
 use crate::template::expression::ExpressionError;
-use crate::template::launch::ArgSpec;
 use crate::template::library::Library;
 use crate::template::render::{RenderError, Rendered, render};
-use crate::template::work::{Elements, Work};
+use crate::template::work::Work;
 use crate::workbench::isa::llvm::Llvm;
 use crate::workbench::isa::speed::{Machine, once};
 use crate::workbench::isa::{self, Instruction, IsaError, sass};
-use crate::workbench::timing::{Candidate, Setup, TimingError};
+use crate::workbench::timing::Candidate;
 
 /// Compiles candidates for one chip and reads what came of them.
 pub struct Predictor<'a> {
@@ -255,38 +253,4 @@ impl Compiled {
         let geometry = Geometry { n_blocks, block_size: self.rendered.launch.block_size() };
         Ok(predict(&self.code, geometry, work, &self.chip))
     }
-}
-
-/// What a launch has to do at least, on random inputs of this kind: operations of all ops of a run, and bytes of its
-/// arguments, as the contracts count them.
-///
-/// - `args`: those of any kernel for the problem
-///
-/// # Errors
-/// [`TimingError`].
-pub fn workload(library: &Library, problem: &Problem, args: &[ArgSpec], setup: &Setup) -> Result<Work, TimingError> {
-    let contracts = problem.ops.iter().map(|op| library.contract(op)).collect::<Result<Vec<_>, _>>()?;
-    let wants_inputs = contracts.iter().any(|contract| contract.work.counted().next().is_some());
-    let inputs =
-        if wants_inputs { reference::inputs(&problem.ops, &case(problem, setup), setup.seed)? } else { Tensors::new() };
-    let mut all = Work::default();
-    for contract in contracts {
-        let counted: Elements = contract
-            .work
-            .counted()
-            .filter_map(|name| Some((name.to_owned(), inputs.get(name)?.values().iter().map(|&v| v as i64).collect())))
-            .collect();
-        let own = contract.work.count(problem, args, &setup.scalars, &counted)?;
-        all.flop = all.flop.map_or(own.flop, |flop| Some(flop + own.flop.unwrap_or(0.0)));
-        for (name, bytes) in own.bytes {
-            all.bytes.entry(name).and_modify(|least| *least = least.min(bytes)).or_insert(bytes);
-        }
-    }
-    Ok(all)
-}
-
-fn case(problem: &Problem, setup: &Setup) -> Case {
-    let Problem { dims, constants, flags, dtypes, .. } = problem.clone();
-    let scalars = setup.scalars.iter().map(|(name, &value)| (name.clone(), value as f64)).collect();
-    Case { dims, constants, flags, dtypes, inputs: setup.inputs.clone(), scalars }
 }

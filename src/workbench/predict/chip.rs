@@ -17,8 +17,11 @@ const LATENCY_NS: f64 = 500.0;
 /// A guess: a launch in a captured graph that does nothing, in microseconds, where no table says it.
 const LAUNCH_US: f64 = 2.0;
 
-/// Blocks that a compute unit holds at most: those of an AMD GPU with more than a wave, and those of an NVIDIA GPU.
-const MAX_BLOCKS: [u32; 2] = [16, 32];
+/// Blocks that a compute unit of an AMD GPU holds at most, if they have more than a wave: as many as it has barriers.
+const AMD_MAX_BLOCKS: u32 = 16;
+
+/// Blocks that an SM of an NVIDIA GPU holds at most.
+const NVIDIA_MAX_BLOCKS: u32 = 32;
 
 /// What a chip can do.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +40,8 @@ pub struct Chip {
     pub lds_bytes: u32,
     /// Blocks of several waves that a unit holds at most.
     pub max_blocks: u32,
+    /// Blocks of one wave that a unit holds at most.
+    pub max_one_wave_blocks: u32,
     /// Lanes of a wave.
     pub wave_size: u32,
     /// Its highest clock.
@@ -59,6 +64,10 @@ impl Chip {
         let (unit, product) = (facts.compute_unit?, facts.product.as_ref()?);
         let clock_hz = f64::from(product.clock_mhz) * 1e6;
         let memory_bytes_per_s = REACHED_BANDWIDTH * product.memory_gbps * 1e9;
+        let (max_blocks, max_one_wave_blocks) = match target.platform {
+            Platform::Nvidia => (NVIDIA_MAX_BLOCKS, NVIDIA_MAX_BLOCKS),
+            Platform::Amd | Platform::Host => (AMD_MAX_BLOCKS, unit.simds * unit.waves_per_simd),
+        };
         Some(Self {
             units: product.compute_units,
             simds: unit.simds,
@@ -66,7 +75,8 @@ impl Chip {
             vgprs: unit.vgprs,
             vgpr_granule: unit.vgpr_granule,
             lds_bytes: unit.lds_bytes,
-            max_blocks: MAX_BLOCKS[usize::from(target.platform == Platform::Nvidia)],
+            max_blocks,
+            max_one_wave_blocks,
             wave_size: target.wave_size,
             clock_hz,
             memory_bytes_per_s,
@@ -96,7 +106,7 @@ impl Chip {
             lds_bytes: self.lds_bytes,
         };
         let by_registers = unit.waves_by_registers(code.vgprs) * self.simds / waves;
-        let by_count = if waves > 1 { self.max_blocks } else { u32::MAX };
+        let by_count = if waves > 1 { self.max_blocks } else { self.max_one_wave_blocks };
         by_registers.min(by_lds).min(by_count)
     }
 }

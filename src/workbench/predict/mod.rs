@@ -19,13 +19,11 @@
 pub mod against;
 mod candidates;
 mod chip;
-mod rows;
 
 use std::fmt;
 
-pub use candidates::{Compiled, PredictError, Predictor, workload};
+pub use candidates::{Compiled, PredictError, Predictor};
 pub use chip::Chip;
-pub use rows::setup;
 
 use crate::template::work::Work;
 
@@ -198,6 +196,7 @@ mod tests {
             vgpr_granule: 8,
             lds_bytes: 65_536,
             max_blocks: 16,
+            max_one_wave_blocks: 16,
             wave_size: 32,
             clock_hz: 1e9,
             memory_bytes_per_s: 1e12,

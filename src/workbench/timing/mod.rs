@@ -8,7 +8,9 @@ mod gate;
 mod memory;
 mod run;
 pub mod search;
+mod setup;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +43,10 @@ const REPLAY_US: f64 = 400.0;
 /// A candidate that is slower than the best by this factor in every round so far is not timed again.
 const HOPELESS: f64 = 1.5;
 
+/// A candidate is not timed in rounds if a launch by itself takes longer than the best by this factor and this many
+/// microseconds, which is what a launch by itself may take more.
+const SLOW: (f64, f64) = (2.0, 50.0);
+
 /// One problem at one number of rows.
 pub struct Bench<'a> {
     pipeline: &'a Pipeline,
@@ -50,6 +56,8 @@ pub struct Bench<'a> {
     gate: Gate,
     lds: Option<LdsFill>,
     work: Work,
+    /// The least time of a launch of any candidate so far, in microseconds.
+    best_us: Cell<f64>,
 }
 
 /// What is to be timed.
@@ -164,6 +172,8 @@ struct Ready {
     kernel: LoadedKernel,
     launches: Launches,
     graph: Option<Graph>,
+    /// The time of one launch by itself, of a candidate that is too slow to be timed in rounds.
+    slow_us: Option<f64>,
     object: String,
     passed: Passed,
 }
@@ -196,7 +206,8 @@ impl<'a> Bench<'a> {
             false => Ok(None),
         };
         let lds = lds.map_err(TimingError::Lds)?;
-        Ok(Self { pipeline, problem, scalars: setup.scalars.clone(), memory, gate, lds, work })
+        let (scalars, best_us) = (setup.scalars.clone(), Cell::new(f64::INFINITY));
+        Ok(Self { pipeline, problem, scalars, memory, gate, lds, work, best_us })
     }
 
     /// What a launch has to do at least.
@@ -255,9 +266,15 @@ impl<'a> Bench<'a> {
         entered(driver, || driver.launch(&kernel.kernel, &launches.nth(0)))?;
         let passed = self.gate.check(driver, &self.memory, &kernel.rendered)?;
         let once = entered(driver, || driver.launch_timed(&kernel.kernel, &launches.nth(1)))?;
-        launches.repeat((REPLAY_US / (once.as_secs_f64() * 1e6).max(0.1)).ceil() as usize);
+        let once_us = once.as_secs_f64() * 1e6;
+        let best_us = self.best_us.get();
+        if once_us > SLOW.0 * best_us + SLOW.1 {
+            return Ok(Ready { candidate, kernel, launches, graph: None, slow_us: Some(once_us), object, passed });
+        }
+        self.best_us.set(best_us.min(once_us));
+        launches.repeat((REPLAY_US / once_us.max(0.1)).ceil() as usize);
         let graph = driver.capture(&launches.all(&kernel.kernel))?;
-        Ok(Ready { candidate, kernel, launches, graph, object, passed })
+        Ok(Ready { candidate, kernel, launches, graph, slow_us: None, object, passed })
     }
 
     fn time_all(
@@ -266,12 +283,13 @@ impl<'a> Bench<'a> {
         n_rounds: usize,
         runs: &mut dyn FnMut(usize),
     ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
-        let mut times: Vec<Vec<f64>> = vec![Vec::new(); ready.len()];
+        let slow_us = |ready: &Result<Ready, _>| ready.as_ref().ok().and_then(|ready| ready.slow_us);
+        let mut times: Vec<Vec<f64>> = ready.iter().map(|(_, ready)| slow_us(ready).into_iter().collect()).collect();
         let mut failed: Vec<Option<CandidateError>> = ready.iter().map(|_| None).collect();
         for round in 0..=n_rounds {
-            let best = times.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+            let best = times.iter().flatten().copied().fold(self.best_us.get(), f64::min);
             for (i, (_, ready)) in ready.iter().enumerate() {
-                let Ok(ready) = ready else { continue };
+                let Some(ready) = ready.as_ref().ok().filter(|ready| ready.slow_us.is_none()) else { continue };
                 let fastest = times[i].iter().copied().fold(f64::INFINITY, f64::min);
                 if failed[i].is_some() || (round > 1 && fastest > HOPELESS * best) {
                     continue;

@@ -1,6 +1,6 @@
 //! Which parameters are tried: all of a small grid, of a large one a walk downhill.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::template::Params;
 
@@ -19,13 +19,19 @@ pub struct Limits {
 /// How many a first look around takes in.
 const LOOK_AROUND: usize = 8;
 
-/// Tries legal parameters: `start` and a few from all over the grid first; then all of them if they are not too many,
-/// else those that differ in one parameter from the best so far, again and again, and where none of these is better
-/// those that differ in two. Gives all that were tried.
-pub fn search(legal: &[Params], start: &Params, limits: Limits, measure: Measure<'_>) -> BTreeMap<Params, Option<f64>> {
+/// Tries legal parameters: `first`, such as [`look_around`] gives; then all of them if they are not too many, else those
+/// that differ in one parameter from the best so far, by a step and then by more, again and again, and where none of
+/// these is better those that differ in two. Gives all that were tried.
+pub fn search(
+    legal: &[Params],
+    first: Vec<Params>,
+    limits: Limits,
+    measure: Measure<'_>,
+) -> BTreeMap<Params, Option<f64>> {
     let most = limits.most;
     let mut tried = BTreeMap::new();
-    try_all(look_around(legal, start, most.min(LOOK_AROUND)), &mut tried, measure);
+    let Some(start) = first.first().cloned() else { return tried };
+    try_all(first, &mut tried, measure);
     let fastest = tried.values().flatten().copied().fold(f64::INFINITY, f64::min);
     if fastest > limits.hopeless_us {
         return tried;
@@ -35,11 +41,15 @@ pub fn search(legal: &[Params], start: &Params, limits: Limits, measure: Measure
         try_all(rest, &mut tried, measure);
         return tried;
     }
+    let grid = Grid::of(legal);
     loop {
-        let before = best(&tried).unwrap_or(start).clone();
+        let before = best(&tried).unwrap_or(&start).clone();
         let mut is_better = false;
-        for distance in [1, 2] {
-            let is_near = |params: &&Params| n_changes(params, &before) == distance && !tried.contains_key(*params);
+        for (n_changes, most_steps) in [(1, 1), (1, usize::MAX), (2, 1), (2, usize::MAX)] {
+            let is_near = |params: &&Params| {
+                let (changes, steps) = grid.distance(params, &before);
+                changes == n_changes && steps <= most_steps && !tried.contains_key(*params)
+            };
             let left = most.saturating_sub(tried.len());
             let near: Vec<Params> = legal.iter().filter(is_near).take(left).cloned().collect();
             try_all(near, &mut tried, measure);
@@ -54,8 +64,9 @@ pub fn search(legal: &[Params], start: &Params, limits: Limits, measure: Measure
     }
 }
 
-/// The start, and others at equal distances in the list.
-fn look_around(legal: &[Params], start: &Params, n: usize) -> Vec<Params> {
+/// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
+pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
+    let n = most.min(LOOK_AROUND);
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {
         let params = &legal[i * legal.len() / n];
@@ -78,8 +89,27 @@ fn best(tried: &BTreeMap<Params, Option<f64>>) -> Option<&Params> {
     timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(params, _)| params)
 }
 
-fn n_changes(a: &Params, b: &Params) -> usize {
-    a.iter().filter(|(name, value)| b.get(*name) != Some(value)).count()
+/// The values of each parameter, rising.
+struct Grid<'a>(BTreeMap<&'a str, BTreeSet<u32>>);
+
+impl<'a> Grid<'a> {
+    fn of(legal: &'a [Params]) -> Self {
+        let mut values: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+        for (name, value) in legal.iter().flatten() {
+            values.entry(name).or_default().insert(*value);
+        }
+        Self(values)
+    }
+
+    /// In how many parameters two differ, and by how many steps in that in which they differ most.
+    fn distance(&self, a: &Params, b: &Params) -> (usize, usize) {
+        let pairs = a.iter().filter_map(|(name, value)| Some((name, *value, *b.get(name)?)));
+        let steps = pairs.filter(|(_, a, b)| a != b).map(|(name, a, b)| {
+            let between = self.0.get(name.as_str()).map(|values| values.range(a.min(b)..a.max(b)).count());
+            between.unwrap_or(usize::MAX)
+        });
+        steps.fold((0, 0), |(n, most), steps| (n + 1, most.max(steps)))
+    }
 }
 
 #[cfg(test)]
@@ -102,6 +132,10 @@ mod tests {
         Limits { most, hopeless_us: f64::INFINITY }
     }
 
+    fn around(legal: &[Params], start: &Params, limits: Limits) -> Vec<Params> {
+        look_around(legal, start, limits.most)
+    }
+
     /// Least at a = 5, b = 2, c = 6.
     fn bowl(params: &Params) -> f64 {
         let distance = |name: &str, at: f64| (f64::from(params[name]) - at).powi(2);
@@ -112,7 +146,7 @@ mod tests {
     fn a_walk_finds_the_bottom_with_few_of_many() {
         let legal = grid();
         let mut n_measured = 0;
-        let tried = search(&legal, &legal[0], at_most(120), &mut |params| {
+        let tried = search(&legal, around(&legal, &legal[0], at_most(120)), at_most(120), &mut |params| {
             n_measured += params.len();
             params.iter().map(|params| Some(bowl(params))).collect()
         });
@@ -123,7 +157,9 @@ mod tests {
     #[test]
     fn a_small_grid_is_tried_whole_and_once() {
         let legal = &grid()[..20];
-        let tried = search(legal, &legal[3], at_most(20), &mut |params| vec![Some(1.0); params.len()]);
+        let tried = search(legal, around(legal, &legal[3], at_most(20)), at_most(20), &mut |params| {
+            vec![Some(1.0); params.len()]
+        });
         assert_eq!(tried.len(), 20);
     }
 
@@ -131,7 +167,8 @@ mod tests {
     fn a_template_that_is_far_behind_is_left_after_a_look_around() {
         let legal = grid();
         let limits = Limits { most: 200, hopeless_us: 0.5 };
-        let tried = search(&legal, &legal[0], limits, &mut |params| vec![Some(1.0); params.len()]);
+        let tried =
+            search(&legal, around(&legal, &legal[0], limits), limits, &mut |params| vec![Some(1.0); params.len()]);
         assert!((2..=LOOK_AROUND).contains(&tried.len()), "{}", tried.len());
     }
 
@@ -139,7 +176,7 @@ mod tests {
     fn what_cannot_be_used_is_walked_around() {
         let legal = grid();
         // Nothing with a = 1 or 2 works: from a = 0 the bottom is beyond.
-        let tried = search(&legal, &legal[0], at_most(200), &mut |params| {
+        let tried = search(&legal, around(&legal, &legal[0], at_most(200)), at_most(200), &mut |params| {
             params.iter().map(|params| (!matches!(params["a"], 1 | 2)).then(|| bowl(params))).collect()
         });
         assert_eq!(best(&tried).map(|params| params["a"]), Some(5));

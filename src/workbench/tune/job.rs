@@ -6,7 +6,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::cover::runs;
-use crate::graph::kv_cache::{BLOCK_TOKENS, ring_blocks};
 use crate::graph::{Graph, Rows};
 use crate::target::Target;
 use crate::target::compute_unit::Product;
@@ -62,6 +61,8 @@ pub struct Counts {
     pub decode: Vec<u32>,
     /// Of steps that take in a prompt.
     pub prompt: Vec<u32>,
+    /// Those of them at which parameters are searched for. At the others what is good at their neighbours is compared.
+    pub searched: Vec<u32>,
 }
 
 /// Where nothing is known of a chip, a guess: operations that take as long as moving a byte.
@@ -73,10 +74,17 @@ const LAUNCH_BYTES: f64 = 1e6;
 impl Counts {
     /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
     pub fn of(target: &Target) -> Self {
-        match target.is_gpu() {
-            true => Self { decode: vec![1, 2, 4, 8, 16, 32, 64, 128, 256], prompt: vec![64, 256, 512, 2048, 4096] },
-            false => Self { decode: vec![1, 2, 4, 8, 16, 32], prompt: vec![16, 64, 512] },
-        }
+        let (decode, prompt): (&[u32], &[u32]) = match target.is_gpu() {
+            true => (&[1, 2, 4, 8, 16, 32, 64, 128, 256], &[64, 256, 512, 2048, 4096]),
+            false => (&[1, 2, 4, 8, 16, 32], &[16, 64, 512]),
+        };
+        Self { decode: decode.to_vec(), prompt: prompt.to_vec(), searched: vec![1, 8, 32, 256, 512, 4096] }
+    }
+
+    /// These alone, of steps of both kinds, and all of them are searched.
+    pub fn only(tokens: &[u32]) -> Self {
+        let [decode, prompt, searched] = [(); 3].map(|()| tokens.to_vec());
+        Self { decode, prompt, searched }
     }
 }
 
@@ -85,7 +93,7 @@ impl Job {
     /// request asks for it is left out.
     pub fn of(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
         let mut job = Self { asked: Vec::new(), context, cache_bytes };
-        let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut places: BTreeMap<&str, (usize, Rows)> = BTreeMap::new();
         for node in &graph.nodes {
             let asked = Asked {
                 label: node.label.clone(),
@@ -95,11 +103,14 @@ impl Job {
                 scalars: node.scalars.clone(),
                 parts: Vec::new(),
             };
-            places.insert(&node.label, job.add(asked));
+            places.insert(&node.label, (job.add(asked), node.rows));
         }
         for (label, problem) in runs(graph, fusions) {
-            let parts: Vec<usize> = label.split(" + ").filter_map(|part| places.get(part).copied()).collect();
-            let Some(rows) = parts.first().map(|first| job.asked[*first].rows) else { continue };
+            let of_parts: Vec<(usize, Rows)> =
+                label.split(" + ").filter_map(|part| places.get(part).copied()).collect();
+            // Those of its own nodes: elsewhere the same problem may be asked for with more.
+            let Some(&(_, rows)) = of_parts.first() else { continue };
+            let parts: Vec<usize> = of_parts.into_iter().map(|(part, _)| part).collect();
             let scalars = parts.iter().flat_map(|part| job.asked[*part].scalars.clone()).collect();
             job.add(Asked { label, problem, n_nodes: 0, rows, scalars, parts });
         }
@@ -128,25 +139,33 @@ impl Job {
         library: &Library,
         product: Option<&Product>,
     ) -> Vec<Piece> {
-        let mut of_problems: Vec<Vec<Piece>> = Vec::new();
-        for &problem in which {
-            let mut pieces = self.of_problem(problem, counts);
-            pieces.sort_unstable();
-            pieces.dedup();
-            of_problems.push(pieces);
-        }
+        let shares = self.shares(which, counts, library, product);
+        let mut order: Vec<usize> = which.iter().copied().collect();
+        order.sort_by(|a, b| shares[b].total_cmp(&shares[a]));
+        order.into_iter().flat_map(|problem| self.of_problem(problem, counts)).collect()
+    }
+
+    /// The part that each problem has of a step of the fewest rows or of the most, whichever is larger.
+    pub fn shares(
+        &self,
+        which: &BTreeSet<usize>,
+        counts: &Counts,
+        library: &Library,
+        product: Option<&Product>,
+    ) -> BTreeMap<usize, f64> {
         // What a step of each of these numbers of rows takes at least, and each problem's part of it.
-        let mut costs: Vec<Vec<f64>> = Vec::new();
-        for pieces in &of_problems {
+        let mut costs: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for &problem in which {
+            let pieces = self.of_problem(problem, counts);
             let ends = [pieces.first(), pieces.last()].into_iter().flatten();
-            costs.push(ends.map(|piece| self.cost(piece, library, product).unwrap_or_default()).collect());
+            let cost = |piece| self.cost(piece, library, product).unwrap_or_default();
+            costs.insert(problem, ends.map(cost).collect());
         }
-        let total = |end: usize| costs.iter().filter_map(|cost| cost.get(end)).sum::<f64>().max(f64::MIN_POSITIVE);
+        // A run and its ops are the same work: of a step each counts for itself.
+        let total = |end: usize| costs.values().filter_map(|cost| cost.get(end)).sum::<f64>().max(f64::MIN_POSITIVE);
         let totals = [total(0), total(1)];
         let share = |cost: &[f64]| cost.iter().zip(totals).map(|(cost, total)| cost / total).fold(0.0, f64::max);
-        let mut order: Vec<(f64, Vec<Piece>)> = costs.iter().map(|cost| share(cost)).zip(of_problems).collect();
-        order.sort_by(|a, b| b.0.total_cmp(&a.0));
-        order.into_iter().flat_map(|(_, pieces)| pieces).collect()
+        costs.iter().map(|(&problem, cost)| (problem, share(cost))).collect()
     }
 
     fn of_problem(&self, problem: usize, counts: &Counts) -> Vec<Piece> {
@@ -154,14 +173,17 @@ impl Job {
         let at = |step: StepKind, n_tokens: u32| Piece { problem, step, n_tokens };
         let decode = counts.decode.iter().map(|&n| at(StepKind::Decode, n));
         let prompt = counts.prompt.iter().map(|&n| at(StepKind::Mixed, n));
-        match asked.rows {
+        let mut pieces: Vec<Piece> = match asked.rows {
             Rows::All if looks_at_positions(&asked.problem) => decode.chain(prompt).collect(),
             Rows::All => {
                 // Rows are rows: what kind of step they are of is nothing to them.
                 decode.chain(counts.prompt.iter().map(|&n| at(StepKind::Decode, n))).collect()
             }
             Rows::Logits | Rows::Changed | Rows::Logprobs => decode.collect(),
-        }
+        };
+        pieces.sort_unstable();
+        pieces.dedup();
+        pieces
     }
 
     /// The kind of step that rows of a table want for a piece: none where it does not matter.
@@ -179,37 +201,14 @@ impl Job {
         Ok(asked.n_nodes as f64 * (least + LAUNCH_BYTES))
     }
 
-    /// The scalars and the kind of the inputs of a piece.
+    /// The scalars and the kind of the inputs of a piece, with what its node says besides.
     pub fn setup(&self, piece: &Piece) -> Setup {
         let Asked { problem, scalars, .. } = &self.asked[piece.problem];
-        let (n, context) = (piece.n_tokens as usize, self.context as usize);
-        let window = problem.dims.get("window").map_or(0, |&window| window as usize);
-        let (n_slots, run) = match piece.step {
-            StepKind::Decode => (n, 1),
-            StepKind::Mixed => (1, n),
-        };
-        let op = problem.ops[0].as_str();
-        let table_blocks = match window {
-            _ if op == "rope_kv" => run.div_ceil(BLOCK_TOKENS),
-            0 => context.max(run).div_ceil(BLOCK_TOKENS),
-            window => ring_blocks(window, run),
-        };
-        let mut scalars: BTreeMap<String, u64> =
-            scalars.iter().map(|(name, &value)| (name.clone(), value.into())).collect();
-        scalars.insert("n_tokens".to_owned(), n as u64);
-        if problem.dims.contains_key("block_tokens") {
-            let sizes = [("n_slots", n_slots), ("table_blocks", table_blocks), ("n_blocks", n_slots * table_blocks)];
-            scalars.extend(sizes.map(|(name, size)| (name.to_owned(), size as u64)));
+        let mut setup = Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes);
+        for (name, &value) in scalars {
+            setup.scalars.entry(name.clone()).or_insert(value.into());
         }
-        let inputs = match (op, piece.step) {
-            ("attention" | "rope_kv", StepKind::Decode) => Some("decode"),
-            ("attention", StepKind::Mixed) => Some("end"),
-            ("rope_kv", StepKind::Mixed) => Some("chunk"),
-            ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("spread"),
-            _ => None,
-        };
-        let seed = u64::from(piece.n_tokens);
-        Setup { scalars, inputs: inputs.map(str::to_owned), cache_bytes: self.cache_bytes, seed }
+        setup
     }
 }
 

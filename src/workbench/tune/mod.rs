@@ -2,9 +2,9 @@
 //!
 //! [`job`] says what there is to tune, in the order of its share of a step. A [`judge::Judge`] says how long a kernel
 //! takes: [`device`] measures it, in a process of its own, and [`predicted`] works it out without the device. [`tuner`]
-//! asks it about some parameters of every template, and where the best of two numbers of rows differ, about those
-//! between; all that was said is in a [`journal`] at once. [`rows`] makes rows of a tuning table of it, and [`step`]
-//! keeps those with which whole steps are no slower.
+//! asks it about some parameters of every template ([`walk`] has which), and where the best of two numbers of rows
+//! differ, about those between; all that was said is in a [`journal`] at once. [`rows`] makes rows of a tuning table of
+//! it, and [`step`] keeps those with which whole steps are no slower.
 
 pub mod device;
 pub mod job;
@@ -16,4 +16,5 @@ pub mod rows;
 pub mod stale;
 pub mod step;
 pub mod tuner;
+pub mod walk;
 pub mod worker;

@@ -17,6 +17,14 @@ pub struct Object {
     pub uses: Option<Uses>,
 }
 
+impl Object {
+    /// The verdict on one that spills registers.
+    pub fn spills(&self) -> Option<Verdict> {
+        let spills = self.uses.map_or(0, |uses| uses.spills);
+        (spills > 0).then(|| Verdict::refused(Reason::Spills, format!("it spills {spills} registers")))
+    }
+}
+
 /// The objects, in the order of the kernels, or why there is none that may be used.
 pub fn objects(
     store: &Store,
@@ -33,13 +41,8 @@ pub fn objects(
         let examined =
             target.is_real_gpu().then(|| examine(&object.object, &rendered.spec(), &rendered.resources, target));
         let uses = examined.transpose().map_err(|error| Verdict::refused(Reason::Exceeds, error))?;
-        let uses = uses.map(|facts| Uses::of(&facts));
-        match uses {
-            Some(Uses { spills, .. }) if spills > 0 && !kernel.is_known => {
-                Err(Verdict::refused(Reason::Spills, format!("it spills {spills} registers")))
-            }
-            uses => Ok(Object { bytes: Arc::clone(&object.object), uses }),
-        }
+        let object = Object { bytes: Arc::clone(&object.object), uses: uses.map(|facts| Uses::of(&facts)) };
+        object.spills().filter(|_| !kernel.is_known).map_or(Ok(object), Err)
     };
     kernels.iter().zip(objects).map(usable).collect()
 }

@@ -28,9 +28,8 @@ pub struct Predicted<'a> {
     target: &'a Target,
     store: &'a Store,
     predictor: Predictor<'a>,
-    /// Objects that were read, by the key of each and whether the kernel runs today, which may spill: they are the same
-    /// for any number of rows.
-    read: HashMap<(Digest, bool), Result<Arc<Read>, Verdict>>,
+    /// Objects that were read, by the key of each: they are the same for any number of rows.
+    read: HashMap<Digest, Result<Arc<Read>, Verdict>>,
     /// What there is to do for the piece that was asked about last.
     work: Option<(Piece, Work)>,
 }
@@ -39,10 +38,6 @@ pub struct Predicted<'a> {
 struct Read {
     compiled: Compiled,
     object: Object,
-}
-
-fn identity(kernel: &Kernel) -> (Digest, bool) {
-    (kernel.key, kernel.is_known)
 }
 
 impl<'a> Predicted<'a> {
@@ -63,15 +58,17 @@ impl<'a> Predicted<'a> {
 
     /// Compiles and reads what was not yet. A tool that is missing is an error: it would be so for every kernel.
     fn read_all(&mut self, kernels: &[Kernel], progress: &dyn Progress) -> Result<(), JudgeError> {
+        // Whether one may spill is asked below: it may be known another time.
+        let is_new = |kernel: &&Kernel| !self.read.contains_key(&kernel.key);
         let new: Vec<Kernel> =
-            kernels.iter().filter(|kernel| !self.read.contains_key(&identity(kernel))).cloned().collect();
+            kernels.iter().filter(is_new).map(|kernel| Kernel { is_known: true, ..kernel.clone() }).collect();
         let objects = objects(self.store, self.target, &new, progress);
         let read = new.par_iter().zip(objects).map(|(kernel, object)| {
             let read = object.map(|object| {
                 let compiled = self.predictor.read(kernel.rendered.clone(), &object.bytes);
                 compiled.map(|compiled| Arc::new(Read { compiled, object }))
             });
-            (identity(kernel), read)
+            (kernel.key, read)
         });
         for (key, read) in read.collect::<Vec<_>>() {
             let read = match read {
@@ -123,10 +120,13 @@ impl Judge for Predicted<'_> {
         let work = self.work(piece)?;
         let scalars = self.job.setup(piece).scalars;
         let verdict = |kernel: &Kernel| {
-            let read = match &self.read[&identity(kernel)] {
+            let read = match &self.read[&kernel.key] {
                 Ok(read) => read,
                 Err(verdict) => return verdict.clone(),
             };
+            if let Some(spills) = read.object.spills().filter(|_| !kernel.is_known) {
+                return spills;
+            }
             match read.compiled.predict(&scalars, &work) {
                 Ok(predicted) if predicted.seconds().is_finite() => Verdict::Time(Time {
                     times_us: vec![predicted.seconds() * 1e6],

@@ -4,9 +4,11 @@ use super::job::Job;
 use super::judge::Time;
 use super::tuner::{Entry, Tuned};
 use crate::target::Target;
+use crate::template::Params;
 use crate::tuning::edit::{NewRow, Proof};
 use crate::tuning::table::{APART, Facts, ProvenanceKind, Row, StepKind, Tokens};
 use crate::tuning::{Query, TuningTables};
+use crate::workbench::timing::Candidate;
 
 /// Measured times that are no further apart than this are the same, as a fraction.
 pub const NOISE: f64 = 0.02;
@@ -49,6 +51,7 @@ pub fn rows_of(
     for (i, tuned) in of_problem.iter().enumerate() {
         let n_tokens = tuned.piece.n_tokens;
         let before = rows.last().filter(|row| row.tokens.last == Some(judged));
+        let before = before.map(|row| (row.template.as_str(), &row.params));
         let Some((entry, time)) = chosen_by(tuned, before, rules) else { continue };
         let old = tuned.present_tokens();
         let least = if i == 0 { n_tokens - n_tokens / 4 } else { judged + 1 };
@@ -144,14 +147,16 @@ fn row(
     })
 }
 
-/// The best of what was judged; of equally good ones that of the row before, else the present one.
-pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&NewRow>) -> Option<(&'t Entry, &'t Time)> {
+/// The best of what was judged; of equally good ones that of fewer rows, else the present one.
+pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t Entry, &'t Time)> {
     let is_measured = tuned.entries.iter().filter_map(|entry| entry.verdict.time()).any(|time| time.evidence.is_some());
     let kind = if is_measured { ProvenanceKind::Measured } else { ProvenanceKind::Predicted };
+    let label = before.map(|before| before.template.label());
+    let before = label.as_deref().zip(before.map(|before| &before.params));
     chosen_by(tuned, before, Rules { kind, renews: false })
 }
 
-fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&NewRow>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
+fn chosen_by<'t>(tuned: &'t Tuned, before: Option<(&str, &Params)>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
     let ranked = tuned.ranked();
     let (best_entry, best) = *ranked.first()?;
     let limit = best.median_us() * (1.0 + rules.noise().max(best.spread()));
@@ -159,7 +164,7 @@ fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&NewRow>, rules: Rules) -> Opt
     let is_good = |time: &Time| time.times_us.len() == n_rounds && time.median_us() <= limit;
     let is_before = |entry: &Entry| {
         let candidate = &entry.candidate;
-        before.is_some_and(|row| row.template == candidate.template.label() && row.params == candidate.params)
+        before.is_some_and(|(label, params)| label == candidate.template.label() && *params == candidate.params)
     };
     let good = || ranked.iter().filter(|(_, time)| is_good(time));
     let kept = good().find(|(entry, _)| is_before(entry)).or_else(|| good().find(|(entry, _)| tuned.is_present(entry)));

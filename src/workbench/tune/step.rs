@@ -49,8 +49,10 @@ pub struct Decision {
     pub kept: Vec<NewRow>,
     /// How many of them, or parts of them, were dropped for that.
     pub n_dropped: usize,
-    /// Each work, as it was last measured.
+    /// Each work that was measured.
     pub outcomes: Vec<Outcome>,
+    /// Those for which there was no time.
+    pub open: Vec<Work>,
 }
 
 /// A work is slower only if it is so by more than the first of these, as a fraction, and by more than its pairs differ;
@@ -100,8 +102,9 @@ fn quantile(rising: &[f64], q: f64) -> f64 {
     rising[low] + part * (rising[(low + 1).min(rising.len() - 1)] - rising[low])
 }
 
-/// Measures all works with the rows and without, so many times in turn. What is slower loses the rows at the numbers of
-/// rows that it speaks for, and all is measured again, until nothing is slower or no row is left.
+/// Measures all works with the rows and without, in turn, so many times at most: fewer where the first pair is beyond
+/// all noise. What is slower loses the rows at the numbers of rows that it speaks for, and so does what was not measured
+/// when it `is_over`.
 ///
 /// # Errors
 /// If a work cannot be done.
@@ -110,26 +113,24 @@ pub fn decide<S: Steps>(
     works: &[Work],
     n_pairs: usize,
     steps: &mut S,
+    is_over: &dyn Fn() -> bool,
 ) -> Result<Decision, S::Error> {
-    let mut decision = Decision { kept: rows, n_dropped: 0, outcomes: Vec::new() };
-    loop {
-        decision.outcomes.clear();
-        for work in works {
-            decision.outcomes.push(pairs(work, &decision.kept, n_pairs, steps)?);
+    let mut decision = Decision { kept: rows.clone(), n_dropped: 0, outcomes: Vec::new(), open: Vec::new() };
+    for work in works {
+        if is_over() {
+            decision.n_dropped += cut(&mut decision.kept, work);
+            decision.open.push(work.clone());
+            continue;
         }
-        let n_before = decision.n_dropped;
-        for outcome in decision.outcomes.iter().filter(|outcome| outcome.is_slower()) {
-            decision.n_dropped += cut(&mut decision.kept, &outcome.work);
+        let mut outcome = pairs(work, &rows, n_pairs, steps)?;
+        if outcome.is_slower() {
+            decision.n_dropped += cut(&mut decision.kept, work);
+            // Its steps are as they were.
+            outcome.after.clone_from(&outcome.before);
         }
-        if decision.n_dropped == n_before {
-            // A work that is slower though no row speaks to it is not slower by the rows' fault.
-            return Ok(decision);
-        }
-        if decision.kept.is_empty() {
-            decision.outcomes.iter_mut().for_each(|outcome| outcome.after = outcome.before.clone());
-            return Ok(decision);
-        }
+        decision.outcomes.push(outcome);
     }
+    Ok(decision)
 }
 
 /// Old and new in turn, and the other way round each second time: a device that gets warmer is slower for both.
@@ -140,6 +141,9 @@ fn pairs<S: Steps>(work: &Work, rows: &[NewRow], n_pairs: usize, steps: &mut S) 
         for is_new in order {
             let speed = steps.tok_per_s(work, is_new.then_some(rows))?;
             if is_new { &mut outcome.after } else { &mut outcome.before }.push(speed);
+        }
+        if (outcome.gain() - 1.0).abs() > NOISE[1] {
+            break;
         }
     }
     Ok(outcome)

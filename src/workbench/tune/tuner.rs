@@ -11,6 +11,7 @@ use super::job::{Job, Piece};
 use super::journal::{Journal, JournalError, Key};
 use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
 use super::rows::chosen;
+use super::walk::{Walk, walks};
 use crate::choice::{Choice, Chooser, Why};
 use crate::object::compile::{CompileError, Request};
 use crate::object::key::Digest;
@@ -28,6 +29,9 @@ const FINAL_ROUNDS: usize = 15;
 
 /// How many of the best that is done with.
 const FINALISTS: usize = 4;
+
+/// How many times as many parameters are tried for problems that take a large share of a step.
+pub const LARGE: usize = 3;
 
 /// A template is left alone when a look around finds nothing that is at most so many times slower than another's best.
 const HOPELESS: f64 = 2.0;
@@ -103,6 +107,8 @@ pub enum TuneError {
 pub struct Effort {
     /// Most parameter sets of a template that are tried for a number of rows.
     pub most: usize,
+    /// Problems, by their indices, for which [`LARGE`] times as many are tried: they take a large share of a step.
+    pub large: BTreeSet<usize>,
     /// Only variants of these names, if any are named.
     pub variants: Vec<String>,
     /// Parameters that stay as given.
@@ -125,6 +131,13 @@ pub struct Tuner<'a> {
     pub journal: &'a mut Journal,
     /// Told while kernels compile.
     pub progress: &'a dyn Progress,
+}
+
+impl Effort {
+    /// Most parameter sets of a template that are tried for a number of rows of a problem.
+    pub fn most(&self, problem: usize) -> usize {
+        self.most.max(1) * if self.large.contains(&problem) { LARGE } else { 1 }
+    }
 }
 
 type Entries = BTreeMap<(String, Params), Entry>;
@@ -178,27 +191,51 @@ impl Tuned {
 }
 
 impl Tuner<'_> {
-    /// Tunes a piece; `before` is the best of the number of rows before.
+    /// Tunes a piece; `before` are good at the number of rows before.
     ///
     /// # Errors
     /// [`TuneError`].
-    pub fn tune(&mut self, piece: &Piece, before: Option<&Candidate>) -> Result<Tuned, TuneError> {
+    pub fn tune(&mut self, piece: &Piece, before: &[Candidate]) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
         let mut entries = Entries::new();
-        let is_wanted = |choice: &&Choice| {
-            self.effort.variants.is_empty() || self.effort.variants.contains(&choice.template.variant)
-        };
-        let wanted: Vec<Choice> = choices.iter().filter(is_wanted).cloned().collect();
-        for choice in &wanted {
-            tuned.n_tried += self.walk(piece, choice, &mut entries)?;
+        let walks = walks(self.chooser, self.job, self.effort, piece, &choices);
+        // All templates at once: the compilers have more to do side by side, and a template that is far behind is known
+        // before it is walked through.
+        let most = self.effort.most(piece.problem);
+        let first: Vec<Vec<Params>> = walks.iter().map(|walk| walk.first(most, before)).collect();
+        let all =
+            walks.iter().zip(&first).flat_map(|(walk, first)| first.iter().map(|params| walk.with(params.clone())));
+        let all = all.collect();
+        let known: Vec<Candidate> = walks.iter().filter(|walk| walk.is_of_a_row).map(Walk::start).collect();
+        self.ask(piece, all, &known, ROUNDS, &mut entries)?;
+        for (walk, first) in walks.iter().zip(first) {
+            tuned.n_tried += self.walk(piece, walk, first, &known, &mut entries)?;
         }
         if tuned.n_tried == 0 {
             return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
         }
         let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
-        self.finals(piece, [Some(present), before.cloned()].into_iter().flatten(), &mut entries)?;
+        self.finals(piece, [present].into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
         tuned.entries = entries.into_values().collect();
         Ok(tuned)
+    }
+
+    /// What is worth a comparison at the numbers of rows beside: the best of what was measured, all of what was
+    /// predicted, since its objects are there.
+    pub fn good(&self, tuned: &Tuned) -> Vec<Candidate> {
+        let most = if self.judge.kind() == ProvenanceKind::Measured { FINALISTS } else { usize::MAX };
+        tuned.ranked().into_iter().take(most).map(|(entry, _)| entry.candidate.clone()).collect()
+    }
+
+    /// Where walks at more rows begin: what is good here, and the best of each template.
+    pub fn seeds(&self, tuned: &Tuned) -> Vec<Candidate> {
+        let mut seeds: Vec<Candidate> = Vec::new();
+        for (place, (Entry { candidate, .. }, _)) in tuned.ranked().into_iter().enumerate() {
+            if place < FINALISTS || !seeds.iter().any(|one| one.template.label() == candidate.template.label()) {
+                seeds.push(candidate.clone());
+            }
+        }
+        seeds
     }
 
     /// Holds some kernels and the present one against each other.
@@ -242,23 +279,22 @@ impl Tuner<'_> {
     }
 
     /// Tries parameters of one template; gives how many.
-    fn walk(&mut self, piece: &Piece, choice: &Choice, entries: &mut Entries) -> Result<usize, TuneError> {
-        let template = &choice.template;
-        let fixed = &self.effort.params;
-        let keeps = |params: &Params| fixed.iter().all(|(name, value)| params.get(name) == Some(value));
-        let problem = &self.job.asked[piece.problem].problem;
-        let legal: Vec<Params> = template.legal_params(problem, self.chooser.target()).filter(keeps).collect();
-        let Some(first) = legal.first() else { return Ok(0) };
-        let start = if keeps(&choice.params) { &choice.params } else { first };
+    fn walk(
+        &mut self,
+        piece: &Piece,
+        walk: &Walk,
+        first: Vec<Params>,
+        known: &[Candidate],
+        entries: &mut Entries,
+    ) -> Result<usize, TuneError> {
         let times = entries.values().filter_map(|entry| entry.verdict.time().map(Time::median_us));
-        let limits =
-            Limits { most: self.effort.most.max(1), hopeless_us: HOPELESS * times.fold(f64::INFINITY, f64::min) };
+        let hopeless_us = HOPELESS * times.fold(f64::INFINITY, f64::min);
+        let limits = Limits { most: self.effort.most(piece.problem).max(first.len()), hopeless_us };
         let mut failed = None;
-        let tried = search(&legal, start, limits, &mut |params| {
+        let tried = search(&walk.legal, first, limits, &mut |params| {
             let n = params.len();
-            let candidates = params.into_iter().map(|params| Candidate { template: Arc::clone(template), params });
-            let known = if choice.is_of_a_row() { std::slice::from_ref(start) } else { &[] };
-            match self.ask(piece, candidates.collect(), known, ROUNDS, entries) {
+            let candidates = params.into_iter().map(|params| walk.with(params)).collect();
+            match self.ask(piece, candidates, known, ROUNDS, entries) {
                 Ok(times) => times,
                 Err(error) => {
                     failed.get_or_insert(error);
@@ -281,41 +317,44 @@ impl Tuner<'_> {
         best.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut candidates: Vec<Candidate> =
             best.into_iter().take(FINALISTS).map(|(_, entry)| entry.candidate.clone()).collect();
-        let mut known_params = Vec::new();
-        for known in known {
-            known_params.push(known.params.clone());
-            if !candidates.iter().any(|other| is_same(other, &known)) {
-                candidates.push(known);
+        let known: Vec<Candidate> = known.collect();
+        for known in &known {
+            if !candidates.iter().any(|other| is_same(other, known)) {
+                candidates.push(known.clone());
             }
         }
         // A model says the same each time.
         let is_measured = self.judge.kind() == ProvenanceKind::Measured;
-        let n_rounds = if is_measured { FINAL_ROUNDS } else { ROUNDS };
-        if !is_measured {
-            candidates.retain(|one| !entries.contains_key(&(one.template.label(), one.params.clone())));
-        }
-        self.ask(piece, candidates, &known_params, n_rounds, entries).map(drop)
+        self.ask(piece, candidates, &known, if is_measured { FINAL_ROUNDS } else { ROUNDS }, entries).map(drop)
     }
 
-    /// Asks about candidates, the journal first; gives the times. Those with `known` parameters may spill.
+    /// Asks about candidates that were not asked about in as many rounds, the journal first; gives the times. Those that
+    /// are `known` may spill.
     fn ask(
         &mut self,
         piece: &Piece,
         candidates: Vec<Candidate>,
-        known: &[Params],
+        known: &[Candidate],
         n_rounds: usize,
         entries: &mut Entries,
     ) -> Result<Vec<Option<f64>>, TuneError> {
         let problem = &self.job.asked[piece.problem].problem;
         let (library, target) = (self.chooser.library(), self.chooser.target());
+        let identity = |one: &Candidate| (one.template.label(), one.params.clone());
+        let all: Vec<(String, Params)> = candidates.iter().map(identity).collect();
         let mut asked: Vec<Result<Kernel, Entry>> = Vec::new();
+        let mut is_asked = BTreeSet::new();
         for candidate in candidates {
+            let is_there = n_rounds == ROUNDS && entries.contains_key(&identity(&candidate));
+            if is_there || !is_asked.insert(identity(&candidate)) {
+                continue;
+            }
             let Candidate { template, params } = &candidate;
             asked.push(match render(library, template, problem, params, target) {
                 Ok(rendered) => {
                     let request = Request::of(&rendered, target);
                     let key = self.store.key(&request)?.digest();
-                    let is_known = known.contains(params);
+                    let is_known = known.iter().any(|known| is_same(known, &candidate));
                     Ok(Kernel { candidate, rendered, request, key, is_known })
                 }
                 Err(error) => Err(Entry { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
@@ -323,7 +362,6 @@ impl Tuner<'_> {
         }
         let kernels: Vec<Kernel> = asked.iter().flatten().cloned().collect();
         let mut verdicts = self.verdicts(piece, kernels, n_rounds)?.into_iter();
-        let mut times = Vec::new();
         for one in asked {
             let entry = match one {
                 Ok(kernel) => {
@@ -332,10 +370,9 @@ impl Tuner<'_> {
                 }
                 Err(entry) => entry,
             };
-            times.push(entry.verdict.time().map(Time::median_us));
-            entries.insert((entry.candidate.template.label(), entry.candidate.params.clone()), entry);
+            entries.insert(identity(&entry.candidate), entry);
         }
-        Ok(times)
+        Ok(all.iter().map(|one| entries[one].verdict.time().map(Time::median_us)).collect())
     }
 
     /// What the journal says, else what the judge says, which the journal then keeps. Kernels of finals are compared
@@ -382,68 +419,73 @@ impl Tuner<'_> {
         Key::new([&*key, &problem, &inputs, &judge, &rounds, is_known, group.unwrap_or_default()], about)
     }
 
-    /// Fills in what lies between: where the best of two neighbouring numbers of rows differ, or another row of the
-    /// present tables begins between them, those in the middle are held against each other, again and again until the
-    /// two are close. `tuned` is of one problem and kind of step, the fewest rows first. Ends early at `until`.
+    /// Fills in what lies between: where what is chosen at a number of rows is not as good as the best at the next one,
+    /// or another row of the present tables begins between them, those in the middle are held against each other, again
+    /// and again until the two are close. `tuned` is of one problem and kind of step, the fewest rows first. Ends early
+    /// at `until`.
     ///
     /// # Errors
     /// [`TuneError`].
     pub fn refine(&mut self, tuned: Vec<Tuned>, until: Option<Instant>) -> Result<Vec<Tuned>, TuneError> {
         let mut filled: Vec<Tuned> = Vec::new();
+        let mut before: Option<Candidate> = None;
         for next in tuned {
-            if let Some(last) = filled.last().cloned() {
-                self.between(&last, &next, until, &mut filled)?;
+            let n_before = filled.len();
+            if let (Some(last), Some(before)) = (filled.last().cloned(), &before) {
+                self.between((&last, before), &next, until, &mut filled)?;
             }
             filled.push(next);
+            before = filled[n_before..].iter().fold(before, |before, one| held(one, before.as_ref()));
         }
         Ok(filled)
     }
 
     fn between(
         &mut self,
-        low: &Tuned,
+        (low, a): (&Tuned, &Candidate),
         high: &Tuned,
         until: Option<Instant>,
         filled: &mut Vec<Tuned>,
     ) -> Result<(), TuneError> {
         let (first, last) = (low.piece.n_tokens, high.piece.n_tokens);
-        let (Some(a), Some(b)) = (chosen(low, None), chosen(high, None)) else { return Ok(()) };
-        let (a, b) = (a.0.candidate.clone(), b.0.candidate.clone());
+        let Some(b) = held(high, Some(a)) else { return Ok(()) };
         let edges = self.chooser.bucket_starts(&low.problem, low.piece.step);
         let inside: Vec<u32> =
             edges.into_iter().map(|edge| edge as u32).filter(|n| (first + 1..last).contains(n)).collect();
         let is_close = last - first <= (first / BOUND).max(1);
         let is_over = until.is_some_and(|until| Instant::now() >= until);
-        if is_close || is_over || (is_same(&a, &b) && inside.is_empty()) {
+        if is_close || is_over || (is_same(a, &b) && inside.is_empty()) {
             return Ok(());
         }
         let middle = (f64::from(first) * f64::from(last)).sqrt().round() as u32;
         let middle = middle.clamp(first + 1, last - 1);
         let n_tokens = inside.into_iter().min_by_key(|edge| edge.abs_diff(middle)).unwrap_or(middle);
         let piece = Piece { n_tokens, ..low.piece };
-        let mut known = vec![a];
-        if !is_same(&known[0], &b) {
+        let mut known = vec![a.clone()];
+        if !is_same(a, &b) {
             known.push(b);
         }
         let between = match self.compare(&piece, known) {
             Err(TuneError::Judge(JudgeError::Piece(_))) => return Ok(()),
             result => Tuned { is_between: true, ..result? },
         };
-        self.between(low, &between, until, filled)?;
+        self.between((low, a), &between, until, filled)?;
         filled.push(between.clone());
-        self.between(&between, high, until, filled)
+        match held(&between, Some(a)) {
+            Some(middle) => self.between((&between, &middle), high, until, filled),
+            None => Ok(()),
+        }
     }
+}
+
+/// What is chosen at a number of rows where this one is chosen before it.
+fn held(tuned: &Tuned, before: Option<&Candidate>) -> Option<Candidate> {
+    Some(chosen(tuned, before)?.0.candidate.clone())
 }
 
 /// Whether two are the same kernel of a problem.
 pub fn is_same(one: &Candidate, other: &Candidate) -> bool {
     one.template.label() == other.template.label() && one.params == other.params
-}
-
-impl Choice {
-    fn is_of_a_row(&self) -> bool {
-        matches!(self.why, Why::Row(_))
-    }
 }
 
 /// A template with parameters, as tables and messages name it.

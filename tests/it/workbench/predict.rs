@@ -50,10 +50,15 @@ fn predictions_are_held_against_a_journal_and_drawn() {
         let one = kernels.iter().find(|one| one["rows"] == rows).expect("it is there");
         one["predicted_us"].as_f64().expect("a number")
     };
-    // x and y in f32, each once, at 960 GB/s: less is not to be had.
+    // x and y in f32, each once, at 95 % of 960 GB/s, and a launch of 2 us: less is not to be had. What waits and what
+    // the last cache serves beside it was predicted to be a sixth more of many rows, a third of 64.
     for rows in rows {
         let least_us = 2.0 * 4.0 * 2880.0 * f64::from(rows) / 960e9 * 1e6;
-        assert!(predicted(rows) > least_us && predicted(rows) < 4.0 * least_us + 20.0, "{rows}: {}", predicted(rows));
+        assert!(
+            predicted(rows) > least_us / 0.95 + 2.0 && predicted(rows) < 1.35 * least_us + 2.0,
+            "{rows}: {}",
+            predicted(rows)
+        );
     }
     assert!(predicted(64) < predicted(4096) && predicted(4096) < predicted(16_384));
     // The journal says that more rows take less time: the very opposite order.
@@ -74,7 +79,7 @@ fn speed_says_a_time_beside_what_runs_today() {
     let row = times.iter().find(|time| time["op"] == "rmsnorm" && time["variant"] == "row").expect("it is there");
     assert_eq!((&row["incumbent"], &row["rows"]), (&json!("row"), &json!(1)));
     assert_eq!(row["predicted_us"], row["incumbent_us"], "it is what runs today");
-    assert!(row["predicted_us"].as_f64().is_some_and(|us| us > 0.5 && us < 100.0), "{row}");
+    assert!(row["predicted_us"].as_f64().is_some_and(|us| us > 2.0 && us < 4.0), "{row}");
     assert!(report["kernels"].as_array().is_some_and(|kernels| !kernels.is_empty()), "{report}");
 }
 

@@ -91,16 +91,16 @@ impl World {
     }
 
     fn tune(&self, judge: &mut MadeUp, journal: &mut Journal) -> Vec<Tuned> {
-        let counts = Counts { decode: vec![1, 4, 16], prompt: vec![64, 128] };
+        let counts = Counts { decode: vec![1, 4, 16], prompt: vec![64, 128], searched: Vec::new() };
         let pieces = self.job.pieces(&BTreeSet::from([0]), &counts, self.chooser.library(), None);
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
-        let effort = Effort { most: 24, variants: vec!["dot".into()], params: fixed };
+        let effort = Effort { most: 24, large: BTreeSet::new(), variants: vec!["dot".into()], params: fixed };
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
         let mut tuner = Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &() };
         let mut all = Vec::new();
         for piece in &pieces {
-            all.push(tuner.tune(piece, None).expect("judged"));
+            all.push(tuner.tune(piece, &[]).expect("judged"));
         }
         tuner.refine(all, None).expect("judged")
     }
@@ -226,7 +226,7 @@ fn row(tokens: &str) -> NewRow {
 
 fn decided(rows: Vec<NewRow>) -> Decision {
     let steps = [1, 8, 32, 256].map(|n| (format!("decode, batch {n}"), StepKind::Decode, n));
-    decide(rows, &Work::all(&steps), 3, &mut MadeUpSteps { n_done: 0 }).expect("measured")
+    decide(rows, &Work::all(&steps), 3, &mut MadeUpSteps { n_done: 0 }, &|| false).expect("measured")
 }
 
 #[test]
