@@ -1,8 +1,9 @@
 //! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
 //! and writes them into a tuning table.
 //!
-//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of it, [`plot`] draws it, [`write`] makes
-//! rows of it, and [`steps`] measures whole steps with these. How kernels are judged is [`crate::workbench::tune`]'s.
+//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of
+//! it, [`plot`] draws it, [`write`] makes rows of it, and [`steps`] measures whole steps with these. How kernels are
+//! judged is [`crate::workbench::tune`]'s.
 
 mod all;
 mod diff;
@@ -138,12 +139,13 @@ pub(super) struct JobArgs {
     params: Vec<(String, u32)>,
 
     /// Most parameter sets of a template that are tried for a number of rows; of more, a walk downhill from the present
-    /// ones [default: 48 where ops are named, else 12, of problems that take much of a step 36; 8 and 24 where times are
-    /// predicted]
+    /// ones [default: 48 where ops are named, else 12, of problems that take much of a step 36; 8 and 24 where times
+    /// are predicted]
     #[arg(long, value_name = "N")]
     most: Option<usize>,
 
-    /// Begin nothing new after so long: `90s`, `20min`, `2h`; a third of it, at most 90 seconds, is left for whole steps
+    /// Begin nothing new after so long: `90s`, `20min`, `2h`; where whole steps decide, a third of it, at most 90
+    /// seconds, is left for them
     #[arg(long, value_name = "TIME", value_parser = duration)]
     within: Option<Duration>,
 

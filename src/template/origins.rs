@@ -5,10 +5,10 @@
 //! never holds any.
 
 use super::Template;
-use super::bounded;
+use super::bounded::{self, compiled_text};
 use super::environment::environment;
 use super::library::Library;
-use super::render::{Rendered, words};
+use super::render::{Rendered, is_spare, words};
 use super::source_file::Place;
 use super::{Params, Problem};
 use crate::target::Target;
@@ -42,15 +42,25 @@ impl Origins {
                 library.texts().filter(|file| file.name == template.file.name || is_lib(&file.name)).collect();
             let mut environment = environment();
             for (i, file) in files.iter().enumerate() {
-                environment.add_template_owned(file.name.clone(), marked(&file.text, i)).ok()?;
+                let text = marked(&file.text, i);
+                let text = compiled_text(&file.name, &text);
+                environment.add_template_owned(file.name.clone(), text).ok()?;
             }
             let words = words(template, problem, params, target).ok()?;
             let text = environment.get_template(&template.file.name).ok()?.render(words).ok()?;
             let (text, origins) = unmarked(&text);
-            let n_blank = text.len() - text.trim_start_matches('\n').len();
+            // One empty line where several follow each other, as in what was rendered.
+            let mut kept = (String::new(), Vec::new());
+            for (line, origin) in text.split_inclusive('\n').zip(origins) {
+                if !is_spare(&kept.0, line) {
+                    kept.0 += line;
+                    kept.1.push(origin);
+                }
+            }
+            let (text, origins) = kept;
             rendered.source.contains(text.trim()).then_some(())?;
             let place = |(file, line): (usize, usize)| files.get(file).map(|file| file.place(line));
-            origins.into_iter().skip(n_blank).map(place).collect::<Option<_>>().map(Self)
+            origins.into_iter().map(place).collect::<Option<_>>().map(Self)
         })
         .ok()
         .flatten()
@@ -150,6 +160,11 @@ fn unmarked(text: &str) -> (String, Vec<(usize, usize)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dtype::Dtype;
+    use crate::target::Language;
+    use crate::template::Precision;
+    use crate::template::library::Layer;
+    use crate::template::render::render;
 
     #[test]
     fn markers_survive_tags_and_tell_lines() {
@@ -173,6 +188,26 @@ mod tests {
         assert_eq!(of("int a = 2;"), (0, 8));
         assert_eq!(of("int b;"), (0, 10));
         assert_eq!(of("int c[3];"), (0, 12));
+    }
+
+    #[test]
+    fn a_line_behind_files_that_are_included_twice_is_told() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let template = library.template("rmsnorm/row", Language::Hip).unwrap();
+        let problem = Problem {
+            dims: [("hidden_size".to_owned(), 64)].into(),
+            constants: [("eps".to_owned(), 1e-5)].into(),
+            dtypes: [("scale".to_owned(), Dtype::Bf16)].into(),
+            ..Problem::plain("rmsnorm", Precision::Bf16)
+        };
+        let target = Target::named("gfx1100").unwrap();
+        let rendered = render(&library, template, &problem, &Params::new(), &target).unwrap();
+        let origins = Origins::of(&library, template, &problem, &rendered.params, &target, &rendered).unwrap();
+        let number = |text: &str, words: &str| 1 + text.lines().position(|line| line.contains(words)).unwrap();
+        let line = number(&rendered.source, "accum squares = 0");
+        let told = origins.of_errors(&format!("kernel.hip:{line}:3: error: no"));
+        let place = template.file.place(number(&template.file.text, "accum squares = 0"));
+        assert_eq!(told.iter().map(|(_, place)| place.to_string()).collect::<Vec<_>>(), [place.to_string()]);
     }
 
     #[test]

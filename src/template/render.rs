@@ -319,11 +319,16 @@ fn text(library: &Library, file: &SourceFile, words: &Scope, label: &str) -> Res
 fn single_spaced(text: &str) -> String {
     let mut spaced = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
-        if line != "\n" || !(spaced.is_empty() || spaced.ends_with("\n\n")) {
+        if !is_spare(&spaced, line) {
             spaced += line;
         }
     }
     spaced
+}
+
+/// Whether a line behind a text is left out of what is rendered.
+pub(super) fn is_spare(before: &str, line: &str) -> bool {
+    line == "\n" && (before.is_empty() || before.ends_with("\n\n"))
 }
 
 /// What is written from the contract: the head of the kernel and, on the host, the exported function.

@@ -65,7 +65,7 @@ impl Gate {
         inputs: &Tensors,
         work: &Work,
     ) -> Result<Self, super::TimingError> {
-        // Elements count as well: of all experts' weights a few rows need few operations, and making them all takes long.
+        // Elements count as well: of all experts' weights a few rows need few operations, and making all takes long.
         let n_elements: usize = inputs.values().map(Tensor::len).sum();
         let picks = picks(axes, case, work.flop.unwrap_or(work.total_bytes()).max(n_elements as f64));
         let sample = Sample { args: args.iter().collect(), problem, case };

@@ -19,9 +19,9 @@ pub struct Limits {
 /// How many a first look around takes in.
 const LOOK_AROUND: usize = 8;
 
-/// Tries legal parameters: `first`, such as [`look_around`] gives; then all of them if they are not too many, else those
-/// that differ in one parameter from the best so far, by a step and then by more, again and again, and where none of
-/// these is better those that differ in two. Gives all that were tried.
+/// Tries legal parameters: `first`, such as [`look_around`] gives; then all of them if they are not too many, else
+/// those that differ in one parameter from the best so far, by a step and then by more, again and again, and where none
+/// of these is better those that differ in two. Gives all that were tried.
 pub fn search(
     legal: &[Params],
     first: Vec<Params>,

@@ -103,8 +103,8 @@ fn quantile(rising: &[f64], q: f64) -> f64 {
 }
 
 /// Measures all works with the rows and without, in turn, so many times at most: fewer where the first pair is beyond
-/// all noise. What is slower loses the rows at the numbers of rows that it speaks for, and so does what was not measured
-/// when it `is_over`.
+/// all noise. What is slower loses the rows at the numbers of rows that it speaks for, and so does what was not
+/// measured when it `is_over`.
 ///
 /// # Errors
 /// If a work cannot be done.

@@ -328,8 +328,8 @@ impl Tuner<'_> {
         self.ask(piece, candidates, &known, if is_measured { FINAL_ROUNDS } else { ROUNDS }, entries).map(drop)
     }
 
-    /// Asks about candidates that were not asked about in as many rounds, the journal first; gives the times. Those that
-    /// are `known` may spill.
+    /// Asks about candidates that were not asked about in as many rounds, the journal first; gives the times. Those
+    /// that are `known` may spill.
     fn ask(
         &mut self,
         piece: &Piece,
