@@ -23,6 +23,7 @@ mod facts;
 mod launch;
 mod mailbox;
 mod memory;
+mod power;
 mod runtime;
 
 pub use cubin::code as cubin_code;
@@ -182,6 +183,11 @@ pub trait Driver: Send + Sync {
         let mut bytes = vec![0; from.len_bytes()];
         self.read(from, &mut bytes)?;
         self.write(to, &bytes)
+    }
+
+    /// What the device takes now, in watts, as its driver says; `None` where nobody says.
+    fn power_watts(&self) -> Option<f64> {
+        None
     }
 
     /// Memory of another device, as this one sees it: what either writes, the other reads.
