@@ -22,6 +22,7 @@ mod ahead;
 pub mod blueprint;
 mod changes;
 mod error;
+pub mod exchange;
 pub mod extras;
 mod forced;
 mod prompt_error;
@@ -49,7 +50,8 @@ use blueprint::{Blueprint, ModelOptions};
 pub use error::EngineError;
 use extras::{Extra, Extras};
 pub use prompt_error::PromptError;
-use ranks::{Exchange, Ranks};
+use exchange::Exchange;
+use ranks::Ranks;
 use times::HostTimes;
 
 /// How a model is run.
@@ -121,15 +123,16 @@ impl Engine {
         // What all have in common: the first one's dimensions are those of each.
         let config = first.config.clone();
         let Blueprint { layout, limits, .. } =
-            Blueprint::of_part(&first, TpRank { rank: 0, size }, &model, pipeline.target())?;
+            Blueprint::of_part(&first, TpRank { rank: 0, size }, Default::default(), &model, pipeline.target())?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
         let (n_flags, hidden_size) = (2 * config.num_hidden_layers, config.hidden_size);
         let exchange = match size {
             1 => None,
-            _ => Some(
-                Exchange::new(pipeline.driver(), size, n_flags, max_rows, hidden_size)
-                    .map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?,
-            ),
+            _ => {
+                let drivers = std::iter::once(&pipeline).chain(&peers).map(Pipeline::shared_driver).collect();
+                let exchange = Exchange::new(drivers, n_flags, max_rows * hidden_size);
+                Some(exchange.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?)
+            }
         };
         let load = |rank, part: Checkpoint, pipeline: Pipeline| {
             let (of, exchange) = (TpRank { rank, size }, exchange.clone());
@@ -412,19 +415,19 @@ fn load_part(
     progress: &dyn LoadProgress,
 ) -> Result<Executor, EngineError> {
     let config = &checkpoint.config;
-    let Blueprint { graph, layout, limits } = Blueprint::of_part(checkpoint, of, model, pipeline.target())?;
+    let strides = exchange.map(Exchange::strides).unwrap_or_default();
+    let Blueprint { graph, layout, limits } = Blueprint::of_part(checkpoint, of, strides, model, pipeline.target())?;
     let StepLimits { max_rows, max_logit_rows, .. } = limits;
     let (mut inputs, mut externals) = externals(config, &layout, max_rows, max_logit_rows);
     for (is_input, name, len_bytes) in ranks::externals(of, max_rows, config.hidden_size) {
         if is_input { &mut inputs } else { &mut externals }.push((name, len_bytes));
     }
-    let shared = exchange.map_or(Ok(Vec::new()), |exchange| exchange.views(pipeline.driver(), of.rank));
     let executor_options = ExecutorOptions {
         limits,
         inputs,
         change_inputs: changes::inputs(max_logit_rows),
         externals,
-        shared: shared.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?,
+        shared: exchange.map_or(Vec::new(), |exchange| exchange.views(of.rank)),
         kv_bytes: layout.total_bytes(),
         snapshot_bytes: layout.snapshot_bytes(),
     };

@@ -43,6 +43,11 @@ impl Hint for gpu::GpuError {
                 "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
                  makes it treat the chip as a {object_arch}"
             ),
+            Self::Unreachable { .. } => {
+                "`nvidia-smi topo -p2p rw` or `rocm-smi --showtopoaccess` shows which devices see each other; `run -m \
+                 getp -g N` has a copy of the model on each of several GPUs, which need not"
+                    .into()
+            }
             Self::Call { source, .. } if matches!(source.call, "hipStreamSynchronize" | "cuStreamSynchronize") => {
                 "a kernel failed before; `--profile` waits for each, so that the error names it".into()
             }

@@ -158,6 +158,11 @@ impl Pipeline {
         &*self.driver
     }
 
+    /// The device, for whoever outlives this.
+    pub fn shared_driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
+
     /// Chooses and loads a kernel for everything that is wanted.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use crate::checkpoint::layout::Layout;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::ModelConfig;
-use crate::device::Device;
+use crate::device::{Device, open_runtime};
 use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
 use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
@@ -67,7 +67,7 @@ pub struct DeviceArgs {
     pub threads: u32,
 
     /// Devices that compute the model together, each with a part of it (tensor parallel): a number that divides the
-    /// model's key and value heads. On cpu and sim so far
+    /// model's key and value heads. GPUs are the one of `--device` and those behind it, of one kind
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub tp: u32,
 
@@ -210,8 +210,8 @@ impl DeviceArgs {
         let (library, tables) = (self.source.library()?, self.source.tables()?);
         let n_threads = self.threads_of_one();
         let opened = if self.device == Device::Auto {
-            let weights = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
-            auto::choose(&tables, weights).open(&tables, n_threads)?
+            let weights: usize = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
+            auto::choose(&tables, weights / self.tp as usize).open(&tables, n_threads)?
         } else {
             let (target, driver) = self.device.open(&tables, n_threads)?;
             Opened { device: self.device.clone(), target, driver, reason: None }
@@ -229,19 +229,28 @@ impl DeviceArgs {
     }
 
     /// The other devices that compute a model together with the first, which is `first`.
-    fn peers(&self, first: &Device) -> anyhow::Result<Vec<Pipeline>> {
+    pub fn peers(&self, first: &Device, of_first: &Target) -> anyhow::Result<Vec<Pipeline>> {
         if self.tp == 1 {
             return Ok(Vec::new());
         }
-        if let Device::Gpu { .. } | Device::Auto = first {
-            return Err(NoPeers(first.clone()).into());
+        let tp = self.tp as usize;
+        if let Device::Gpu { runtime, ordinal, .. } = first {
+            let n_devices = open_runtime(*runtime)?.n_devices();
+            if ordinal + tp > n_devices {
+                return Err(PeersError::TooFew { tp, first: first.clone(), n_devices }.into());
+            }
         }
-        let peer = |_| {
+        let peer = |i: usize| {
             let tables = self.source.tables()?;
-            let (target, driver) = first.open(&tables, self.threads_of_one())?;
+            let device = first.next(i);
+            let (target, driver) = device.open(&tables, self.threads_of_one())?;
+            if target.arch != of_first.arch {
+                let [first, other] = [(first, of_first), (&device, &target)].map(|(d, t)| format!("{d}, {}", t.arch));
+                return Err(PeersError::Unlike { first, other }.into());
+            }
             Ok(Pipeline::new(self.source.library()?, tables, target, Store::from_env()?, driver)?)
         };
-        (1..self.tp).map(peer).collect()
+        (1..tp).map(peer).collect()
     }
 
     /// Threads of each of the devices that are made of this machine's cores.
@@ -275,7 +284,7 @@ impl DeviceArgs {
     ) -> anyhow::Result<Engine> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, device) = self.pipeline(&checkpoint, output)?;
-        let peers = self.peers(&device)?;
+        let peers = self.peers(&device, pipeline.target())?;
         let part = checkpoint.part(self.part())?;
         let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
         let cache = &KvArgs { chunk, speculate, ..cache.clone() };
@@ -311,14 +320,36 @@ impl DeviceArgs {
     }
 }
 
-/// Devices whose memory no other one sees.
+/// Devices that cannot compute a model together.
 #[derive(Debug, thiserror::Error)]
-#[error("could not compute a model on several devices of the kind of `{0}`: they do not see each other's memory yet")]
-pub struct NoPeers(Device);
+pub enum PeersError {
+    /// There are not as many.
+    #[error("could not compute a model on {tp} devices from {first} on: there {} {n_devices}", if *.n_devices == 1 { "is" } else { "are" })]
+    TooFew {
+        /// How many were asked for.
+        tp: usize,
+        /// The first of them.
+        first: Device,
+        /// How many its runtime finds.
+        n_devices: usize,
+    },
+    /// They are not of one kind: they would not compute the same bits.
+    #[error("could not compute a model on devices that differ: {first}, and {other}")]
+    Unlike {
+        /// The first device and its arch.
+        first: String,
+        /// The one that differs.
+        other: String,
+    },
+}
 
-impl Hint for NoPeers {
+impl Hint for PeersError {
     fn hint(&self) -> Option<String> {
-        Some("`--tp` works with `--device cpu` and `sim:ARCH`; `run -m getp -g N` has a copy of the model on each of several GPUs".into())
+        Some(
+            "`--tp N` takes N devices of one kind, the one of `--device` and those behind it; `run -m getp -g N` has a \
+             copy of the model on each of several GPUs, whatever they are"
+                .into(),
+        )
     }
 }
 
@@ -368,7 +399,7 @@ impl Room<'_> {
 
     fn layout(&self, sizes: Sizes, kv_budget_bytes: usize) -> Result<KvLayout, KvTooLarge> {
         let options = self.cache.model_options(self.precision, sizes, kv_budget_bytes);
-        Ok(Blueprint::of_part(self.checkpoint, self.part, &options, self.target)?.layout)
+        Ok(Blueprint::of_part(self.checkpoint, self.part, Default::default(), &options, self.target)?.layout)
     }
 
     /// The largest number up to `most` of which `holds` is true, where it is true of all smaller ones; at least 1.

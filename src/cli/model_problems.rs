@@ -48,6 +48,7 @@ pub fn of(
     let kv = KvLayout::new(&config, &request(&config, dtype, target.has_matrix_layout()))?;
     let options = ForwardOptions {
         part: TpRank::WHOLE,
+        strides: Default::default(),
         precision,
         weight_dtype: dtype,
         expert_dtype: encoding.experts(),

@@ -9,7 +9,7 @@ use super::decode::DecodeError;
 use super::doctor::NotReady;
 use super::export::ExportError;
 use super::hub::NotInHub;
-use super::model::NoPeers;
+use super::model::PeersError;
 use super::output::Output;
 use super::run::chat::ConversationTooLong;
 use super::run::getp::merge::NotMerged;
@@ -79,7 +79,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ExportError>,
         of::<GpuError>,
         of::<HarmonyError>,
-        of::<NoPeers>,
+        of::<PeersError>,
         of::<NotInHub>,
         of::<NotMerged>,
         of::<ChatTemplateError>,

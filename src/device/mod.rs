@@ -127,6 +127,16 @@ impl Device {
         Some(Self::Gpu { runtime, ordinal: number.parse().ok()?, arch: arch.map(str::to_owned) })
     }
 
+    /// The device that is so many numbers behind it; another of its kind where devices have no numbers.
+    pub fn next(&self, n: usize) -> Self {
+        match self {
+            Self::Gpu { runtime, ordinal, arch } => {
+                Self::Gpu { runtime: *runtime, ordinal: ordinal + n, arch: arch.clone() }
+            }
+            other => other.clone(),
+        }
+    }
+
     /// Opens the device, with `n_threads` threads where it is made of this machine's cores (0: one for each).
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::dtype::Dtype;
-use crate::graph::forward::{ForwardOptions, forward};
+use crate::graph::forward::{ForwardOptions, Strides, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
 use crate::graph::{Graph, StepLimits};
 use crate::scheduler::DraftOptions;
@@ -76,16 +76,17 @@ impl Blueprint {
     /// # Errors
     /// If the KV cache does not fit its budget.
     pub fn new(checkpoint: &Checkpoint, options: &ModelOptions, target: &Target) -> Result<Self, KvTooLarge> {
-        Self::of_part(checkpoint, TpRank::WHOLE, options, target)
+        Self::of_part(checkpoint, TpRank::WHOLE, Strides::default(), options, target)
     }
 
-    /// The same of a part of a model, which `checkpoint` is.
+    /// The same of a part of a model, which `checkpoint` is. Sizes do not depend on `strides`.
     ///
     /// # Errors
     /// If the KV cache does not fit its budget.
     pub fn of_part(
         checkpoint: &Checkpoint,
         part: TpRank,
+        strides: Strides,
         options: &ModelOptions,
         target: &Target,
     ) -> Result<Self, KvTooLarge> {
@@ -112,6 +113,7 @@ impl Blueprint {
             max_logit_rows,
             takes_tokens: target.is_gpu(),
             part,
+            strides,
         };
         let graph = forward(&checkpoint.config, &layout, &forward_options);
         let limits = StepLimits { max_rows, max_logit_rows, max_decode_rows: options.n_slots };

@@ -10,8 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
-use gpu::{ALIGNMENT_BYTES, BufferView, Driver, GpuError};
-
+use super::exchange::Exchange;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::graph::StepShape;
 use crate::graph::error::PlanError;
@@ -22,8 +21,6 @@ use crate::graph::profile::{Profile, Profiled};
 pub(super) struct Ranks {
     first: Executor,
     others: Vec<Other>,
-    /// How often the devices met, as they count it themselves.
-    step: Cell<u32>,
     exchange: Option<Exchange>,
 }
 
@@ -40,59 +37,6 @@ struct Other {
     /// Jobs whose end was not heard of yet.
     n_open: Cell<usize>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// Memory that all devices see: which of them have come how far, and their parts of the sums.
-#[derive(Clone)]
-pub(super) struct Exchange {
-    arrived: BufferView,
-    /// After attention, and after the experts.
-    sums: [BufferView; 2],
-    /// Bytes of one device's part.
-    part_bytes: usize,
-}
-
-/// The sums of a layer.
-const SUMS: [&str; 2] = ["attn", "mlp"];
-
-/// What `arrived` is set to when a device is lost: ahead of all steps, so that no other waits for it.
-const LOST_AHEAD: u32 = 1 << 30;
-
-impl Exchange {
-    /// Memory for so many devices, on that of `driver`.
-    ///
-    /// - `n_flags`: sums of a step
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn new(
-        driver: &dyn Driver,
-        size: usize,
-        n_flags: usize,
-        max_rows: usize,
-        hidden_size: usize,
-    ) -> Result<Self, GpuError> {
-        let part_bytes = 4 * max_rows * hidden_size;
-        let arrived = driver.allocate((4 * size * n_flags).next_multiple_of(ALIGNMENT_BYTES))?.view();
-        driver.write(&arrived, &vec![0; arrived.len_bytes()])?;
-        let sum = || driver.allocate(size * part_bytes).map(|buffer| buffer.view());
-        Ok(Self { arrived, sums: [sum()?, sum()?], part_bytes })
-    }
-
-    /// The tensors of a device that lie there, as it sees them.
-    ///
-    /// # Errors
-    /// The device cannot see them.
-    pub fn views(&self, driver: &dyn Driver, rank: usize) -> Result<Vec<(String, BufferView)>, GpuError> {
-        let mut views = vec![("arrived".to_owned(), driver.share(&self.arrived)?)];
-        for (name, sum) in SUMS.iter().zip(&self.sums) {
-            let sum = driver.share(sum)?;
-            let part = sum.slice(rank * self.part_bytes, self.part_bytes).expect("each has a part");
-            views.push((format!("part.{name}"), part));
-            views.push((format!("parts.{name}"), sum));
-        }
-        Ok(views)
-    }
 }
 
 impl Ranks {
@@ -117,7 +61,7 @@ impl Ranks {
             }
             others.push(other);
         }
-        Ok(Self { first, others, step: Cell::new(0), exchange })
+        Ok(Self { first, others, exchange })
     }
 
     /// The first device's plan.
@@ -127,9 +71,7 @@ impl Ranks {
 
     /// The number of the step that is told next; none where the devices meet nobody.
     pub fn next_step(&self) -> Option<u32> {
-        self.exchange.as_ref()?;
-        self.step.set(self.step.get().wrapping_add(1));
-        Some(self.step.get())
+        self.exchange.as_ref().map(Exchange::next_step)
     }
 
     /// From here on, takes the time of the first device's launches.
@@ -251,18 +193,19 @@ impl Ranks {
         if first.is_err()
             && let Some(exchange) = &self.exchange
         {
-            let _ = exchange.lose(self.first.pipeline().driver());
+            exchange.lose();
         }
         let others: Vec<_> = self.others.iter().map(Other::settle).collect();
         others.into_iter().fold(first, Result::and)
     }
 }
 
-impl Exchange {
-    /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way.
-    fn lose(&self, driver: &dyn Driver) -> Result<(), GpuError> {
-        let ahead = vec![LOST_AHEAD; self.arrived.len_bytes() / 4];
-        driver.write(&driver.share(&self.arrived)?, bytemuck::cast_slice(&ahead))
+/// Whatever it ends by, no device is left waiting for another: its memory could not be freed.
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        if let Some(exchange) = &self.exchange {
+            exchange.lose();
+        }
     }
 }
 
@@ -288,7 +231,7 @@ impl Other {
                 let ran = catch_unwind(AssertUnwindSafe(|| job(&mut executor)));
                 let result = ran.unwrap_or(Err(PlanError::NoThread));
                 if let (Err(_), Some(exchange)) = (&result, &exchange) {
-                    let _ = exchange.lose(executor.pipeline().driver());
+                    exchange.lose();
                 }
                 if ended.send(result).is_err() {
                     return;

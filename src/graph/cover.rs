@@ -215,6 +215,7 @@ mod tests {
         };
         let options = ForwardOptions {
             part: TpRank::WHOLE,
+            strides: Default::default(),
             precision,
             weight_dtype: Dtype::Bf16,
             expert_dtype: Dtype::Mxfp4,

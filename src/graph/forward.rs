@@ -37,6 +37,17 @@ pub struct ForwardOptions {
     pub takes_tokens: bool,
     /// Which part of the model it is: its dimensions are that part's.
     pub part: TpRank,
+    /// How memory is laid out that several devices share.
+    pub strides: Strides,
+}
+
+/// From one device's piece of shared memory to the next one's, in elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strides {
+    /// Of `parts.attn` and `parts.mlp`.
+    pub part: usize,
+    /// Of `arrived`.
+    pub arrived: usize,
 }
 
 /// The forward pass as a graph.
@@ -47,9 +58,9 @@ pub struct ForwardOptions {
 /// `sampled`. For the rows that ask for it besides: `changed_row`, `bias_begin`, `bias_end`, `mask_row`, `min_p` (a row
 /// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, a bit for each id), which
 /// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`. Where several devices compute
-/// the model: `step` (how often they met), `arrived` (a u32 for each of them and of their sums), and for `<sum>` attn
-/// and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's; all but the first
-/// have `zeros` (a part).
+/// the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and for
+/// `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's; all but
+/// the first have `zeros` (a part).
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
@@ -240,7 +251,8 @@ impl Forward<'_> {
             .node(format!("{label}.all_reduce"), "all_reduce")
             .dim("hidden_size", self.config.hidden_size)
             .dim("ranks", size)
-            .scalar("max_rows", self.options.max_rows)
+            .scalar("part_stride", self.options.strides.part)
+            .scalar("arrived_stride", self.options.strides.arrived)
             .scalar("n_flags", 2 * self.config.num_hidden_layers)
             .scalar("flag", number)
             .scalar("rank", rank)

@@ -7,34 +7,41 @@ use crate::dtype::Dtype;
 
 pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
-    let (max_rows, n_flags) = (case.scalar("max_rows")?, case.scalar("n_flags")?);
-    let (flag, rank) = (case.scalar("flag")?, case.scalar("rank")?);
-    if rank >= ranks || flag >= n_flags || case.n_tokens()? > max_rows {
-        return Err(ReferenceError::Contradiction { why: format!("rank {rank} of {ranks}, flag {flag} of {n_flags}") });
+    let (part_stride, arrived_stride) = (case.scalar("part_stride")?, case.scalar("arrived_stride")?);
+    let (n_flags, flag, rank) = (case.scalar("n_flags")?, case.scalar("flag")?, case.scalar("rank")?);
+    let fits = case.n_tokens()? * hidden_size <= part_stride && ranks * n_flags <= arrived_stride;
+    if rank >= ranks || flag >= n_flags || !fits || part_stride % 64 != 0 {
+        let why = format!("rank {rank} of {ranks}, flag {flag} of {n_flags}, strides {part_stride} and {arrived_stride}");
+        return Err(ReferenceError::Contradiction { why });
     }
     // Half of the steps are the last before the count begins anew.
     let largest = f64::from(u32::MAX);
     let step = if random.below(2) == 0 { largest } else { 1.0 + random.below(1000) as f64 };
-    let mut arrived: Vec<f64> = (0..ranks * n_flags).map(|_| random.below(2000) as f64).collect();
+    let mut arrived: Vec<f64> = (0..ranks * arrived_stride).map(|_| random.below(2000) as f64).collect();
     for r in 0..ranks {
         // Others are there, and some of them further; the rank itself was there in the step before.
-        arrived[r * n_flags + flag] = if r == rank { step - 1.0 } else { (step + (r % 2) as f64) % (largest + 1.0) };
+        let there = if r == rank { step - 1.0 } else { (step + (r % 2) as f64) % (largest + 1.0) };
+        arrived[rank * arrived_stride + r * n_flags + flag] = there;
     }
     Ok(named([
-        ("part", random.normals(Dtype::F32, ranks * max_rows * hidden_size, 1.0)),
+        ("part", random.normals(Dtype::F32, ranks * part_stride, 1.0)),
         ("arrived", Tensor::rounded(Dtype::U32, arrived)),
         ("step", Tensor::rounded(Dtype::U32, vec![step])),
     ]))
 }
 
-/// y[t, c] = sum over r of part[r, t, c]; arrived[rank, flag] = step
+/// y[t, c] = sum over r of part[r, t, c]; arrived[r, rank, flag] = step
 pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (part, arrived, step) = (tensor(inputs, "part")?, tensor(inputs, "arrived")?, tensor(inputs, "step")?);
-    let (hidden_size, ranks, max_rows) = (case.dim("hidden_size")?, case.dim("ranks")?, case.scalar("max_rows")?);
-    let parts = |i: usize| (0..ranks).map(move |r| part.values()[r * max_rows * hidden_size + i]);
+    let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
+    let (part_stride, arrived_stride) = (case.scalar("part_stride")?, case.scalar("arrived_stride")?);
+    let parts = |i: usize| (0..ranks).map(move |r| part.values()[r * part_stride + i]);
     let sum = |i: usize| (parts(i).sum(), parts(i).map(f64::abs).sum());
     let y = (0..case.n_tokens()? * hidden_size).map(sum).collect();
     let mut after = arrived.values().to_vec();
-    after[case.scalar("rank")? * case.scalar("n_flags")? + case.scalar("flag")?] = step.values()[0];
+    let flag_of_rank = case.scalar("rank")? * case.scalar("n_flags")? + case.scalar("flag")?;
+    for r in 0..ranks {
+        after[r * arrived_stride + flag_of_rank] = step.values()[0];
+    }
     Ok([("y".to_owned(), Output::scaled(y)), ("arrived".to_owned(), Output::plain(after))].into())
 }

@@ -57,6 +57,62 @@ pub const EVENT_DEFAULT: c_uint = 0;
 /// While a stream is captured, other threads may do what they like.
 pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 
+/// What memory that is mapped by hand is: `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemoryProperties {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only one.
+    pub kind: c_int,
+    /// How other processes may get it: 0, not at all.
+    pub handle_types: c_int,
+    /// Where it lies.
+    pub location: Location,
+    /// Of Windows.
+    pub windows: *mut c_void,
+    /// Compression, remote access, usage: none.
+    pub flags: [u8; 8],
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+    pub kind: c_int,
+    /// Which one.
+    pub id: c_int,
+}
+
+/// Who may do what with mapped memory: `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Access {
+    /// Who.
+    pub location: Location,
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+    pub flags: c_int,
+}
+
+impl MemoryProperties {
+    /// Memory of a device.
+    pub fn of(device: DeviceId) -> Self {
+        Self { kind: 1, handle_types: 0, location: Location::of(device), windows: std::ptr::null_mut(), flags: [0; 8] }
+    }
+}
+
+impl Location {
+    fn of(device: DeviceId) -> Self {
+        Self { kind: 1, id: device }
+    }
+}
+
+impl Access {
+    /// All that there is, for a device.
+    pub fn of(device: DeviceId) -> Self {
+        Self { location: Location::of(device), flags: 3 }
+    }
+}
+
 macro_rules! functions {
     ($($field:ident, $symbol:literal: fn($($name:ident: $type:ty),* $(,)?);)*) => {
         /// The functions, valid as long as this lives.
@@ -111,6 +167,21 @@ functions! {
     memcpy_to_host, "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: DevicePointer, len_bytes: usize, stream: Handle);
     memcpy_on_device, "cuMemcpyDtoDAsync_v2":
         fn(to: DevicePointer, from: DevicePointer, len_bytes: usize, stream: Handle);
+    memset_words, "cuMemsetD32Async": fn(pointer: DevicePointer, value: c_uint, n: usize, stream: Handle);
+    device_can_access_peer, "cuDeviceCanAccessPeer": fn(can: *mut c_int, device: DeviceId, peer: DeviceId);
+    mem_get_allocation_granularity, "cuMemGetAllocationGranularity":
+        fn(granularity_bytes: *mut usize, properties: *const MemoryProperties, option: c_int);
+    mem_create, "cuMemCreate":
+        fn(memory: *mut u64, len_bytes: usize, properties: *const MemoryProperties, flags: u64);
+    mem_release, "cuMemRelease": fn(memory: u64);
+    mem_address_reserve, "cuMemAddressReserve":
+        fn(pointer: *mut DevicePointer, len_bytes: usize, alignment_bytes: usize, wish: DevicePointer, flags: u64);
+    mem_address_free, "cuMemAddressFree": fn(pointer: DevicePointer, len_bytes: usize);
+    mem_map, "cuMemMap":
+        fn(pointer: DevicePointer, len_bytes: usize, offset_bytes: usize, memory: u64, flags: u64);
+    mem_unmap, "cuMemUnmap": fn(pointer: DevicePointer, len_bytes: usize);
+    mem_set_access, "cuMemSetAccess":
+        fn(pointer: DevicePointer, len_bytes: usize, access: *const Access, n_access: usize);
     stream_create, "cuStreamCreate": fn(stream: *mut Handle, flags: c_uint);
     stream_destroy, "cuStreamDestroy_v2": fn(stream: Handle);
     stream_synchronize, "cuStreamSynchronize": fn(stream: Handle);

@@ -164,6 +164,14 @@ pub enum GpuError {
     /// Memory of one device was given to another.
     #[error("the memory belongs to another device")]
     ForeignMemory,
+    /// A device cannot use another one's memory.
+    #[error("{device} does not reach the memory of {other}")]
+    Unreachable {
+        /// Which device.
+        device: String,
+        /// Whose memory.
+        other: String,
+    },
     /// A kernel of one device was given to another.
     #[error("kernel `{entry}` was loaded by another device")]
     ForeignKernel {

@@ -161,11 +161,6 @@ impl Driver for HostDriver {
         to.copy_from_view(from)
     }
 
-    fn share(&self, view: &BufferView) -> Result<BufferView, GpuError> {
-        view.host_address()?;
-        Ok(view.clone())
-    }
-
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         // Launching from a thread of the pool saves waking this one up after every launch.
         self.pool.install(work);

@@ -33,6 +33,7 @@ pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec
 pub use mailbox::Mailbox;
 pub use memory::{ALIGNMENT_BYTES, Buffer, BufferView};
 
+use std::any::Any;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -47,7 +48,7 @@ pub struct DeviceMemory {
 }
 
 /// One device: memory, modules, launches. Launches run in the order they are made.
-pub trait Driver: Send + Sync {
+pub trait Driver: Any + Send + Sync {
     /// The device in words, for people: name, cores or compute units.
     fn describe(&self) -> String;
 
@@ -190,12 +191,26 @@ pub trait Driver: Send + Sync {
         None
     }
 
-    /// Memory of another device, as this one sees it: what either writes, the other reads.
+    /// Memory that this device and others see, in one piece after the other: piece `i` is on device `i`, this one's is
+    /// the first. All are as long, `len_bytes` or some more; what they hold is undefined. Gives all of it as each of
+    /// the devices sees it, this one first.
     ///
     /// # Errors
-    /// [`GpuError::ForeignMemory`] where it cannot.
-    fn share(&self, _view: &BufferView) -> Result<BufferView, GpuError> {
-        Err(GpuError::ForeignMemory)
+    /// [`GpuError::ForeignMemory`] for devices of another kind, [`GpuError::Unreachable`] for such as do not see each
+    /// other, [`GpuError::OutOfMemory`] or the device's words.
+    fn shared(&self, others: &[&dyn Driver], len_bytes: usize) -> Result<Vec<BufferView>, GpuError> {
+        // Memory of this process is everybody's whose memory is.
+        let n_devices = 1 + others.len();
+        let view = self.allocate(len_bytes.next_multiple_of(ALIGNMENT_BYTES) * n_devices)?.view();
+        Ok(vec![view; n_devices])
+    }
+
+    /// Sets all words of shared memory, whatever the device is busy with.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignMemory`] for memory that is not shared, or the device's words.
+    fn fill_now(&self, view: &BufferView, value: u32) -> Result<(), GpuError> {
+        view.store_words(value)
     }
 
     /// Waits until everything launched so far is done.

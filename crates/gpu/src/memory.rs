@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use memmap2::MmapRaw;
@@ -216,6 +216,21 @@ impl BufferView {
         // SAFETY: the view lies within its buffer (checked when it was made) and is at least as long as `bytes`
         // and writable (checked above); a caller's slice cannot overlap anonymous pages that only drivers address.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address, bytes.len()) };
+        Ok(())
+    }
+
+    /// Sets all words of this process's memory, one after the other and each at once: kernels may be looking.
+    pub(crate) fn store_words(&self, value: u32) -> Result<(), GpuError> {
+        self.check_write(self.len_bytes)?;
+        let words = self.host_address()?.cast::<AtomicU32>();
+        if !words.is_aligned() {
+            return Err(GpuError::ForeignMemory);
+        }
+        for i in 0..self.len_bytes / 4 {
+            // SAFETY: the view lies within its buffer (checked when it was made), is writable and aligned (checked
+            // above), and whoever looks meanwhile does so by atomics.
+            unsafe { (*words.add(i)).store(value, Ordering::Release) };
+        }
         Ok(())
     }
 

@@ -32,6 +32,8 @@ pub mod status {
     pub const NO_BINARY_FOR_GPU: Status = 209;
     /// `hipErrorNotFound`: no such kernel in the module.
     pub const NOT_FOUND: Status = 500;
+    /// `hipErrorNotSupported`.
+    pub const NOT_SUPPORTED: Status = 801;
 }
 
 /// `hipDeviceAttribute_t`: numbers that have the same place in every version, unlike the fields of `hipDeviceProp_t`.
@@ -83,6 +85,8 @@ macro_rules! functions {
             pub get_device_properties: DeviceProperties,
             /// None in a runtime without graphs.
             pub graphs: Option<GraphApi>,
+            /// None in a runtime that maps no memory.
+            pub mapping: Option<MappingApi>,
             // Never closed: the runtime has threads of its own, and its destructors wait for the devices.
             _library: ManuallyDrop<Library>,
         }
@@ -105,6 +109,7 @@ macro_rules! functions {
                         get_error_string: *library.get(b"hipGetErrorString\0")?,
                         get_device_properties: DeviceProperties::load(&library)?,
                         graphs: GraphApi::load(&library).ok(),
+                        mapping: MappingApi::load(&library).ok(),
                         _library: ManuallyDrop::new(library),
                     })
                 }
@@ -186,6 +191,130 @@ impl GraphApi {
                 graph_launch: *library.get(b"hipGraphLaunch\0")?,
                 graph_exec_destroy: *library.get(b"hipGraphExecDestroy\0")?,
                 graph_destroy: *library.get(b"hipGraphDestroy\0")?,
+            })
+        }
+    }
+}
+
+/// What memory that is mapped by hand is: `hipMemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemoryProperties {
+    /// [`MEMORY_PINNED`] or [`MEMORY_UNCACHED`].
+    pub kind: c_int,
+    /// How other processes may get it: 0, not at all.
+    pub handle_types: c_int,
+    /// Where it lies.
+    pub location: Location,
+    /// Of Windows.
+    pub windows: *mut c_void,
+    /// Compression, remote access, usage: none.
+    pub flags: [u8; 8],
+}
+
+/// `hipMemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    /// `hipMemLocationTypeDevice`.
+    pub kind: c_int,
+    /// Which one.
+    pub id: c_int,
+}
+
+/// Who may do what with mapped memory: `hipMemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Access {
+    /// Who.
+    pub location: Location,
+    /// `hipMemAccessFlagsProtReadWrite`.
+    pub flags: c_int,
+}
+
+/// `hipMemAllocationTypePinned`: memory of the device as any.
+pub const MEMORY_PINNED: c_int = 1;
+/// `hipMemAllocationTypeUncached`: what a device writes, others see while its kernel runs. RCCL wants it since HIP 7.2.
+pub const MEMORY_UNCACHED: c_int = 0x4000_0000;
+
+impl MemoryProperties {
+    /// Memory of a device.
+    pub fn of(device: c_int, kind: c_int) -> Self {
+        Self { kind, handle_types: 0, location: Location::of(device), windows: std::ptr::null_mut(), flags: [0; 8] }
+    }
+}
+
+impl Location {
+    fn of(device: c_int) -> Self {
+        Self { kind: 1, id: device }
+    }
+}
+
+impl Access {
+    /// All that there is, for a device.
+    pub fn of(device: c_int) -> Self {
+        Self { location: Location::of(device), flags: 3 }
+    }
+}
+
+/// Addresses and memory apart, so that memory of several devices lies side by side: a runtime may lack them.
+#[expect(missing_docs, reason = "each is the C function of its symbol")]
+pub struct MappingApi {
+    pub memset_words: unsafe extern "C" fn(pointer: DevicePointer, value: c_int, n: usize, stream: Handle) -> Status,
+    pub device_can_access_peer: unsafe extern "C" fn(can: *mut c_int, device: c_int, peer: c_int) -> Status,
+    pub granularity: unsafe extern "C" fn(
+        granularity_bytes: *mut usize,
+        properties: *const MemoryProperties,
+        option: c_int,
+    ) -> Status,
+    pub create: unsafe extern "C" fn(
+        memory: *mut Handle,
+        len_bytes: usize,
+        properties: *const MemoryProperties,
+        flags: u64,
+    ) -> Status,
+    pub release: unsafe extern "C" fn(memory: Handle) -> Status,
+    pub reserve: unsafe extern "C" fn(
+        pointer: *mut DevicePointer,
+        len_bytes: usize,
+        alignment_bytes: usize,
+        wish: DevicePointer,
+        flags: u64,
+    ) -> Status,
+    pub free: unsafe extern "C" fn(pointer: DevicePointer, len_bytes: usize) -> Status,
+    pub map: unsafe extern "C" fn(
+        pointer: DevicePointer,
+        len_bytes: usize,
+        offset_bytes: usize,
+        memory: Handle,
+        flags: u64,
+    ) -> Status,
+    pub unmap: unsafe extern "C" fn(pointer: DevicePointer, len_bytes: usize) -> Status,
+    pub set_access: unsafe extern "C" fn(
+        pointer: DevicePointer,
+        len_bytes: usize,
+        access: *const Access,
+        n_access: usize,
+    ) -> Status,
+}
+
+impl MappingApi {
+    /// # Safety
+    /// The library must be a HIP runtime that stays loaded as long as the pointers are used.
+    unsafe fn load(library: &Library) -> Result<Self, libloading::Error> {
+        // SAFETY: types as in the header, see `Api::load`; the rest is the caller's.
+        unsafe {
+            Ok(Self {
+                memset_words: *library.get(b"hipMemsetD32Async\0")?,
+                device_can_access_peer: *library.get(b"hipDeviceCanAccessPeer\0")?,
+                granularity: *library.get(b"hipMemGetAllocationGranularity\0")?,
+                create: *library.get(b"hipMemCreate\0")?,
+                release: *library.get(b"hipMemRelease\0")?,
+                reserve: *library.get(b"hipMemAddressReserve\0")?,
+                free: *library.get(b"hipMemAddressFree\0")?,
+                map: *library.get(b"hipMemMap\0")?,
+                unmap: *library.get(b"hipMemUnmap\0")?,
+                set_access: *library.get(b"hipMemSetAccess\0")?,
             })
         }
     }

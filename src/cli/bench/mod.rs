@@ -15,7 +15,7 @@ use super::output_file::OutputFile;
 use crate::checkpoint::Checkpoint;
 use crate::config::NamedShape;
 use crate::engine::Sizes;
-use crate::workbench::bench::limits;
+use crate::workbench::bench::{limits, links};
 use crate::workbench::bench::measure::{Bench, Measured};
 use crate::workbench::bench::roofline::Model;
 use crate::workbench::bench::suite::{Asked, Kind, Suite, Work};
@@ -89,6 +89,9 @@ pub struct Args {
 /// Rows of a step that a GPU takes a prompt in by, where it has as many.
 const GPU_PREFILL_CHUNK: usize = 4096;
 
+/// Rows that devices sum up together: a step of one sequence, of a few, of many, and of a prompt.
+const SUMMED_ROWS: [usize; 5] = [1, 8, 32, 256, 4096];
+
 /// Runs the command.
 pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
@@ -100,7 +103,15 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let suite = Suite::of(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
-    drop(pipeline); // an engine opens its own
+    let n_devices = args.device.tp as usize;
+    let links = if n_devices > 1 {
+        let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
+        pipelines.insert(0, pipeline);
+        links::measure(&pipelines, checkpoint.config.hidden_size, &SUMMED_ROWS)?
+    } else {
+        drop(pipeline); // an engine opens its own
+        None
+    };
 
     let mut session = Session {
         args: &args,
@@ -123,6 +134,8 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         device,
         target,
         limits: &limits,
+        n_devices,
+        links: links.as_ref(),
         measured: &measured,
         kernels: session.kernels,
     };

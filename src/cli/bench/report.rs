@@ -7,6 +7,7 @@ use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
 use crate::engine::Engine;
 use crate::workbench::bench::limits::Limits;
+use crate::workbench::bench::links::Links;
 use crate::workbench::bench::measure::Measured;
 
 /// Others may take this much of the cores before a measurement is called disturbed.
@@ -20,7 +21,12 @@ pub(super) struct Report<'a> {
     pub kv: String,
     pub device: String,
     pub target: String,
+    /// Those of one device.
     pub limits: &'a Limits,
+    /// How many compute the model together.
+    pub n_devices: usize,
+    /// What these are to each other.
+    pub links: Option<&'a Links>,
     pub measured: &'a [Measured],
     pub kernels: Kernels,
 }
@@ -48,10 +54,16 @@ impl Report<'_> {
             return Ok(output.json(&self.json())?);
         }
         output.line(&format!(
-            "{}, {} layers, {}, on {}, {}",
-            self.model, self.n_layers, self.weights, self.device, self.target
+            "{}, {} layers, {}, on {}{}, {}",
+            self.model,
+            self.n_layers,
+            self.weights,
+            self.device,
+            if self.n_devices > 1 { format!(" and {} more", self.n_devices - 1) } else { String::new() },
+            self.target
         ))?;
         self.limits.lines().iter().try_for_each(|line| output.line(line))?;
+        self.links.map(Links::lines).iter().flatten().try_for_each(|line| output.line(line))?;
         self.print_works(output)?;
         for measured in self.measured {
             self.print_kernels(measured, output)?;
@@ -92,8 +104,8 @@ impl Report<'_> {
     }
 
     fn row(&self, measured: &Measured) -> Vec<String> {
-        let (seconds, limit) = (measured.median_s(), measured.limit_tok_per_s(self.limits));
-        let (bytes_per_s, flop_per_s) = (measured.cost.bytes / seconds, measured.cost.flop / seconds);
+        let (seconds, limit) = (measured.median_s(), self.limit_tok_per_s(measured));
+        let (bytes_per_s, flop_per_s) = self.rates(measured);
         let percent = |part: f64| format!("{:.1}", 100.0 * part);
         vec![
             measured.work.name().to_string(),
@@ -106,11 +118,27 @@ impl Report<'_> {
             percent(measured.tok_per_s() / limit),
             format!("{:.3}", 1e3 * seconds / measured.steps as f64),
             format!("{:.1}", bytes_per_s / 1e9),
-            percent(bytes_per_s / self.limits.memory_bytes_per_s()),
+            percent(bytes_per_s / self.all(self.limits.memory_bytes_per_s())),
             format!("{:.2}", flop_per_s / self.limits.flop_unit().0),
-            percent(flop_per_s / self.limits.flop_per_s()),
+            percent(flop_per_s / self.all(self.limits.flop_per_s())),
             measured.others.map_or("?".into(), percent),
         ]
+    }
+
+    /// What all devices do that one does.
+    fn all(&self, of_one: f64) -> f64 {
+        of_one * self.n_devices as f64
+    }
+
+    /// Tokens per second of all devices at their limits, with no time for what they tell each other.
+    fn limit_tok_per_s(&self, measured: &Measured) -> f64 {
+        self.all(measured.limit_tok_per_s(self.limits))
+    }
+
+    /// Bytes and operations per second, of all devices.
+    fn rates(&self, measured: &Measured) -> (f64, f64) {
+        let seconds = measured.median_s();
+        (measured.cost.bytes / seconds, measured.cost.flop / seconds)
     }
 
     /// Kernels and the host's part of one work, where kernels were timed.
@@ -143,15 +171,16 @@ impl Report<'_> {
     pub fn json(&self) -> Value {
         json!({
             "schema": 2, "model": self.model, "layers": self.n_layers, "weights": self.weights, "kv": self.kv,
-            "device": self.device, "target": self.target, "limits": self.limits.json(),
+            "device": self.device, "devices": self.n_devices, "target": self.target, "limits": self.limits.json(),
+            "links": self.links.map(Links::json),
             "measured": self.measured.iter().map(|m| self.work_json(m)).collect::<Vec<_>>(),
             "kernels": { "from_cache": self.kernels.from_cache, "compiled": self.kernels.compiled },
         })
     }
 
     fn work_json(&self, measured: &Measured) -> Value {
-        let (seconds, limit) = (measured.median_s(), measured.limit_tok_per_s(self.limits));
-        let (bytes_per_s, flop_per_s) = (measured.cost.bytes / seconds, measured.cost.flop / seconds);
+        let limit = self.limit_tok_per_s(measured);
+        let (bytes_per_s, flop_per_s) = self.rates(measured);
         let host = measured.host.parts().map(|(name, time)| {
             (name.to_string(), json!(1e6 * time.as_secs_f64() / measured.host.steps.max(1) as f64))
         });
@@ -161,8 +190,8 @@ impl Report<'_> {
             "tok_per_s": measured.tok_per_s(), "spread": measured.spread(),
             "limit_tok_per_s": limit, "limit_fraction": measured.tok_per_s() / limit,
             "bytes": measured.cost.bytes, "flop": measured.cost.flop,
-            "gbps": bytes_per_s / 1e9, "memory_fraction": bytes_per_s / self.limits.memory_bytes_per_s(),
-            "tflops": flop_per_s / 1e12, "flop_fraction": flop_per_s / self.limits.flop_per_s(),
+            "gbps": bytes_per_s / 1e9, "memory_fraction": bytes_per_s / self.all(self.limits.memory_bytes_per_s()),
+            "tflops": flop_per_s / 1e12, "flop_fraction": flop_per_s / self.all(self.limits.flop_per_s()),
             "load_s": measured.load_s, "others_fraction": measured.others,
             "host_us_per_step": serde_json::Map::from_iter(host),
             "profile": self.kernel_table(measured).map(|table| table.json()),

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::error::Hint;
 use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use crate::target::{Platform, Target};
+use crate::template::expression::ExpressionError;
 use crate::template::{Params, Precision, Problem, Template};
 
 /// The machine's limits.
@@ -41,6 +42,9 @@ pub enum LimitsError {
     /// The device refuses.
     #[error(transparent)]
     Device(#[from] GpuError),
+    /// A launch has no size.
+    #[error(transparent)]
+    Size(#[from] ExpressionError),
 }
 
 impl Hint for LimitsError {
@@ -48,6 +52,7 @@ impl Hint for LimitsError {
         match self {
             Self::Kernel(error) => error.hint(),
             Self::Device(error) => error.hint(),
+            Self::Size(_) => None,
         }
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! [`suite`] says what is measured and [`measure`] does it. Bytes and operations are counted from the model's
 //! dimensions ([`roofline`]); the limits that they are held against are measured in the same run ([`limits`]), and so
-//! is what other programs took of the cores ([`machine`]).
+//! is what other programs took of the cores ([`machine`]). Of several devices it is measured what they are to each other
+//! ([`links`]).
 
 pub mod limits;
+pub mod links;
 pub mod machine;
 pub mod measure;
 pub mod roofline;

@@ -1,6 +1,6 @@
 //! The CUDA driver, as [`crate::runtime`] calls it.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -70,6 +70,69 @@ impl Calls for CudaCalls {
         // SAFETY: as above.
         let code = unsafe { (self.cuda().memcpy_on_device)(to, from, len_bytes, stream) };
         self.cuda().check("cuMemcpyDtoDAsync", code)
+    }
+
+    unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemsetD32Async", unsafe { (self.cuda().memset_words)(address, value, n, stream) })
+    }
+
+    fn ordinal(&self) -> c_int {
+        self.context.device
+    }
+
+    fn reaches(&self, other: c_int) -> Called<bool> {
+        let mut can = 0;
+        // SAFETY: as above; takes any numbers.
+        let code = unsafe { (self.cuda().device_can_access_peer)(&mut can, self.context.device, other) };
+        self.cuda().check("cuDeviceCanAccessPeer", code).map(|()| can != 0)
+    }
+
+    fn granularity_bytes(&self) -> Called<usize> {
+        let (mut len_bytes, properties) = (0, sys::MemoryProperties::of(self.context.device));
+        // SAFETY: as above.
+        let code = unsafe { (self.cuda().mem_get_allocation_granularity)(&mut len_bytes, &properties, 0) };
+        self.cuda().check("cuMemGetAllocationGranularity", code).map(|()| len_bytes)
+    }
+
+    fn create_memory(&self, len_bytes: usize) -> Called<u64> {
+        let (mut memory, properties) = (0, sys::MemoryProperties::of(self.context.device));
+        // SAFETY: as above.
+        let code = unsafe { (self.cuda().mem_create)(&mut memory, len_bytes, &properties, 0) };
+        self.cuda().check("cuMemCreate", code).map(|()| memory)
+    }
+
+    unsafe fn release_memory(&self, memory: u64) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemRelease", unsafe { (self.cuda().mem_release)(memory) })
+    }
+
+    fn reserve_addresses(&self, len_bytes: usize) -> Called<u64> {
+        let mut address = 0;
+        // SAFETY: as above.
+        let code = unsafe { (self.cuda().mem_address_reserve)(&mut address, len_bytes, 0, 0, 0) };
+        self.cuda().check("cuMemAddressReserve", code).map(|()| address)
+    }
+
+    unsafe fn free_addresses(&self, address: u64, len_bytes: usize) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemAddressFree", unsafe { (self.cuda().mem_address_free)(address, len_bytes) })
+    }
+
+    unsafe fn map(&self, address: u64, len_bytes: usize, memory: u64) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemMap", unsafe { (self.cuda().mem_map)(address, len_bytes, 0, memory, 0) })
+    }
+
+    unsafe fn unmap(&self, address: u64, len_bytes: usize) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemUnmap", unsafe { (self.cuda().mem_unmap)(address, len_bytes) })
+    }
+
+    unsafe fn allow(&self, address: u64, len_bytes: usize) -> Called {
+        let access = sys::Access::of(self.context.device);
+        // SAFETY: as above.
+        self.cuda().check("cuMemSetAccess", unsafe { (self.cuda().mem_set_access)(address, len_bytes, &access, 1) })
     }
 
     fn create_stream(&self) -> Called<Handle> {

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use hip_runtime_sys::Hip;
-use hip_runtime_sys::sys::{self, GraphApi};
+use hip_runtime_sys::sys::{self, GraphApi, MappingApi, status};
+use hip_runtime_sys::{CallError, Hip};
 
 use crate::runtime::{Called, Calls, Handle, Shape};
 
@@ -13,12 +13,31 @@ use crate::runtime::{Called, Calls, Handle, Shape};
 pub(super) struct HipCalls {
     hip: Arc<Hip>,
     ordinal: c_int,
+    /// Whether memory can be asked for that no cache keeps: since HIP 7.2.
+    has_uncached: bool,
 }
 
 impl HipCalls {
-    pub fn new(hip: Arc<Hip>, ordinal: usize) -> Self {
+    pub fn new(hip: Arc<Hip>, ordinal: usize, release: Option<(u32, u32)>) -> Self {
         let ordinal = c_int::try_from(ordinal).expect("the caller compared it with the number of devices");
-        Self { hip, ordinal }
+        Self { hip, ordinal, has_uncached: release.is_some_and(|release| release >= (7, 2)) }
+    }
+
+    /// # Errors
+    /// The runtime maps no memory.
+    fn mapping(&self) -> Called<&MappingApi> {
+        self.hip.mapping.as_ref().ok_or_else(|| CallError {
+            call: "hipMemCreate",
+            code: status::NOT_SUPPORTED,
+            name: "hipErrorNotSupported".into(),
+            text: "this runtime has no such function".into(),
+        })
+    }
+
+    /// What is written to such memory is seen by other devices while kernels run, where the runtime knows of that.
+    fn mapped(&self) -> sys::MemoryProperties {
+        let kind = if self.has_uncached { sys::MEMORY_UNCACHED } else { sys::MEMORY_PINNED };
+        sys::MemoryProperties::of(self.ordinal, kind)
     }
 
     fn graphs(&self) -> &GraphApi {
@@ -80,6 +99,77 @@ impl Calls for HipCalls {
         // SAFETY: as above.
         let code = unsafe { (self.hip.memcpy_async)(to, from, len_bytes, sys::MEMCPY_DEVICE_TO_DEVICE, stream) };
         self.hip.check("hipMemcpyAsync", code)
+    }
+
+    unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called {
+        let address = ptr::without_provenance_mut(address as usize);
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.memset_words)(address, value.cast_signed(), n, stream) };
+        self.hip.check("hipMemsetD32Async", code)
+    }
+
+    fn ordinal(&self) -> c_int {
+        self.ordinal
+    }
+
+    fn reaches(&self, other: c_int) -> Called<bool> {
+        let mut can = 0;
+        // SAFETY: as above; takes any numbers.
+        let code = unsafe { (self.mapping()?.device_can_access_peer)(&mut can, self.ordinal, other) };
+        self.hip.check("hipDeviceCanAccessPeer", code).map(|()| can != 0)
+    }
+
+    fn granularity_bytes(&self) -> Called<usize> {
+        let (mut len_bytes, properties) = (0, self.mapped());
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.granularity)(&mut len_bytes, &properties, 0) };
+        self.hip.check("hipMemGetAllocationGranularity", code).map(|()| len_bytes)
+    }
+
+    fn create_memory(&self, len_bytes: usize) -> Called<u64> {
+        let (mut memory, properties) = (ptr::null_mut(), self.mapped());
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.create)(&mut memory, len_bytes, &properties, 0) };
+        self.hip.check("hipMemCreate", code).map(|()| memory.expose_provenance() as u64)
+    }
+
+    unsafe fn release_memory(&self, memory: u64) -> Called {
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.release)(ptr::with_exposed_provenance_mut(memory as usize)) };
+        self.hip.check("hipMemRelease", code)
+    }
+
+    fn reserve_addresses(&self, len_bytes: usize) -> Called<u64> {
+        let mut address = ptr::null_mut();
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.reserve)(&mut address, len_bytes, 0, ptr::null_mut(), 0) };
+        self.hip.check("hipMemAddressReserve", code).map(|()| address.addr() as u64)
+    }
+
+    unsafe fn free_addresses(&self, address: u64, len_bytes: usize) -> Called {
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.free)(ptr::without_provenance_mut(address as usize), len_bytes) };
+        self.hip.check("hipMemAddressFree", code)
+    }
+
+    unsafe fn map(&self, address: u64, len_bytes: usize, memory: u64) -> Called {
+        let (address, memory) =
+            (ptr::without_provenance_mut(address as usize), ptr::with_exposed_provenance_mut(memory as usize));
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.map)(address, len_bytes, 0, memory, 0) };
+        self.hip.check("hipMemMap", code)
+    }
+
+    unsafe fn unmap(&self, address: u64, len_bytes: usize) -> Called {
+        // SAFETY: as above.
+        let code = unsafe { (self.mapping()?.unmap)(ptr::without_provenance_mut(address as usize), len_bytes) };
+        self.hip.check("hipMemUnmap", code)
+    }
+
+    unsafe fn allow(&self, address: u64, len_bytes: usize) -> Called {
+        let (address, access) = (ptr::without_provenance_mut(address as usize), sys::Access::of(self.ordinal));
+        // SAFETY: as above.
+        self.hip.check("hipMemSetAccess", unsafe { (self.mapping()?.set_access)(address, len_bytes, &access, 1) })
     }
 
     fn create_stream(&self) -> Called<Handle> {

@@ -33,7 +33,7 @@ impl HipDriver {
     /// As [`HipRuntime::facts`]; [`GpuError::Call`] when the device cannot be used.
     pub fn new(runtime: &HipRuntime, ordinal: usize) -> Result<Self, GpuError> {
         let facts = runtime.facts(ordinal)?;
-        let calls = HipCalls::new(Arc::clone(&runtime.hip), ordinal);
+        let calls = HipCalls::new(Arc::clone(&runtime.hip), ordinal, runtime.release());
         Self::open(Box::new(calls), format!("hip:{ordinal}"), HipChip { facts, pci: runtime.pci_address(ordinal) })
     }
 

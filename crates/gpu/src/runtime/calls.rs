@@ -1,7 +1,7 @@
 //! What HIP and the CUDA driver have in common, by HIP's words: the calls that owners of memory, events, modules and
 //! graphs make.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
 use vendor_library::CallError;
 
@@ -54,6 +54,26 @@ pub(crate) trait Calls: Send + Sync {
     unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called;
     unsafe fn copy_from_device(&self, to: *mut c_void, from: u64, len_bytes: usize, stream: Handle) -> Called;
     unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called;
+
+    /// Writes `n` words.
+    unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called;
+
+    /// The device's number.
+    fn ordinal(&self) -> c_int;
+    /// Whether the device can reach memory of another one.
+    fn reaches(&self, other: c_int) -> Called<bool>;
+    /// What lengths of [`Self::create_memory`] are multiples of, in bytes.
+    fn granularity_bytes(&self) -> Called<usize>;
+    /// Memory of the device, which has no address yet.
+    fn create_memory(&self, len_bytes: usize) -> Called<u64>;
+    unsafe fn release_memory(&self, memory: u64) -> Called;
+    /// Addresses that are nobody's, the same for all devices of the process.
+    fn reserve_addresses(&self, len_bytes: usize) -> Called<u64>;
+    unsafe fn free_addresses(&self, address: u64, len_bytes: usize) -> Called;
+    unsafe fn map(&self, address: u64, len_bytes: usize, memory: u64) -> Called;
+    unsafe fn unmap(&self, address: u64, len_bytes: usize) -> Called;
+    /// Lets the device read and write what is mapped there, on whatever device it lies.
+    unsafe fn allow(&self, address: u64, len_bytes: usize) -> Called;
 
     /// A stream that does not wait for the default one.
     fn create_stream(&self) -> Called<Handle>;

@@ -11,9 +11,11 @@ mod graph;
 mod mailbox;
 mod memory;
 mod module;
+mod shared;
 mod staging;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,6 +31,7 @@ use graph::{Executable, Recorded};
 use mailbox::Inbox;
 use memory::Allocation;
 pub(crate) use module::{Function, LoadError};
+use shared::{Aside, Shared};
 use staging::Staging;
 
 /// What a vendor knows of its device.
@@ -53,6 +56,8 @@ pub struct Gpu<C> {
     owner: OwnerId,
     /// Held while anything is put on the stream, so that launches and copies of several threads do not mix.
     stream: Mutex<Stream>,
+    /// Made with the first memory that is shared: later a stream could not be had without waiting.
+    aside: OnceLock<Aside>,
 }
 
 /// What is made when it is first needed.
@@ -67,7 +72,7 @@ struct Stream {
 impl<C: Chip> Gpu<C> {
     pub(crate) fn open(calls: Box<dyn Calls>, label: String, chip: C) -> Result<Self, GpuError> {
         let device = Arc::new(Device::open(calls, label)?);
-        Ok(Self { device, chip, owner: OwnerId::new(), stream: Mutex::default() })
+        Ok(Self { device, chip, owner: OwnerId::new(), stream: Mutex::default(), aside: OnceLock::new() })
     }
 
     pub(crate) fn chip(&self) -> &C {
@@ -119,7 +124,7 @@ impl Stream {
     }
 }
 
-impl<C: Chip> Driver for Gpu<C> {
+impl<C: Chip + 'static> Driver for Gpu<C> {
     fn describe(&self) -> String {
         format!("{} ({})", self.device.label, self.chip.describe())
     }
@@ -237,6 +242,29 @@ impl<C: Chip> Driver for Gpu<C> {
         self.device.call("copy on the device", |calls| unsafe {
             calls.copy_on_device(address, source, len_bytes, self.device.stream)
         })
+    }
+
+    fn shared(&self, others: &[&dyn Driver], len_bytes: usize) -> Result<Vec<BufferView>, GpuError> {
+        let mut all = vec![self];
+        for other in others {
+            all.push((*other as &dyn Any).downcast_ref().ok_or(GpuError::ForeignMemory)?);
+        }
+        for gpu in &all {
+            if gpu.aside.get().is_none() {
+                let _ = gpu.aside.set(Aside::new(&gpu.device)?);
+            }
+        }
+        let shared = Arc::new(Shared::new(all.iter().map(|gpu| Arc::clone(&gpu.device)).collect(), len_bytes)?);
+        let (address, len_bytes) = (shared.address(), shared.len_bytes());
+        let view = |gpu: &&Self| Buffer::device(gpu.owner, address, len_bytes, Arc::clone(&shared)).view();
+        Ok(all.iter().map(view).collect())
+    }
+
+    fn fill_now(&self, view: &BufferView, value: u32) -> Result<(), GpuError> {
+        view.check_write(view.len_bytes())?;
+        let address = view.device_address(self.owner)?;
+        let aside = self.aside.get().ok_or(GpuError::ForeignMemory)?;
+        aside.fill(address, value, view.len_bytes() / 4)
     }
 
     fn wait(&self) -> Result<(), GpuError> {

@@ -196,11 +196,6 @@ impl Driver for SimDriver {
         to.copy_from_view(from)
     }
 
-    fn share(&self, view: &BufferView) -> Result<BufferView, GpuError> {
-        view.host_address()?;
-        Ok(view.clone())
-    }
-
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         work();
     }

@@ -1,0 +1,109 @@
+//! Memory that several devices see, through which they tell each other how far they are, and hand over parts of sums.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gpu::{BufferView, Driver, GpuError};
+
+use crate::graph::forward::Strides;
+
+/// Memory that all devices see, a piece of it on each: which of them have come how far, and their parts of the sums.
+#[derive(Clone)]
+pub struct Exchange {
+    drivers: Vec<Arc<dyn Driver>>,
+    /// For each device, as it sees it.
+    arrived: Vec<BufferView>,
+    /// After attention, and after the experts.
+    sums: [Vec<BufferView>; 2],
+    /// How often the devices met, as they count it themselves.
+    step: Arc<AtomicU32>,
+}
+
+/// The sums of a layer.
+const SUMS: [&str; 2] = ["attn", "mlp"];
+
+/// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
+const LOST_AHEAD: u32 = 1 << 30;
+
+impl Exchange {
+    /// Memory of these devices, which was tried: every device sees what every other one writes.
+    ///
+    /// - `n_flags`: sums of a step
+    /// - `len_elements`: of the largest part
+    ///
+    /// # Errors
+    /// [`GpuError::Unreachable`], or a driver's.
+    pub fn new(drivers: Vec<Arc<dyn Driver>>, n_flags: usize, len_elements: usize) -> Result<Self, GpuError> {
+        let (first, others) = drivers.split_first().expect("there is a device");
+        let others: Vec<&dyn Driver> = others.iter().map(|other| &**other).collect();
+        let shared = |len_elements| first.shared(&others, 4 * len_elements);
+        let arrived = shared(drivers.len() * n_flags)?;
+        let sums = [shared(len_elements)?, shared(len_elements)?];
+        let exchange = Self { drivers, arrived, sums, step: Arc::default() };
+        exchange.try_out()?;
+        Ok(exchange)
+    }
+
+    /// Has every device write to the memory of all, and read what the others wrote.
+    fn try_out(&self) -> Result<(), GpuError> {
+        let n_devices = self.drivers.len();
+        let mark = |of: usize, at: usize| (0x5eed_0000 + of * n_devices + at) as u32;
+        let piece = |view: &BufferView, at| {
+            let len_bytes = view.len_bytes() / n_devices;
+            view.slice(at * len_bytes, 4 * n_devices).expect("a piece has a word for every device")
+        };
+        for (of, (driver, view)) in self.drivers.iter().zip(&self.arrived).enumerate() {
+            for at in 0..n_devices {
+                let word = piece(view, at).slice(4 * of, 4).expect("one of those words");
+                driver.write(&word, &mark(of, at).to_ne_bytes())?;
+            }
+            driver.wait()?;
+        }
+        for (reader, (driver, view)) in self.drivers.iter().zip(&self.arrived).enumerate() {
+            for at in 0..n_devices {
+                let mut found = vec![0_u32; n_devices];
+                driver.read(&piece(view, at), bytemuck::cast_slice_mut(&mut found))?;
+                if let Some(of) = (0..n_devices).find(|&of| found[of] != mark(of, at)) {
+                    let other = if of == reader { at } else { of };
+                    let [device, other] = [reader, other].map(|i| self.drivers[i].describe());
+                    return Err(GpuError::Unreachable { device, other });
+                }
+            }
+        }
+        self.drivers[0].write(&self.arrived[0], &vec![0; self.arrived[0].len_bytes()])?;
+        self.drivers[0].wait() // before another device says that it has arrived
+    }
+
+    /// How that memory is laid out.
+    pub fn strides(&self) -> Strides {
+        let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
+        Strides { part: stride(&self.sums[0]), arrived: stride(&self.arrived) }
+    }
+
+    /// The tensors of a device that lie there, as it sees them.
+    pub fn views(&self, rank: usize) -> Vec<(String, BufferView)> {
+        let mut views = vec![("arrived".to_owned(), self.arrived[rank].clone())];
+        for (name, sum) in SUMS.iter().zip(&self.sums) {
+            let (sum, part_bytes) = (sum[rank].clone(), 4 * self.strides().part);
+            let part = sum.slice(rank * part_bytes, part_bytes).expect("each has a part");
+            views.push((format!("part.{name}"), part));
+            views.push((format!("parts.{name}"), sum));
+        }
+        views
+    }
+
+    /// The number of the step that is told next.
+    pub fn next_step(&self) -> u32 {
+        self.step.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way. One
+    /// device that still works is enough.
+    pub fn lose(&self) {
+        let ahead = self.step.load(Ordering::Relaxed).wrapping_add(LOST_AHEAD);
+        let mut devices = self.drivers.iter().zip(&self.arrived);
+        if !devices.any(|(driver, view)| driver.fill_now(view, ahead).is_ok()) {
+            tracing::debug!("no device could tell the others that one is lost");
+        }
+    }
+}
