@@ -86,6 +86,8 @@ impl Sizes {
 /// A loaded model.
 pub struct Engine {
     config: ModelConfig,
+    /// That compute the model together.
+    n_devices: usize,
     layout: KvLayout,
     scheduler: Scheduler,
     executor: Ranks,
@@ -159,6 +161,7 @@ impl Engine {
         let mut engine = Self {
             scheduler: Scheduler::new(&layout, scheduler_options),
             config,
+            n_devices: size,
             layout,
             executor,
             ahead,
@@ -185,6 +188,11 @@ impl Engine {
     /// The plan, for what it says of itself.
     pub fn executor(&self) -> &Executor {
         self.executor.first()
+    }
+
+    /// What the device takes now, in watts, where its driver says; nobody adds up several devices.
+    pub fn power_watts(&self) -> Option<f64> {
+        self.executor().pipeline().driver().power_watts().filter(|_| self.n_devices == 1)
     }
 
     /// From here on, takes the time of the launches; [`Self::take_profile`] tells it.

@@ -7,6 +7,7 @@
 
 pub mod answers;
 pub mod asked;
+pub mod energy;
 mod pattern;
 pub mod plan;
 pub mod prompter;

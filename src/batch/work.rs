@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::BatchError;
+use super::energy::Energy;
 use super::plan::{Batch, Planned};
 use super::records::{Outcome, Records};
 use super::replica::{ReplicaError, Replicas};
@@ -36,6 +37,8 @@ pub struct Statistics {
     pub first_token_s: Vec<f32>,
     /// Seconds from there to its last token.
     pub latency_s: Vec<f32>,
+    /// What the device of [`Work::run`] took, in joules, where its driver says.
+    pub joules: Option<f64>,
     /// Whether somebody wanted the run to end before it was done.
     pub is_interrupted: bool,
 }
@@ -182,6 +185,7 @@ impl Work<'_> {
         let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
         let mut waiting = order.iter();
         let most = InFlight::most(engine.kv_layout().n_slots);
+        let mut energy = Energy::default();
         loop {
             while in_flight.len() < most
                 && let Some(&index) = waiting.next()
@@ -194,6 +198,7 @@ impl Work<'_> {
                 break;
             }
             statistics.n_tokens += in_flight.step(engine, &mut answered).map_err(|source| self.stopped(source))?;
+            energy.ask(Instant::now(), || engine.power_watts());
             for one in answered.drain(..) {
                 self.keep(one, &mut statistics)?;
             }
@@ -201,6 +206,7 @@ impl Work<'_> {
                 break;
             }
         }
+        statistics.joules = energy.joules();
         self.records.sync()?;
         Ok(statistics)
     }

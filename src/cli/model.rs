@@ -112,6 +112,10 @@ pub struct KvArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub snapshots: Option<u32>,
 
+    /// Sequences of full length that blocks are kept for besides those of the slots, as far as memory goes.
+    #[arg(skip)]
+    pub n_kept: u32,
+
     /// Most rows of prompts in a step in which others generate [default: as many as fit]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub prompt_rows: Option<u32>,
@@ -454,6 +458,7 @@ impl KvArgs {
         KvRequest {
             n_slots: 1,
             n_snapshots: self.snapshots.unwrap_or(0) as usize,
+            n_kept: self.n_kept as usize,
             capacity_tokens: BLOCK_TOKENS,
             max_rows: self.chunk.unwrap_or(CHUNK) as usize,
             dtype: self.dtype(precision),
@@ -475,7 +480,10 @@ impl KvArgs {
             odd_window: (self.odd_window > 0).then_some(self.odd_window),
             kv_budget_bytes,
             max_prompt_rows: self.prompt_rows.map(|rows| rows as usize),
-            prefix_cache: PrefixCache::new(self.snapshots.unwrap_or(0) as usize),
+            prefix_cache: PrefixCache {
+                n_kept: self.n_kept as usize,
+                ..PrefixCache::new(self.snapshots.unwrap_or(0) as usize)
+            },
             drafts: (self.speculate == Some(Speculate::On)).then_some(DraftOptions::USUAL),
         }
     }

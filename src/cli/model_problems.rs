@@ -67,6 +67,7 @@ fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest
     KvRequest {
         n_slots: 1,
         n_snapshots: 0,
+        n_kept: 0,
         capacity_tokens: config.max_seq_len,
         max_rows: MAX_ROWS,
         dtype,

@@ -46,15 +46,17 @@ pub struct PrefixCache {
     pub n_snapshots: usize,
     /// Tokens of a long prompt after which another one is made.
     pub snapshot_tokens: usize,
+    /// Sequences of full length that blocks are kept for besides those of the slots, as far as memory goes.
+    pub n_kept: usize,
 }
 
 impl PrefixCache {
     /// Nothing is kept.
     pub const OFF: Self = Self::new(0);
 
-    /// So many snapshots, and the usual distance between them.
+    /// So many snapshots, the usual distance between them, and the blocks that the slots leave.
     pub const fn new(n_snapshots: usize) -> Self {
-        Self { n_snapshots, snapshot_tokens: 4096 }
+        Self { n_snapshots, snapshot_tokens: 4096, n_kept: 0 }
     }
 }
 
@@ -94,6 +96,7 @@ impl Blueprint {
         let request = KvRequest {
             n_slots: options.n_slots,
             n_snapshots: options.prefix_cache.n_snapshots,
+            n_kept: options.prefix_cache.n_kept,
             capacity_tokens: options.capacity_tokens,
             max_rows,
             dtype: options.kv_dtype,

@@ -205,6 +205,7 @@ mod tests {
         let request = KvRequest {
             n_slots: 300,
             n_snapshots: 0,
+            n_kept: 0,
             capacity_tokens: 1024,
             max_rows: 2048,
             dtype: Dtype::Bf16,

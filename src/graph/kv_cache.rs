@@ -67,6 +67,9 @@ pub struct KvRequest {
     pub n_slots: usize,
     /// Rings whose contents can be kept, besides those of the slots.
     pub n_snapshots: usize,
+    /// Sequences of full length that the pool has blocks for besides those of the slots, as far as the budget goes:
+    /// they hold what is kept for prompts that begin alike.
+    pub n_kept: usize,
     /// Longest sequence, in tokens.
     pub capacity_tokens: usize,
     /// Most rows of one step.
@@ -84,13 +87,17 @@ pub struct KvRequest {
 /// The cache does not fit its budget.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "could not fit the KV cache: one sequence of {capacity_tokens} tokens takes {needed_bytes} bytes, the budget is {budget_bytes}"
+    "could not fit the KV cache: one sequence of {capacity_tokens} tokens takes {} bytes beside the {window_bytes} of \
+     all windows, the budget is {budget_bytes}",
+    needed_bytes - window_bytes
 )]
 pub struct KvTooLarge {
     /// Longest sequence asked for, in tokens.
     pub capacity_tokens: usize,
-    /// What one such sequence (and the rings of all slots) takes.
+    /// What one such sequence and all windows take.
     pub needed_bytes: usize,
+    /// Of these, what the rings of all slots and the snapshots of rings take, however long sequences are.
+    pub window_bytes: usize,
     /// What there is.
     pub budget_bytes: usize,
 }
@@ -102,7 +109,8 @@ impl crate::error::Hint for KvTooLarge {
 }
 
 impl KvLayout {
-    /// Sizes the cache: rings for all slots, and as many shared blocks as all slots could use or the budget allows.
+    /// Sizes the cache: rings for all slots, and as many shared blocks as all slots and what is kept besides could use
+    /// or the budget allows.
     ///
     /// # Errors
     /// [`KvTooLarge`] when the budget does not hold one sequence of full length.
@@ -119,7 +127,8 @@ impl KvLayout {
                 let index = groups.iter().position(|group| group.window == window).unwrap_or_else(|| {
                     let table_blocks =
                         window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
-                    let n_blocks = request.n_slots * table_blocks;
+                    let n_kept = if window.is_none() { request.n_kept } else { 0 };
+                    let n_blocks = (request.n_slots + n_kept).saturating_mul(table_blocks);
                     let mut group = KvGroup { window, table_blocks, n_blocks, n_layers: 0 };
                     group.n_blocks += request.n_snapshots * group.snapshot_blocks();
                     groups.push(group);
@@ -155,11 +164,13 @@ impl KvLayout {
             let affordable = budget_bytes.saturating_sub(ring_bytes) / pool_block_bytes;
             if affordable < pool.table_blocks {
                 let needed_bytes = ring_bytes + pool.table_blocks * pool_block_bytes;
-                return Err(KvTooLarge { capacity_tokens: self.capacity_tokens, needed_bytes, budget_bytes });
+                let (capacity_tokens, window_bytes) = (self.capacity_tokens, ring_bytes);
+                return Err(KvTooLarge { capacity_tokens, needed_bytes, window_bytes, budget_bytes });
             }
             pool.n_blocks = pool.n_blocks.min(affordable).min(u32::MAX as usize);
         } else if ring_bytes > budget_bytes {
-            return Err(KvTooLarge { capacity_tokens: self.capacity_tokens, needed_bytes: ring_bytes, budget_bytes });
+            let (capacity_tokens, window_bytes) = (self.capacity_tokens, ring_bytes);
+            return Err(KvTooLarge { capacity_tokens, needed_bytes: window_bytes, window_bytes, budget_bytes });
         }
         Ok(())
     }
@@ -245,6 +256,7 @@ pub(crate) mod tests {
         KvRequest {
             n_slots: 3,
             n_snapshots: 0,
+            n_kept: 0,
             capacity_tokens: 1000,
             max_rows: 100,
             dtype: Dtype::Bf16,
@@ -262,6 +274,7 @@ pub(crate) mod tests {
         let request = KvRequest {
             n_slots,
             n_snapshots,
+            n_kept: 0,
             capacity_tokens,
             max_rows,
             dtype: Dtype::F32,
@@ -319,6 +332,22 @@ pub(crate) mod tests {
         let none = KvRequest { budget_bytes: whole.total_bytes() - 33 * block, ..request() };
         let error = KvLayout::new(&config(), &none).unwrap_err();
         assert_eq!(error.needed_bytes - error.budget_bytes, block);
+        // More slots need more for windows, and no more for a sequence.
+        let more = KvLayout::new(&config(), &KvRequest { n_slots: 6, budget_bytes: 0, ..request() }).unwrap_err();
+        let of_sequence = |error: &KvTooLarge| error.needed_bytes - error.window_bytes;
+        assert_eq!((of_sequence(&more), more.window_bytes), (of_sequence(&error), 2 * error.window_bytes));
+    }
+
+    #[test]
+    fn a_pool_has_room_for_sequences_that_are_kept_as_far_as_the_budget_goes() {
+        let without = KvLayout::new(&config(), &request()).unwrap();
+        let keeping = KvRequest { n_kept: 7, ..request() };
+        assert_eq!(KvLayout::new(&config(), &keeping).unwrap().group_of_layer(1).n_blocks, (3 + 7) * 16);
+        let block = 2 * 64 * 2 * 32 * 2 * 2;
+        let little = KvRequest { budget_bytes: without.total_bytes() + 5 * block, ..keeping };
+        let layout = KvLayout::new(&config(), &little).unwrap();
+        assert_eq!((layout.group_of_layer(1).n_blocks, layout.group_of_layer(1).table_blocks), (48 + 5, 16));
+        assert_eq!(layout.group_of_layer(0), without.group_of_layer(0), "windows have their snapshots");
     }
 
     #[test]

@@ -115,6 +115,7 @@ impl Listener {
         });
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(IDLE);
+        builder.writev(false); // an event is too short to be worth a list of pieces
         let mut connection = pin!(builder.serve_connection(io, service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,

@@ -63,6 +63,8 @@ struct State {
     new: Chunk,
     /// Whether something came that nobody took.
     is_news: bool,
+    /// Whether the reader is to be woken by the end alone.
+    is_paused: bool,
     times: Times,
 }
 
@@ -87,7 +89,7 @@ impl Mailbox {
     pub(super) fn new(intake: Arc<Intake>, n_prompt: usize) -> Self {
         let times =
             Times { submitted: Instant::now(), admitted: None, first_token: None, last_token: None, n_tokens: 0 };
-        let state = State { phase: Phase::Waiting, new: Chunk::default(), is_news: false, times };
+        let state = State { phase: Phase::Waiting, new: Chunk::default(), is_news: false, is_paused: false, times };
         Self { state: Mutex::new(state), notify: Notify::new(), intake, n_prompt }
     }
 
@@ -152,17 +154,32 @@ impl Mailbox {
 
     fn tell(&self, mut state: MutexGuard<'_, State>) {
         state.is_news = true;
+        let is_awaited = !state.is_paused || state.phase == Phase::Over;
         drop(state);
-        self.notify.notify_one();
+        if is_awaited {
+            self.notify.notify_one();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.state().phase == Phase::Over
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From here on until something is taken tokens wake nobody. False if no more come.
+    fn pause(&self) -> bool {
+        let mut state = self.state();
+        state.is_paused = state.phase != Phase::Over;
+        state.is_paused
+    }
+
     /// All that came, if something did.
     fn take(&self) -> Option<Chunk> {
         let mut state = self.state();
+        state.is_paused = false;
         if !mem::take(&mut state.is_news) {
             return None;
         }
@@ -188,6 +205,10 @@ pub struct Generation {
     /// Tells the backend that nobody waits any more.
     cancel: Option<Box<dyn FnOnce() + Send>>,
     timeouts: Timeouts,
+    /// From one chunk with tokens to the next, at least.
+    interval: Duration,
+    /// When the last one was taken.
+    taken: Option<Instant>,
     timed_out: Option<Failed>,
     record: Option<Arc<Record>>,
     content: Option<Content>,
@@ -211,7 +232,8 @@ impl Generation {
     pub fn new(mailbox: Arc<Mailbox>, cancel: impl FnOnce() + Send + 'static) -> Self {
         let cancel: Box<dyn FnOnce() + Send> = Box::new(cancel);
         let timeouts = Timeouts::default();
-        Self { mailbox, cancel: Some(cancel), timeouts, timed_out: None, record: None, content: None }
+        let (interval, taken) = (Duration::ZERO, None);
+        Self { mailbox, cancel: Some(cancel), timeouts, interval, taken, timed_out: None, record: None, content: None }
     }
 
     /// With these bounds, and told of in the log of the HTTP request that it belongs to: with its text, if there is a
@@ -224,6 +246,13 @@ impl Generation {
     ) -> Self {
         let content = content.map(|tokenizer| Content { tokenizer, tokens: Vec::new() });
         (self.timeouts, self.record, self.content) = (timeouts, record, content);
+        self
+    }
+
+    /// With so much time from one chunk with tokens to the next: those that come meanwhile wait for it, and wake
+    /// nobody. The first and the end wait for nothing.
+    pub(super) fn every(mut self, interval: Duration) -> Self {
+        self.interval = interval;
         self
     }
 
@@ -244,7 +273,18 @@ impl Generation {
             if let Some(failed) = &self.timed_out {
                 return Chunk { ending: Some(Ending::Failed(failed.clone())), ..Chunk::default() };
             }
+            let until = self.taken.map(|taken| taken + self.interval).filter(|until| *until > Instant::now());
+            if let Some(until) = until.filter(|_| self.mailbox.pause()) {
+                // The end wakes, and so does what was told before the pause.
+                let _ = tokio::time::timeout_at(until.into(), self.mailbox.notify.notified()).await;
+                if !self.mailbox.is_over() && Instant::now() < until {
+                    continue;
+                }
+            }
             if let Some(chunk) = self.mailbox.take() {
+                if !chunk.tokens.is_empty() && !self.interval.is_zero() {
+                    self.taken = Some(Instant::now());
+                }
                 self.mailbox.intake.metrics.chunk(chunk.tokens.len());
                 if let Some(content) = &mut self.content {
                     content.tokens.extend_from_slice(&chunk.tokens);
@@ -346,6 +386,35 @@ mod tests {
         });
         drop(generation);
         assert_eq!(n_cancelled.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn tokens_wait_for_the_interval_and_the_end_does_not() {
+        let (mailbox, generation, _) = queued(&intake());
+        // So long that nobody waits for it.
+        let mut generation = generation.every(Duration::from_secs(3600));
+        mailbox.admitted(Instant::now(), 0);
+        mailbox.token(Instant::now(), 1, None);
+        block_on(async {
+            assert_eq!(generation.next().await.tokens, [1]);
+            mailbox.token(Instant::now(), 2, None);
+            let told = tokio::time::timeout(Duration::from_millis(5), generation.next()).await;
+            assert!(told.is_err(), "{told:?}");
+            mailbox.token(Instant::now(), 3, None);
+            mailbox.end(Ending::Finished(FinishReason::Stop));
+            let chunk = generation.next().await;
+            assert_eq!((chunk.tokens, chunk.ending), (vec![2, 3], Some(Ending::Finished(FinishReason::Stop))));
+        });
+        let (mailbox, generation, _) = queued(&intake());
+        let mut generation = generation.every(Duration::from_millis(20));
+        block_on(async {
+            for n in 0..3 {
+                let begun = Instant::now();
+                mailbox.token(Instant::now(), n, None);
+                assert_eq!(generation.next().await.tokens, [n]);
+                assert!(n == 0 || begun.elapsed() >= Duration::from_millis(15), "{n}: {:?}", begun.elapsed());
+            }
+        });
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub mod tools;
 mod watched_body;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::http::{HeaderValue, Method, Uri};
@@ -102,6 +102,8 @@ pub struct Options {
     pub keys: Keys,
     /// How long requests may take.
     pub timeouts: Timeouts,
+    /// From one event of a stream with tokens to the next, at least.
+    pub interval: Duration,
     /// Web pages from these origins may ask; `*` is all.
     pub cors_origins: Vec<HeaderValue>,
     /// What the names of metrics begin with.
@@ -136,7 +138,7 @@ impl Server {
             tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
         }
         let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
-        Ok(generation.within(self.options.timeouts, record, content))
+        Ok(generation.within(self.options.timeouts, record, content).every(self.options.interval))
     }
 
     /// The name that the client used, if it is one of the model's; the model's own if it used none.

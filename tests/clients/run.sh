@@ -70,6 +70,14 @@ litellm() {
     both "$home/litellm/bin/python" "$here/litellm_client.py"
 }
 
+litellm_proxy() {
+    python_packages litellm-proxy 'litellm[proxy]==1.81.10' || return
+    serve REPLAY --replay "$here/replay.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \
+        python3 "$here/litellm_proxy.py" "$home/litellm-proxy/bin/litellm" "$scratch/litellm-proxy"
+}
+
+open_webui() { serve REPLAY --replay "$here/replay.jsonl" --api-key sk-test -- python3 "$here/open_webui.py"; }
+
 codex() {
     npm_packages codex @openai/codex@0.169.0 || return
     serve REPLAY --replay "$here/codex.jsonl" --model-name gpt-oss-20b -- sh "$here/codex.sh" "$home/codex" "$scratch"
@@ -107,7 +115,7 @@ schemathesis() {
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm codex opencode page compatibility llama_cpp schemathesis snippets"
+all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp schemathesis snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done

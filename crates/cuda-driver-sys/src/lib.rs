@@ -3,6 +3,7 @@
 //! The first two of three layers, as in `hip-runtime-sys`: [`sys`] (types and function pointers) and the check of a
 //! status ([`Cuda::check`]). The third, owners of memory, streams and modules, is `gpu::runtime`.
 
+pub mod nvml;
 pub mod sys;
 
 use std::fmt;

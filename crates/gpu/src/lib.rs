@@ -23,6 +23,7 @@ mod facts;
 mod launch;
 mod mailbox;
 mod memory;
+mod power;
 mod runtime;
 
 pub use cubin::code as cubin_code;
@@ -183,6 +184,11 @@ pub trait Driver: Any + Send + Sync {
         let mut bytes = vec![0; from.len_bytes()];
         self.read(from, &mut bytes)?;
         self.write(to, &bytes)
+    }
+
+    /// What the device takes now, in watts, as its driver says; `None` where nobody says.
+    fn power_watts(&self) -> Option<f64> {
+        None
     }
 
     /// Memory that this device and others see, in one piece after the other: piece `i` is on device `i`, this one's is

@@ -46,6 +46,12 @@ pub mod attribute {
     pub const MAX_THREADS_PER_BLOCK: c_int = 56;
     /// Compute units.
     pub const MULTIPROCESSOR_COUNT: c_int = 63;
+    /// Where the device is on the PCI bus: bus, device, domain.
+    pub const PCI_BUS_ID: c_int = 67;
+    /// See there.
+    pub const PCI_DEVICE_ID: c_int = 68;
+    /// See there.
+    pub const PCI_DOMAIN_ID: c_int = 69;
     /// LDS that one block may use, in bytes.
     pub const MAX_SHARED_MEMORY_PER_BLOCK: c_int = 74;
     /// Lanes of a wave.

@@ -4,9 +4,10 @@ use std::io::{self, BufRead, Write};
 use std::process;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Ready, Said, Sent};
+use super::{Did, Ready, Said, Sent};
+use crate::batch::energy::Energy;
 use crate::batch::work::{InFlight, Job};
 use crate::engine::{Engine, EngineError};
 
@@ -52,6 +53,7 @@ impl Child {
     pub fn work(&self, engine: &mut Engine, ready: Ready) -> Result<(), EngineError> {
         say(&Said::Ready(ready));
         let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
+        let mut energy = Energy::default();
         loop {
             if in_flight.is_empty() {
                 // The thread that sends them ends with the process.
@@ -62,6 +64,10 @@ impl Child {
                 in_flight.submit(engine, job)?;
             }
             in_flight.step(engine, &mut answered)?;
+            energy.ask(Instant::now(), || engine.power_watts());
+            if !answered.is_empty() {
+                say(&Said::Did(Did::by(engine, energy.joules())));
+            }
             answered.drain(..).for_each(|one| say(&Said::Answered(one)));
         }
     }

@@ -6,12 +6,15 @@
 pub mod child;
 mod parent;
 
+use std::iter::Sum;
+
 use serde::{Deserialize, Serialize};
 
 pub use parent::{ReplicaError, Replicas};
 
 use super::work::{Answered, Job};
-use crate::scheduler::{LogitChanges, Request, Sampling};
+use crate::engine::Engine;
+use crate::scheduler::{Figures, LogitChanges, Request, Sampling};
 
 /// A job, in a line. Numbers that are no integers go as their bits, so that they come as they went.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +84,8 @@ enum Said {
     Alive,
     /// It takes jobs.
     Ready(Ready),
+    /// What it did so far: before every answer.
+    Did(Did),
     /// A job is done.
     Answered(Answered),
     /// It cannot go on, and why.
@@ -98,6 +103,39 @@ pub struct Ready {
     pub device: String,
     /// Kernels that it found in the cache, and that it compiled.
     pub kernels: (usize, usize),
+}
+
+/// What an engine did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Did {
+    /// Steps.
+    pub steps: usize,
+    /// Tokens that steps had draft rows for.
+    pub drafted_tokens: u64,
+    /// Drafts that were what came.
+    pub accepted_tokens: u64,
+    /// What the device took, in joules, where its driver says.
+    pub joules: Option<f64>,
+}
+
+impl Did {
+    /// By this engine, which took so many joules.
+    pub fn by(engine: &Engine, joules: Option<f64>) -> Self {
+        let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
+        Self { steps: engine.host_times().steps, drafted_tokens, accepted_tokens, joules }
+    }
+}
+
+impl Sum for Did {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        let sum = |a: Self, b: Self| Self {
+            steps: a.steps + b.steps,
+            drafted_tokens: a.drafted_tokens + b.drafted_tokens,
+            accepted_tokens: a.accepted_tokens + b.accepted_tokens,
+            joules: a.joules.zip(b.joules).map(|(a, b)| a + b),
+        };
+        all.reduce(sum).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Ready, Said, Sent};
+use super::{Did, Ready, Said, Sent};
 use crate::batch::work::{Answered, InFlight, Job};
 use crate::error::Hint;
 
@@ -102,6 +102,7 @@ struct Replica {
     /// To the thread that writes to it: a process that does not read must not keep the others waiting.
     jobs: Sender<Vec<u8>>,
     ready: Option<Ready>,
+    did: Did,
     n_jobs: usize,
     heard: Instant,
     /// What those that may not print have printed.
@@ -142,6 +143,11 @@ impl Replicas {
     /// Those that take jobs.
     pub fn ready(&self) -> impl Iterator<Item = &Ready> {
         self.replicas.iter().filter_map(|replica| replica.ready.as_ref())
+    }
+
+    /// What all of them did until they gave their last answers.
+    pub fn did(&self) -> Did {
+        self.replicas.iter().map(|replica| replica.did).sum()
     }
 
     /// One that takes a job: that with the fewest for its slots.
@@ -198,6 +204,10 @@ impl Replicas {
                 replica.ready = Some(ready);
                 Ok(None)
             }
+            Said::Did(did) => {
+                replica.did = did;
+                Ok(None)
+            }
             Said::Answered(answered) => {
                 replica.n_jobs -= 1;
                 Ok(Some(answered))
@@ -252,7 +262,7 @@ impl Replica {
             let printed = Arc::clone(&printed);
             thread::spawn(move || keep_last(stderr, &printed));
         }
-        Ok(Self { device, process, jobs, ready: None, n_jobs: 0, heard: Instant::now(), printed })
+        Ok(Self { device, process, jobs, ready: None, did: Did::default(), n_jobs: 0, heard: Instant::now(), printed })
     }
 
     /// Its stdout is at its end, and so is it, or soon.

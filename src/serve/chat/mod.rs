@@ -6,7 +6,6 @@ pub mod request;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
@@ -24,7 +23,7 @@ use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
 use super::prompt;
-use super::sse;
+use super::sse::{self, Event};
 use super::tokens;
 
 /// The field that a prompt is made of.
@@ -145,12 +144,12 @@ impl Answers {
     }
 
     /// The chunks of some news.
-    fn chunks(&mut self, news: News) -> Vec<Event> {
+    fn chunks(&mut self, news: News) -> Event {
         let News { index, steps, finish } = news;
-        let mut chunks = Vec::new();
+        let mut chunks = Event::default();
         if !self.messages[index].has_begun && (self.choices.answer(index).n_tokens() > 0 || finish.is_some()) {
             self.messages[index].has_begun = true;
-            chunks.push(self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
+            chunks.push(&self.chunk(index, json!({"role": "assistant", "content": ""}), Value::Null, None));
         }
         for step in steps {
             let Some(delta) = self.messages[index].message.take(step) else { continue };
@@ -158,10 +157,10 @@ impl Answers {
                 continue;
             }
             let logprobs = delta.logprobs(&self.server.tokenizer);
-            chunks.push(self.chunk(index, delta.json(), logprobs, None));
+            chunks.push(&self.chunk(index, delta.json(), logprobs, None));
         }
         if let Some(finish) = finish {
-            chunks.push(self.chunk(index, json!({}), Value::Null, Some(finish)));
+            chunks.push(&self.chunk(index, json!({}), Value::Null, Some(finish)));
         }
         chunks
     }
@@ -173,12 +172,12 @@ impl Answers {
             (false, false) => None,
         };
         let choice = ChunkChoice { index, delta, logprobs, finish_reason: finish.map(Finish::name) };
-        Event::default().data(self.chunk_head.with(&Chunk { choices: &[choice], usage }))
+        self.chunk_head.event(&Chunk { choices: &[choice], usage })
     }
 
     fn usage_chunk(&self) -> Event {
         let usage = Some(usage_json(self.choices.usage()));
-        Event::default().data(self.chunk_head.with(&Chunk { choices: &[], usage }))
+        self.chunk_head.event(&Chunk { choices: &[], usage })
     }
 }
 
@@ -201,40 +200,37 @@ struct ChunkChoice {
 /// Answers as they are told. Boxed, since it is moved for every event.
 struct Telling {
     answers: Answers,
-    /// Events that are to be sent, the first last.
-    ready: Vec<Event>,
     is_over: bool,
 }
 
 impl Telling {
     fn new(answers: Answers) -> Self {
-        Self { answers, ready: Vec::new(), is_over: false }
+        Self { answers, is_over: false }
     }
 
+    /// The events of the next news that are told.
     async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
-        loop {
-            if let Some(event) = self.ready.pop() {
-                return Some((event, self));
-            }
-            if self.is_over {
-                return None;
-            }
-            let mut events: Vec<Event> = match self.answers.choices.next().await {
+        while !self.is_over {
+            let events = match self.answers.choices.next().await {
                 Some(Ok(news)) => self.answers.chunks(news),
                 // The head was sent: an error is a chunk, and no `[DONE]` comes after it.
                 Some(Err(error)) => {
                     self.is_over = true;
-                    vec![Event::default().data(error.body().to_string())]
+                    Event::data(&error.body().to_string())
                 }
                 None => {
                     self.is_over = true;
                     let usage = self.answers.request.include_usage.then(|| self.answers.usage_chunk());
-                    usage.into_iter().chain([Event::default().data("[DONE]")]).collect()
+                    let mut last = usage.unwrap_or_default();
+                    last.push(&Event::data("[DONE]"));
+                    last
                 }
             };
-            events.reverse();
-            self.ready = events;
+            if !events.is_empty() {
+                return Some((events, self));
+            }
         }
+        None
     }
 }
 

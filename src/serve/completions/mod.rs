@@ -8,7 +8,6 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::State;
 use axum::http::header;
-use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::future::Either;
@@ -22,7 +21,7 @@ use super::Server;
 use super::body::Json;
 use super::error::ApiError;
 use super::sampling::SamplingFields;
-use super::sse;
+use super::sse::{self, Event};
 use super::stop_text::{StopText, stop_strings};
 use crate::scheduler::Request;
 
@@ -267,7 +266,7 @@ impl Answer {
                     Some(Ok(piece)) => answer.chunk(piece),
                     Some(Err(error)) => {
                         *next = Next::Nothing;
-                        Event::default().data(error.body().to_string())
+                        Event::data(&error.body().to_string())
                     }
                     None if answer.options.include_usage.unwrap_or(false) => {
                         *next = Next::Done;
@@ -275,12 +274,12 @@ impl Answer {
                     }
                     None => {
                         *next = Next::Nothing;
-                        Event::default().data("[DONE]")
+                        Event::data("[DONE]")
                     }
                 },
                 Next::Done => {
                     *next = Next::Nothing;
-                    Event::default().data("[DONE]")
+                    Event::data("[DONE]")
                 }
                 Next::Nothing => return None,
             };
@@ -295,11 +294,11 @@ impl Answer {
             StreamOptions { include_usage: Some(true), .. } => Some(None),
             _ => None,
         };
-        Event::default().data(self.head.with(&Rest { choices: &[piece], usage }))
+        self.head.event(&Rest { choices: &[piece], usage })
     }
 
     fn usage_chunk(&self) -> Event {
-        Event::default().data(self.head.with(&Rest { choices: &[], usage: Some(Some(self.usage.json())) }))
+        self.head.event(&Rest { choices: &[], usage: Some(Some(self.usage.json())) })
     }
 }
 

@@ -6,11 +6,9 @@ pub mod output;
 pub mod request;
 pub mod store;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use axum::extract::{Path, Query, State};
-use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -32,7 +30,7 @@ use super::field::Field;
 use super::history::{Made, Scope};
 use super::keys::Caller;
 use super::prompt::{self, Prompt};
-use super::sse;
+use super::sse::{self, Event};
 
 /// The field that a prompt is made of.
 const PARAM: &str = "input";
@@ -256,7 +254,7 @@ impl Making {
 /// A response as it is told. Boxed, since it is moved for every event.
 struct Telling {
     making: Making,
-    ready: VecDeque<(&'static str, Value)>,
+    ready: Vec<(&'static str, Value)>,
     is_over: bool,
 }
 
@@ -268,8 +266,10 @@ impl Telling {
 
     async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         loop {
-            if let Some((kind, event)) = self.ready.pop_front() {
-                return Some((Event::default().event(kind).data(event.to_string()), self));
+            if !self.ready.is_empty() {
+                let mut events = Event::default();
+                self.ready.drain(..).for_each(|(kind, event)| events.push(&Event::named(kind, &event)));
+                return Some((events, self));
             }
             if self.is_over {
                 return None;
@@ -279,12 +279,12 @@ impl Telling {
                     let (events, response) = self.making.take(news);
                     self.ready.extend(events);
                     if let Some(response) = response {
-                        self.ready.push_back(self.making.object.end(&response));
+                        self.ready.push(self.making.object.end(&response));
                         self.is_over = true;
                     }
                 }
                 Err(error) => {
-                    self.ready.push_back(self.making.object.fail(&error));
+                    self.ready.push(self.making.object.fail(&error));
                     self.is_over = true;
                 }
             }

@@ -143,12 +143,11 @@ fn echo(body: &Field, ask: &Ask) -> Result<Map<String, Value>, ApiError> {
         "top_logprobs": or("top_logprobs", json!(0)),
         "top_p": ask.sampling.top_p.unwrap_or(1.0),
         "truncation": or("truncation", json!("disabled")),
-        "user": given("user"),
     });
-    match echo {
-        Value::Object(echo) => Ok(echo),
-        _ => unreachable!("it is written as one above"),
-    }
+    let Value::Object(mut echo) = echo else { unreachable!("it is written as one above") };
+    // The API's description lets this be absent, and not null.
+    echo.extend(body.get("user").map(|user| ("user".to_owned(), user.value().clone())));
+    Ok(echo)
 }
 
 /// The tools that a model is offered, with what the API's schema wants of functions. Hosted ones are left out here too.

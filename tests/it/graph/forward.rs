@@ -87,7 +87,7 @@ pub fn load_on_all(
         odd_window: None,
         kv_budget_bytes: how.kv_budget_bytes,
         max_prompt_rows: None,
-        prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128 },
+        prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128, n_kept: 0 },
         drafts: how.drafts,
     };
     Engine::load(checkpoint, EngineOptions { pipeline, peers, model }, &()).map_err(Box::new)

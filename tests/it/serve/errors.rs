@@ -200,11 +200,13 @@ fn what_means_nothing_here_is_accepted() {
         "text",
         "truncation",
         "usage",
-        "user",
     ];
     for name in required {
         assert!(response.get(name).is_some(), "{name}: {response}");
     }
+    server.say(FINAL);
+    let (_, response) = server.post("/responses", &responses(&json!({})));
+    assert!(response.get("user").is_none(), "it is a text, and never null: {response}");
     assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
 }
 

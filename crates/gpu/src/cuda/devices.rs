@@ -8,6 +8,7 @@ use cuda_driver_sys::sys::attribute;
 use cuda_driver_sys::{CallError, Cuda};
 
 use super::context::Context;
+use crate::power::PciAddress;
 use crate::runtime::status;
 use crate::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
@@ -119,6 +120,18 @@ fn ask(context: &Context, ordinal: usize) -> Result<DeviceFacts, CallError> {
         free_bytes,
         total_bytes,
     })
+}
+
+/// Where a device is on the PCI bus, if it says.
+pub(super) fn pci_address(context: &Context) -> Option<PciAddress> {
+    let number = |attribute: c_int| {
+        let mut value = 0;
+        // SAFETY: `value` is valid for writes.
+        let code = unsafe { (context.cuda.device_get_attribute)(&mut value, attribute, context.device) };
+        u32::try_from(value).ok().filter(|_| code == 0)
+    };
+    let (domain, bus) = (number(attribute::PCI_DOMAIN_ID)?, number(attribute::PCI_BUS_ID)?);
+    Some(PciAddress { domain, bus, device: number(attribute::PCI_DEVICE_ID)? })
 }
 
 /// Refuses what no device is like.

@@ -8,7 +8,9 @@ mod calls;
 mod context;
 mod devices;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use cuda_driver_sys::nvml::PowerMeter;
 
 use crate::code_object::{CodeObject, DeviceLimits};
 use crate::launch::KernelSpec;
@@ -25,6 +27,8 @@ pub type CudaDriver = Gpu<CudaChip>;
 pub struct CudaChip {
     facts: DeviceFacts,
     context: Arc<Context>,
+    /// Opened when somebody asks.
+    meter: OnceLock<Option<PowerMeter>>,
 }
 
 impl CudaDriver {
@@ -36,7 +40,7 @@ impl CudaDriver {
         let (context, facts) = runtime.open_device(ordinal)?;
         let context = Arc::new(context);
         let calls = CudaCalls { context: Arc::clone(&context) };
-        Self::open(Box::new(calls), format!("cuda:{ordinal}"), CudaChip { facts, context })
+        Self::open(Box::new(calls), format!("cuda:{ordinal}"), CudaChip { facts, context, meter: OnceLock::new() })
     }
 
     /// What the device says of itself.
@@ -53,6 +57,17 @@ impl Chip for CudaChip {
 
     fn parallelism(&self) -> usize {
         self.facts.compute_units
+    }
+
+    fn power_watts(&self) -> Option<f64> {
+        let open = || {
+            let address = devices::pci_address(&self.context)?.to_string();
+            PowerMeter::open(None, &address).unwrap_or_else(|error| {
+                tracing::debug!("nobody says how much power {} takes: {error}", self.facts.device);
+                None
+            })
+        };
+        self.meter.get_or_init(open).as_ref()?.watts()
     }
 
     fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError> {

@@ -9,6 +9,7 @@ use hip_runtime_sys::Hip;
 use hip_runtime_sys::sys::attribute;
 use vendor_library::CallError;
 
+use crate::power::PciAddress;
 use crate::runtime::status;
 use crate::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
@@ -79,6 +80,20 @@ impl HipRuntime {
             free_bytes,
             total_bytes,
         })
+    }
+}
+
+impl HipRuntime {
+    /// Where a device is on the PCI bus, if it says.
+    pub(super) fn pci_address(&self, ordinal: usize) -> Option<PciAddress> {
+        let number = |attribute: c_int| {
+            let mut value = 0;
+            // SAFETY: `value` is valid for writes.
+            let code = unsafe { (self.hip.device_get_attribute)(&mut value, attribute, ordinal as c_int) };
+            u32::try_from(value).ok().filter(|_| code == 0)
+        };
+        let (domain, bus) = (number(attribute::PCI_DOMAIN_ID)?, number(attribute::PCI_BUS_ID)?);
+        Some(PciAddress { domain, bus, device: number(attribute::PCI_DEVICE_ID)? })
     }
 }
 

@@ -6,10 +6,12 @@
 mod calls;
 mod devices;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::code_object::{CodeObject, DeviceLimits};
 use crate::launch::KernelSpec;
+use crate::power::{PciAddress, amdgpu_watts};
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
 use crate::{DeviceFacts, GpuError, GpuRuntime};
 use calls::HipCalls;
@@ -19,7 +21,10 @@ pub use devices::HipRuntime;
 pub type HipDriver = Gpu<HipChip>;
 
 /// What is known of an AMD GPU.
-pub struct HipChip(DeviceFacts);
+pub struct HipChip {
+    facts: DeviceFacts,
+    pci: Option<PciAddress>,
+}
 
 impl HipDriver {
     /// One of the runtime's devices.
@@ -29,22 +34,27 @@ impl HipDriver {
     pub fn new(runtime: &HipRuntime, ordinal: usize) -> Result<Self, GpuError> {
         let facts = runtime.facts(ordinal)?;
         let calls = HipCalls::new(Arc::clone(&runtime.hip), ordinal, runtime.release());
-        Self::open(Box::new(calls), format!("hip:{ordinal}"), HipChip(facts))
+        Self::open(Box::new(calls), format!("hip:{ordinal}"), HipChip { facts, pci: runtime.pci_address(ordinal) })
     }
 
     /// What the device says of itself.
     pub fn facts(&self) -> &DeviceFacts {
-        &self.chip().0
+        &self.chip().facts
     }
 }
 
 impl Chip for HipChip {
     fn describe(&self) -> String {
-        format!("{}, {}, {}", self.0.name, self.0.arch, self.0.size())
+        let facts = &self.facts;
+        format!("{}, {}, {}", facts.name, facts.arch, facts.size())
     }
 
     fn parallelism(&self) -> usize {
-        self.0.compute_units
+        self.facts.compute_units
+    }
+
+    fn power_watts(&self) -> Option<f64> {
+        amdgpu_watts(Path::new("/"), self.pci?)
     }
 
     fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError> {
@@ -52,15 +62,15 @@ impl Chip for HipChip {
         let no_binary = |source| GpuError::NoBinary {
             entry: spec.entry.clone(),
             device: device.label.clone(),
-            device_arch: self.0.arch.clone(),
+            device_arch: self.facts.arch.clone(),
             object_arch: said.target.clone(),
             object_version: said.version,
             source,
         };
-        if !runs_on(&said.target, &self.0.arch) {
+        if !runs_on(&said.target, &self.facts.arch) {
             return Err(no_binary(None));
         }
-        said.agrees(spec, DeviceLimits::of(&self.0))?;
+        said.agrees(spec, DeviceLimits::of(&self.facts))?;
         Function::load(device, object, spec).map_err(|failed| match failed {
             LoadError::NoBinary(source) => no_binary(Some(source)),
             LoadError::Other(error) => error,

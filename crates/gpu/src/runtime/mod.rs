@@ -42,6 +42,9 @@ pub(crate) trait Chip: Send + Sync {
     /// Compute units.
     fn parallelism(&self) -> usize;
 
+    /// What the device takes now, in watts; none where nobody says.
+    fn power_watts(&self) -> Option<f64>;
+
     /// Holds an object against `spec` and the device, and loads it.
     fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError>;
 }
@@ -128,6 +131,10 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
 
     fn parallelism(&self) -> usize {
         self.chip.parallelism()
+    }
+
+    fn power_watts(&self) -> Option<f64> {
+        self.chip.power_watts()
     }
 
     fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {

@@ -25,7 +25,7 @@ use crate::batch::answers::{Answers, OutFormat};
 use crate::batch::plan::{Batch, Order, Survey, Usual};
 use crate::batch::prompter::Prompter;
 use crate::batch::records::{Header, Outcome, Records};
-use crate::batch::replica::{Ready, Replicas};
+use crate::batch::replica::{Did, Ready, Replicas};
 use crate::batch::shard::Shard;
 use crate::batch::source::{Format, Source};
 use crate::batch::work::{Statistics, Work};
@@ -149,7 +149,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let summary = Summary {
         args,
         replicas: &runner.ready(),
-        engine: runner.engine(),
+        did: runner.did(&statistics),
         statistics: &statistics,
         n_prompts: batch.len(),
         n_resumed,
@@ -200,9 +200,13 @@ impl Runner {
         })
     }
 
-    /// The model, if it is in this process.
-    fn engine(&self) -> Option<&Engine> {
-        if let Self::Here(engine) = self { Some(engine) } else { None }
+    /// What was done.
+    fn did(&self, statistics: &Statistics) -> Did {
+        match self {
+            Self::Nothing => Did::default(),
+            Self::Here(engine) => Did::by(engine, statistics.joules),
+            Self::There(replicas) => replicas.did(),
+        }
     }
 
     /// What is to be known of each that answers.

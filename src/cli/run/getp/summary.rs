@@ -5,17 +5,16 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::Args;
-use crate::batch::replica::Ready;
+use crate::batch::replica::{Did, Ready};
 use crate::batch::work::Statistics;
 use crate::cli::output::Output;
-use crate::engine::Engine;
 
 pub(super) struct Summary<'a> {
     pub args: &'a Args,
     /// Those that answered.
     pub replicas: &'a [Ready],
-    /// The only one, if it is in this process.
-    pub engine: Option<&'a Engine>,
+    /// What they did, all together.
+    pub did: Did,
     pub statistics: &'a Statistics,
     pub n_prompts: usize,
     /// Answers of runs before.
@@ -31,6 +30,12 @@ impl Summary<'_> {
     fn tok_per_s(&self) -> Option<f64> {
         let n_tokens = self.statistics.n_tokens;
         (self.seconds > 0.0 && n_tokens > 0).then(|| n_tokens as f64 / self.seconds)
+    }
+
+    /// What the devices took for a token, where their drivers say.
+    fn joules_per_token(&self) -> Option<f64> {
+        let n_tokens = self.statistics.n_tokens;
+        self.did.joules.filter(|joules| *joules > 0.0 && n_tokens > 0).map(|joules| joules / n_tokens as f64)
     }
 
     /// Kernels from the cache and compiled, by all that answered.
@@ -71,8 +76,9 @@ impl Summary<'_> {
         let (first, all) =
             (Percentiles::of(&self.statistics.first_token_s), Percentiles::of(&self.statistics.latency_s));
         if let (Some(first), Some(all)) = (first, all) {
+            let energy = self.joules_per_token().map_or_else(String::new, |joules| format!("; {joules:.3} J/token"));
             output.note(&format!(
-                "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99)",
+                "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99){energy}",
                 self.n_slots(), first.p50, first.p99, all.p50, all.p99
             ));
         }
@@ -100,9 +106,11 @@ impl Summary<'_> {
             "seconds": self.seconds,
             "survey_s": self.survey_s,
             "tok_per_s": self.tok_per_s(),
-            "steps": self.engine.map(|engine| engine.host_times().steps),
-            "drafted_tokens": self.engine.map(|engine| engine.figures().drafted_tokens),
-            "accepted_tokens": self.engine.map(|engine| engine.figures().accepted_tokens),
+            "steps": self.did.steps,
+            "drafted_tokens": self.did.drafted_tokens,
+            "accepted_tokens": self.did.accepted_tokens,
+            "joules": self.did.joules,
+            "joules_per_token": self.joules_per_token(),
             "first_token_s": Percentiles::of(&self.statistics.first_token_s).map(|found| found.json()),
             "latency_s": Percentiles::of(&self.statistics.latency_s).map(|found| found.json()),
             "peak_memory_bytes": peak_memory_bytes(),

@@ -100,3 +100,20 @@ fn replicas_make_the_same_file_and_one_that_is_killed_or_stopped_ends_the_run_wi
     job.is_as_undisturbed(&out);
     assert!(!records.exists());
 }
+
+#[test]
+fn metrics_add_up_what_replicas_did() {
+    let job = Job::new(6);
+    let (out, _) = job.out("drafted.txt");
+    let metrics = job.counter.folder.path().join("metrics.json");
+    let did = |args: &[&str]| {
+        let words = ["--restart", "-T", "0", "--speculate", "on", "--metrics", metrics.to_str().expect("text")];
+        job.with("run", &out, &[&words, args].concat(), &[]).ok();
+        let metrics: serde_json::Value = serde_json::from_slice(&fs::read(&metrics).expect("written")).expect("JSON");
+        ["steps", "drafted_tokens", "accepted_tokens"].map(|name| metrics[name].as_u64().expect(name))
+    };
+    // One prompt at a time runs alone, so that nothing depends on who is beside it.
+    let ([steps, drafted, accepted], of_two) = (did(&["-b", "1"]), did(&["-b", "1", "-g", "2"]));
+    assert!(steps > 0 && accepted > 0 && drafted >= accepted, "{steps} {drafted} {accepted}");
+    assert_eq!(of_two, [steps, drafted, accepted]);
+}
