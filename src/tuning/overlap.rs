@@ -30,7 +30,8 @@ impl<'a> Earlier<'a> {
     pub fn overlap(&self, row: &'a Row) -> Option<(&'a Row, u32)> {
         let own: Vec<&str> = row.facts.keys().map(String::as_str).collect();
         let values: Vec<&Fact> = row.facts.values().collect();
-        let of_op = self.rows.iter().filter(|((op, ..), _)| *op == row.op);
+        let wants: Wants<'_> = (&row.op, own.clone(), row.step.map(StepKind::name));
+        let of_op = self.rows.iter().filter(|(other, _)| can_clash(other, &wants));
         let alike = of_op.flat_map(|((_, names, _), by_values)| {
             let equal = (*names == own).then(|| by_values.get(&values));
             let all = equal.is_none().then(|| by_values.values());
@@ -43,6 +44,18 @@ impl<'a> Earlier<'a> {
         });
         meeting.filter_map(|other| Some((other, row.overlap(other)?))).min_by_key(|(other, _)| other.line)
     }
+}
+
+/// Whether rows that want this and rows that want that may apply at once with neither before the other: not if one wants
+/// all that the other wants, and more.
+fn can_clash(one: &Wants<'_>, other: &Wants<'_>) -> bool {
+    let n_wants = |(_, names, step): &Wants<'_>| names.len() + usize::from(step.is_some());
+    let goes_before = |more: &Wants<'_>, less: &Wants<'_>| {
+        let has_names = less.1.iter().all(|name| more.1.contains(name));
+        has_names && (less.2.is_none() || less.2 == more.2) && n_wants(more) > n_wants(less)
+    };
+    let same_step = one.2.is_none() || other.2.is_none() || one.2 == other.2;
+    one.0 == other.0 && same_step && !goes_before(one, other) && !goes_before(other, one)
 }
 
 #[cfg(test)]

@@ -235,11 +235,12 @@ fn a_run_that_waits_for_what_does_not_come_is_told_from_one_that_works() {
             thread::sleep(Duration::from_millis(5));
             pids(&started()).next().is_some() && is_asleep(shell.id()) == sleeps
         });
-        for pid in pids(&started()) {
-            let _ = Command::new("kill").arg(pid.to_string()).status();
-        }
+        let left: Vec<u32> = pids(&started()).collect(); // nobody's child when the shell is gone
         shell.kill().expect("killed");
         shell.wait().expect("reaped");
+        for pid in left {
+            let _ = Command::new("kill").arg(pid.to_string()).status();
+        }
         assert!(seen, "{words}");
     }
 }

@@ -79,7 +79,7 @@ fn what_is_written_is_read_back_and_does_not_depend_on_the_chunk() {
     }
     logits(&fixture, &["--rtol", "0", "--atol", "0", "--expect", &whole]).ok();
     // Files only: what was written aside is gone.
-    assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2);
+    assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 3);
 }
 
 #[test]
