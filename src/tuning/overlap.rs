@@ -46,8 +46,8 @@ impl<'a> Earlier<'a> {
     }
 }
 
-/// Whether rows that want this and rows that want that may apply at once with neither before the other: not if one wants
-/// all that the other wants, and more.
+/// Whether rows that want this and rows that want that may apply at once with neither before the other: not if one
+/// wants all that the other wants, and more.
 fn can_clash(one: &Wants<'_>, other: &Wants<'_>) -> bool {
     let n_wants = |(_, names, step): &Wants<'_>| names.len() + usize::from(step.is_some());
     let goes_before = |more: &Wants<'_>, less: &Wants<'_>| {

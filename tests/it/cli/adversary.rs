@@ -22,8 +22,8 @@ const RUNS: u64 = 300;
 /// What a run may take of a processor, all threads together. The longest honest one takes about one.
 const CPU_SECONDS: u64 = 60;
 
-/// After so long asleep, with all that it started, a run hangs: it waits for something that does not come. Whoever waits
-/// for a processor is not asleep, on however busy a machine.
+/// After so long asleep, with all that it started, a run hangs: it waits for something that does not come. Whoever
+/// waits for a processor is not asleep, on however busy a machine.
 const MAX_ASLEEP: Duration = Duration::from_secs(60);
 
 /// How often it is looked at whether a run sleeps.

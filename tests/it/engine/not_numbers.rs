@@ -53,8 +53,8 @@ fn a_nan_or_an_infinity_in_a_weight_ends_a_run_with_the_node_that_made_the_first
     }
 }
 
-/// Where a mask, a bias, a penalty or log-probabilities come between the logits and the sampler: a mask lets half of the
-/// tokens through, all of them NaN.
+/// Where a mask, a bias, a penalty or log-probabilities come between the logits and the sampler: a mask lets half of
+/// the tokens through, all of them NaN.
 #[test]
 fn what_is_asked_of_a_sampler_hides_no_nan() {
     let folder = tempfile::tempdir().expect("a temporary folder");
