@@ -1,14 +1,10 @@
-//! Tables and folders of templates that are larger than anybody's: the program takes time and memory in proportion.
+//! Folders of templates that are larger than anybody's: the program takes time and memory in proportion.
 
-use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::fixtures::program::{argument, command, file, shared_cache};
-
-/// Rows of a table. By pairs they are 200 million.
-const N_ROWS: usize = 20_000;
 
 /// Templates of an op.
 const N_VARIANTS: usize = 10_000;
@@ -25,30 +21,6 @@ fn within_bounds(args: &[&str]) -> String {
     let output = child.wait_with_output().expect("reaped");
     assert!(output.status.success(), "{args:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
-}
-
-#[test]
-fn a_table_of_20_000_rows_is_read_and_looked_up_in_bounded_time() {
-    let mut rows = String::from("[provenance.none]\nkind = \"hand\"\ndate = \"2026-11-22\"\nmethod = \"none\"\n");
-    for i in 0..N_ROWS {
-        // Half of them for one problem at different numbers of tokens, half for different problems.
-        let (wants, tokens) = match i % 2 {
-            0 => ("precision = \"bf16\"".to_owned(), (i / 2 + 1).to_string()),
-            _ => (format!("precision = \"f32\", out_features = {}", i / 2 + 1), "1+".to_owned()),
-        };
-        let _ = write!(
-            rows,
-            "\n[[rows]]\nop = \"linear\"\nwhere = {{ {wants} }}\ntokens = \"{tokens}\"\nuse = \"linear/row\"\n\
-             provenance = \"none\"\n"
-        );
-    }
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let _ = file(folder.path(), "gfx1100.toml", rows.as_bytes());
-    let tuning = argument(folder.path());
-    let args =
-        ["kernels", "plan", "--shape", "gpt-oss-20b", "--arch", "gfx1100", "--tokens", "1,7", "--tuning", &tuning];
-    let planned = within_bounds(&[&args[..], &["--op", "linear"]].concat());
-    assert!(planned.contains("linear"), "{planned}");
 }
 
 #[test]
