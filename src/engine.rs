@@ -322,11 +322,13 @@ impl Engine {
 
     /// Runs the step that the device was told last again, node by node, to see where the first NaN or infinity comes
     /// from; -infinity is a logit that may not come. One step ahead of what is known it is the next one, whose rows see
-    /// what the last one left in the cache.
+    /// what the last one left in the cache. The cache itself is not looked at: where no step has written yet, anything
+    /// may lie.
     fn not_a_number(&mut self) -> EngineError {
         let mut where_ = None;
         let mut look = |written: &Written<'_>| {
-            if where_.is_none() && written.values.iter().any(|&value| value.is_nan() || value == f32::INFINITY) {
+            let is_none = |&value: &f32| value.is_nan() || value == f32::INFINITY;
+            if where_.is_none() && !written.is_kept && written.values.iter().any(is_none) {
                 let Written { label, template, tensor, .. } = written;
                 where_ = Some(format!("the first is in `{tensor}`, which `{label}` writes ({template})"));
             }

@@ -191,6 +191,7 @@ impl Grammars {
             }
             None => {
                 self.n_compiled.fetch_add(1, Ordering::Relaxed);
+                self.check_texts(wanted)?;
                 let matcher = self.compile(&text).map_err(|why| self.blame(wanted, &marks, why))?;
                 self.keep(Compiled { digest, matcher: matcher.deep_clone() });
                 matcher
@@ -228,16 +229,33 @@ impl Grammars {
     }
 
     fn compile(&self, grammar: &str) -> Result<Matcher, String> {
+        let mut matcher = self.parse(grammar)?;
+        if matcher.compute_mask().is_err() {
+            return Err(first_line(&matcher.get_error().unwrap_or_default()));
+        }
+        self.scout(matcher.clone());
+        Ok(matcher)
+    }
+
+    fn parse(&self, grammar: &str) -> Result<Matcher, String> {
         let factory = self.factory().map_err(|error| error.to_string())?;
-        let mut matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned())));
+        let matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned())));
         match matcher.get_error() {
             Some(why) => Err(first_line(&why)),
-            None if matcher.compute_mask().is_err() => Err(first_line(&matcher.get_error().unwrap_or_default())),
-            None => {
-                self.scout(matcher.clone());
-                Ok(matcher)
+            None => Ok(matcher),
+        }
+    }
+
+    /// Whether what others wrote is a grammar where it stands alone: with a brace too many it would end what it is put
+    /// into, and write rules of its own beside those of the format.
+    fn check_texts(&self, wanted: &Wanted) -> Result<(), GrammarError> {
+        for tool in wanted.tools.iter().filter(|_| wanted.choice != ToolChoice::None) {
+            if let Some(grammar) = tool.text.as_ref().and_then(written::text_of_its_own) {
+                let wrong = |why| GrammarError::Text { name: tool.name.clone(), why };
+                self.parse(&grammar).map_err(wrong)?;
             }
         }
+        Ok(())
     }
 
     /// Goes where most generations do, so that the lexer's states there, the dearest of all, are made once for a

@@ -121,8 +121,17 @@ pub(super) fn text_alone(text: &TextInput, marks: &Marks) -> String {
 fn text_input(text: &TextInput) -> String {
     match text {
         TextInput::Any => "TEXT".to_owned(),
-        TextInput::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
-        TextInput::Regex(regex) => format!("%lark {{\nstart: /{}/\n}}", delimited(regex)),
+        text => format!("%lark {{\n{}\n}}", text_of_its_own(text).unwrap_or_default()),
+    }
+}
+
+/// What somebody wrote, as a grammar in no other. What is right so stays inside of what it is put into: its braces,
+/// strings and expressions are closed.
+pub(super) fn text_of_its_own(text: &TextInput) -> Option<String> {
+    match text {
+        TextInput::Any => None,
+        TextInput::Lark(grammar) => Some(grammar.clone()),
+        TextInput::Regex(regex) => Some(format!("start: /{}/", delimited(regex))),
     }
 }
 

@@ -34,8 +34,10 @@ pub struct Written<'a> {
     pub template: &'a str,
     /// The tensor's name.
     pub tensor: &'a str,
-    /// Its elements that this step's rows fill, f32.
+    /// Its elements that this step's rows fill, f32; all of them, if it is kept.
     pub values: &'a [f32],
+    /// Whether other steps write elements of it as well, as in the cache, of which some may never have been written.
+    pub is_kept: bool,
 }
 
 /// Called after every launch with every f32 tensor that it wrote.
@@ -387,9 +389,10 @@ impl Executor {
                 .driver()
                 .read(view, bytemuck::cast_slice_mut(&mut values))
                 .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
-            let tensor = &self.graph.tensor_of(*id).name;
+            let tensor = self.graph.tensor_of(*id);
+            let is_kept = spec.access == Access::ReadWrite && matches!(tensor.storage, Storage::External(_));
             let template = &planned.kernel.rendered.label;
-            observer(&Written { label: &planned.label, template, tensor, values: &values });
+            observer(&Written { label: &planned.label, template, tensor: &tensor.name, values: &values, is_kept });
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 pub mod edit;
 pub mod lint;
+mod overlap;
 pub mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -208,7 +209,7 @@ impl TuningTables {
         step: StepKind,
         target: &Target,
     ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
-        self.rows(query, step, target).filter(move |row| row.tokens.contains(n_tokens))
+        self.rows(query, step, target, Some(n_tokens))
     }
 
     /// Where a row's numbers come from.
@@ -231,7 +232,7 @@ impl TuningTables {
     /// is 1. Between two of them the lookup gives the same row.
     pub fn token_edges(&self, query: &Query, step: StepKind, target: &Target) -> Vec<u32> {
         let mut edges = BTreeSet::from([1]);
-        for row in self.rows(query, step, target) {
+        for row in self.rows(query, step, target, None) {
             edges.insert(row.tokens.first);
             edges.extend(row.tokens.last.and_then(|last| last.checked_add(1)));
         }
@@ -278,13 +279,14 @@ impl TuningTables {
         self.layers.iter().flatten().flat_map(Table::gaps).collect()
     }
 
-    /// The rows of an op that apply at some number of tokens, the first to be taken first: of a file those that want
-    /// more.
+    /// The rows of an op that apply at so many tokens, or at some number of them, the first to be taken first: of a
+    /// file those that want more.
     fn rows<'a, 'q>(
         &'a self,
         query: &'q Query,
         step: StepKind,
         target: &Target,
+        n_tokens: Option<u32>,
     ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
         let families = target.families();
         self.layers
@@ -293,7 +295,7 @@ impl TuningTables {
                 let named = |name: &String| layer.iter().find(|table| table.name == *name);
                 families.iter().filter_map(named).collect::<Vec<_>>()
             })
-            .flat_map(move |table| table.applying(query, step))
+            .flat_map(move |table| table.applying(query, step, n_tokens))
     }
 }
 

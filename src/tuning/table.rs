@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::Spanned;
 
+use super::overlap::Earlier;
 use super::{Query, TuningError};
 use crate::target::TargetFacts;
 
@@ -114,7 +115,7 @@ pub struct Row {
     pub evidence: Option<String>,
     /// `file:line` of the row.
     pub place: String,
-    line: usize,
+    pub(super) line: usize,
 }
 
 /// Where numbers come from.
@@ -185,7 +186,7 @@ impl Tokens {
     }
 
     /// The least number in both ranges.
-    fn meet(self, other: Self) -> Option<u32> {
+    pub(super) fn meet(self, other: Self) -> Option<u32> {
         let first = self.first.max(other.first);
         (self.contains(first) && other.contains(first)).then_some(first)
     }
@@ -297,9 +298,10 @@ impl Table {
         Ok(table)
     }
 
-    /// The rows that apply at some number of tokens, those that want more of the problem first.
-    pub fn applying(&self, query: &Query, step: StepKind) -> Vec<&Row> {
-        let mut rows: Vec<&Row> = self.rows.iter().filter(|row| row.applies(query, step)).collect();
+    /// The rows that apply at so many tokens, or at some number of them, those that want more of the problem first.
+    pub fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&Row> {
+        let is_at = |row: &Row| n_tokens.is_none_or(|n_tokens| row.tokens.contains(n_tokens));
+        let mut rows: Vec<&Row> = self.rows.iter().filter(|row| is_at(row) && row.applies(query, step)).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.n_wants()));
         rows
     }
@@ -357,38 +359,6 @@ impl Table {
     }
 }
 
-/// Rows that want values of the same names, by these.
-type ByValues<'a> = BTreeMap<Vec<&'a Fact>, Vec<&'a Row>>;
-
-/// The rows before a row, by what they want: held against each of them, tables of many thousand rows took half a
-/// minute.
-#[derive(Default)]
-struct Earlier<'a> {
-    /// By op and the names of what is wanted.
-    rows: BTreeMap<(&'a str, Vec<&'a str>), ByValues<'a>>,
-}
-
-impl<'a> Earlier<'a> {
-    fn add(&mut self, row: &'a Row) {
-        let names = row.facts.keys().map(String::as_str).collect();
-        let of_names = self.rows.entry((&row.op, names)).or_default();
-        of_names.entry(row.facts.values().collect()).or_default().push(row);
-    }
-
-    /// A row that applies at once with this one, and at how many tokens. Rows that want other values of the same names
-    /// never do, and need not be looked at.
-    fn overlap(&self, row: &'a Row) -> Option<(&'a Row, u32)> {
-        let own: Vec<&str> = row.facts.keys().map(String::as_str).collect();
-        let of_op = self.rows.iter().filter(|((op, _), _)| *op == row.op);
-        let alike = of_op.flat_map(|((_, names), by_values)| {
-            let equal = (*names == own).then(|| by_values.get(&row.facts.values().collect::<Vec<_>>()));
-            let all = equal.is_none().then(|| by_values.values());
-            equal.flatten().into_iter().chain(all.into_iter().flatten()).flatten()
-        });
-        alike.copied().filter_map(|other| Some((other, row.overlap(other)?))).min_by_key(|(other, _)| other.line)
-    }
-}
-
 impl Row {
     fn new(row: RowFile, file: &str, line: usize) -> Self {
         Self {
@@ -432,7 +402,7 @@ impl Row {
     }
 
     /// The fewest tokens at which both rows can apply, and neither goes before the other.
-    fn overlap(&self, other: &Self) -> Option<u32> {
+    pub(super) fn overlap(&self, other: &Self) -> Option<u32> {
         if self.op != other.op {
             return None;
         }

@@ -1,11 +1,12 @@
 //! Whole files of every kind, mutated, given to the program as a process. Whatever a file holds: the program ends by
 //! itself with 0, 1 or 2, one error where it failed, without a panic, a signal, much memory or much time.
 //!
-//! `GPTOSS_JIT_ADVERSARY_RUNS` sets how many runs, `GPTOSS_JIT_ADVERSARY_SEED` which: 10,000 take about ten minutes.
+//! `GPTOSS_JIT_ADVERSARY_RUNS` sets how many runs, `GPTOSS_JIT_ADVERSARY_SEED` which: with `--release` 10,000 take four
+//! minutes of one processor.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
@@ -21,8 +22,12 @@ const RUNS: u64 = 300;
 /// What a run may take of a processor, all threads together. The longest honest one takes about one.
 const CPU_SECONDS: u64 = 60;
 
-/// After this a run hangs: it waits for something that does not come, for it has had no processor in all that time.
-const DEADLINE: Duration = Duration::from_secs(300);
+/// After so long asleep, with all that it started, a run hangs: it waits for something that does not come. Whoever
+/// waits for a processor is not asleep, on however busy a machine.
+const MAX_ASLEEP: Duration = Duration::from_secs(60);
+
+/// How often it is looked at whether a run sleeps.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// What a run may have in memory at a time. The files are smaller than a megabyte.
 const MAX_RESIDENT_BYTES: u64 = 1 << 30;
@@ -146,18 +151,41 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
+/// What the kernel says of a process under a name, without blanks.
+fn told(status: &str, name: &str) -> Option<String> {
+    status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+}
+
+fn pids(text: &str) -> impl Iterator<Item = u32> {
+    text.split_whitespace().filter_map(|pid| pid.parse().ok())
+}
+
+/// Whether no thread of a process, nor of any that it started, runs or could run.
+fn is_asleep(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let read = |name: &str| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let is_running = told(&read("status"), "State:").is_some_and(|state| state.starts_with(['R', 'D']));
+        !is_running && pids(&read("children")).all(is_asleep)
+    })
+}
+
 /// Waits for the end of a process; gives how it ended and the most memory that it was seen with, in bytes.
 fn watch(child: &mut Child) -> Result<(ExitStatus, u64), String> {
-    let begin = Instant::now();
+    let (mut looked, mut asleep) = (Instant::now(), Duration::ZERO);
     let mut most = 0;
     loop {
         if let Some(status) = child.try_wait().expect("waited for") {
             return Ok((status, most));
         }
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-        most = most.max(peak.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10);
-        if begin.elapsed() > DEADLINE {
+        let peak = told(&status, "VmHWM:").and_then(|peak| peak.strip_suffix(" kB")?.parse::<u64>().ok());
+        most = most.max(peak.unwrap_or(0) << 10);
+        if looked.elapsed() > LOOK {
+            looked = Instant::now();
+            asleep = if is_asleep(child.id()) { asleep + LOOK } else { Duration::ZERO };
+        }
+        if asleep > MAX_ASLEEP {
             child.kill().expect("killed");
             child.wait().expect("reaped");
             return Err("it does not end".into());
@@ -193,6 +221,27 @@ fn attack(subject: &Subject, seed: u64) -> Result<i32, String> {
             if most_bytes > MAX_RESIDENT_BYTES { Err(format!("it took {most_bytes} bytes")) } else { Ok(code) }
         }
         Some(code) => Err(format!("exit {code}, {n_errors} errors\n{stderr}")),
+    }
+}
+
+#[test]
+fn a_run_that_waits_for_what_does_not_come_is_told_from_one_that_works() {
+    let started = |words: &str| Command::new("sh").args(["-c", words]).stdin(Stdio::null()).spawn().expect("a shell");
+    // A shell waits for what it started, which sleeps or works.
+    for (words, sleeps) in [("sleep 60; true", true), ("(while :; do :; done); true", false)] {
+        let mut shell = started(words);
+        let started = || fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.id())).unwrap_or_default();
+        let seen = (0..400).any(|_| {
+            thread::sleep(Duration::from_millis(5));
+            pids(&started()).next().is_some() && is_asleep(shell.id()) == sleeps
+        });
+        let left: Vec<u32> = pids(&started()).collect(); // nobody's child when the shell is gone
+        shell.kill().expect("killed");
+        shell.wait().expect("reaped");
+        for pid in left {
+            let _ = Command::new("kill").arg(pid.to_string()).status();
+        }
+        assert!(seen, "{words}");
     }
 }
 

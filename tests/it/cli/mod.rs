@@ -6,6 +6,7 @@ pub mod completions;
 pub mod doctor;
 mod ended;
 pub mod hub;
+mod many;
 mod no_files;
 pub mod plan;
 pub mod run_input;

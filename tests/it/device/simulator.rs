@@ -128,6 +128,24 @@ fn what_is_not_written_is_seen() {
     let (code, text) = checked("sim:gfx1100", from, &format!("if (own != 7) {from}"));
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("got NaN"), "{text}");
+    // Of a thread's own array: bytes of 0xfe, as a number and as a sum's beginning.
+    for (to, got) in [
+        (
+            "f32 kept[2]; if (own != 7) kept[first % 2] = held[other]; to[first + other] = kept[first % 2];",
+            "got -16947395",
+        ),
+        (
+            "f32 sums[2]; for (u32 i = 0; i < 2; ++i) sums[i] += held[other]; to[first + other] = sums[first % 2];",
+            "got -16947395",
+        ),
+    ] {
+        let (code, text) = checked(
+            "sim:gfx1100",
+            &format!("if (first + other < {{{{ hidden_size }}}}) {from}"),
+            &format!("if (first + other < {{{{ hidden_size }}}}) {{ {to} }}"),
+        );
+        assert!(code == 1 && text.contains(got), "{to}: {text}");
+    }
 }
 
 /// The right kernel's barrier, and behind it what all threads do to one element that one of them wrote before.

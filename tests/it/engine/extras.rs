@@ -48,10 +48,21 @@ fn load_with(
     target: Target,
     store: Store,
     driver: Arc<dyn Driver>,
-    (n_slots, capacity_tokens, kv_budget_bytes): (usize, usize, usize),
+    sizes: (usize, usize, usize),
 ) -> Result<Engine, EngineError> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
-    let checkpoint = Checkpoint::open(&path, Layout::Auto).expect("the tiny model");
+    load_model(&path, target, store, driver, sizes)
+}
+
+/// Any model.
+pub fn load_model(
+    path: &Path,
+    target: Target,
+    store: Store,
+    driver: Arc<dyn Driver>,
+    (n_slots, capacity_tokens, kv_budget_bytes): (usize, usize, usize),
+) -> Result<Engine, EngineError> {
+    let checkpoint = Checkpoint::open(path, Layout::Auto).expect("a model");
     let (library, tables) = (Library::load(&[]).expect("built in"), TuningTables::load(&[]).expect("built in"));
     let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
     let model = ModelOptions {
@@ -129,7 +140,7 @@ impl Ask {
         Self { prompt, sampling, bias: vec![], penalties: [0.0; 2], alternates: None, n_logprobs: None, n_new: N_NEW }
     }
 
-    fn request(&self, vocab_size: usize) -> Request {
+    pub fn request(&self, vocab_size: usize) -> Request {
         let [frequency_penalty, presence_penalty] = self.penalties;
         let mask = self.alternates.map(|n| Box::new(Alternating::new(vocab_size, n)) as Box<dyn TokenMask>);
         let changes = LogitChanges { bias: self.bias.clone(), frequency_penalty, presence_penalty, mask };

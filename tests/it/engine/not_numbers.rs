@@ -2,12 +2,22 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::engine::EngineError;
+use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::CompilerOptions;
+use gptoss_jit::object::store::Store;
+use gptoss_jit::target::Target;
+use gpu::Driver;
+use gpu::host::HostDriver;
+use gpu::sim::SimDriver;
 
+use super::extras;
 use crate::checkpoint::kinds::{path, path_argument};
-use crate::fixtures::program::{file, run};
+use crate::fixtures::program::{file, run, shared_cache};
 
 /// The fixture with this in the place of a weight's first number, f32.
 pub fn damaged(folder: &Path, weight: &str, value: f32) -> String {
@@ -39,6 +49,38 @@ fn a_nan_or_an_infinity_in_a_weight_ends_a_run_with_the_node_that_made_the_first
             let is_told = ran.stderr.contains("error: a logit is no number: the first is in `");
             assert!(is_told && ran.stderr.contains(&expected), "{value} in {weight}: {}", ran.stderr);
             assert!(ran.stderr.contains("\nhint: the weights hold NaN"), "{}", ran.stderr);
+        }
+    }
+}
+
+/// Where a mask, a bias, a penalty or log-probabilities come between the logits and the sampler: a mask lets half of
+/// the tokens through, all of them NaN.
+#[test]
+fn what_is_asked_of_a_sampler_hides_no_nan() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = damaged(folder.path(), "block.1.attn.norm.scale", f32::NAN);
+    let simulated = Target::gpu("gfx1100").expect("known").simulated();
+    let on_sim = SimDriver::new("gfx1100", simulated.wave_size, 0).expect("threads");
+    let on_cpu = HostDriver::new(2).expect("threads");
+    let devices: [(Target, Arc<dyn Driver>); 2] = [(Target::host(), Arc::new(on_cpu)), (simulated, Arc::new(on_sim))];
+    for (target, driver) in devices {
+        let compilers = CompilerOptions::new(env!("CARGO_BIN_EXE_gptoss-jit").into());
+        let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+        let arch = target.arch.clone();
+        let sizes = (2, 64, 1 << 30);
+        let mut engine = extras::load_model(Path::new(&model), target, store, driver, sizes).expect("loads");
+        let vocab_size = engine.config().vocab_size;
+        for ask in extras::asks() {
+            engine.submit(ask.request(vocab_size)).expect("right");
+            let error = loop {
+                if let Err(error) = engine.step() {
+                    break error;
+                }
+                assert!(!engine.is_idle(), "{arch}: an answer for {ask:?}");
+            };
+            let EngineError::NotANumber { where_: Some(place) } = &error else { panic!("{arch}: {error} for {ask:?}") };
+            assert!(place.contains("which `block.1.attn"), "{arch}: {place} for {ask:?}");
+            engine.abort();
         }
     }
 }

@@ -69,6 +69,8 @@ fn what_is_written_is_read_back_and_does_not_depend_on_the_chunk() {
     let header = std::str::from_utf8(&bytes[10..first_value(&bytes)]).expect("text");
     assert!(header.contains("'<f4'") && header.contains("(107, 97"), "{header}");
     assert_eq!(bytes.len() - first_value(&bytes), 107 * 97 * 4);
+    let told = logits(&fixture, &["-o", &path("told.npy"), "--json"]).ok().json();
+    assert_eq!((&told["rows"], &told["vocab_size"], &told["not_finite"]), (&107.into(), &97.into(), &0.into()));
 
     for (chunk, threads) in [("1", "1"), ("5", "2"), ("7", "3"), ("1000", "1")] {
         let part = path("part.npy");
@@ -77,7 +79,7 @@ fn what_is_written_is_read_back_and_does_not_depend_on_the_chunk() {
     }
     logits(&fixture, &["--rtol", "0", "--atol", "0", "--expect", &whole]).ok();
     // Files only: what was written aside is gone.
-    assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2);
+    assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 3);
 }
 
 #[test]

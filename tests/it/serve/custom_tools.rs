@@ -103,6 +103,11 @@ fn the_text_is_held_to_its_grammar() {
     for (format, param) in [
         (grammar("lark", "begin: \"a\""), "tools[0].format.definition"),
         (grammar("lark", "start: \"a\" }\nother: %lark { start: \"b\""), "tools[0].format.definition"),
+        // Inside of the format's grammar these are right, and write rules into it.
+        (grammar("lark", "start: \"a\"\n}\nother: %lark {\nstart: \"b\""), "tools[0].format.definition"),
+        (grammar("lark", "start: \"a\"\n}\n// {"), "tools[0].format.definition"),
+        (grammar("lark", "start: \"a\"\n}"), "tools[0].format.definition"),
+        (grammar("regex", r"a\"), "tools[0].format.definition"),
         (grammar("regex", "("), "tools[0].format.definition"),
         (grammar("gbnf", "root ::= \"a\""), "tools[0].format.syntax"),
         (json!({"type": "json"}), "tools[0].format.type"),

@@ -84,7 +84,7 @@ impl Report<'_> {
     /// The file as it is now: what comes next may be the end of the machine.
     fn write(&self, is_complete: bool) -> anyhow::Result<()> {
         let page = Page { device: &self.device, is_complete, parts: &self.parts };
-        let text = self.private.taken_out_of(&page.text());
+        let text = page.text();
         OutputFile::create(self.file, "a report")?.fill(|file| io::Write::write_all(file, text.as_bytes()))
     }
 
@@ -97,6 +97,7 @@ impl Report<'_> {
     }
 
     fn add(&mut self, part: Part) -> anyhow::Result<()> {
+        let part = part.without(&self.private);
         let reason = part.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         self.output.note(&format!("  {}, {:.1} s{reason}", part.state.words(), part.seconds));
         self.parts.push(part);

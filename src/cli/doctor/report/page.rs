@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::private::Private;
+
 /// Values that are nested deeper stand on one line.
 const DEPTH: usize = 2;
 
@@ -88,6 +90,18 @@ impl Page<'_> {
 }
 
 impl Part {
+    /// The part without what is nobody's business.
+    pub fn without(self, private: &Private) -> Self {
+        let texts = |texts: Vec<String>| texts.iter().map(|text| private.taken_out_of(text)).collect();
+        Self {
+            reason: self.reason.map(|reason| private.taken_out_of(&reason)),
+            commands: texts(self.commands),
+            result: private.taken_out_of_value(self.result),
+            notes: texts(self.notes),
+            ..self
+        }
+    }
+
     fn write(&self, text: &mut String) {
         let Self { name, state, seconds, reason, commands, result, notes } = self;
         let _ = writeln!(text, "\n## {name}: {}, {seconds:.1} s", state.words());
@@ -168,6 +182,29 @@ mod tests {
         assert!(!inner.contains("```"), "{text}");
         assert_eq!(serde_json::from_str::<Value>(inner).expect("JSON"), value);
         assert!(text.contains("\n    {\"b\":[1,2],"), "{text}");
+    }
+
+    #[test]
+    fn a_part_names_nobody_and_its_json_is_as_it_was() {
+        let private = Private::new(Some("/home/ok"), ["ok".to_owned()].into_iter(), "seconds");
+        let told = || "is it\nok, seconds?".to_owned();
+        let (commands, notes) = (vec![told()], vec!["ok".into()]);
+        let result = json!({"ok": [told(), 1]});
+        let part =
+            Part { name: "doctor", state: State::Ok, seconds: 1.0, reason: Some(told()), commands, result, notes };
+        let parts = [part.without(&private)];
+        let text = Page { device: "cpu", is_complete: true, parts: &parts }.text();
+        let fences: Vec<Value> = text
+            .split("```json\n")
+            .skip(1)
+            .map(|rest| serde_json::from_str(rest.split("\n```").next().expect("an end")).expect("JSON"))
+            .collect();
+        let without = "is it\nUSER, HOST?";
+        let part = &fences[0]["parts"][0];
+        let got = (&part["state"], &part["seconds"], &part["reason"], &part["commands"][0]);
+        assert_eq!(got, (&"ok".into(), &1.0.into(), &without.into(), &without.into()), "{text}");
+        assert_eq!(fences[1], json!({"ok": [without, 1]}));
+        assert!(text.ends_with("```text\nUSER\n```\n"), "{text}");
     }
 
     #[test]

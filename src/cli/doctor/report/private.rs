@@ -3,6 +3,7 @@
 use std::{env, fs};
 
 use regex::Regex;
+use serde_json::Value;
 
 /// Names that are no one's own, and words of the report: they stay.
 const COMMON: [&str; 16] = [
@@ -38,7 +39,7 @@ impl Private {
         Self::new(home.as_deref(), users, host.trim())
     }
 
-    fn new(home: Option<&str>, users: impl Iterator<Item = String>, host: &str) -> Self {
+    pub(super) fn new(home: Option<&str>, users: impl Iterator<Item = String>, host: &str) -> Self {
         let home = home.map(|home| home.trim_end_matches('/')).filter(|home| !home.is_empty());
         let of_home = home.and_then(|home| home.rsplit('/').next()).map(str::to_owned);
         let short_host = host.split('.').next().unwrap_or_default();
@@ -46,8 +47,8 @@ impl Private {
         let hosts = [host, short_host].map(|name| (name.to_owned(), "HOST"));
         let is_told = |(name, _): &(String, &str)| name.len() > 1 && !COMMON.contains(&name.as_str());
         let words = names.chain(hosts).filter(is_told).map(|(name, instead)| {
-            // Whole words alone: a name may be part of others.
-            (format!(r"(^|\W){}($|\W)", regex::escape(&name)), format!("${{1}}{instead}${{2}}"))
+            // Whole words alone: a name may be part of others. A line break that is spelled out is no letter before it.
+            (format!(r"(^|\W|\\[nrt]){}($|\W)", regex::escape(&name)), format!("${{1}}{instead}${{2}}"))
         });
         let homes = home.map(|home| (format!(r"{}\b", regex::escape(home)), "~".to_owned()));
         let others = (r#"/(home|Users)/[^/\s"'`:,]+"#.to_owned(), "~".to_owned());
@@ -67,11 +68,44 @@ impl Private {
         }
         text
     }
+
+    /// The value without them, wherever a text is in it. The names of its entries are the program's own, and stay.
+    ///
+    /// Only values are looked through, never JSON that is written: there a line break before a name is a letter, and
+    /// whoever is called as an entry would be taken out of its name.
+    pub fn taken_out_of_value(&self, value: Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.taken_out_of(&text)),
+            Value::Array(values) => values.into_iter().map(|value| self.taken_out_of_value(value)).collect(),
+            Value::Object(entries) => {
+                entries.into_iter().map(|(name, value)| (name, self.taken_out_of_value(value))).collect()
+            }
+            other => other,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn names_are_taken_out_of_texts_and_never_out_of_what_holds_them() {
+        let private = Private::new(Some("/home/reason"), ["reason".to_owned()].into_iter(), "state");
+        let value = json!({
+            "reason": "could not read:\nreason\t/home/reason/x\n\"/home/eve\"",
+            "parts": [{"state": "of reason", "n": 3}, ["state", null]],
+        });
+        let expected = json!({
+            "reason": "could not read:\nUSER\t~/x\n\"~\"",
+            "parts": [{"state": "of USER", "n": 3}, ["HOST", null]],
+        });
+        assert_eq!(private.taken_out_of_value(value), expected);
+        // An error may quote a text as programs do.
+        assert_eq!(private.taken_out_of(r#"found "a\nreason\n""#), r#"found "a\nUSER\n""#);
+    }
 
     #[test]
     fn no_name_and_no_home_is_left() {

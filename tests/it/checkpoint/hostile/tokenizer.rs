@@ -70,6 +70,28 @@ fn a_special_token_of_no_text_is_found_nowhere() {
     assert_eq!(tokenizer.decode_all(&ids).expect("ids"), b"Hello<|end|>");
 }
 
+/// The same in a GGUF file: the name of a control token goes, and the next one is longer by as much.
+#[test]
+fn a_control_token_of_no_text_in_a_gguf_file_is_found_nowhere() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let whole = kinds::path("gguf/mxfp4-bf16.gguf");
+    let mut bytes = fs::read(&whole).expect("a fixture");
+    let name = b"<|startoftext|>";
+    let listed = [&(name.len() as u64).to_le_bytes()[..], name].concat();
+    let at = bytes.windows(listed.len()).position(|window| window == listed).expect("it has that token");
+    let next = at + listed.len();
+    let len = u64::from_le_bytes(bytes[next..next + 8].try_into().expect("eight")) + name.len() as u64;
+    let emptied = [&0_u64.to_le_bytes()[..], &len.to_le_bytes(), b"<|longer by 15:"].concat();
+    bytes[at..at + emptied.len()].copy_from_slice(&emptied);
+    let path = file(folder.path(), "model.gguf", &bytes);
+    let ids = |path: &str| {
+        run_limited(&["tokenize", "-z", path, "-i", "Hello<|end|> again", "--special"]).ok().text().to_owned()
+    };
+    let expected = ids(&whole.display().to_string());
+    assert_eq!(ids(&path), expected);
+    assert!(!expected.trim().is_empty());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]

@@ -28,6 +28,13 @@ fn lines_need_no_count_and_stdin_and_patterns_are_files_too() {
     let plain = file(folder, "b.lines", b"Aa\r\n\nAc");
     let expected = [vec![1, 2, 3], vec![], vec![3, 4, 5]];
     assert_eq!(getp(&counter, &plain, &["-n", "4"]).ok().ids(), expected);
+    // Of lines the return goes with the line's end; of a counted file it is a part of the prompt, and is told.
+    let counted = getp(&counter, &file(folder, "counted.txt", b"2\r\nAa\r\nAc\n"), &["-n", "4"]).ok();
+    assert!(
+        counted.stderr.contains("1 prompts of `") && counted.stderr.contains("carriage return"),
+        "{}",
+        counted.stderr
+    );
     let other = file(folder, "prompts.txt", b"Aa\n\nAc\n");
     assert_eq!(getp(&counter, &other, &["-n", "4", "--in-format", "lines"]).ok().ids(), expected);
     let stderr = getp(&counter, &other, &["-n", "4"]).fails_with_hint(1);
