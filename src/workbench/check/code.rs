@@ -38,12 +38,19 @@ pub enum CodeError {
 }
 
 impl Checker<'_> {
-    /// Compiles and disassembles kernels of the selected templates, for a GPU.
+    /// Compiles and disassembles kernels of the selected templates, for a GPU. With half of the cases, a template of
+    /// two precisions has each choice of types at one of them.
     pub fn codes(&self, selection: &Selection, llvm: &Llvm) -> Vec<KernelCode> {
         let mut codes = Vec::new();
         for template in self.selected(selection) {
-            for precision in template.precisions() {
-                for trial in largest(trial::trials(template, precision, self.target, &Selection::default())) {
+            let precisions: Vec<Precision> = template.precisions().collect();
+            let half = selection.half.filter(|_| precisions.len() > 1);
+            for (n, &precision) in precisions.iter().enumerate() {
+                let mut trials = largest(trial::trials(template, precision, self.target, &Selection::default()));
+                if let Some(half) = half.filter(|_| trials.len() > 1) {
+                    trials = trials.into_iter().skip((half + n) % 2).step_by(2).collect();
+                }
+                for trial in trials {
                     codes.push(KernelCode {
                         op: template.ops.join("+"),
                         variant: template.variant.clone(),

@@ -81,6 +81,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
             break;
         }
         let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
+        let half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
         for (k, problem) in problems.into_iter().enumerate() {
             // Around its tiles, other types are no other tiles.
             let tables = tables.filter(|_| k == 0 || template.tests.is_empty());
@@ -88,6 +89,9 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 let (problem, mut scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 if which.more_rows && trials.is_empty() {
                     scalars.extend(with_more_rows(&scalars, template));
+                }
+                if let Some(half) = half {
+                    scalars = every_other(scalars, half + k);
                 }
                 trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
             }
@@ -190,6 +194,17 @@ fn all_scalars(test: &TestShape) -> Vec<Scalars> {
     all
 }
 
+/// Whether it is the first or the second of the template's precisions.
+fn nth_precision(template: &Template, precision: Precision) -> usize {
+    template.precisions().position(|one| one == precision).unwrap_or_default()
+}
+
+/// The even ones or the odd ones; a single one always.
+fn every_other(scalars: Vec<Scalars>, n: usize) -> Vec<Scalars> {
+    let skipped = if scalars.len() > 1 { n % 2 } else { 0 };
+    scalars.into_iter().skip(skipped).step_by(2).collect()
+}
+
 /// Scalars with more rows than the test has, by up to half of them and eight: drawn, and for a template always the
 /// same.
 fn with_more_rows(scalars: &[Scalars], template: &Template) -> Option<Scalars> {
@@ -244,6 +259,8 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::Language;
+    use crate::template::library::{Layer, Library};
 
     #[test]
     fn a_check_in_a_hurry_begins_with_what_fills_no_tile() {
@@ -275,6 +292,43 @@ mod tests {
         assert_eq!(order, [(45, Dtype::Bf16), (2880, Dtype::Bf16), (64, Dtype::Bf16), (45, Dtype::F32)]);
         let rows: Vec<f64> = trials[0].scalars.iter().map(|scalars| scalars[ROWS]).collect();
         assert_eq!(rows, [17.0, 2.0, 1.0, 63.0, 257.0]);
+    }
+
+    #[test]
+    fn halves_are_everything_together_and_in_each_any_two_of_rows_types_and_precision_meet() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let template = library.template("linear/gemv", Language::Hip).expect("built in");
+        let target = Target::gpu("gfx1100").expect("known").simulated();
+        // (shape, type of weights, precision, rows)
+        let cases = |half| {
+            let which = Selection { half, ..Selection::default() };
+            let of = |precision| {
+                let trials = trials(template, precision, &target, &which).into_iter();
+                trials.flat_map(move |Trial { problem, scalars, .. }| {
+                    let dims: Vec<u32> = problem.dims.values().copied().collect();
+                    let case = move |one: &Scalars| {
+                        let rows = one[ROWS] as u64;
+                        (dims.clone(), problem.dtypes["weight"].name(), precision.name(), rows)
+                    };
+                    scalars.iter().map(case).collect::<Vec<_>>()
+                })
+            };
+            template.precisions().flat_map(of).collect::<BTreeSet<_>>()
+        };
+        let (all, even, odd) = (cases(None), cases(Some(0)), cases(Some(1)));
+        assert!(even.is_disjoint(&odd) && all.len() > 80);
+        assert_eq!(even.union(&odd).cloned().collect::<BTreeSet<_>>(), all);
+        for half in [even, odd] {
+            let met = |cases: &BTreeSet<_>| {
+                let pairs = |(dims, dtype, precision, rows): &(Vec<u32>, &str, &str, u64)| {
+                    let rows = rows.to_string();
+                    [(*dtype, *precision), (*dtype, &rows), (*precision, &rows)]
+                        .map(|(one, other)| (dims.clone(), one.to_owned(), other.to_owned()))
+                };
+                cases.iter().flat_map(pairs).collect::<BTreeSet<_>>()
+            };
+            assert_eq!(met(&half), met(&all));
+        }
     }
 
     #[test]

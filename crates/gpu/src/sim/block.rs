@@ -127,6 +127,7 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
         ranges,
         recent: [0; 256],
         yielder: ptr::null(),
+        fault: None,
         order: grid.order,
     };
     let context = &raw mut context;
@@ -267,7 +268,9 @@ impl Running<'_> {
         }
         thread.state = match result {
             CoroutineResult::Return(()) => State::Done,
-            CoroutineResult::Yield(Pause::Fault(fault)) => {
+            CoroutineResult::Yield(Pause::Fault) => {
+                // SAFETY: as above.
+                let fault = unsafe { (*self.context).fault }.expect("it says what it did");
                 return Err(Stop { thread: index as u32, why: Why::Fault(fault) });
             }
             CoroutineResult::Yield(pause) => State::Waiting(pause),
@@ -307,7 +310,7 @@ impl Stop {
         let place = |pause: &Pause| match pause {
             Pause::Barrier { line } => format!("waits at the barrier in line {line}"),
             Pause::Wave { line, .. } => format!("waits at the wave operation in line {line}"),
-            Pause::Fault(_) => "stopped".to_owned(),
+            Pause::Fault => "stopped".to_owned(),
         };
         match &self.why {
             Why::Fault(fault) => fault.what(object, grid, argument),

@@ -140,8 +140,8 @@ pub(super) enum Pause {
     Barrier { line: u32 },
     /// All lanes of the wave; `joins`: what each of them knew is then known to all, as behind a barrier.
     Wave { line: u32, joins: bool },
-    /// It did something that it must not.
-    Fault(Fault),
+    /// It did something that it must not: [`Context::fault`].
+    Fault,
 }
 
 /// An access that was refused.
@@ -187,6 +187,8 @@ pub(super) struct Context {
     /// Numbers of ranges by the place in the code.
     pub recent: [u16; 256],
     pub yielder: *const Yielder<(), Pause>,
+    /// What the running thread did that it must not. Here, because pauses are many and small.
+    pub fault: Option<Fault>,
     /// What of all blocks orders accesses.
     pub order: *const Order,
 }
@@ -209,9 +211,10 @@ extern "C" fn wait(context: *mut Context, what: u32, line: u32) {
 /// The running thread must not go on.
 pub(super) fn stop(context: *mut Context, kind: FaultKind, address: usize, len_bytes: u32, pc: usize, other: u64) {
     let parties = [Stamp(now(context).stamp), Stamp(other)];
-    let fault = Fault { kind, address, len_bytes, pc, parties };
+    // SAFETY: as in `suspend`.
+    unsafe { (*context).fault = Some(Fault { kind, address, len_bytes, pc, parties }) };
     loop {
-        suspend(context, Pause::Fault(fault)); // nobody resumes it: the block is given up
+        suspend(context, Pause::Fault); // nobody resumes it: the block is given up
     }
 }
 

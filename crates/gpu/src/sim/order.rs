@@ -56,13 +56,35 @@ fn merge(into: &mut Arc<Clock>, other: &Arc<Clock>) {
     }
 }
 
+/// What a fence makes known: all that its thread knew, and of its own block this. Two parts, because the first is the
+/// same for all threads that met before, and they share it.
+#[derive(Clone, Default)]
+struct Released {
+    known: Arc<Clock>,
+    of_block: Arc<Known>,
+}
+
+impl Released {
+    fn merge(&mut self, other: &Self) {
+        merge(&mut self.known, &other.known);
+        if !Arc::ptr_eq(&self.of_block, &other.of_block) {
+            Arc::make_mut(&mut self.of_block).merge(&other.of_block);
+        }
+    }
+
+    /// Whether no fence was.
+    fn is_empty(&self) -> bool {
+        self.known.is_empty() && *self.of_block == Known::default()
+    }
+}
+
 /// Of a thread.
 #[derive(Clone, Default)]
 struct Thread {
     /// What is before it.
     known: Arc<Clock>,
     /// What a fence made known to whoever its atomics tell.
-    released: Arc<Clock>,
+    released: Released,
     /// What its atomics heard.
     heard: Arc<Clock>,
 }
@@ -78,6 +100,8 @@ struct State {
     /// The running block, and its threads if any of them fenced or used atomics.
     block: u64,
     threads: Vec<Thread>,
+    /// Whether all of them know the same: nothing happened since all met.
+    is_joined: bool,
     /// What words of global memory were told.
     told: HashMap<usize, Arc<Clock>>,
     /// By cell: stamps of other blocks for which the cell itself has no room.
@@ -85,13 +109,14 @@ struct State {
 }
 
 impl State {
-    /// The running block's threads.
-    fn threads(&mut self, block: u64, n: u32) -> &mut Vec<Thread> {
-        if self.block != block || self.threads.is_empty() {
-            self.block = block;
+    /// A thread of the running block of `n`, to be changed.
+    fn thread(&mut self, own: Stamp, n: u32) -> &mut Thread {
+        if self.block != own.block() || self.threads.is_empty() {
+            self.block = own.block();
             self.threads = vec![Thread::default(); n as usize];
         }
-        &mut self.threads
+        self.is_joined = false;
+        &mut self.threads[own.thread() as usize]
     }
 
     fn knows(&self, own: Stamp, other: Stamp) -> bool {
@@ -114,50 +139,50 @@ impl Order {
     /// A thread's fence; what is up to `floor` in its own block is known to it.
     pub fn fence(&self, own: Stamp, floor: u32) {
         let mut state = self.state();
-        let thread = &mut state.threads(own.block(), self.block_size)[own.thread() as usize];
+        let thread = state.thread(own, self.block_size);
         let heard = std::mem::take(&mut thread.heard);
         merge(&mut thread.known, &heard);
-        let mut of_block = thread.released.get(&own.block()).cloned().unwrap_or_default();
+        let mut of_block = Known::clone(&thread.released.of_block);
         of_block.merge(&Known { floor, threads: BTreeMap::from([(own.thread(), own.time())]) });
-        let mut released = Clock::clone(&thread.known);
-        released.entry(own.block()).or_default().merge(&of_block);
-        thread.released = Arc::new(released);
+        thread.released = Released { known: Arc::clone(&thread.known), of_block: Arc::new(of_block) };
     }
 
     /// A thread's atomic on a word.
     pub fn synchronise(&self, own: Stamp, address: usize) {
         let mut state = self.state();
         let told = state.told.get(&address).cloned().unwrap_or_default();
-        let thread = &mut state.threads(own.block(), self.block_size)[own.thread() as usize];
+        let thread = state.thread(own, self.block_size);
         merge(&mut thread.heard, &told);
         if !thread.released.is_empty() {
-            let released = Arc::clone(&thread.released);
+            let released = thread.released.clone();
             drop(told);
-            merge(state.told.entry(address).or_default(), &released);
+            let told = state.told.entry(address).or_default();
+            merge(told, &released.known);
+            Arc::make_mut(told).entry(own.block()).or_default().merge(&released.of_block);
         }
     }
 
     /// These threads of a block met.
     pub fn join(&self, block: u64, threads: Range<u32>) {
         let (mut state, n_threads) = (self.state(), self.block_size as usize);
-        if state.block != block || state.threads.is_empty() {
-            return; // none of them did anything that another block could know
+        if state.block != block || state.threads.is_empty() || state.is_joined {
+            return; // since they met, none of them did anything that another block could know
         }
         let end = n_threads.min(threads.end as usize);
+        state.is_joined = threads.start == 0 && end == n_threads;
         let threads = &mut state.threads[threads.start as usize..end];
-        let all = |clock: fn(&Thread) -> &Arc<Clock>| {
-            let mut joined = Arc::clone(clock(&threads[0]));
-            threads.iter().for_each(|thread| merge(&mut joined, clock(thread)));
-            joined
-        };
-        let mut joined = Thread {
-            known: all(|thread| &thread.known),
-            released: all(|thread| &thread.released),
-            heard: all(|thread| &thread.heard),
-        };
-        if joined.released.get(&block).is_some_and(|known| !known.threads.is_empty()) {
-            let released = Arc::make_mut(&mut joined.released);
-            released.get_mut(&block).expect("it is there").shorten(n_threads);
+        let mut joined = threads[0].clone();
+        for thread in &threads[1..] {
+            merge(&mut joined.known, &thread.known);
+            joined.released.merge(&thread.released);
+            merge(&mut joined.heard, &thread.heard);
+        }
+        let Released { known, of_block } = &mut joined.released;
+        if let Some(known) = known.get(&block) {
+            Arc::make_mut(of_block).merge(known);
+        }
+        if !of_block.threads.is_empty() {
+            Arc::make_mut(of_block).shorten(n_threads);
         }
         threads.fill(joined);
     }

@@ -65,24 +65,12 @@ pub(super) extern "C" fn access(
     pc: usize,
 ) {
     // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and
-    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `range_of`,
-    // and one to the order, which lives as long and is only used by shared reference.
-    let (own, [stack_begin, stack_end]) = unsafe {
-        let own = Own {
-            context,
-            stamp: (*context).stamp,
-            floor: (*context).floor,
-            wave_floor: (*context).wave_floor,
-            wave_size: (*context).wave_size,
-            order: &*(*context).order,
-        };
-        (own, (*context).stack)
-    };
+    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `range_of`.
+    let [stack_begin, stack_end] = unsafe { (*context).stack };
     let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
     if begin >= stack_begin && end <= stack_end {
         return;
     }
-    let access = Access { begin, len_bytes, how, pc };
     let fault = |kind| stop(context, kind, begin, len_bytes, pc, 0);
     let Some(range) = range_of(context, begin, end, pc) else {
         return fault(if is_write { FaultKind::Write } else { FaultKind::Read });
@@ -90,34 +78,45 @@ pub(super) extern "C" fn access(
     if is_write && !range.is_writable {
         fault(FaultKind::ReadOnly);
     }
-    if !begin.is_multiple_of(alignment as usize) {
+    debug_assert!(alignment.is_power_of_two());
+    if begin & (alignment as usize - 1) != 0 {
         fault(FaultKind::Misaligned);
     }
-    match range.watch {
-        Watch::Nothing => {}
-        Watch::Lds => own.touch_all::<true>(&range, access),
-        Watch::Global => {
-            own.touch_all::<false>(&range, access);
-            if how & IS_ATOMIC != 0 {
-                own.order.synchronise(Stamp(own.stamp), begin);
-            }
+    if range.watch == Watch::Nothing {
+        return;
+    }
+    // SAFETY: as above; the order lives as long, and is only used by shared reference.
+    let own = unsafe {
+        Own {
+            context,
+            stamp: (*context).stamp,
+            floor: (*context).floor,
+            wave_floor: (*context).wave_floor,
+            wave_size: (*context).wave_size,
+            order: &*(*context).order,
         }
+    };
+    let access = Access { begin, len_bytes, how, pc };
+    if range.watch == Watch::Lds {
+        return own.touch_all::<true>(range, access);
+    }
+    own.touch_all::<false>(range, access);
+    if how & IS_ATOMIC != 0 {
+        own.order.synchronise(Stamp(own.stamp), begin);
     }
 }
 
 /// Where these bytes lie. Most places in the code touch one tensor: it is looked for first.
-fn range_of(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<Range> {
+fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
     // SAFETY: as in `access`; the ranges are a slice of the worker's, which lives as long as the block runs.
-    let (ranges, recent) = unsafe { ((*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
+    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
     let has = |range: &&Range| begin >= range.begin && end <= range.end;
-    // SAFETY: as above.
-    let ranges = unsafe { &*ranges };
     if let Some(range) = ranges.get(usize::from(*recent)).filter(has) {
-        return Some(*range);
+        return Some(range);
     }
     let i = ranges.iter().position(|range| has(&range))?;
     *recent = u16::try_from(i).unwrap_or_default();
-    Some(ranges[i])
+    Some(&ranges[i])
 }
 
 impl Own<'_> {

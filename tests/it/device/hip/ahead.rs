@@ -130,7 +130,7 @@ fn drafts_wait_for_the_tokens_before_them_and_change_none() {
     let tables = TuningTables::load(&[]).expect("built in");
     let open = |device: &str| device.parse::<Device>().expect("a name").open(&tables, 0).expect("it opens");
     // Long enough for pairs of tokens to come again, of which most are followed by something else.
-    let request = |seed: u64| request(seed, 20, 80);
+    let request = |seed: u64| request(seed, 20, 50);
     let answers = |engine: &mut Engine| {
         let (mut told, mut n_calls) = (Told::new(), 0);
         let ids = [1, 2].map(|seed| engine.submit(request(seed)).expect("fits"));
