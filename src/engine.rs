@@ -49,9 +49,9 @@ use crate::scheduler::{BlockCopy, Event, Figures, Request, RequestId, Row, Sched
 use ahead::{Ahead, Done};
 use blueprint::{Blueprint, ModelOptions};
 pub use error::EngineError;
+use exchange::{Exchange, ExchangeSizes};
 use extras::{Extra, Extras};
 pub use prompt_error::PromptError;
-use exchange::{Exchange, ExchangeSizes};
 use ranks::Ranks;
 use times::HostTimes;
 

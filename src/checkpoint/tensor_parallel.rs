@@ -2,8 +2,8 @@
 //! expert. What they compute are parts of sums, which are added up twice in a layer.
 //!
 //! Everything is cut so that it is computed as before, with other dimensions: query heads stay beside their key and
-//! value heads, the vocabulary is cut where it divides, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
-//! up with zeros, which change no sum.
+//! value heads, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
+//! up with zeros, which change no sum. The vocabulary is cut where it divides, and logits are put side by side.
 
 use std::ops::Range;
 

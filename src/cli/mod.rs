@@ -24,6 +24,7 @@ mod model;
 mod model_problems;
 pub mod output;
 mod output_file;
+mod peers;
 mod report;
 mod rows_plot;
 mod run;

@@ -91,9 +91,9 @@ pub struct Args {
     request_timeout: Option<Duration>,
 
     /// Milliseconds from one event of a stream with tokens to the next, at least: tokens that come faster wait for each
-    /// other [default: 40 on processors, which have better to do, else 0]
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
-    stream_interval: Option<u32>,
+    /// other
+    #[arg(long, default_value_t = 0, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    stream_interval: u32,
 
     /// Seconds for running requests to end in when the server is told to stop
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
@@ -145,10 +145,6 @@ fn date(text: &str) -> Result<Date, String> {
     }
 }
 
-/// Writing a token to a client takes a processor about 11 us, in which the tiny model computes an eighth of one. Who
-/// reads sees no difference.
-const INTERVAL_MS: u32 = 40;
-
 /// Snapshots that the prefix cache keeps: of gpt-oss-20b, 3 MiB each.
 const SNAPSHOTS: u32 = 128;
 
@@ -173,7 +169,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
 
     let metrics = Metrics::default();
     let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
-    let Served { backend, tokenizer, own_name, is_on_cores, .. } = &served;
+    let Served { backend, tokenizer, own_name, .. } = &served;
     let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
     let grammars = Arc::new(Grammars::new(tokenizer.clone()));
     // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
@@ -186,7 +182,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         backend: backend.clone(),
         harmony: Harmony::new(tokenizer.clone())?,
         tokenizer: tokenizer.clone(),
-        options: args.options(keys, model_names, *is_on_cores),
+        options: args.options(keys, model_names),
         metrics,
         ids: Ids::default(),
         history: History::default(),
@@ -237,15 +233,14 @@ impl Args {
         (n_cores / 2).clamp(1, if matches!(self.device.device, Device::Gpu { .. }) { 8 } else { 2 })
     }
 
-    fn options(&self, keys: Keys, model_names: Vec<String>, is_on_cores: bool) -> Options {
-        let interval = self.stream_interval.unwrap_or(if is_on_cores { INTERVAL_MS } else { 0 });
+    fn options(&self, keys: Keys, model_names: Vec<String>) -> Options {
         Options {
             model_names,
             any_model: self.any_model,
             date: self.date.clone().unwrap_or_default(),
             keys,
             timeouts: Timeouts { queue: self.queue_timeout, request: self.request_timeout },
-            interval: Duration::from_millis(interval.into()),
+            interval: Duration::from_millis(self.stream_interval.into()),
             cors_origins: self.cors_origin.clone(),
             metrics_prefix: self.metrics_prefix.clone(),
             log_content: self.log_content,

@@ -7,8 +7,8 @@ use gpu::{BufferView, Driver, GpuError};
 
 use crate::graph::forward::Strides;
 
-/// Memory that all devices see, a piece of it on each: which of them have come how far, and their parts of what they put
-/// together.
+/// Memory that all devices see, a piece of it on each: which of them have come how far, and their parts of what they
+/// put together.
 #[derive(Clone)]
 pub struct Exchange {
     drivers: Vec<Arc<dyn Driver>>,

@@ -71,9 +71,9 @@ pub fn n_meetings(config: &ModelConfig) -> usize {
 /// `sampled`. For the rows that ask for it besides: `changed_row`, `bias_begin`, `bias_end`, `mask_row`, `min_p` (a row
 /// for each), `bias_id`, `bias` (as many as a vocabulary has), `mask` (a row for each logit, a bit for each id), which
 /// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`. Where several devices compute
-/// the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and for
-/// `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's, so too
-/// `parts.logits` and `part.logits` where they share the vocabulary; all but the first have `zeros` (a part).
+/// the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and
+/// for `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's,
+/// so too `parts.logits` and `part.logits` where they share the vocabulary; all but the first have `zeros` (a part).
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };

@@ -20,7 +20,8 @@ fn inputs(case: &Case, row_len: usize, random: &mut Random) -> Result<Tensors, R
     let (n_flags, flag, rank) = (case.scalar("n_flags")?, case.scalar("flag")?, case.scalar("rank")?);
     let fits = case.n_tokens()? * row_len <= part_stride && ranks * n_flags <= arrived_stride;
     if rank >= ranks || flag >= n_flags || !fits || part_stride % 64 != 0 {
-        let why = format!("rank {rank} of {ranks}, flag {flag} of {n_flags}, strides {part_stride} and {arrived_stride}");
+        let why =
+            format!("rank {rank} of {ranks}, flag {flag} of {n_flags}, strides {part_stride} and {arrived_stride}");
         return Err(ReferenceError::Contradiction { why });
     }
     // Half of the steps are the last before the count begins anew.
@@ -54,9 +55,8 @@ pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, Refer
 pub(super) fn all_gather(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (part, arrived, step) = (tensor(inputs, "part")?, tensor(inputs, "arrived")?, tensor(inputs, "step")?);
     let (part_len, ranks, part_stride) = (case.dim("part_len")?, case.dim("ranks")?, case.scalar("part_stride")?);
-    let row = |t: usize| {
-        (0..ranks).flat_map(move |r| &part.values()[r * part_stride + t * part_len..][..part_len]).copied()
-    };
+    let row =
+        |t: usize| (0..ranks).flat_map(move |r| &part.values()[r * part_stride + t * part_len..][..part_len]).copied();
     let y = (0..case.n_tokens()?).flat_map(row).collect();
     Ok([("y".to_owned(), Output::plain(y)), ("arrived".to_owned(), told(case, arrived, step)?)].into())
 }

@@ -15,10 +15,10 @@ use super::output_file::OutputFile;
 use crate::checkpoint::Checkpoint;
 use crate::config::NamedShape;
 use crate::engine::Sizes;
-use crate::workbench::bench::{limits, links};
 use crate::workbench::bench::measure::{Bench, Measured};
 use crate::workbench::bench::roofline::Model;
 use crate::workbench::bench::suite::{Asked, Kind, Suite, Work};
+use crate::workbench::bench::{limits, links};
 use report::{Kernels, Report};
 
 /// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run

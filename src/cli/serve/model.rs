@@ -30,8 +30,6 @@ pub(super) struct Served {
     pub own_name: String,
     /// In words.
     pub sizes: String,
-    /// Whether the model is computed by the cores that serve, too.
-    pub is_on_cores: bool,
 }
 
 /// Sequences at a time on a processor, where more make each of them slower, and on a GPU.
@@ -58,14 +56,12 @@ impl Served {
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
         let facts = facts(&limits, fingerprint(&checkpoint, &engine));
-        let target = engine.executor().pipeline().target();
-        let is_on_cores = !target.is_gpu() || target.is_simulated;
         let thread =
             EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
         let engine = Arc::new(thread);
         let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
         let own_name = own_name(args);
-        Ok(Self { backend: engine.clone(), engine: Some(engine), tokenizer, own_name, sizes, is_on_cores })
+        Ok(Self { backend: engine.clone(), engine: Some(engine), tokenizer, own_name, sizes })
     }
 
     fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
@@ -84,7 +80,7 @@ impl Served {
         let facts = facts(&limits, named(&digest));
         let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
         let sizes = format!("by the script `{}`", path.display());
-        Ok(Self { backend, engine: None, tokenizer, own_name, sizes, is_on_cores: false })
+        Ok(Self { backend, engine: None, tokenizer, own_name, sizes })
     }
 }
 

@@ -260,7 +260,7 @@ struct Telling {
 
 impl Telling {
     fn new(mut making: Making) -> Self {
-        let ready = making.object.begin().into();
+        let ready = making.object.begin();
         Self { making, ready, is_over: false }
     }
 

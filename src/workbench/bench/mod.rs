@@ -2,8 +2,7 @@
 //!
 //! [`suite`] says what is measured and [`measure`] does it. Bytes and operations are counted from the model's
 //! dimensions ([`roofline`]); the limits that they are held against are measured in the same run ([`limits`]), and so
-//! is what other programs took of the cores ([`machine`]). Of several devices it is measured what they are to each other
-//! ([`links`]).
+//! is what other programs took of the cores ([`machine`]), and what several devices are to each other ([`links`]).
 
 pub mod limits;
 pub mod links;
