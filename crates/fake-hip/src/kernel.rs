@@ -102,9 +102,9 @@ impl Launch {
                 Value::Word(word) => args.push(Argument::U32(*word)),
                 Value::Pointer(address) => {
                     let view = state.view_from(*address);
-                    let Some(view) =
-                        view.filter(|_| state.kind_of(*address, 0) == Some(Kind::Device(self.module.device)))
-                    else {
+                    let Some(view) = view.filter(|_| {
+                        state.kind_for(self.module.device, *address, 0) == Some(Kind::Device(self.module.device))
+                    }) else {
                         return status::LAUNCH_FAILURE;
                     };
                     args.push(Argument::Memory { required_bytes: view.len_bytes(), view });

@@ -12,6 +12,7 @@ mod errors;
 mod hiprtc;
 mod kernel;
 mod launches;
+mod mapping;
 pub mod orders;
 mod simulator;
 mod state;
@@ -214,7 +215,7 @@ pub unsafe extern "C" fn hipMalloc(pointer: *mut *mut c_void, len_bytes: usize) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipFree(pointer: *mut c_void) -> c_int {
-    call("hipFree", "", |state| release(state, pointer, |kind| kind != Kind::Pinned))
+    call("hipFree", "", |state| release(state, pointer, |kind| matches!(kind, Kind::Device(_))))
 }
 
 #[unsafe(no_mangle)]
@@ -249,7 +250,7 @@ pub unsafe extern "C" fn hipMemcpyAsync(
     let direction = direction.get(kind as usize).copied().unwrap_or("somewhere");
     call("hipMemcpyAsync", format!("{len_bytes} {direction}"), |state| {
         let device = current()?;
-        let kinds = (state.kind_of(from as u64, len_bytes), state.kind_of(to as u64, len_bytes));
+        let kinds = (state.kind_for(device, from as u64, len_bytes), state.kind_for(device, to as u64, len_bytes));
         // Stricter than HIP, which takes pageable memory too and may then wait for the copy.
         let fits = match kind {
             1 => kinds == (Some(Kind::Pinned), Some(Kind::Device(device))),

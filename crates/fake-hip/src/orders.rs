@@ -6,6 +6,7 @@
 //! multiprocessors = 48, 2                   what it counts of each device, in the same way: WGPs on RDNA
 //! version = 5.7.31921                       of HIP; what comes before 6.3 refuses code objects v6 and later
 //! wave_size = 64                            what every device says, whatever its arch has
+//! peers = false                             whether devices reach each other's memory; they do
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
 //! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator
@@ -32,6 +33,8 @@ pub struct Orders {
     pub version: [c_int; 3],
     /// If it is not the arch's.
     pub wave_size: Option<c_int>,
+    /// Whether devices reach each other's memory.
+    pub peers: bool,
     /// A cache with the text of every object, and the same text compiled for the simulator.
     pub kernels: Option<PathBuf>,
     failures: Vec<Failure>,
@@ -59,6 +62,7 @@ impl Orders {
             multiprocessors: vec![4],
             version: [6, 4, 43_484],
             wave_size: None,
+            peers: true,
             kernels: None,
             failures: Vec::new(),
             calls,
@@ -80,6 +84,7 @@ impl Orders {
                 let parts: Vec<c_int> = value.split('.').map(|part| part.parse().expect("a number")).collect();
                 self.version = parts.try_into().expect("three numbers");
             }
+            "peers" => self.peers = value.parse().expect("true or false"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "kernels" => self.kernels = Some(value.into()),
             "fail" => {

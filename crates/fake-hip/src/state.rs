@@ -37,6 +37,10 @@ pub struct State {
     pub sim: Simulator,
     /// Allocations by address.
     pub memory: BTreeMap<u64, Memory>,
+    /// Memory without an address: whose, and how many bytes.
+    pub created: HashMap<u64, (c_int, usize)>,
+    /// What is mapped, by address.
+    pub mapped: BTreeMap<u64, Mapped>,
     pub streams: HashMap<u64, Stream>,
     /// When an event was come to; none before.
     pub events: HashMap<u64, Option<Instant>>,
@@ -64,6 +68,17 @@ pub enum Kind {
     Device(c_int),
     /// Pinned, of the host.
     Pinned,
+    /// Nobody's: addresses, where memory of devices may be mapped.
+    Addresses,
+}
+
+/// Memory at addresses of its own.
+pub struct Mapped {
+    pub len_bytes: usize,
+    /// Which was created.
+    pub memory: u64,
+    /// Devices that may touch it.
+    pub allowed: Vec<c_int>,
 }
 
 /// Work that waits until somebody waits for it: a program that forgets to sees what was there before.
@@ -78,6 +93,7 @@ pub struct Stream {
 pub enum Work {
     Copy { to: u64, from: u64, len_bytes: usize },
     Set { to: u64, byte: u8, len_bytes: usize },
+    SetWords { to: u64, value: u32, n: usize },
     Launch(Launch),
     Mark { event: u64 },
 }
@@ -95,6 +111,8 @@ impl State {
             sim: Simulator::new(),
             orders,
             memory: BTreeMap::new(),
+            created: HashMap::new(),
+            mapped: BTreeMap::new(),
             streams: HashMap::new(),
             events: HashMap::new(),
             modules: HashMap::new(),
@@ -113,13 +131,32 @@ impl State {
 
     /// Bytes of a device that are in use.
     pub fn used_bytes(&self, device: c_int) -> usize {
-        self.memory.values().filter(|memory| memory.kind == Kind::Device(device)).map(|memory| memory.len_bytes).sum()
+        let own =
+            self.memory.values().filter(|memory| memory.kind == Kind::Device(device)).map(|memory| memory.len_bytes);
+        own.chain(self.created.values().filter(|(of, _)| *of == device).map(|(_, len_bytes)| *len_bytes)).sum()
     }
 
     /// The memory that all of a range is in.
     pub fn kind_of(&self, address: u64, len_bytes: usize) -> Option<Kind> {
         let (start, memory) = self.memory.range(..=address).next_back()?;
         (address - start + len_bytes as u64 <= memory.len_bytes as u64).then_some(memory.kind)
+    }
+
+    /// The same as a device sees it: what is mapped for it, from one piece to the next, is its own.
+    pub fn kind_for(&self, device: c_int, address: u64, len_bytes: usize) -> Option<Kind> {
+        let kind = self.kind_of(address, len_bytes)?;
+        if kind != Kind::Addresses {
+            return Some(kind);
+        }
+        let (mut at, end) = (address, address + len_bytes.max(1) as u64);
+        while at < end {
+            let (start, mapped) = self.mapped.range(..=at).next_back()?;
+            if at >= start + mapped.len_bytes as u64 || !mapped.allowed.contains(&device) {
+                return None;
+            }
+            at = start + mapped.len_bytes as u64;
+        }
+        Some(Kind::Device(device))
     }
 
     /// From `address` to the end of its allocation.
@@ -174,6 +211,14 @@ impl State {
                 }
                 // SAFETY: the range is in memory that is still allocated.
                 unsafe { std::ptr::write_bytes(to as *mut u8, byte, len_bytes) };
+            }
+            Work::SetWords { to, value, n } => {
+                if self.kind_of(to, 4 * n).is_none() {
+                    self.sticky = status::LAUNCH_FAILURE;
+                    return;
+                }
+                // SAFETY: the range is in memory that is still allocated; it need not be aligned.
+                (0..n).for_each(|i| unsafe { (to as *mut u32).add(i).write_unaligned(value) });
             }
             Work::Launch(launch) => {
                 self.sticky = match self.orders.failure("kernel") {

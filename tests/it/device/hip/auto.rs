@@ -109,3 +109,18 @@ fn more_copies_than_gpus_are_refused_by_name() {
     let output = room.program(&words).output().expect("the program starts");
     assert!(text(&output.stderr).contains("could not run on 2 GPUs: one is there: hip:1"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn a_model_is_computed_by_as_many_gpus_of_one_kind_as_there_are() {
+    let said = |orders: &str, tp: &str| {
+        let room = Room::new(orders);
+        let mut command = room.program(&["run", "-i", "x", "-n", "4", "--device", "hip", "--tp", tp]);
+        text(&command.env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts").stderr)
+    };
+    let stderr = said("arch = gfx1100", "2");
+    assert!(stderr.contains("could not compute a model on 2 devices from hip:0 on: there is 1"), "{stderr}");
+    let stderr = said("arch = gfx1100, gfx1030", "2");
+    assert!(stderr.contains("devices that differ: hip:0, gfx1100, and hip:1, gfx1030"), "{stderr}");
+    let stderr = said("arch = gfx1100, gfx1100\npeers = false", "2");
+    assert!(stderr.contains("hip:0 does not reach the memory of hip:1"), "{stderr}");
+}
