@@ -1,5 +1,6 @@
 //! A model that several devices compute together: what one device would have said, and the same bits on all of them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use gptoss_jit::checkpoint::Checkpoint;
@@ -119,5 +120,24 @@ fn a_device_that_fails_keeps_no_other_waiting() {
         let result = (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3, 4, 5, 6, 7], None).map(drop));
         let error = result.expect_err("a launch failed");
         assert!(error.to_string().starts_with("could not run `"), "device {failing}: {error}");
+    }
+}
+
+#[test]
+fn a_device_that_panics_keeps_no_other_waiting_whichever_it_is() {
+    let checkpoint = checkpoint(Encoding::Mxfp4);
+    for panicking in [0, 1] {
+        let device = |i| -> Arc<dyn Driver> {
+            let n = if i == panicking { 60 } else { usize::MAX };
+            Arc::new(FaultyHost::panicking_after(n))
+        };
+        let loaded = load_on_all((0..2).map(device).collect(), &checkpoint, 64, ONE_BY_ONE);
+        let mut engine = loaded.unwrap_or_else(|error| panic!("device {panicking}: {error}"));
+        let force = || (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3], None).map(drop));
+        let ended = catch_unwind(AssertUnwindSafe(force));
+        // The first device's thread is the caller's own; another one's panic is an error here.
+        assert_eq!(ended.is_err(), panicking == 0, "device {panicking}");
+        assert!(ended.is_err() || ended.is_ok_and(|result| result.is_err()), "device {panicking}");
+        drop(engine); // which waits for all devices
     }
 }
