@@ -11,6 +11,8 @@ use std::sync::Arc;
 use crate::error::{Hint, chain};
 use crate::target::{Platform, Target, TargetError};
 use crate::tuning::TuningTables;
+use gpu::cuda::CudaDriver;
+use gpu::hip::HipDriver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 use gpu::{DeviceFacts, Driver, GpuError, GpuRuntime, Runtime};
@@ -167,6 +169,17 @@ pub fn open_runtime(runtime: Runtime) -> Result<Box<dyn GpuRuntime>, GpuError> {
     Ok(match runtime {
         Runtime::Hip => Box::new(hip::runtime()?),
         Runtime::Cuda => Box::new(cuda::runtime()?),
+    })
+}
+
+/// A device of a runtime, whatever its arch is.
+///
+/// # Errors
+/// As [`open_runtime`], or the device cannot be used.
+pub fn driver(runtime: Runtime, ordinal: usize) -> Result<Arc<dyn Driver>, GpuError> {
+    Ok(match runtime {
+        Runtime::Hip => Arc::new(HipDriver::new(&hip::runtime()?, ordinal)?),
+        Runtime::Cuda => Arc::new(CudaDriver::new(&cuda::runtime()?, ordinal)?),
     })
 }
 

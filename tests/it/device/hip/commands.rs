@@ -108,6 +108,20 @@ fn doctor_tells_of_the_runtime_and_its_devices() {
 }
 
 #[test]
+fn doctor_tries_which_devices_see_each_others_memory() {
+    for (peers, said) in [
+        ("true", "hip:0 and hip:1 see each other's memory (tried by a write and a read of each)"),
+        ("false", "hip:0 does not reach the memory of hip:1: `--tp` cannot use both"),
+    ] {
+        let room = Room::new(&format!("arch = gfx942, gfx942\npeers = {peers}"));
+        let report = room.json(&["doctor", "--json"]);
+        let hip = check(&report, "HIP runtime");
+        assert_eq!(hip["state"], "ok", "{report}");
+        assert!(hip["details"].to_string().contains(said), "{report}");
+    }
+}
+
+#[test]
 fn doctor_says_what_is_wrong_with_the_runtime_and_what_to_do() {
     for (orders, state, detail, hint) in [
         ("arch =", "missing", "it finds no device", "/dev/kfd"),
