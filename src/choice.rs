@@ -232,10 +232,14 @@ impl Chooser {
     /// The first problem that no template fits.
     pub fn rank_all(&self, wanted: &[KernelRequest]) -> Result<Rankings, NoKernel<LibraryError>> {
         let mut all = Rankings::default();
+        // A table of many rows has as many numbers of rows: what is wanted is compared with what has the same.
+        let mut of_rows: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for one in wanted {
-            let known = all.distinct.iter().position(|(other, _)| other == one);
+            let alike = of_rows.entry(one.n_rows).or_default();
+            let known = alike.iter().copied().find(|&index| all.distinct[index].0 == *one);
             let index = known.unwrap_or(all.distinct.len());
             if known.is_none() {
+                alike.push(index);
                 let ranking = self.ranking(&one.problem, one.n_rows, one.step);
                 let unserved = |source| NoKernel { problem: Box::new(one.problem.clone()), source };
                 all.distinct.push((one.clone(), ranking.map_err(unserved)?));

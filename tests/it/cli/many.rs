@@ -36,3 +36,26 @@ fn a_folder_of_10_000_variants_is_read_in_bounded_time() {
     let n_listed = listed.lines().filter(|line| line.starts_with("rmsnorm ")).count();
     assert!(n_listed >= N_VARIANTS, "{n_listed}");
 }
+
+#[test]
+fn tables_of_20_000_rows_are_planned_with_in_bounded_time() {
+    let row = |dims: &str, tokens: &str| {
+        format!(
+            "[[rows]]\nop = \"linear\"\nwhere = {{ precision = \"bf16\", {dims} }}\ntokens = \"{tokens}\"\n\
+             use = \"linear/gemv\"\nparams = {{ tokens = 1 }}\nprovenance = \"p\"\n"
+        )
+    };
+    // A row for each of many numbers of rows, and a row for each of many sizes.
+    let of_tokens = |i: usize| row("out_features = 5120", &i.to_string());
+    let of_dims = |i: usize| row(&format!("out_features = {i}"), "1+");
+    for (name, rows) in [("tokens", &of_tokens as &dyn Fn(usize) -> String), ("dims", &of_dims)] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let head = "[provenance.p]\nkind = \"predicted\"\ndate = \"2026-11-22\"\nmethod = \"made up\"\n";
+        let table: String = std::iter::once(head.to_owned()).chain((1..=20_000).map(rows)).collect();
+        let _ = file(folder.path(), "gfx1100.toml", table.as_bytes());
+        let tuning = argument(folder.path());
+        let planned =
+            within_bounds(&["kernels", "plan", "--shape", "gpt-oss-20b", "--arch", "gfx1100", "--tuning", &tuning]);
+        assert!(planned.contains(&format!("{tuning}/gfx1100.toml:")), "{name}: no row of the table was taken");
+    }
+}
