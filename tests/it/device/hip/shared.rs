@@ -26,13 +26,13 @@ fn each_device_reads_what_every_other_one_writes_and_all_is_given_back() {
         assert!(views.iter().all(|view| view.len_bytes() == 3 * PIECE && view.is_writable()));
         // One piece's end and the next one's beginning.
         let across = |i: usize| views[i].slice(PIECE - 8, 16).expect("inside");
-        for writer in 0..3 {
+        for (writer, writing) in drivers.iter().enumerate() {
             let bytes: Vec<u8> = (0..16).map(|i| 100 * writer as u8 + i).collect();
-            drivers[writer].write(&across(writer), &bytes).expect("it is allowed");
-            drivers[writer].wait().expect("written");
-            for reader in 0..3 {
+            writing.write(&across(writer), &bytes).expect("it is allowed");
+            writing.wait().expect("written");
+            for (reader, reading) in drivers.iter().enumerate() {
                 let mut back = [0; 16];
-                drivers[reader].read(&across(reader), &mut back).expect("it is allowed");
+                reading.read(&across(reader), &mut back).expect("it is allowed");
                 assert_eq!(back, bytes[..], "{writer} wrote, {reader} read");
             }
         }
