@@ -8,6 +8,7 @@ use std::mem::ManuallyDrop;
 use std::path::Path;
 
 use libloading::Library;
+pub use vendor_library::mapping::{Access, MemoryProperties};
 
 /// `CUresult`.
 pub type Status = c_int;
@@ -56,62 +57,6 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DEFAULT: c_uint = 0;
 /// While a stream is captured, other threads may do what they like.
 pub const CAPTURE_THREAD_LOCAL: c_int = 1;
-
-/// What memory that is mapped by hand is: `CUmemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct MemoryProperties {
-    /// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only one.
-    pub kind: c_int,
-    /// How other processes may get it: 0, not at all.
-    pub handle_types: c_int,
-    /// Where it lies.
-    pub location: Location,
-    /// Of Windows.
-    pub windows: *mut c_void,
-    /// Compression, remote access, usage: none.
-    pub flags: [u8; 8],
-}
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Location {
-    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
-    pub kind: c_int,
-    /// Which one.
-    pub id: c_int,
-}
-
-/// Who may do what with mapped memory: `CUmemAccessDesc`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Access {
-    /// Who.
-    pub location: Location,
-    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-    pub flags: c_int,
-}
-
-impl MemoryProperties {
-    /// Memory of a device.
-    pub fn of(device: DeviceId) -> Self {
-        Self { kind: 1, handle_types: 0, location: Location::of(device), windows: std::ptr::null_mut(), flags: [0; 8] }
-    }
-}
-
-impl Location {
-    fn of(device: DeviceId) -> Self {
-        Self { kind: 1, id: device }
-    }
-}
-
-impl Access {
-    /// All that there is, for a device.
-    pub fn of(device: DeviceId) -> Self {
-        Self { location: Location::of(device), flags: 3 }
-    }
-}
 
 macro_rules! functions {
     ($($field:ident, $symbol:literal: fn($($name:ident: $type:ty),* $(,)?);)*) => {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use hip_runtime_sys::sys::{Access, MEMORY_PINNED, MEMORY_UNCACHED, MemoryProperties};
+use hip_runtime_sys::sys::{Access, MEMORY_UNCACHED, MemoryProperties};
 
 use crate::state::{Kind, Mapped, State, Work, status};
 use crate::{allocate, arch, call, current, done, stream_of};
@@ -15,11 +15,11 @@ fn check(state: &State, properties: *const MemoryProperties) -> Result<(c_int, b
     // SAFETY: the caller's.
     let MemoryProperties { kind, location, .. } = unsafe { *properties };
     let knows_uncached = state.orders.version >= [7, 2, 0];
-    let fits = kind == MEMORY_PINNED || (kind == MEMORY_UNCACHED && knows_uncached);
+    let fits = kind == MemoryProperties::PINNED || (kind == MEMORY_UNCACHED && knows_uncached);
     if !fits || location.kind != 1 {
         return Err(status::INVALID_VALUE);
     }
-    arch(state, location.id).map(|_| (location.id, kind == MEMORY_PINNED))
+    arch(state, location.id).map(|_| (location.id, kind == MemoryProperties::PINNED))
 }
 
 #[unsafe(no_mangle)]

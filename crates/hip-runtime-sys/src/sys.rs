@@ -8,6 +8,7 @@ use std::mem::ManuallyDrop;
 use std::path::Path;
 
 use libloading::Library;
+pub use vendor_library::mapping::{Access, MemoryProperties};
 
 /// `hipError_t`.
 pub type Status = c_int;
@@ -196,66 +197,8 @@ impl GraphApi {
     }
 }
 
-/// What memory that is mapped by hand is: `hipMemAllocationProp`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct MemoryProperties {
-    /// [`MEMORY_PINNED`] or [`MEMORY_UNCACHED`].
-    pub kind: c_int,
-    /// How other processes may get it: 0, not at all.
-    pub handle_types: c_int,
-    /// Where it lies.
-    pub location: Location,
-    /// Of Windows.
-    pub windows: *mut c_void,
-    /// Compression, remote access, usage: none.
-    pub flags: [u8; 8],
-}
-
-/// `hipMemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Location {
-    /// `hipMemLocationTypeDevice`.
-    pub kind: c_int,
-    /// Which one.
-    pub id: c_int,
-}
-
-/// Who may do what with mapped memory: `hipMemAccessDesc`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Access {
-    /// Who.
-    pub location: Location,
-    /// `hipMemAccessFlagsProtReadWrite`.
-    pub flags: c_int,
-}
-
-/// `hipMemAllocationTypePinned`: memory of the device as any.
-pub const MEMORY_PINNED: c_int = 1;
 /// `hipMemAllocationTypeUncached`: what a device writes, others see while its kernel runs. RCCL wants it since HIP 7.2.
 pub const MEMORY_UNCACHED: c_int = 0x4000_0000;
-
-impl MemoryProperties {
-    /// Memory of a device.
-    pub fn of(device: c_int, kind: c_int) -> Self {
-        Self { kind, handle_types: 0, location: Location::of(device), windows: std::ptr::null_mut(), flags: [0; 8] }
-    }
-}
-
-impl Location {
-    fn of(device: c_int) -> Self {
-        Self { kind: 1, id: device }
-    }
-}
-
-impl Access {
-    /// All that there is, for a device.
-    pub fn of(device: c_int) -> Self {
-        Self { location: Location::of(device), flags: 3 }
-    }
-}
 
 /// Addresses and memory apart, so that memory of several devices lies side by side: a runtime may lack them.
 #[expect(missing_docs, reason = "each is the C function of its symbol")]

@@ -3,6 +3,7 @@
 //! theirs.
 
 mod candidates;
+pub mod mapping;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;

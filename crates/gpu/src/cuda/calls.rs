@@ -18,6 +18,10 @@ impl CudaCalls {
     fn cuda(&self) -> &Cuda {
         &self.context.cuda
     }
+
+    fn mapped(&self) -> sys::MemoryProperties {
+        sys::MemoryProperties::of(self.context.device, sys::MemoryProperties::PINNED)
+    }
 }
 
 // SAFETY of what follows: results are written to variables of this process; the rest is the trait's.
@@ -89,14 +93,14 @@ impl Calls for CudaCalls {
     }
 
     fn granularity_bytes(&self) -> Called<usize> {
-        let (mut len_bytes, properties) = (0, sys::MemoryProperties::of(self.context.device));
+        let (mut len_bytes, properties) = (0, self.mapped());
         // SAFETY: as above.
         let code = unsafe { (self.cuda().mem_get_allocation_granularity)(&mut len_bytes, &properties, 0) };
         self.cuda().check("cuMemGetAllocationGranularity", code).map(|()| len_bytes)
     }
 
     fn create_memory(&self, len_bytes: usize) -> Called<u64> {
-        let (mut memory, properties) = (0, sys::MemoryProperties::of(self.context.device));
+        let (mut memory, properties) = (0, self.mapped());
         // SAFETY: as above.
         let code = unsafe { (self.cuda().mem_create)(&mut memory, len_bytes, &properties, 0) };
         self.cuda().check("cuMemCreate", code).map(|()| memory)

@@ -36,7 +36,7 @@ impl HipCalls {
 
     /// What is written to such memory is seen by other devices while kernels run, where the runtime knows of that.
     fn mapped(&self) -> sys::MemoryProperties {
-        let kind = if self.has_uncached { sys::MEMORY_UNCACHED } else { sys::MEMORY_PINNED };
+        let kind = if self.has_uncached { sys::MEMORY_UNCACHED } else { sys::MemoryProperties::PINNED };
         sys::MemoryProperties::of(self.ordinal, kind)
     }
 

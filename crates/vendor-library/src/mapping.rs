@@ -1,0 +1,63 @@
+//! What both runtimes are told of memory that is mapped by hand: HIP's structures are laid out as CUDA's.
+
+use std::ffi::{c_int, c_void};
+
+/// What memory is: `CUmemAllocationProp`, `hipMemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemoryProperties {
+    /// [`Self::PINNED`], or another kind that the runtime has.
+    pub kind: c_int,
+    /// How other processes may get it: 0, not at all.
+    pub handle_types: c_int,
+    /// Where it lies.
+    pub location: Location,
+    /// Of Windows.
+    pub windows: *mut c_void,
+    /// Compression, remote access, usage: none.
+    pub flags: [u8; 8],
+}
+
+/// `CUmemLocation`, `hipMemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    /// 1: on a device.
+    pub kind: c_int,
+    /// Which one.
+    pub id: c_int,
+}
+
+/// Who may do what with mapped memory: `CUmemAccessDesc`, `hipMemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Access {
+    /// Who.
+    pub location: Location,
+    /// 3: reading and writing.
+    pub flags: c_int,
+}
+
+impl MemoryProperties {
+    /// Memory of a device as any other.
+    pub const PINNED: c_int = 1;
+
+    /// Memory of a device.
+    pub fn of(device: c_int, kind: c_int) -> Self {
+        let location = Location::of(device);
+        Self { kind, handle_types: 0, location, windows: std::ptr::null_mut(), flags: [0; 8] }
+    }
+}
+
+impl Location {
+    fn of(device: c_int) -> Self {
+        Self { kind: 1, id: device }
+    }
+}
+
+impl Access {
+    /// All that there is, for a device.
+    pub fn of(device: c_int) -> Self {
+        Self { location: Location::of(device), flags: 3 }
+    }
+}
