@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
@@ -23,6 +23,8 @@ pub struct Store {
     cache: Cache,
     compiler: Compilers,
     jobs: NonZeroUsize,
+    /// How many compilers may be started yet, whoever asks.
+    turns: Turns,
     retry_failed: bool,
     /// Where each kernel of this process came from first.
     origins: Mutex<HashMap<Digest, Origin>>,
@@ -162,12 +164,13 @@ impl Store {
         let folder = cache.folder().map(Folder::identities_folder);
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self { cache, compiler: Compilers::new(options), jobs, retry_failed: false, origins: Mutex::default() }
+        let (compiler, turns) = (Compilers::new(options), Turns::of(jobs));
+        Self { cache, compiler, jobs, turns, retry_failed: false, origins: Mutex::default() }
     }
 
     /// Compiles at most so many kernels at a time.
     pub fn with_jobs(self, jobs: NonZeroUsize) -> Self {
-        Self { jobs, ..self }
+        Self { jobs, turns: Turns::of(jobs), ..self }
     }
 
     /// Compiles again what is remembered to have failed.
@@ -308,6 +311,7 @@ impl Store {
             return result;
         }
         let label = &task.request.label;
+        let _turn = self.turns.take();
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
@@ -335,6 +339,36 @@ impl Store {
     /// Where the cache keeps the source, if it does.
     fn saved_source(&self, task: &Task) -> Option<PathBuf> {
         Some(self.cache.folder()?.entry_path(&task.digest).join("source")).filter(|path| path.is_file())
+    }
+}
+
+/// So many at a time.
+#[derive(Debug)]
+struct Turns {
+    free: Mutex<usize>,
+    is_free: Condvar,
+}
+
+/// One of them, given back when it is dropped.
+struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn of(n: NonZeroUsize) -> Self {
+        Self { free: Mutex::new(n.get()), is_free: Condvar::new() }
+    }
+
+    fn take(&self) -> Turn<'_> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.is_free.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
+        *free -= 1;
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.is_free.notify_one();
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is tuned, and who judges.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -229,7 +229,7 @@ impl Setup {
         progress: &'a dyn Progress,
     ) -> Tuner<'a> {
         let Self { chooser, store, job, .. } = self;
-        Tuner { chooser, store, job, effort, judge: judge.as_judge(), journal, progress }
+        Tuner { chooser, store, job, effort, judge: judge.as_judge(), journal, progress, best_us: BTreeMap::new() }
     }
 
     /// The journal of this target, in the cache's folder unless another one is named.

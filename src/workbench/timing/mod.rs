@@ -13,7 +13,7 @@ mod setup;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Graph, Kernel, Launch};
@@ -190,6 +190,7 @@ impl<'a> Bench<'a> {
         setup: &Setup,
         weights: &mut Weights,
     ) -> Result<Self, TimingError> {
+        let begun = Instant::now();
         let library = pipeline.library();
         let case = case(problem, setup);
         let mut inputs: Tensors = reference::inputs(&problem.ops, &case, setup.seed)?;
@@ -198,6 +199,7 @@ impl<'a> Bench<'a> {
         weights.keep(&args, &setup.scalars, &mut inputs)?;
         let work = run::work_of(library, problem, &args, &setup.scalars, &inputs)?;
         let memory = Memory::new(pipeline.driver(), &args, setup, &inputs, &work, weights)?;
+        let placed_s = begun.elapsed().as_secs_f64();
         let axes = run::sample_axes(library, problem)?;
         let gate = Gate::new(&declared, &axes, problem, &case, &inputs, &work)?;
         let target = pipeline.target();
@@ -207,6 +209,11 @@ impl<'a> Bench<'a> {
         };
         let lds = lds.map_err(TimingError::Lds)?;
         let (scalars, best_us) = (setup.scalars.clone(), Cell::new(f64::INFINITY));
+        let reference_s = begun.elapsed().as_secs_f64() - placed_s;
+        tracing::debug!(
+            "{}: {placed_s:.3} s to put inputs there, {reference_s:.3} s for the reference",
+            problem.ops.join("+")
+        );
         Ok(Self { pipeline, problem, scalars, memory, gate, lds, work, best_us })
     }
 
@@ -234,9 +241,11 @@ impl<'a> Bench<'a> {
         progress: &dyn Progress,
         runs: &mut dyn FnMut(usize),
     ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
+        let (begun, n_candidates) = (Instant::now(), candidates.len());
         let rendered: Vec<_> = candidates.iter().map(|candidate| self.render(candidate)).collect();
         let requests: Vec<_> = rendered.iter().flatten().map(|rendered| self.pipeline.request(rendered)).collect();
         let mut objects = self.pipeline.store().get_all(&requests, progress).into_iter();
+        let compiled_s = begun.elapsed().as_secs_f64();
         let mut ready = Vec::new();
         for (i, (candidate, rendered)) in candidates.into_iter().zip(rendered).enumerate() {
             let object = rendered.as_ref().ok().and_then(|_| objects.next());
@@ -249,7 +258,17 @@ impl<'a> Bench<'a> {
             let made = loaded.and_then(|(kernel, object)| self.ready(candidate.clone(), kernel, object));
             ready.push((candidate, made));
         }
-        self.time_all(ready, n_rounds, runs)
+        let checked_s = begun.elapsed().as_secs_f64();
+        let timed = self.time_all(ready, n_rounds, runs);
+        let (all_s, rows) = (begun.elapsed().as_secs_f64(), self.scalars.get("n_tokens").copied().unwrap_or_default());
+        tracing::debug!(
+            "{} at {rows} rows: {n_candidates} kernels, {compiled_s:.3} s to have them, {:.3} s to check them, {:.3} s \
+             to time them",
+            self.problem.ops.join("+"),
+            checked_s - compiled_s,
+            all_s - checked_s
+        );
+        timed
     }
 
     fn render(&self, candidate: &Candidate) -> Result<Rendered, RenderError> {

@@ -4,63 +4,94 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::template::Params;
 
-/// Times parameters; `None` for those that are not to be used.
-pub type Measure<'m> = &'m mut dyn FnMut(Vec<Params>) -> Vec<Option<f64>>;
-
-/// How far a search goes.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Most parameters that are tried.
-    pub most: usize,
-    /// The search ends after its first look around if nothing is faster than this, in microseconds.
-    pub hopeless_us: f64,
-}
-
 /// How many a first look around takes in.
 const LOOK_AROUND: usize = 8;
 
-/// Tries legal parameters: `first`, such as [`look_around`] gives; then all of them if they are not too many, else
-/// those that differ in one parameter from the best so far, by a step and then by more, again and again, and where none
-/// of these is better those that differ in two. Gives all that were tried.
-pub fn search(
-    legal: &[Params],
-    first: Vec<Params>,
-    limits: Limits,
-    measure: Measure<'_>,
-) -> BTreeMap<Params, Option<f64>> {
-    let most = limits.most;
-    let mut tried = BTreeMap::new();
-    let Some(start) = first.first().cloned() else { return tried };
-    try_all(first, &mut tried, measure);
-    let fastest = tried.values().flatten().copied().fold(f64::INFINITY, f64::min);
-    if fastest > limits.hopeless_us {
-        return tried;
+/// Those that are tried about the best so far, until one of them is better: in how many parameters they differ from it,
+/// and by how many steps at most.
+const NEAR: [(usize, usize); 4] = [(1, 1), (1, usize::MAX), (2, 1), (2, usize::MAX)];
+
+/// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
+/// given, such as [`look_around`] does; then all of them if they are not too many, else those that differ in one
+/// parameter from the best so far, by a step and then by more, again and again, and where none of these is better those
+/// that differ in two.
+pub struct Search<'a> {
+    legal: &'a [Params],
+    first: Option<Vec<Params>>,
+    most: usize,
+    grid: Grid<'a>,
+    tried: BTreeMap<Params, Option<f64>>,
+    /// What it looks about at present, and what of [`NEAR`] is tried next.
+    around: (Option<Params>, usize),
+    n_rounds: u32,
+}
+
+impl<'a> Search<'a> {
+    /// - `most`: parameters that are tried, at most
+    pub fn new(legal: &'a [Params], first: Vec<Params>, most: usize) -> Self {
+        let most = most.max(first.len());
+        let grid = Grid::of(legal);
+        Self { legal, first: Some(first), most, grid, tried: BTreeMap::new(), around: (None, 0), n_rounds: 0 }
     }
-    if legal.len() <= most {
-        let rest = legal.iter().filter(|params| !tried.contains_key(*params)).cloned().collect();
-        try_all(rest, &mut tried, measure);
-        return tried;
-    }
-    let grid = Grid::of(legal);
-    loop {
-        let before = best(&tried).unwrap_or(&start).clone();
-        let mut is_better = false;
-        for (n_changes, most_steps) in [(1, 1), (1, usize::MAX), (2, 1), (2, usize::MAX)] {
+
+    /// What is to be timed next; nothing at the end.
+    ///
+    /// - `rival_us`: the best time of any other way, in microseconds. Who is twice as slow after a first look around is
+    ///   left, and later who is still slower by half, by a third, by a quarter
+    pub fn next(&mut self, rival_us: f64) -> Vec<Params> {
+        if let Some(first) = self.first.take() {
+            return first;
+        }
+        let (best, best_us) = match self.best() {
+            Some((params, time)) => (Some(params.clone()), time),
+            None => (None, f64::INFINITY),
+        };
+        self.n_rounds += 1;
+        if best_us > rival_us * (1.0 + 1.0 / f64::from(self.n_rounds)) {
+            return Vec::new();
+        }
+        if self.legal.len() <= self.most {
+            return self.legal.iter().filter(|params| !self.tried.contains_key(*params)).cloned().collect();
+        }
+        // Where nothing is any good it looks about where it began.
+        let Some(best) = best.or_else(|| self.around.0.clone()).or_else(|| self.legal.first().cloned()) else {
+            return Vec::new();
+        };
+        if self.around.0.as_ref() != Some(&best) {
+            self.around = (Some(best.clone()), 0);
+        }
+        let left = self.most.saturating_sub(self.tried.len());
+        while let Some(&(n_changes, most_steps)) = NEAR.get(self.around.1) {
+            self.around.1 += 1;
             let is_near = |params: &&Params| {
-                let (changes, steps) = grid.distance(params, &before);
-                changes == n_changes && steps <= most_steps && !tried.contains_key(*params)
+                let (changes, steps) = self.grid.distance(params, &best);
+                changes == n_changes && steps <= most_steps && !self.tried.contains_key(*params)
             };
-            let left = most.saturating_sub(tried.len());
-            let near: Vec<Params> = legal.iter().filter(is_near).take(left).cloned().collect();
-            try_all(near, &mut tried, measure);
-            is_better = best(&tried).is_some_and(|best| *best != before);
-            if is_better {
-                break;
+            let near: Vec<Params> = self.legal.iter().filter(is_near).take(left).cloned().collect();
+            if !near.is_empty() {
+                return near;
             }
         }
-        if !is_better || tried.len() >= most {
-            return tried;
+        Vec::new()
+    }
+
+    /// What came of those that [`Search::next`] gave: their times in microseconds, `None` for those that are not to be
+    /// used.
+    pub fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
+        if self.around.0.is_none() {
+            self.around.0 = params.first().cloned();
         }
+        self.tried.extend(params.into_iter().zip(times_us));
+    }
+
+    /// How many were tried.
+    pub fn n_tried(&self) -> usize {
+        self.tried.len()
+    }
+
+    fn best(&self) -> Option<(&Params, f64)> {
+        let timed = self.tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 }
 
@@ -75,18 +106,6 @@ pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params>
         }
     }
     found
-}
-
-fn try_all(params: Vec<Params>, tried: &mut BTreeMap<Params, Option<f64>>, measure: Measure<'_>) {
-    if !params.is_empty() {
-        let times = measure(params.clone());
-        tried.extend(params.into_iter().zip(times));
-    }
-}
-
-fn best(tried: &BTreeMap<Params, Option<f64>>) -> Option<&Params> {
-    let timed = tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
-    timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(params, _)| params)
 }
 
 /// The values of each parameter, rising.
@@ -128,12 +147,24 @@ mod tests {
         all
     }
 
-    fn at_most(most: usize) -> Limits {
-        Limits { most, hopeless_us: f64::INFINITY }
-    }
-
-    fn around(legal: &[Params], start: &Params, limits: Limits) -> Vec<Params> {
-        look_around(legal, start, limits.most)
+    /// Times all that is asked for, until nothing is.
+    fn search<'a>(
+        legal: &'a [Params],
+        start: &Params,
+        most: usize,
+        rival_us: f64,
+        time: impl Fn(&Params) -> Option<f64>,
+    ) -> Search<'a> {
+        let mut search = Search::new(legal, look_around(legal, start, most), most);
+        loop {
+            let next = search.next(rival_us);
+            if next.is_empty() {
+                return search;
+            }
+            assert!(next.iter().all(|params| !search.tried.contains_key(params)), "each is timed once");
+            let times = next.iter().map(&time).collect();
+            search.tell(next, times);
+        }
     }
 
     /// Least at a = 5, b = 2, c = 6.
@@ -145,40 +176,39 @@ mod tests {
     #[test]
     fn a_walk_finds_the_bottom_with_few_of_many() {
         let legal = grid();
-        let mut n_measured = 0;
-        let tried = search(&legal, around(&legal, &legal[0], at_most(120)), at_most(120), &mut |params| {
-            n_measured += params.len();
-            params.iter().map(|params| Some(bowl(params))).collect()
-        });
-        assert_eq!(best(&tried).map(|params| params.values().copied().collect::<Vec<_>>()), Some(vec![5, 2, 6]));
-        assert!(n_measured == tried.len() && n_measured <= 120, "{n_measured}");
+        let found = search(&legal, &legal[0], 120, f64::INFINITY, |params| Some(bowl(params)));
+        assert_eq!(found.best().map(|(params, _)| params.values().copied().collect::<Vec<_>>()), Some(vec![5, 2, 6]));
+        assert!(found.n_tried() <= 120, "{}", found.n_tried());
     }
 
     #[test]
     fn a_small_grid_is_tried_whole_and_once() {
         let legal = &grid()[..20];
-        let tried = search(legal, around(legal, &legal[3], at_most(20)), at_most(20), &mut |params| {
-            vec![Some(1.0); params.len()]
-        });
-        assert_eq!(tried.len(), 20);
+        assert_eq!(search(legal, &legal[3], 20, f64::INFINITY, |_| Some(1.0)).n_tried(), 20);
     }
 
     #[test]
-    fn a_template_that_is_far_behind_is_left_after_a_look_around() {
+    fn a_template_that_is_far_behind_is_left_after_a_look_around_and_one_a_little_behind_later() {
         let legal = grid();
-        let limits = Limits { most: 200, hopeless_us: 0.5 };
-        let tried =
-            search(&legal, around(&legal, &legal[0], limits), limits, &mut |params| vec![Some(1.0); params.len()]);
-        assert!((2..=LOOK_AROUND).contains(&tried.len()), "{}", tried.len());
+        let n_tried = |rival_us| search(&legal, &legal[0], 200, rival_us, |_| Some(1.0)).n_tried();
+        assert!((2..=LOOK_AROUND).contains(&n_tried(0.49)), "{}", n_tried(0.49));
+        let [behind, close] = [n_tried(0.6), n_tried(0.9)];
+        assert!(LOOK_AROUND < behind && behind < close, "{behind} {close}");
     }
 
     #[test]
     fn what_cannot_be_used_is_walked_around() {
         let legal = grid();
         // Nothing with a = 1 or 2 works: from a = 0 the bottom is beyond.
-        let tried = search(&legal, around(&legal, &legal[0], at_most(200)), at_most(200), &mut |params| {
-            params.iter().map(|params| (!matches!(params["a"], 1 | 2)).then(|| bowl(params))).collect()
-        });
-        assert_eq!(best(&tried).map(|params| params["a"]), Some(5));
+        let time = |params: &Params| (!matches!(params["a"], 1 | 2)).then(|| bowl(params));
+        let found = search(&legal, &legal[0], 200, f64::INFINITY, time);
+        assert_eq!(found.best().map(|(params, _)| params["a"]), Some(5));
+    }
+
+    #[test]
+    fn where_nothing_can_be_used_the_neighbours_of_the_start_are_tried() {
+        let legal = grid();
+        let found = search(&legal, &legal[100], 60, f64::INFINITY, |_| None);
+        assert!((30..=60).contains(&found.n_tried()), "{}", found.n_tried());
     }
 }

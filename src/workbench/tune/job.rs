@@ -130,8 +130,9 @@ impl Job {
         index
     }
 
-    /// The pieces of some problems at these numbers of rows: what takes the largest share of a step first, a problem's
-    /// in the order of their rows. What cannot be counted comes last.
+    /// The pieces of some problems at these numbers of rows: what takes the largest share of a step first, but a run
+    /// after its ops, than which it has to be better; a problem's in the order of their rows. What cannot be counted
+    /// comes last.
     pub fn pieces(
         &self,
         which: &BTreeSet<usize>,
@@ -142,7 +143,14 @@ impl Job {
         let shares = self.shares(which, counts, library, product);
         let mut order: Vec<usize> = which.iter().copied().collect();
         order.sort_by(|a, b| shares[b].total_cmp(&shares[a]));
-        order.into_iter().flat_map(|problem| self.of_problem(problem, counts)).collect()
+        let place = |problem: usize| order.iter().position(|&one| one == problem);
+        let last = |problem: usize| {
+            let parts = self.asked[problem].parts.iter().filter_map(|&part| place(part)).max();
+            (parts.max(place(problem)), !self.asked[problem].parts.is_empty())
+        };
+        let mut sorted = order.clone();
+        sorted.sort_by_key(|&problem| last(problem));
+        sorted.into_iter().flat_map(|problem| self.of_problem(problem, counts)).collect()
     }
 
     /// The part that each problem has of a step of the fewest rows or of the most, whichever is larger.

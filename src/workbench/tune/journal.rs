@@ -97,6 +97,11 @@ impl Journal {
         Some(found)
     }
 
+    /// Whether something was said, without counting.
+    pub fn has(&self, key: &Key) -> bool {
+        self.known.contains_key(&key.digest)
+    }
+
     /// How often something was found.
     pub fn n_found(&self) -> usize {
         self.n_found

@@ -2,8 +2,8 @@
 //!
 //! [`job`] says what there is to tune, in the order of its share of a step. A [`judge::Judge`] says how long a kernel
 //! takes: [`device`] measures it, in a process of its own, and [`predicted`] works it out without the device. [`tuner`]
-//! asks it about some parameters of every template ([`walk`] has which), and where the best of two numbers of rows
-//! differ, about those between; all that was said is in a [`journal`] at once. [`rows`] makes rows of a tuning table of
+//! asks it about some parameters of every template ([`walk`]), and where the best of two numbers of rows differ, about
+//! those between (`refine`); all that was said is in a [`journal`] at once. [`rows`] makes rows of a tuning table of
 //! it, and [`step`] keeps those with which whole steps are no slower.
 
 pub mod device;
@@ -12,6 +12,7 @@ pub mod journal;
 pub mod judge;
 pub mod objects;
 pub mod predicted;
+mod refine;
 pub mod rows;
 pub mod stale;
 pub mod step;

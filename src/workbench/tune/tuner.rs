@@ -1,17 +1,14 @@
-//! Asks a judge about the templates of a piece, some parameters of each, and about those between two numbers of rows
-//! whose best differ.
+//! Asks a judge about the templates of a piece, some parameters of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use serde_json::{Map, json};
 
 use super::job::{Job, Piece};
 use super::journal::{Journal, JournalError, Key};
 use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
-use super::rows::chosen;
-use super::walk::{Walk, walks};
+use super::walk::walks;
 use crate::choice::{Choice, Chooser, Why};
 use crate::object::compile::{CompileError, Request};
 use crate::object::key::Digest;
@@ -21,7 +18,6 @@ use crate::template::render::render;
 use crate::template::work::Work;
 use crate::template::{Params, Problem, Template};
 use crate::tuning::table::{APART, ProvenanceKind, Row, Tokens};
-use crate::workbench::timing::search::{Limits, search};
 use crate::workbench::timing::{self, Candidate, ROUNDS, TimingError};
 
 /// Rounds in which the best are held against each other.
@@ -32,12 +28,6 @@ const FINALISTS: usize = 4;
 
 /// How many times as many parameters are tried for problems that take a large share of a step.
 pub const LARGE: usize = 3;
-
-/// A template is left alone when a look around finds nothing that is at most so many times slower than another's best.
-const HOPELESS: f64 = 2.0;
-
-/// Where the best of two numbers of rows differ, those between are tried until so much of the smaller one is left.
-const BOUND: u32 = 4;
 
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
@@ -131,6 +121,8 @@ pub struct Tuner<'a> {
     pub journal: &'a mut Journal,
     /// Told while kernels compile.
     pub progress: &'a dyn Progress,
+    /// The best time of what was tuned so far, in microseconds: a run of ops has to be faster than its ops one by one.
+    pub best_us: BTreeMap<Piece, f64>,
 }
 
 impl Effort {
@@ -140,7 +132,15 @@ impl Effort {
     }
 }
 
-type Entries = BTreeMap<(String, Params), Entry>;
+pub(super) type Entries = BTreeMap<(String, Params), Entry>;
+
+/// Candidates that are asked about.
+pub(super) struct Asked {
+    /// All of them.
+    pub all: Vec<(String, Params)>,
+    /// Of those that have no entry yet the kernel, or why there is none.
+    pub kernels: Vec<Result<Kernel, Entry>>,
+}
 
 impl Tuned {
     /// The candidates that have a time, the fastest first.
@@ -199,25 +199,21 @@ impl Tuner<'_> {
         let (mut tuned, choices) = self.begin(piece)?;
         let mut entries = Entries::new();
         let walks = walks(self.chooser, self.job, self.effort, piece, &choices);
-        // All templates at once: the compilers have more to do side by side, and a template that is far behind is known
-        // before it is walked through.
-        let most = self.effort.most(piece.problem);
-        let first: Vec<Vec<Params>> = walks.iter().map(|walk| walk.first(most, before)).collect();
-        let all =
-            walks.iter().zip(&first).flat_map(|(walk, first)| first.iter().map(|params| walk.with(params.clone())));
-        let all = all.collect();
-        let known: Vec<Candidate> = walks.iter().filter(|walk| walk.is_of_a_row).map(Walk::start).collect();
-        self.ask(piece, all, &known, ROUNDS, &mut entries)?;
-        for (walk, first) in walks.iter().zip(first) {
-            tuned.n_tried += self.walk(piece, walk, first, &known, &mut entries)?;
-        }
+        tuned.n_tried = self.walk(piece, &walks, before, &mut entries)?;
         if tuned.n_tried == 0 {
             return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
         }
         let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
         self.finals(piece, [present].into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
+        Ok(self.done(tuned, entries))
+    }
+
+    fn done(&mut self, mut tuned: Tuned, entries: Entries) -> Tuned {
         tuned.entries = entries.into_values().collect();
-        Ok(tuned)
+        if let Some((_, time)) = tuned.ranked().first() {
+            self.best_us.insert(tuned.piece, time.median_us());
+        }
+        tuned
     }
 
     /// What is worth a comparison at the numbers of rows beside: the best of what was measured, all of what was
@@ -248,8 +244,7 @@ impl Tuner<'_> {
         let mut entries = Entries::new();
         tuned.n_tried = known.len();
         self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
-        tuned.entries = entries.into_values().collect();
-        Ok(tuned)
+        Ok(self.done(tuned, entries))
     }
 
     /// What is known of a piece before anything is tried.
@@ -278,33 +273,6 @@ impl Tuner<'_> {
         Ok((tuned, ranking.choices))
     }
 
-    /// Tries parameters of one template; gives how many.
-    fn walk(
-        &mut self,
-        piece: &Piece,
-        walk: &Walk,
-        first: Vec<Params>,
-        known: &[Candidate],
-        entries: &mut Entries,
-    ) -> Result<usize, TuneError> {
-        let times = entries.values().filter_map(|entry| entry.verdict.time().map(Time::median_us));
-        let hopeless_us = HOPELESS * times.fold(f64::INFINITY, f64::min);
-        let limits = Limits { most: self.effort.most(piece.problem).max(first.len()), hopeless_us };
-        let mut failed = None;
-        let tried = search(&walk.legal, first, limits, &mut |params| {
-            let n = params.len();
-            let candidates = params.into_iter().map(|params| walk.with(params)).collect();
-            match self.ask(piece, candidates, known, ROUNDS, entries) {
-                Ok(times) => times,
-                Err(error) => {
-                    failed.get_or_insert(error);
-                    vec![None; n]
-                }
-            }
-        });
-        failed.map_or(Ok(tried.len()), Err)
-    }
-
     /// Holds the best, and some that are known, against each other.
     fn finals(
         &mut self,
@@ -325,11 +293,10 @@ impl Tuner<'_> {
         }
         // A model says the same each time.
         let is_measured = self.judge.kind() == ProvenanceKind::Measured;
-        self.ask(piece, candidates, &known, if is_measured { FINAL_ROUNDS } else { ROUNDS }, entries).map(drop)
+        self.ask(piece, candidates, &known, if is_measured { FINAL_ROUNDS } else { ROUNDS }, entries)
     }
 
-    /// Asks about candidates that were not asked about in as many rounds, the journal first; gives the times. Those
-    /// that are `known` may spill.
+    /// Asks about candidates, the journal first.
     fn ask(
         &mut self,
         piece: &Piece,
@@ -337,12 +304,23 @@ impl Tuner<'_> {
         known: &[Candidate],
         n_rounds: usize,
         entries: &mut Entries,
-    ) -> Result<Vec<Option<f64>>, TuneError> {
+    ) -> Result<(), TuneError> {
+        let asked = self.asked(candidates, piece, known, n_rounds, entries)?;
+        self.judged(asked, piece, n_rounds, entries).map(drop)
+    }
+
+    /// The kernels of candidates that were not asked about in as many rounds. Those that are `known` may spill.
+    pub(super) fn asked(
+        &self,
+        candidates: Vec<Candidate>,
+        piece: &Piece,
+        known: &[Candidate],
+        n_rounds: usize,
+        entries: &Entries,
+    ) -> Result<Asked, TuneError> {
         let problem = &self.job.asked[piece.problem].problem;
         let (library, target) = (self.chooser.library(), self.chooser.target());
-        let identity = |one: &Candidate| (one.template.label(), one.params.clone());
-        let all: Vec<(String, Params)> = candidates.iter().map(identity).collect();
-        let mut asked: Vec<Result<Kernel, Entry>> = Vec::new();
+        let mut asked = Asked { all: candidates.iter().map(identity).collect(), kernels: Vec::new() };
         let mut is_asked = BTreeSet::new();
         for candidate in candidates {
             let is_there = n_rounds == ROUNDS && entries.contains_key(&identity(&candidate));
@@ -350,7 +328,7 @@ impl Tuner<'_> {
                 continue;
             }
             let Candidate { template, params } = &candidate;
-            asked.push(match render(library, template, problem, params, target) {
+            asked.kernels.push(match render(library, template, problem, params, target) {
                 Ok(rendered) => {
                     let request = Request::of(&rendered, target);
                     let key = self.store.key(&request)?.digest();
@@ -360,9 +338,20 @@ impl Tuner<'_> {
                 Err(error) => Err(Entry { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
             });
         }
-        let kernels: Vec<Kernel> = asked.iter().flatten().cloned().collect();
+        Ok(asked)
+    }
+
+    /// What comes of them goes to the entries; gives the times of all candidates, in their order.
+    pub(super) fn judged(
+        &mut self,
+        asked: Asked,
+        piece: &Piece,
+        n_rounds: usize,
+        entries: &mut Entries,
+    ) -> Result<Vec<Option<f64>>, TuneError> {
+        let kernels: Vec<Kernel> = asked.kernels.iter().flatten().cloned().collect();
         let mut verdicts = self.verdicts(piece, kernels, n_rounds)?.into_iter();
-        for one in asked {
+        for one in asked.kernels {
             let entry = match one {
                 Ok(kernel) => {
                     let verdict = verdicts.next().expect("one for each kernel");
@@ -372,7 +361,7 @@ impl Tuner<'_> {
             };
             entries.insert(identity(&entry.candidate), entry);
         }
-        Ok(all.iter().map(|one| entries[one].verdict.time().map(Time::median_us)).collect())
+        Ok(asked.all.iter().map(|one| entries[one].verdict.time().map(Time::median_us)).collect())
     }
 
     /// What the journal says, else what the judge says, which the journal then keeps. Kernels of finals are compared
@@ -404,7 +393,7 @@ impl Tuner<'_> {
         Ok(found.into_iter().map(|verdict| verdict.expect("each was found or asked")).collect())
     }
 
-    fn key(&self, piece: &Piece, kernel: &Kernel, n_rounds: usize, group: Option<&str>) -> Key {
+    pub(super) fn key(&self, piece: &Piece, kernel: &Kernel, n_rounds: usize, group: Option<&str>) -> Key {
         let asked = &self.job.asked[piece.problem];
         let Candidate { template, params } = &kernel.candidate;
         let setup = self.job.setup(piece);
@@ -418,69 +407,11 @@ impl Tuner<'_> {
         let about: Map<_, _> = about.as_object().expect("it is one").clone();
         Key::new([&*key, &problem, &inputs, &judge, &rounds, is_known, group.unwrap_or_default()], about)
     }
-
-    /// Fills in what lies between: where what is chosen at a number of rows is not as good as the best at the next one,
-    /// or another row of the present tables begins between them, those in the middle are held against each other, again
-    /// and again until the two are close. `tuned` is of one problem and kind of step, the fewest rows first. Ends early
-    /// at `until`.
-    ///
-    /// # Errors
-    /// [`TuneError`].
-    pub fn refine(&mut self, tuned: Vec<Tuned>, until: Option<Instant>) -> Result<Vec<Tuned>, TuneError> {
-        let mut filled: Vec<Tuned> = Vec::new();
-        let mut before: Option<Candidate> = None;
-        for next in tuned {
-            let n_before = filled.len();
-            if let (Some(last), Some(before)) = (filled.last().cloned(), &before) {
-                self.between((&last, before), &next, until, &mut filled)?;
-            }
-            filled.push(next);
-            before = filled[n_before..].iter().fold(before, |before, one| held(one, before.as_ref()));
-        }
-        Ok(filled)
-    }
-
-    fn between(
-        &mut self,
-        (low, a): (&Tuned, &Candidate),
-        high: &Tuned,
-        until: Option<Instant>,
-        filled: &mut Vec<Tuned>,
-    ) -> Result<(), TuneError> {
-        let (first, last) = (low.piece.n_tokens, high.piece.n_tokens);
-        let Some(b) = held(high, Some(a)) else { return Ok(()) };
-        let edges = self.chooser.bucket_starts(&low.problem, low.piece.step);
-        let inside: Vec<u32> =
-            edges.into_iter().map(|edge| edge as u32).filter(|n| (first + 1..last).contains(n)).collect();
-        let is_close = last - first <= (first / BOUND).max(1);
-        let is_over = until.is_some_and(|until| Instant::now() >= until);
-        if is_close || is_over || (is_same(a, &b) && inside.is_empty()) {
-            return Ok(());
-        }
-        let middle = (f64::from(first) * f64::from(last)).sqrt().round() as u32;
-        let middle = middle.clamp(first + 1, last - 1);
-        let n_tokens = inside.into_iter().min_by_key(|edge| edge.abs_diff(middle)).unwrap_or(middle);
-        let piece = Piece { n_tokens, ..low.piece };
-        let mut known = vec![a.clone()];
-        if !is_same(a, &b) {
-            known.push(b);
-        }
-        let between = match self.compare(&piece, known) {
-            Err(TuneError::Judge(JudgeError::Piece(_))) => return Ok(()),
-            result => Tuned { is_between: true, ..result? },
-        };
-        self.between((low, a), &between, until, filled)?;
-        filled.push(between.clone());
-        match held(&between, Some(a)) {
-            Some(middle) => self.between((&between, &middle), high, until, filled),
-            None => Ok(()),
-        }
-    }
 }
 
-/// What is chosen at a number of rows where this one is chosen before it.
-fn held(tuned: &Tuned, before: Option<&Candidate>) -> Option<Candidate> {
-    Some(chosen(tuned, before)?.0.candidate.clone())
+/// The label of its template, and its parameters.
+fn identity(one: &Candidate) -> (String, Params) {
+    (one.template.label(), one.params.clone())
 }
 
 /// Whether two are the same kernel of a problem.

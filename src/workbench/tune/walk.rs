@@ -1,15 +1,20 @@
-//! Templates whose parameters are tried, and what of them is tried first.
+//! Walks through the parameters of all templates of a piece.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Instant;
 
 use super::job::{Job, Piece};
-use super::tuner::Effort;
+use super::judge::{Kernel, Time};
+use super::tuner::{Asked, Effort, Entries, TuneError, Tuner};
 use crate::choice::{Choice, Chooser, Why};
 use crate::object::compile::Request;
 use crate::template::render::render;
 use crate::template::{Params, Template};
-use crate::workbench::timing::Candidate;
-use crate::workbench::timing::search::look_around;
+use crate::tuning::table::ProvenanceKind;
+use crate::workbench::timing::search::{Search, look_around};
+use crate::workbench::timing::{Candidate, ROUNDS};
 
 /// A template whose parameters are tried.
 pub(super) struct Walk {
@@ -41,6 +46,91 @@ impl Walk {
         let own: Vec<Params> = own.map(|one| one.params.clone()).collect();
         first.extend(own);
         first
+    }
+}
+
+impl Tuner<'_> {
+    /// Tries parameters of all templates side by side; gives how many. While some are judged others are compiled: one
+    /// that takes the compiler long keeps nobody waiting.
+    pub(super) fn walk(
+        &mut self,
+        piece: &Piece,
+        walks: &[Walk],
+        before: &[Candidate],
+        entries: &mut Entries,
+    ) -> Result<usize, TuneError> {
+        let most = self.effort.most(piece.problem);
+        let known: Vec<Candidate> = walks.iter().filter(|walk| walk.is_of_a_row).map(Walk::start).collect();
+        let mut searches: Vec<Search<'_>> =
+            walks.iter().map(|walk| Search::new(&walk.legal, walk.first(most, before), most)).collect();
+        let apart_us = self.apart_us(piece);
+        // A model says the same whoever is asked about first, but who is left early depends on it.
+        let in_order = self.judge.kind() == ProvenanceKind::Predicted;
+        let (store, progress) = (self.store, self.progress);
+        thread::scope(|scope| {
+            let (sender, compiled) = mpsc::channel();
+            let mut open: VecDeque<(usize, Vec<Params>, Asked)> = VecDeque::new();
+            let mut is_compiled = BTreeSet::new();
+            let mut turns: Vec<usize> = (0..walks.len()).collect();
+            loop {
+                for i in turns.drain(..) {
+                    let times = entries.values().filter_map(|entry| entry.verdict.time().map(Time::median_us));
+                    let params = searches[i].next(times.fold(apart_us, f64::min));
+                    if params.is_empty() {
+                        continue;
+                    }
+                    let candidates = params.iter().map(|params| walks[i].with(params.clone())).collect();
+                    let asked = self.asked(candidates, piece, &known, ROUNDS, entries)?;
+                    let requests = self.not_in_the_journal(piece, &asked);
+                    open.push_back((i, params, asked));
+                    let own = sender.clone();
+                    let compile = move || {
+                        drop(store.get_all(&requests, progress)); // who asks for one is told if there is none
+                        let _ = own.send(i);
+                    };
+                    if thread::Builder::new().spawn_scoped(scope, compile).is_err() {
+                        let _ = sender.send(i); // they are compiled when they are judged
+                    }
+                }
+                let Some((first, ..)) = open.front() else { break };
+                let at = loop {
+                    let is_ready = |(i, ..): &(usize, _, _)| is_compiled.contains(i) && (!in_order || i == first);
+                    match open.iter().position(is_ready) {
+                        Some(at) => break at,
+                        None => {
+                            let waits = Instant::now();
+                            is_compiled.insert(compiled.recv().expect("this side holds a sender"));
+                            tracing::debug!("waited {:.3} s for a compiler", waits.elapsed().as_secs_f64());
+                        }
+                    };
+                };
+                let (i, params, asked) = open.remove(at).expect("it was just found");
+                is_compiled.remove(&i);
+                let times = self.judged(asked, piece, ROUNDS, entries)?;
+                searches[i].tell(params, times);
+                turns.push(i);
+            }
+            Ok(searches.iter().map(Search::n_tried).sum())
+        })
+    }
+
+    /// The time of a run's ops one by one, as far as they were tuned at its number of rows.
+    fn apart_us(&self, piece: &Piece) -> f64 {
+        let of_part = |&problem: &usize| {
+            let same = self.best_us.get(&Piece { problem, ..*piece });
+            let mut others =
+                self.best_us.iter().filter(|(one, _)| (one.problem, one.n_tokens) == (problem, piece.n_tokens));
+            same.or_else(|| others.next().map(|(_, time)| time))
+        };
+        let parts = &self.job.asked[piece.problem].parts;
+        let sum: Option<f64> = parts.iter().map(of_part).sum();
+        sum.filter(|_| !parts.is_empty()).unwrap_or(f64::INFINITY)
+    }
+
+    /// What of them has to be compiled to be judged.
+    fn not_in_the_journal(&self, piece: &Piece, asked: &Asked) -> Vec<Request> {
+        let is_open = |kernel: &&Kernel| !self.journal.has(&self.key(piece, kernel, ROUNDS, None));
+        asked.kernels.iter().flatten().filter(is_open).map(|kernel| kernel.request.clone()).collect()
     }
 }
 

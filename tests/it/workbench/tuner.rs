@@ -1,7 +1,7 @@
 //! What `tune` decides, with a device whose times are made up: which rows it writes, what it never asks twice, and what
 //! whole steps and measurements overrule.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use gptoss_jit::choice::Chooser;
@@ -97,7 +97,8 @@ impl World {
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
         let effort = Effort { most: 24, large: BTreeSet::new(), variants: vec!["dot".into()], params: fixed };
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
-        let mut tuner = Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &() };
+        let mut tuner =
+            Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &(), best_us: BTreeMap::new() };
         let mut all = Vec::new();
         for piece in &pieces {
             all.push(tuner.tune(piece, &[]).expect("judged"));
