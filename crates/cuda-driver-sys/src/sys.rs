@@ -3,7 +3,7 @@
 //! Types and numbers are those of `cuda.h`, which keeps both: a function that changes gets another symbol (`_v2`), and
 //! those below are what `cuda.h` of CUDA 12 and 13 calls.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
@@ -112,6 +112,7 @@ functions! {
     memcpy_to_host, "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: DevicePointer, len_bytes: usize, stream: Handle);
     memcpy_on_device, "cuMemcpyDtoDAsync_v2":
         fn(to: DevicePointer, from: DevicePointer, len_bytes: usize, stream: Handle);
+    memset_bytes, "cuMemsetD8Async": fn(pointer: DevicePointer, byte: c_uchar, n: usize, stream: Handle);
     memset_words, "cuMemsetD32Async": fn(pointer: DevicePointer, value: c_uint, n: usize, stream: Handle);
     device_can_access_peer, "cuDeviceCanAccessPeer": fn(can: *mut c_int, device: DeviceId, peer: DeviceId);
     mem_get_allocation_granularity, "cuMemGetAllocationGranularity":

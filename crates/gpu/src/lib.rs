@@ -169,6 +169,14 @@ pub trait Driver: Any + Send + Sync {
     /// [`GpuError::Range`] when they do not fit or the memory is read-only.
     fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError>;
 
+    /// Sets every byte of `view`, before what is launched next.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when the memory is read-only, or the device's words.
+    fn fill(&self, view: &BufferView, byte: u8) -> Result<(), GpuError> {
+        self.write(view, &vec![byte; view.len_bytes()])
+    }
+
     /// Copies the start of `view` into `bytes`, after everything launched so far.
     ///
     /// # Errors

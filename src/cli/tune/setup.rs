@@ -198,7 +198,7 @@ impl Setup {
         let JobArgs { most, variant, params, op, .. } = &self.args;
         let usual = match (self.kind(), op.is_empty()) {
             (ProvenanceKind::Predicted, _) => 8,
-            (_, true) => 12,
+            (_, true) => 20,
             (_, false) => 48,
         };
         let is_usual = most.is_none() && op.is_empty();

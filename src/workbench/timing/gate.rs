@@ -3,6 +3,7 @@
 //! Where the reference would take long, it computes a sample of the outputs: some entries, the first and the last among
 //! them, of the axes along which a contract says that outputs know nothing of each other (`[work] sample`).
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use gpu::{BufferView, Driver};
@@ -21,7 +22,10 @@ use crate::template::{Precision, Problem};
 use crate::workbench::check::{self, Wrong, whole};
 
 /// Operations of the reference that are not too many.
-const MOST_FLOP: f64 = 3e8;
+const MOST_FLOP: f64 = 1e8;
+
+/// Bytes that a GPU copies to the host in the time of another copy, whatever its size: some 15 us at 7 GB/s.
+const COPY_BYTES: usize = 100_000;
 
 /// Entries of the last axis that a sample of two axes has.
 const OF_LAST_AXIS: usize = 64;
@@ -37,6 +41,8 @@ pub(super) struct Gate {
     /// In bf16 precision, what the op gives of rounded activations.
     of_rounded: Option<Outputs>,
     description: String,
+    /// What is read back, which may be much more than what is looked at.
+    bytes: RefCell<Vec<u8>>,
 }
 
 /// A kernel that is right.
@@ -83,7 +89,7 @@ impl Gate {
             true => "all outputs".to_owned(),
             false => picks.iter().map(of).collect::<Vec<_>>().join(", "),
         };
-        Ok(Self { written, want, of_rounded, description })
+        Ok(Self { written, want, of_rounded, description, bytes: RefCell::default() })
     }
 
     pub fn describe(&self) -> &str {
@@ -104,7 +110,7 @@ impl Gate {
         let mut all = Tensors::new();
         for written in &self.written {
             let name = &written.spec.name;
-            let got = written.read(driver, memory)?;
+            let got = written.read(driver, memory, &mut self.bytes.borrow_mut())?;
             let shape: Vec<u64> = written.entries.iter().map(|entries| entries.len() as u64).collect();
             for (value, tensor) in [(&self.want[name].values[..], "wanted"), (got.values(), "found")] {
                 evidence.update(format!("{name} {tensor} {}\n", value.len()));
@@ -119,28 +125,41 @@ impl Gate {
 }
 
 impl Written {
+    /// Bytes of an entry of the outermost axis, with all of the others.
+    fn row_bytes(&self) -> usize {
+        self.spec.dtype.len_bytes(self.shape[1..].iter().product())
+    }
+
+    /// Whether all is read though not all of it is looked at: many small copies take longer than a large one.
+    fn is_read_whole(&self) -> bool {
+        let n_rows = self.entries[0].len();
+        n_rows == self.shape[0] || self.shape[0] * self.row_bytes() <= n_rows * COPY_BYTES
+    }
+
     /// The memory of the entries of the outermost axis that are looked at.
     fn rows(&self, memory: &Memory) -> Vec<BufferView> {
-        let view = memory.written(&self.spec.name);
-        let row_bytes = self.spec.dtype.len_bytes(self.shape[1..].iter().product());
-        match self.entries[0].len() == self.shape[0] {
+        let (view, row_bytes) = (memory.written(&self.spec.name), self.row_bytes());
+        match self.is_read_whole() {
             true => vec![view.clone()],
             false => self.entries[0].iter().map(|row| part(view, row * row_bytes, row_bytes)).collect(),
         }
     }
 
-    fn read(&self, driver: &dyn Driver, memory: &Memory) -> Result<Tensor, Wrong> {
-        let mut bytes = Vec::new();
+    fn read(&self, driver: &dyn Driver, memory: &Memory, bytes: &mut Vec<u8>) -> Result<Tensor, Wrong> {
+        let mut end = 0;
         for row in self.rows(memory) {
-            let at = bytes.len();
-            bytes.resize(at + row.len_bytes(), 0);
-            driver.read(&row, &mut bytes[at..])?;
+            let at = end;
+            end += row.len_bytes();
+            bytes.resize(end.max(bytes.len()), 0); // once: it stays as long as it was
+            driver.read(&row, &mut bytes[at..end])?;
         }
-        // Of what was read, all entries of the outermost axis are wanted.
         let (mut shape, mut entries) = (self.shape.clone(), self.entries.clone());
-        shape[0] = entries[0].len();
-        entries[0] = (0..shape[0]).collect();
-        Ok(elements(self.spec.dtype, &bytes, &places(&shape, &entries)))
+        if !self.is_read_whole() {
+            // Of what was read, all entries of the outermost axis are wanted.
+            shape[0] = entries[0].len();
+            entries[0] = (0..shape[0]).collect();
+        }
+        Ok(elements(self.spec.dtype, bytes, &places(&shape, &entries)))
     }
 }
 

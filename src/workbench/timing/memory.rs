@@ -153,7 +153,7 @@ impl Memory {
     /// Poisons what the gate will look at, and gives back their contents to arguments that are read and written.
     pub fn reset(&self, driver: &dyn Driver, gate: &Gate) -> Result<(), GpuError> {
         for view in gate.looked_at(self) {
-            driver.write(&view, &vec![POISON; view.len_bytes()])?;
+            driver.fill(&view, POISON)?;
         }
         self.before.iter().try_for_each(|(name, bytes)| driver.write(self.written(name), bytes))
     }
@@ -168,8 +168,7 @@ impl Memory {
         let mut workspace = BTreeMap::new();
         for arg in &kernel.workspace {
             let buffer = driver.allocate(arg.len_bytes(scalars)?)?.view();
-            let fill = if arg.is_zeroed { 0 } else { POISON };
-            driver.write(&buffer, &vec![fill; buffer.len_bytes()])?;
+            driver.fill(&buffer, if arg.is_zeroed { 0 } else { POISON })?;
             workspace.insert(&arg.name, buffer);
         }
         // What a template of a run writes between its ops for others, here for nobody.

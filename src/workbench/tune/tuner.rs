@@ -27,7 +27,7 @@ const FINAL_ROUNDS: usize = 15;
 const FINALISTS: usize = 4;
 
 /// How many times as many parameters are tried for problems that take a large share of a step.
-pub const LARGE: usize = 3;
+pub const LARGE: usize = 2;
 
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]

@@ -76,6 +76,11 @@ impl Calls for CudaCalls {
         self.cuda().check("cuMemcpyDtoDAsync", code)
     }
 
+    unsafe fn fill_bytes(&self, address: u64, byte: u8, len_bytes: usize, stream: Handle) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemsetD8Async", unsafe { (self.cuda().memset_bytes)(address, byte, len_bytes, stream) })
+    }
+
     unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called {
         // SAFETY: as above.
         self.cuda().check("cuMemsetD32Async", unsafe { (self.cuda().memset_words)(address, value, n, stream) })

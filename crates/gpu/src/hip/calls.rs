@@ -101,6 +101,13 @@ impl Calls for HipCalls {
         self.hip.check("hipMemcpyAsync", code)
     }
 
+    unsafe fn fill_bytes(&self, address: u64, byte: u8, len_bytes: usize, stream: Handle) -> Called {
+        let address = ptr::without_provenance_mut(address as usize);
+        // SAFETY: as above.
+        let code = unsafe { (self.hip.memset_async)(address, byte.into(), len_bytes, stream) };
+        self.hip.check("hipMemsetAsync", code)
+    }
+
     unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called {
         let address = ptr::without_provenance_mut(address as usize);
         // SAFETY: as above.

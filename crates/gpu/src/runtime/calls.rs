@@ -55,6 +55,7 @@ pub(crate) trait Calls: Send + Sync {
     unsafe fn copy_from_device(&self, to: *mut c_void, from: u64, len_bytes: usize, stream: Handle) -> Called;
     unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called;
 
+    unsafe fn fill_bytes(&self, address: u64, byte: u8, len_bytes: usize, stream: Handle) -> Called;
     /// Writes `n` words.
     unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called;
 

@@ -223,6 +223,19 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
         self.stream().staging(&self.device)?.write(address, bytes)
     }
 
+    fn fill(&self, view: &BufferView, byte: u8) -> Result<(), GpuError> {
+        let len_bytes = view.len_bytes();
+        view.check_write(len_bytes)?;
+        let address = view.device_address(self.owner)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let _stream = self.stream();
+        // SAFETY: the view lies within an allocation of this device, which is freed behind what is on the stream.
+        self.device
+            .call("fill memory", |calls| unsafe { calls.fill_bytes(address, byte, len_bytes, self.device.stream) })
+    }
+
     fn read(&self, view: &BufferView, bytes: &mut [u8]) -> Result<(), GpuError> {
         view.check_read(bytes.len())?;
         let address = view.device_address(self.owner)?;
