@@ -2,6 +2,7 @@
 //! looks at a few and a device gets the bytes.
 
 use std::sync::OnceLock;
+use std::thread;
 
 use rayon::prelude::*;
 
@@ -58,9 +59,23 @@ impl Drawn {
         self.table[(word(self.seed, i / per_word) >> (bits * (i % per_word))) as usize & ((1 << bits) - 1)]
     }
 
-    /// All elements; made once.
+    /// All elements; made once, by threads of their own: one of a pool would do other work of the pool while it waits
+    /// for its helpers, and that work may be to ask for these values.
     pub fn values(&self) -> &[f64] {
-        self.values.get_or_init(|| (0..self.len).into_par_iter().map(|i| self.value(i)).collect())
+        self.values.get_or_init(|| {
+            let mut values = vec![0.0; self.len];
+            let share = self.len.div_ceil(rayon::current_num_threads()).max(CHUNK);
+            let make = |(nth, part): (usize, &mut [f64])| {
+                part.iter_mut().enumerate().for_each(|(i, value)| *value = self.value(nth * share + i));
+            };
+            thread::scope(|scope| {
+                let mut parts = values.chunks_mut(share).enumerate();
+                let own = parts.next();
+                parts.for_each(|part| drop(scope.spawn(move || make(part))));
+                own.map(make);
+            });
+            values
+        })
     }
 
     /// All elements as they lie in memory.
@@ -89,6 +104,9 @@ impl Drawn {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -107,6 +125,24 @@ mod tests {
             let n_same = drawn.values().windows(2).filter(|pair| pair[0] == pair[1]).count();
             assert!(n_same < len / 8, "neighbours are drawn apart");
         }
+    }
+
+    #[test]
+    fn all_threads_of_a_pool_may_ask_for_the_values_at_once() {
+        // One that waits for its helpers does other work of the pool meanwhile, and must not meet its own lock there.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().expect("a pool");
+        let drawn = Drawn::normals(Dtype::Bf16, 1 << 20, 0.5, &mut Random::new(9));
+        let n_right = AtomicUsize::new(0);
+        pool.in_place_scope(|scope| {
+            for _ in 0..200 {
+                scope.spawn(|_| {
+                    let is_right = drawn.values()[7] == drawn.value(7);
+                    n_right.fetch_add(usize::from(is_right), Ordering::Relaxed);
+                });
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        assert_eq!(n_right.into_inner(), 200);
     }
 
     #[test]

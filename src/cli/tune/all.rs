@@ -1,7 +1,7 @@
 //! All pieces in their order: first those at which parameters are searched for, of every problem, then what is compared
 //! and what lies between. Whatever ends it early, the numbers of rows that matter most were searched.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -30,12 +30,13 @@ impl All<'_> {
     /// Tunes all pieces; what came of them is problem by problem, the fewest rows first.
     pub fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<Vec<Tuned>> {
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
-        let is_enough = AtomicBool::new(false);
+        // Which of them is tuned now; those before it are done.
+        let at = AtomicUsize::new(0);
         let (tuned, n_done) = thread::scope(|scope| {
-            let ahead = thread::Builder::new().spawn_scoped(scope, || self.compile_ahead(&problems, &is_enough));
+            let ahead = thread::Builder::new().spawn_scoped(scope, || self.compile_ahead(&problems, &at));
             drop(ahead); // without it kernels are compiled when they are asked for
-            let result = self.tune_problems(tuner, &problems, pieces.len());
-            is_enough.store(true, Ordering::Relaxed);
+            let result = self.tune_problems(tuner, &problems, pieces.len(), &at);
+            at.store(problems.len(), Ordering::Relaxed);
             result
         })?;
         let n_left = pieces.len() - n_done;
@@ -52,12 +53,14 @@ impl All<'_> {
         tuner: &mut Tuner<'_>,
         problems: &[&[Piece]],
         n_pieces: usize,
+        at: &AtomicUsize,
     ) -> anyhow::Result<(Vec<Tuned>, usize)> {
         let counts = self.setup.counts();
         let mut n_done = 0;
         let mut tuned: Vec<Vec<Tuned>> = vec![Vec::new(); problems.len()];
         for is_search in [true, false] {
-            for (of_problem, tuned) in problems.iter().zip(&mut tuned) {
+            for (nth, (of_problem, tuned)) in problems.iter().zip(&mut tuned).enumerate() {
+                at.store(if is_search { nth } else { problems.len() }, Ordering::Relaxed);
                 let ends = [of_problem.first(), of_problem.last()];
                 let is_searched = |piece: &Piece| {
                     self.args.stale || ends.contains(&Some(piece)) || counts.searched.contains(&piece.n_tokens)
@@ -123,15 +126,16 @@ impl All<'_> {
 
     /// Compiles what will be asked about first of each problem, while a GPU measures others: the compilers would have
     /// nothing to do. A host's cores measure themselves, and predictions keep the compilers busy.
-    fn compile_ahead(&self, problems: &[&[Piece]], is_enough: &AtomicBool) {
+    fn compile_ahead(&self, problems: &[&[Piece]], at: &AtomicUsize) {
         let Setup { chooser, store, job, .. } = self.setup;
         if self.setup.kind() != ProvenanceKind::Measured || !self.setup.target().is_real_gpu() {
             return;
         }
         let effort = self.setup.effort();
-        for piece in problems.iter().skip(1).filter_map(|of_problem| of_problem.first()) {
-            if is_enough.load(Ordering::Relaxed) {
-                return;
+        let first = problems.iter().enumerate().filter_map(|(nth, of_problem)| Some((nth, of_problem.first()?)));
+        for (nth, piece) in first {
+            if nth <= at.load(Ordering::Relaxed) {
+                continue;
             }
             // Whoever asks for one that does not compile is told then.
             drop(store.get_all(&first_requests(chooser, job, &effort, piece), &()));
