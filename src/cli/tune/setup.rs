@@ -40,9 +40,6 @@ const CACHE_BYTES: usize = 256 << 20;
 /// The forward pass is the same for any number of slots and any context.
 const BLUEPRINT: (usize, usize) = (32, 1024);
 
-/// A problem with such a part of a step is tried with more parameters.
-const LARGE_SHARE: f64 = 0.04;
-
 /// The seed of random weights, as all commands have it.
 const SEED: u64 = 1;
 
@@ -202,11 +199,11 @@ impl Setup {
             (_, false) => 48,
         };
         let is_usual = most.is_none() && op.is_empty();
-        let shares = self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product());
-        let large =
-            shares.into_iter().filter(|(_, share)| is_usual && *share >= LARGE_SHARE).map(|(problem, _)| problem);
-        let (large, variants, params) = (large.collect(), variant.clone(), params.clone());
-        Effort { most: most.unwrap_or(usual), large, variants, params }
+        let shares = match is_usual {
+            true => self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product()),
+            false => BTreeMap::new(),
+        };
+        Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone() }
     }
 
     pub fn judge(&self) -> anyhow::Result<Judging<'_>> {

@@ -21,6 +21,9 @@ use crate::template::work::Work;
 /// Most copies of the weights; the smallest ones stay in the cache all the same.
 const MAX_COPIES: usize = 512;
 
+/// Most bytes of the copies of one tensor: of a large one that is hardly touched one is enough.
+const MAX_BYTES: usize = 4 << 30;
+
 /// Most launches of one replay.
 const MAX_LAUNCHES: usize = 1024;
 
@@ -111,6 +114,11 @@ impl Memory {
             0.0 => 1,
             touched => (1.0 + CACHES * setup.cache_bytes as f64 / touched).ceil().min(MAX_COPIES as f64) as usize,
         };
+        let mut largest = 1;
+        for (arg, _) in args.iter().zip(&streamed).filter(|(_, streamed)| **streamed) {
+            largest = largest.max(arg.len_bytes(&setup.scalars)?);
+        }
+        let n_copies = n_copies.min((MAX_BYTES / largest).max(1));
         let mut memory = Self { places: BTreeMap::new(), before: BTreeMap::new(), n_copies };
         for (arg, streamed) in args.iter().zip(streamed).filter(|(arg, _)| !arg.is_scalar()) {
             let copies = if streamed {

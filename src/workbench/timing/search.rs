@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::template::Params;
 
-/// How many a first look around takes in.
-const LOOK_AROUND: usize = 8;
+/// How many a first look around takes in at least, and which part of all.
+const LOOK_AROUND: (usize, usize) = (8, 6);
 
 /// Those that are tried about the best so far, until one of them is better: in how many parameters they differ from it,
 /// and by how many steps at most.
@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
 
 /// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
 pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
-    let n = most.min(LOOK_AROUND);
+    let n = most.min(LOOK_AROUND.0.max(most / LOOK_AROUND.1));
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {
         let params = &legal[i * legal.len() / n];
@@ -191,9 +191,9 @@ mod tests {
     fn a_template_that_is_far_behind_is_left_after_a_look_around_and_one_a_little_behind_later() {
         let legal = grid();
         let n_tried = |rival_us| search(&legal, &legal[0], 200, rival_us, |_| Some(1.0)).n_tried();
-        assert!((2..=LOOK_AROUND).contains(&n_tried(0.49)), "{}", n_tried(0.49));
+        assert!((2..=200 / LOOK_AROUND.1).contains(&n_tried(0.49)), "{}", n_tried(0.49));
         let [behind, close] = [n_tried(0.6), n_tried(0.9)];
-        assert!(LOOK_AROUND < behind && behind < close, "{behind} {close}");
+        assert!(200 / LOOK_AROUND.1 < behind && behind < close, "{behind} {close}");
     }
 
     #[test]

@@ -37,6 +37,8 @@ impl Setup {
             ("attention", StepKind::Mixed) => Some("end"),
             ("rope_kv", StepKind::Mixed) => Some("chunk"),
             ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("spread"),
+            // A model's logits: few tokens have most of the probability.
+            ("sample", _) => Some("steep"),
             _ => None,
         };
         Self { scalars, inputs: inputs.map(str::to_owned), cache_bytes, seed: u64::from(n_tokens) }

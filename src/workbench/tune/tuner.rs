@@ -26,8 +26,11 @@ const FINAL_ROUNDS: usize = 15;
 /// How many of the best that is done with.
 const FINALISTS: usize = 4;
 
-/// How many times as many parameters are tried for problems that take a large share of a step.
-pub const LARGE: usize = 2;
+/// Of a problem that were all of a step so many times as many parameters would be tried, beside the usual number.
+const SHARE_TIMES: f64 = 16.0;
+
+/// Most parameters are so many times the usual number: a walk has found its place by then.
+const MOST_TIMES: f64 = 8.0;
 
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
@@ -97,8 +100,8 @@ pub enum TuneError {
 pub struct Effort {
     /// Most parameter sets of a template that are tried for a number of rows.
     pub most: usize,
-    /// Problems, by their indices, for which [`LARGE`] times as many are tried: they take a large share of a step.
-    pub large: BTreeSet<usize>,
+    /// Of problems, by their indices, the part that they take of a step: the more, the more are tried.
+    pub shares: BTreeMap<usize, f64>,
     /// Only variants of these names, if any are named.
     pub variants: Vec<String>,
     /// Parameters that stay as given.
@@ -128,7 +131,8 @@ pub struct Tuner<'a> {
 impl Effort {
     /// Most parameter sets of a template that are tried for a number of rows of a problem.
     pub fn most(&self, problem: usize) -> usize {
-        self.most.max(1) * if self.large.contains(&problem) { LARGE } else { 1 }
+        let share = self.shares.get(&problem).copied().unwrap_or(0.0);
+        (self.most.max(1) as f64 * (1.0 + SHARE_TIMES * share).min(MOST_TIMES)) as usize
     }
 }
 
