@@ -67,6 +67,11 @@ pub struct Stats {
 pub trait Progress: Sync {
     /// So many distinct kernels are wanted.
     fn started(&self, _n_kernels: usize) {}
+    /// Whether somebody waits for them: others let them go first.
+    fn is_urgent(&self) -> bool {
+        true
+    }
+
     /// One of them is there, or will not be; `elapsed_ms` includes waiting for other processes.
     fn finished(&self, _label: &str, _result: &Result<Loaded, StoreError>, _elapsed_ms: u64) {}
 }
@@ -277,7 +282,7 @@ impl Store {
         let work = || {
             while let Some(task) = misses.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let start = Instant::now();
-                let result = self.compile(task);
+                let result = self.compile(task, progress.is_urgent());
                 self.finish(task, result, start, progress);
             }
         };
@@ -292,26 +297,28 @@ impl Store {
         });
     }
 
-    fn compile(&self, task: &Task) -> Result<Loaded, StoreError> {
-        match self.compile_by_key(task) {
+    fn compile(&self, task: &Task, is_urgent: bool) -> Result<Loaded, StoreError> {
+        match self.compile_by_key(task, is_urgent) {
             // It has another identity now, and with it the kernel another key.
             Err(StoreError::Compile(CompileError::CompilerChanged { .. })) => {
                 let key = self.key(task.request)?;
                 let digest = key.digest();
-                self.compile_by_key(&Task { request: task.request, key, digest, result: OnceLock::new() })
+                let task = Task { request: task.request, key, digest, result: OnceLock::new() };
+                self.compile_by_key(&task, is_urgent)
             }
             result => result,
         }
     }
 
-    fn compile_by_key(&self, task: &Task) -> Result<Loaded, StoreError> {
+    fn compile_by_key(&self, task: &Task, is_urgent: bool) -> Result<Loaded, StoreError> {
+        // Before the lock: whoever wants the same kernel urgently is not to wait for one that lets others go first.
+        let _turn = self.turns.take(is_urgent);
         let _lock = self.cache.lock(&task.digest);
         // The wait may have been for the process that made it.
         if let Some(result) = self.look_up(task) {
             return result;
         }
         let label = &task.request.label;
-        let _turn = self.turns.take();
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
@@ -342,11 +349,12 @@ impl Store {
     }
 }
 
-/// So many at a time.
+/// So many at a time, the urgent ones first.
 #[derive(Debug)]
 struct Turns {
-    free: Mutex<usize>,
-    is_free: Condvar,
+    /// How many are free, and how many that are urgent wait for one.
+    state: Mutex<(usize, usize)>,
+    changed: Condvar,
 }
 
 /// One of them, given back when it is dropped.
@@ -354,26 +362,54 @@ struct Turn<'a>(&'a Turns);
 
 impl Turns {
     fn of(n: NonZeroUsize) -> Self {
-        Self { free: Mutex::new(n.get()), is_free: Condvar::new() }
+        Self { state: Mutex::new((n.get(), 0)), changed: Condvar::new() }
     }
 
-    fn take(&self) -> Turn<'_> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut free = self.is_free.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner);
-        *free -= 1;
+    fn take(&self, is_urgent: bool) -> Turn<'_> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.1 += usize::from(is_urgent);
+        let must_wait = |(n_free, n_urgent): &mut (usize, usize)| *n_free == 0 || (!is_urgent && *n_urgent > 0);
+        let mut state = self.changed.wait_while(state, must_wait).unwrap_or_else(PoisonError::into_inner);
+        state.0 -= 1;
+        state.1 -= usize::from(is_urgent);
         Turn(self)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.0.is_free.notify_one();
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
+        self.0.changed.notify_all();
     }
 }
 
 impl Loaded {
     fn new(entry: Entry, origin: Origin) -> Self {
         Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, dir: entry.dir.clone(), _entry: entry }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_urgent_goes_first_though_another_waited_longer() {
+        let turns = Turns::of(NonZeroUsize::MIN);
+        let order = Mutex::new(Vec::new());
+        let go = |is_urgent| {
+            let _turn = turns.take(is_urgent);
+            order.lock().expect("whole").push(is_urgent);
+        };
+        thread::scope(|scope| {
+            let held = turns.take(true);
+            scope.spawn(|| go(false));
+            scope.spawn(|| go(true));
+            while turns.state.lock().expect("whole").1 == 0 {
+                thread::yield_now();
+            }
+            drop(held);
+        });
+        assert_eq!(order.into_inner().expect("whole"), [true, false]);
     }
 }

@@ -10,6 +10,7 @@ use super::setup::Setup;
 use super::{Args, report};
 use crate::cli::output::Output;
 use crate::error::chain;
+use crate::object::store::Progress;
 use crate::tuning::table::ProvenanceKind;
 use crate::workbench::tune::job::Piece;
 use crate::workbench::tune::judge::JudgeError;
@@ -24,6 +25,15 @@ pub(super) struct All<'a> {
     pub output: &'a Output,
     /// When nothing new is begun any more.
     pub until: Option<Instant>,
+}
+
+/// Of kernels that nobody waits for yet.
+struct Ahead;
+
+impl Progress for Ahead {
+    fn is_urgent(&self) -> bool {
+        false
+    }
 }
 
 impl All<'_> {
@@ -138,7 +148,7 @@ impl All<'_> {
                 continue;
             }
             // Whoever asks for one that does not compile is told then.
-            drop(store.get_all(&first_requests(chooser, job, &effort, piece), &()));
+            drop(store.get_all(&first_requests(chooser, job, &effort, piece), &Ahead));
         }
     }
 }

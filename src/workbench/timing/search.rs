@@ -4,16 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::template::Params;
 
-/// How many a first look around takes in at least, and which part of all.
-const LOOK_AROUND: (usize, usize) = (8, 6);
+/// How many a first look around takes in.
+const LOOK_AROUND: usize = 8;
+
+/// Which part of all that is tried a wider look around takes in, by those that are not left after the first.
+const WIDER: usize = 6;
 
 /// Those that are tried about the best so far, until one of them is better: in how many parameters they differ from it,
 /// and by how many steps at most.
 const NEAR: [(usize, usize); 4] = [(1, 1), (1, usize::MAX), (2, 1), (2, usize::MAX)];
 
 /// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
-/// given, such as [`look_around`] does; then all of them if they are not too many, else those that differ in one
-/// parameter from the best so far, by a step and then by more, again and again, and where none of these is better those
+/// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid,
+/// and then those that differ in one parameter from the best so far, by a step and then by more, again and again, and where none of these is better those
 /// that differ in two.
 pub struct Search<'a> {
     legal: &'a [Params],
@@ -52,6 +55,15 @@ impl<'a> Search<'a> {
         }
         if self.legal.len() <= self.most {
             return self.legal.iter().filter(|params| !self.tried.contains_key(*params)).cloned().collect();
+        }
+        if self.n_rounds == 1 && self.most / WIDER > LOOK_AROUND {
+            let step = self.legal.len() / (self.most / WIDER);
+            // Not where the first look fell.
+            let wider = self.legal.iter().skip(step / 2).step_by(step.max(1));
+            let wider: Vec<Params> = wider.filter(|params| !self.tried.contains_key(*params)).cloned().collect();
+            if !wider.is_empty() {
+                return wider;
+            }
         }
         // Where nothing is any good it looks about where it began.
         let Some(best) = best.or_else(|| self.around.0.clone()).or_else(|| self.legal.first().cloned()) else {
@@ -97,7 +109,7 @@ impl<'a> Search<'a> {
 
 /// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
 pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
-    let n = most.min(LOOK_AROUND.0.max(most / LOOK_AROUND.1));
+    let n = most.min(LOOK_AROUND);
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {
         let params = &legal[i * legal.len() / n];
@@ -191,9 +203,9 @@ mod tests {
     fn a_template_that_is_far_behind_is_left_after_a_look_around_and_one_a_little_behind_later() {
         let legal = grid();
         let n_tried = |rival_us| search(&legal, &legal[0], 200, rival_us, |_| Some(1.0)).n_tried();
-        assert!((2..=200 / LOOK_AROUND.1).contains(&n_tried(0.49)), "{}", n_tried(0.49));
+        assert!((2..=LOOK_AROUND).contains(&n_tried(0.49)), "{}", n_tried(0.49));
         let [behind, close] = [n_tried(0.6), n_tried(0.9)];
-        assert!(200 / LOOK_AROUND.1 < behind && behind < close, "{behind} {close}");
+        assert!(LOOK_AROUND < behind && behind < close, "{behind} {close}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ const FINALISTS: usize = 4;
 const SHARE_TIMES: f64 = 16.0;
 
 /// Most parameters are so many times the usual number: a walk has found its place by then.
-const MOST_TIMES: f64 = 8.0;
+const MOST_TIMES: f64 = 6.0;
 
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
