@@ -3,6 +3,7 @@
 
 mod life;
 mod model;
+mod replica;
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -34,6 +35,7 @@ use crate::serve::{Date, Options, Server, router};
 
 /// Serve a model over HTTP, as OpenAI's API
 #[derive(clap::Args, Debug)]
+#[command(args_override_self = true)] // the last of two counts: replicas get the words of the one that starts them, and more
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -57,6 +59,16 @@ pub struct Args {
     /// Sequences at a time; others wait [default: as many as memory holds, at most 256; 8 on processors]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Option<u32>,
+
+    /// On so many GPUs of this machine, from `--device` on: each has the whole model, in a process of its own that is
+    /// started again if it ends. A request goes where its prompt's beginning was computed before, else where least is
+    /// to do; `-b` counts the sequences of one [default: 1]
+    #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
+
+    /// Is one of those, for the process that started it
+    #[arg(long, hide = true)]
+    replica: bool,
 
     /// Longest sequence, prompt and answer, in tokens [default: as long as the model and memory allow]
     #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -154,6 +166,12 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     // Each snapshot is of another conversation, at most.
     args.cache.n_kept = *args.cache.snapshots.get_or_insert(SNAPSHOTS);
     args.cache.speculate.get_or_insert(Speculate::Auto);
+    if args.replica {
+        return replica::work(&args, output);
+    }
+    if args.replay.is_some() && args.ranks.unwrap_or(1) > 1 {
+        return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
+    }
     let keys = args.keys()?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
@@ -196,7 +214,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         start.elapsed().as_secs_f64(),
         served.sizes
     ));
-    life.run(router(server.clone()), &server, served.engine.as_deref(), args.drain, output)
+    life.run(router(server.clone()), &server, served.failing.as_deref(), args.drain, output)
 }
 
 impl Args {

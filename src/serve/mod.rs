@@ -16,6 +16,7 @@ pub mod completions;
 pub mod conversation;
 pub mod engine_thread;
 pub mod error;
+pub mod failing;
 pub mod field;
 mod health;
 pub mod history;
@@ -30,6 +31,7 @@ mod models;
 mod page;
 pub mod prompt;
 pub mod replay;
+pub mod replica;
 mod request_log;
 pub mod responses;
 pub mod sampling;
@@ -194,6 +196,11 @@ impl Server {
 /// Seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What is made of a digest for `system_fingerprint`.
+pub fn fingerprint(digest: &[u8]) -> String {
+    digest[..6].iter().fold("fp_".to_owned(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// All endpoints, each with `/v1` and without.
