@@ -337,3 +337,58 @@ impl Backend for Replicas {
         state.places.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A place with so many requests on two slots, whose replica is a process that says nothing.
+    fn place(n_requests: usize) -> Place {
+        let start = Start { program: "cat".into(), words: Vec::new(), device: "none".into(), speaks: false };
+        let replica = Replica::start::<()>(&start, |_| true).expect("there is `cat`");
+        let ready = Ready {
+            n_slots: 2,
+            context_tokens: 1 << 20,
+            vocab_size: 100,
+            block_tokens: 64,
+            n_blocks: 1 << 10,
+            fingerprint: "fp_0".into(),
+        };
+        Place { n_requests, ..Place::new(start, replica, ready) }
+    }
+
+    #[test]
+    fn a_request_goes_where_least_is_to_do_for_it() {
+        let ids: Vec<u32> = (0..1000).collect();
+        let prefixes = Prefixes::new(0, 64, &ids);
+        let chosen = |places: &[Place]| choose(places, &prefixes, ids.len());
+        let mut places = [place(1), place(0), place(0)];
+        assert_eq!(chosen(&places), Some(1));
+        // What knows something else is left to that.
+        places[1].held.keep(&Prefixes::new(0, 64, &ids[1..]));
+        assert_eq!(chosen(&places), Some(2));
+        // A long prefix is worth a request that is there, and no slot that is not free.
+        places[0].held.keep(&prefixes);
+        assert_eq!(chosen(&places), Some(0));
+        places[0].n_requests = 2;
+        assert_eq!(chosen(&places), Some(2));
+        (places[1].n_requests, places[2].n_requests) = (2, 2);
+        assert_eq!(chosen(&places), Some(0), "where all are full, whoever has it");
+        places[0].n_requests = 20;
+        assert_eq!(chosen(&places), Some(2), "unless it has much more to do");
+        // A short one is worth none.
+        let begun = Prefixes::new(0, 64, &ids[..64]);
+        let mut places = [place(1), place(0)];
+        places[0].held.keep(&begun);
+        assert_eq!(choose(&places, &begun, 100), Some(1));
+        // Who hangs gets nothing, and who is not there neither.
+        let mut places = [place(1), place(1), place(1)];
+        places[0].stepped = Instant::now().checked_sub(2 * STALLED).expect("a machine that runs for minutes");
+        places[1].life = Life::LeftOut;
+        assert_eq!(chosen(&places), Some(2));
+        places[2].life = Life::Down(Instant::now());
+        assert_eq!(chosen(&places), Some(0));
+        places[0].life = Life::LeftOut;
+        assert_eq!(chosen(&places), None);
+    }
+}
