@@ -63,9 +63,20 @@ struct State {
     new: Chunk,
     /// Whether something came that nobody took.
     is_news: bool,
-    /// Whether the reader is to be woken by the end alone.
-    is_paused: bool,
+    /// Whether a reader waits, and until when tokens do not wake it.
+    awaited: Awaited,
     times: Times,
+}
+
+/// Who is not awaited is not woken: waking costs as much as making a token's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    /// Nobody waits.
+    No,
+    /// Whatever comes wakes.
+    Now,
+    /// The end wakes, and what comes from then on.
+    From(Instant),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +100,7 @@ impl Mailbox {
     pub(super) fn new(intake: Arc<Intake>, n_prompt: usize) -> Self {
         let times =
             Times { submitted: Instant::now(), admitted: None, first_token: None, last_token: None, n_tokens: 0 };
-        let state = State { phase: Phase::Waiting, new: Chunk::default(), is_news: false, is_paused: false, times };
+        let state = State { phase: Phase::Waiting, new: Chunk::default(), is_news: false, awaited: Awaited::No, times };
         Self { state: Mutex::new(state), notify: Notify::new(), intake, n_prompt }
     }
 
@@ -102,7 +113,7 @@ impl Mailbox {
             state.new.cached_tokens = Some(cached_tokens);
             self.intake.admitted(self.n_prompt);
             self.intake.metrics.admitted(&state.times, self.n_prompt, cached_tokens);
-            self.tell(state);
+            self.tell(state, now);
         }
     }
 
@@ -118,7 +129,7 @@ impl Mailbox {
         state.times.first_token.get_or_insert(now);
         state.times.n_tokens += 1;
         self.intake.metrics.token(&state.times, before);
-        self.tell(state);
+        self.tell(state, now);
     }
 
     /// No more tokens come.
@@ -130,7 +141,7 @@ impl Mailbox {
         self.leave(&mut state);
         self.intake.metrics.ended(&state.times, self.n_prompt, &ending);
         state.new.ending = Some(ending);
-        self.tell(state);
+        self.tell(state, Instant::now());
     }
 
     /// The backend has forgotten the request, since nobody waits for it.
@@ -152,37 +163,37 @@ impl Mailbox {
         self.intake.ended(self.n_prompt, was_running);
     }
 
-    fn tell(&self, mut state: MutexGuard<'_, State>) {
+    fn tell(&self, mut state: MutexGuard<'_, State>, now: Instant) {
         state.is_news = true;
-        let is_awaited = !state.is_paused || state.phase == Phase::Over;
+        let wakes = match state.awaited {
+            Awaited::No => false,
+            Awaited::Now => true,
+            Awaited::From(then) => then <= now || state.phase == Phase::Over,
+        };
+        if wakes {
+            state.awaited = Awaited::No;
+        }
         drop(state);
-        if is_awaited {
+        if wakes {
             self.notify.notify_one();
         }
-    }
-
-    fn is_over(&self) -> bool {
-        self.state().phase == Phase::Over
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on until something is taken tokens wake nobody. False if no more come.
-    fn pause(&self) -> bool {
+    /// All that came, if something did and it is time for it: tokens are taken from `from` on, the end at once. Else
+    /// the reader is awaited.
+    fn take(&self, from: Option<Instant>) -> Option<Chunk> {
         let mut state = self.state();
-        state.is_paused = state.phase != Phase::Over;
-        state.is_paused
-    }
-
-    /// All that came, if something did.
-    fn take(&self) -> Option<Chunk> {
-        let mut state = self.state();
-        state.is_paused = false;
-        if !mem::take(&mut state.is_news) {
+        let is_early = from.filter(|_| state.phase != Phase::Over);
+        if is_early.is_some() || !state.is_news {
+            state.awaited = is_early.map_or(Awaited::Now, Awaited::From);
             return None;
         }
+        state.awaited = Awaited::No;
+        state.is_news = false;
         // What is known stays known, and an end stays the end.
         let (cached_tokens, ending) = (state.new.cached_tokens, state.new.ending.clone());
         state.is_news = ending.is_some();
@@ -199,16 +210,32 @@ pub struct Timeouts {
     pub request: Option<Duration>,
 }
 
+/// How often a reader is told of tokens: waking it, and sending what it makes of them, takes time from what computes
+/// where both have the same cores.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// From one chunk with tokens to the next, at least.
+    pub interval: Duration,
+    /// The same for each request that runs: the more there are, the more tokens come at a time.
+    pub interval_each: Duration,
+}
+
+/// How often an answer that is told whole is looked at: whether it went wrong before its end.
+const SELDOM: Duration = Duration::from_millis(250);
+
+/// For so much longer than tokens are to wait at least they wait for the next one, which wakes the reader with those of
+/// all others, and not each by a timer of its own.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// A request that was queued: its tokens, as they come. Dropping it cancels the request, in whatever phase it is.
 pub struct Generation {
     mailbox: Arc<Mailbox>,
     /// Tells the backend that nobody waits any more.
     cancel: Option<Box<dyn FnOnce() + Send>>,
     timeouts: Timeouts,
-    /// From one chunk with tokens to the next, at least.
-    interval: Duration,
-    /// When the last one was taken.
-    taken: Option<Instant>,
+    pace: Pace,
+    /// When tokens are taken next, at the earliest.
+    next: Option<Instant>,
     timed_out: Option<Failed>,
     record: Option<Arc<Record>>,
     content: Option<Content>,
@@ -232,8 +259,8 @@ impl Generation {
     pub fn new(mailbox: Arc<Mailbox>, cancel: impl FnOnce() + Send + 'static) -> Self {
         let cancel: Box<dyn FnOnce() + Send> = Box::new(cancel);
         let timeouts = Timeouts::default();
-        let (interval, taken) = (Duration::ZERO, None);
-        Self { mailbox, cancel: Some(cancel), timeouts, interval, taken, timed_out: None, record: None, content: None }
+        let (pace, next) = (Pace::default(), None);
+        Self { mailbox, cancel: Some(cancel), timeouts, pace, next, timed_out: None, record: None, content: None }
     }
 
     /// With these bounds, and told of in the log of the HTTP request that it belongs to: with its text, if there is a
@@ -249,11 +276,24 @@ impl Generation {
         self
     }
 
-    /// With so much time from one chunk with tokens to the next: those that come meanwhile wait for it, and wake
-    /// nobody. The first and the end wait for nothing.
-    pub(super) fn every(mut self, interval: Duration) -> Self {
-        self.interval = interval;
+    /// Told so often: tokens that come meanwhile wait, and wake nobody. The first and the end wait for nothing.
+    pub(super) fn at_pace(mut self, pace: Pace) -> Self {
+        self.pace = pace;
         self
+    }
+
+    /// Told as seldom as an answer is that is told whole and that nothing but the model ends.
+    pub(super) fn seldom(mut self) -> Self {
+        self.pace.interval = self.pace.interval.max(SELDOM);
+        self
+    }
+
+    /// When tokens are taken next, if some were taken now.
+    fn pause(&self) -> Option<Instant> {
+        let Pace { interval, interval_each } = self.pace;
+        let n_running = if interval_each.is_zero() { 0 } else { self.mailbox.intake.figures().running };
+        let least = interval.max(interval_each.saturating_mul(u32::try_from(n_running).unwrap_or(u32::MAX)));
+        (!least.is_zero()).then(|| Instant::now() + least)
     }
 
     /// Ends a request that was answered before its model was done: by a stop string, for example. It counts as finished
@@ -273,17 +313,10 @@ impl Generation {
             if let Some(failed) = &self.timed_out {
                 return Chunk { ending: Some(Ending::Failed(failed.clone())), ..Chunk::default() };
             }
-            let until = self.taken.map(|taken| taken + self.interval).filter(|until| *until > Instant::now());
-            if let Some(until) = until.filter(|_| self.mailbox.pause()) {
-                // The end wakes, and so does what was told before the pause.
-                let _ = tokio::time::timeout_at(until.into(), self.mailbox.notify.notified()).await;
-                if !self.mailbox.is_over() && Instant::now() < until {
-                    continue;
-                }
-            }
-            if let Some(chunk) = self.mailbox.take() {
-                if !chunk.tokens.is_empty() && !self.interval.is_zero() {
-                    self.taken = Some(Instant::now());
+            let from = self.next.filter(|next| *next > Instant::now());
+            if let Some(chunk) = self.mailbox.take(from) {
+                if !chunk.tokens.is_empty() {
+                    self.next = self.pause();
                 }
                 self.mailbox.intake.metrics.chunk(chunk.tokens.len());
                 if let Some(content) = &mut self.content {
@@ -293,20 +326,29 @@ impl Generation {
             }
             let mailbox = self.mailbox.clone();
             let told = mailbox.notify.notified();
-            match self.deadline() {
-                None => told.await,
-                Some((deadline, failed)) => {
-                    if tokio::time::timeout_at(deadline.into(), told).await.is_err() {
-                        self.timed_out = Some(failed);
-                        self.cancel_now();
-                    }
+            let deadline = self.deadline();
+            let latest = from.map(|from| from + PATIENCE);
+            let until = deadline.as_ref().map(|(deadline, _)| *deadline).into_iter().chain(latest).min();
+            let was_told = match until {
+                None => {
+                    told.await;
+                    true
                 }
+                Some(until) => tokio::time::timeout_at(until.into(), told).await.is_ok(),
+            };
+            let is_late = |(deadline, _): &(Instant, Failed)| !was_told && *deadline <= Instant::now();
+            if let Some((_, failed)) = deadline.filter(is_late) {
+                self.timed_out = Some(failed);
+                self.cancel_now();
             }
         }
     }
 
     /// When patience ends, and with what.
     fn deadline(&self) -> Option<(Instant, Failed)> {
+        if self.timeouts.queue.is_none() && self.timeouts.request.is_none() {
+            return None;
+        }
         let state = self.mailbox.state();
         let submitted = state.times.submitted;
         let queue = self.timeouts.queue.filter(|_| state.phase == Phase::Waiting);
@@ -392,7 +434,8 @@ mod tests {
     fn tokens_wait_for_the_interval_and_the_end_does_not() {
         let (mailbox, generation, _) = queued(&intake());
         // So long that nobody waits for it.
-        let mut generation = generation.every(Duration::from_secs(3600));
+        let pace = |interval| Pace { interval, ..Pace::default() };
+        let mut generation = generation.at_pace(pace(Duration::from_secs(3600)));
         mailbox.admitted(Instant::now(), 0);
         mailbox.token(Instant::now(), 1, None);
         block_on(async {
@@ -406,7 +449,7 @@ mod tests {
             assert_eq!((chunk.tokens, chunk.ending), (vec![2, 3], Some(Ending::Finished(FinishReason::Stop))));
         });
         let (mailbox, generation, _) = queued(&intake());
-        let mut generation = generation.every(Duration::from_millis(20));
+        let mut generation = generation.at_pace(pace(Duration::from_millis(20)));
         block_on(async {
             for n in 0..3 {
                 let begun = Instant::now();
@@ -415,6 +458,31 @@ mod tests {
                 assert!(n == 0 || begun.elapsed() >= Duration::from_millis(15), "{n}: {:?}", begun.elapsed());
             }
         });
+    }
+
+    #[test]
+    fn the_more_run_the_more_tokens_come_at_a_time() {
+        let intake = intake();
+        let others: Vec<_> = (0..3).map(|_| queued(&intake)).collect();
+        let (mailbox, generation, _) = queued(&intake);
+        let pace = Pace { interval: Duration::ZERO, interval_each: Duration::from_secs(900) };
+        let mut generation = generation.at_pace(pace);
+        let now = Instant::now();
+        others.iter().for_each(|(other, ..)| other.admitted(now, 0));
+        mailbox.admitted(now, 0);
+        mailbox.token(now, 1, None);
+        let began = Instant::now();
+        assert_eq!(block_on(generation.next()).tokens, [1]);
+        let next = generation.next.expect("a pause") - began;
+        assert!((3600..3700).contains(&next.as_secs()), "{next:?}");
+        // What comes before wakes nobody, what comes then does.
+        assert_eq!(mailbox.take(generation.next), None);
+        let awaited = || mailbox.state().awaited;
+        mailbox.token(now, 2, None);
+        assert!(matches!(awaited(), Awaited::From(_)));
+        mailbox.token(now + Duration::from_secs(3800), 3, None);
+        assert_eq!(awaited(), Awaited::No);
+        assert_eq!(mailbox.take(None).expect("something").tokens, [2, 3]);
     }
 
     #[test]

@@ -107,7 +107,8 @@ pub async fn start(
             (false, false) => server.harmony.parser(),
         };
         let answer = Answer::new(parser, Arc::clone(&making), server.ids.next("call_"));
-        choices.push((server.submit(request, param)?, answer));
+        let generation = server.submit(request, param)?;
+        choices.push((if ask.is_seldom() { generation.seldom() } else { generation }, answer));
     }
     Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
 }

@@ -28,6 +28,8 @@ pub(super) struct Served {
     pub backend: Arc<dyn Backend>,
     /// Whether it has failed, if it can.
     pub failing: Option<Arc<Failing>>,
+    /// Whether it computes on the cores that serve.
+    pub shares_cores: bool,
     pub tokenizer: Tokenizer,
     /// What the model is called where nobody says otherwise.
     pub own_name: String,
@@ -56,6 +58,7 @@ impl Served {
         let checkpoint = args.model.open(output)?;
         let tokenizer = args.tokenizer_of(&checkpoint)?;
         let engine = args.engine(&checkpoint, output)?;
+        let shares_cores = shares_cores(&engine);
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
         let facts = facts(&limits, fingerprint(&checkpoint, &engine));
@@ -64,7 +67,7 @@ impl Served {
         let failing = Some(thread.failing());
         let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
         let own_name = own_name(args);
-        Ok(Self { backend: Arc::new(thread), failing, tokenizer, own_name, sizes })
+        Ok(Self { backend: Arc::new(thread), failing, shares_cores, tokenizer, own_name, sizes })
     }
 
     fn replicas(args: &Args, n: usize, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
@@ -76,16 +79,17 @@ impl Served {
             let least = |of: fn(&Ready) -> usize| ready.iter().map(of).min().unwrap_or_default();
             args.limits(n_slots, least(|one| one.context_tokens), least(|one| one.vocab_size))
         };
-        let mut sizes = String::new();
+        let (mut sizes, mut shares_cores) = (String::new(), false);
         let limits = |ready: &[Ready]| {
             let limits = limits(ready);
+            shares_cores = ready.iter().any(|one| one.shares_cores);
             let Limits { n_slots, context_tokens, .. } = limits;
             sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
             limits
         };
         let backend = Replicas::start(starts, crate::serve::now(), limits, metrics)?;
         let (failing, own_name) = (Some(backend.failing()), own_name(args));
-        Ok(Self { backend: Arc::new(backend), failing, tokenizer, own_name, sizes })
+        Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, own_name, sizes })
     }
 
     fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
@@ -104,7 +108,7 @@ impl Served {
         let facts = facts(&limits, crate::serve::fingerprint(&digest));
         let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
         let sizes = format!("by the script `{}`", path.display());
-        Ok(Self { backend, failing: None, tokenizer, own_name, sizes })
+        Ok(Self { backend, failing: None, shares_cores: false, tokenizer, own_name, sizes })
     }
 }
 
@@ -130,6 +134,12 @@ impl Args {
 fn facts(limits: &Limits, fingerprint: String) -> ModelFacts {
     let Limits { context_tokens, vocab_size, .. } = *limits;
     ModelFacts { context_tokens, vocab_size, fingerprint, created: crate::serve::now() }
+}
+
+/// Whether an engine computes on the cores of this machine.
+pub(super) fn shares_cores(engine: &Engine) -> bool {
+    let target = engine.executor().pipeline().target();
+    !target.is_gpu() || target.is_simulated
 }
 
 /// The id that a model was asked for by, or the name of its file or folder.

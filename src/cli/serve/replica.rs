@@ -3,7 +3,7 @@
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Args;
-use super::model::fingerprint;
+use super::model::{fingerprint, shares_cores};
 use crate::cli::output::Output;
 use crate::cli::report;
 use crate::cli::run::getp::signals::leave_to_the_parent;
@@ -39,6 +39,7 @@ fn ready(engine: &Engine, fingerprint: String) -> Ready {
         vocab_size: engine.config().vocab_size,
         block_tokens: layout.block_tokens,
         n_blocks: engine.figures().blocks,
+        shares_cores: shares_cores(engine),
         fingerprint,
     }
 }

@@ -352,6 +352,7 @@ mod tests {
             vocab_size: 100,
             block_tokens: 64,
             n_blocks: 1 << 10,
+            shares_cores: true,
             fingerprint: "fp_0".into(),
         };
         Place { n_requests, ..Place::new(start, replica, ready) }

@@ -55,6 +55,8 @@ pub struct Ready {
     pub block_tokens: usize,
     /// Blocks of its KV cache.
     pub n_blocks: usize,
+    /// Whether it computes on the cores of this machine.
+    pub shares_cores: bool,
     /// Changes when the text of an answer could.
     pub fingerprint: String,
 }
