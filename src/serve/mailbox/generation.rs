@@ -295,6 +295,21 @@ mod tests {
     }
 
     #[test]
+    fn who_tells_an_answer_whole_looks_seldom_and_sees_the_end_at_once() {
+        let (mailbox, generation, _) = queued(&intake());
+        let mut generation = generation.seldom();
+        let now = Instant::now();
+        mailbox.admitted(now, 0);
+        mailbox.token(now, 1, None);
+        assert_eq!(block_on(generation.next()).tokens, [1]);
+        assert!(generation.next.is_some_and(|next| next >= now + SELDOM));
+        mailbox.token(now, 2, None);
+        assert_eq!(mailbox.take(generation.next), None);
+        mailbox.end(Ending::Finished(FinishReason::Stop));
+        assert_eq!(block_on(generation.next()).tokens, [2]);
+    }
+
+    #[test]
     fn who_leaves_cancels_once_and_the_counts_are_right() {
         for phase in 0..3 {
             let intake = intake();
