@@ -216,6 +216,7 @@ impl Engine {
     /// [`EngineError::Prompt`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         self.check_ids(&request.prompt)?;
+        PromptError::check_ids(&request.generated, self.config.vocab_size)?;
         let (n_prompt, capacity_tokens) = (request.prompt.len(), self.layout.capacity_tokens);
         if request.max_new_tokens > 0 && n_prompt > capacity_tokens {
             return Err(PromptError::TooLong { n_prompt, capacity_tokens }.into());

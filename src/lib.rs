@@ -26,6 +26,7 @@ pub mod new_file;
 pub mod object;
 pub mod pipeline;
 pub mod reference;
+pub mod replica;
 pub mod scheduler;
 pub mod serve;
 pub mod target;

@@ -21,6 +21,7 @@ use std::fmt;
 
 use crate::engine::EngineError;
 use crate::error::Hint;
+use crate::replica::ReplicaError;
 
 /// Which prompt, and where it stands: ``2 (`prompts.txt`, line 3)``.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ pub enum BatchError {
         n: usize,
         /// Why.
         #[source]
-        source: replica::ReplicaError,
+        source: ReplicaError,
     },
     /// The engine does not go on.
     #[error("could not go on after {n_done} of {n} answers")]
@@ -92,7 +93,10 @@ impl Hint for BatchError {
                 "mend the line, or have `--out-format batch` record what is wrong with it as its answer".to_owned()
             })),
             Self::Engine { source, .. } => source.hint(),
-            Self::Replica { source, .. } => source.hint(),
+            Self::Replica { source, .. } => {
+                let goes_on = "the same command goes on from the answers that are kept";
+                Some(source.hint().unwrap_or_else(|| goes_on.to_owned()))
+            }
         }
     }
 }

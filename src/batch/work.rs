@@ -9,8 +9,9 @@ use super::BatchError;
 use super::energy::Energy;
 use super::plan::{Batch, Planned};
 use super::records::{Outcome, Records};
-use super::replica::{ReplicaError, Replicas};
+use super::replica::Replicas;
 use crate::engine::{Engine, EngineError};
+use crate::replica::ReplicaError;
 use crate::scheduler::{Event, FinishReason, Request, RequestId};
 
 /// How far the work is, after each step.

@@ -25,6 +25,7 @@ mod model_problems;
 pub mod output;
 mod output_file;
 mod peers;
+mod replicas;
 mod report;
 mod rows_plot;
 mod run;

@@ -3,6 +3,7 @@
 
 mod life;
 mod model;
+mod replica;
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -26,7 +27,7 @@ use crate::harmony::Harmony;
 use crate::serve::history::History;
 use crate::serve::ids::Ids;
 use crate::serve::keys::Keys;
-use crate::serve::mailbox::Timeouts;
+use crate::serve::mailbox::{Pace, Timeouts};
 use crate::serve::metrics::Metrics;
 use crate::serve::responses::store::Store;
 use crate::serve::seal::Seal;
@@ -34,6 +35,7 @@ use crate::serve::{Date, Options, Server, router};
 
 /// Serve a model over HTTP, as OpenAI's API
 #[derive(clap::Args, Debug)]
+#[command(args_override_self = true)] // the last of two counts: replicas get the words of the one that starts them, and more
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -57,6 +59,16 @@ pub struct Args {
     /// Sequences at a time; others wait [default: as many as memory holds, at most 256; 8 on processors]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Option<u32>,
+
+    /// On so many GPUs of this machine, from `--device` on: each has the whole model, in a process of its own that is
+    /// started again if it ends. A request goes where its prompt's beginning was computed before, else where least is
+    /// to do; `-b` counts the sequences of one [default: 1]
+    #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
+
+    /// Is one of those, for the process that started it
+    #[arg(long, hide = true)]
+    replica: bool,
 
     /// Longest sequence, prompt and answer, in tokens [default: as long as the model and memory allow]
     #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -91,9 +103,9 @@ pub struct Args {
     request_timeout: Option<Duration>,
 
     /// Milliseconds from one event of a stream with tokens to the next, at least: tokens that come faster wait for each
-    /// other
-    #[arg(long, default_value_t = 0, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
-    stream_interval: u32,
+    /// other [default: 0; on processors half a millisecond for each request that runs]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    stream_interval: Option<u32>,
 
     /// Seconds for running requests to end in when the server is told to stop
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
@@ -123,6 +135,10 @@ pub struct Args {
     #[command(flatten)]
     cache: KvArgs,
 }
+
+/// From one event of a stream to the next where the cores that send it compute, too: for each request that runs.
+/// All of them together have 2,000 events a second then. Each takes 7 to 8 us, of which sending it is 4 or more.
+const INTERVAL_EACH: Duration = Duration::from_micros(500);
 
 /// More keys, besides those of the flags.
 const KEY_VARIABLE: &str = "GPTOSS_JIT_API_KEY";
@@ -154,6 +170,12 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     // Each snapshot is of another conversation, at most.
     args.cache.n_kept = *args.cache.snapshots.get_or_insert(SNAPSHOTS);
     args.cache.speculate.get_or_insert(Speculate::Auto);
+    if args.replica {
+        return replica::work(&args, output);
+    }
+    if args.replay.is_some() && args.ranks.unwrap_or(1) > 1 {
+        return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
+    }
     let keys = args.keys()?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
@@ -182,7 +204,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         backend: backend.clone(),
         harmony: Harmony::new(tokenizer.clone())?,
         tokenizer: tokenizer.clone(),
-        options: args.options(keys, model_names),
+        options: args.options(keys, model_names, served.shares_cores),
         metrics,
         ids: Ids::default(),
         history: History::default(),
@@ -196,7 +218,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         start.elapsed().as_secs_f64(),
         served.sizes
     ));
-    life.run(router(server.clone()), &server, served.engine.as_deref(), args.drain, output)
+    life.run(router(server.clone()), &server, served.failing.as_deref(), args.drain, output)
 }
 
 impl Args {
@@ -233,14 +255,19 @@ impl Args {
         (n_cores / 2).clamp(1, if matches!(self.device.device, Device::Gpu { .. }) { 8 } else { 2 })
     }
 
-    fn options(&self, keys: Keys, model_names: Vec<String>) -> Options {
+    fn options(&self, keys: Keys, model_names: Vec<String>, shares_cores: bool) -> Options {
+        let pace = match self.stream_interval {
+            Some(ms) => Pace { interval: Duration::from_millis(ms.into()), ..Pace::default() },
+            None if shares_cores => Pace { interval_each: INTERVAL_EACH, ..Pace::default() },
+            None => Pace::default(),
+        };
         Options {
             model_names,
             any_model: self.any_model,
             date: self.date.clone().unwrap_or_default(),
             keys,
             timeouts: Timeouts { queue: self.queue_timeout, request: self.request_timeout },
-            interval: Duration::from_millis(self.stream_interval.into()),
+            pace,
             cors_origins: self.cors_origin.clone(),
             metrics_prefix: self.metrics_prefix.clone(),
             log_content: self.log_content,

@@ -123,7 +123,8 @@ impl Extra {
             return Err(ExtrasError::TooManyLogprobs { n });
         }
         let min_p = if sampling.temperature == 0.0 { 0.0 } else { sampling.min_p.max(0.0) }; // greedy takes the best
-        let extra = Self { changes, min_p, n_logprobs, counts: BTreeMap::new() };
+        let mut extra = Self { changes, min_p, n_logprobs, counts: BTreeMap::new() };
+        request.generated.iter().for_each(|&token| extra.push(token));
         Ok((extra.changes_logits() || n_logprobs.is_some()).then_some(extra))
     }
 

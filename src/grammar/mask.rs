@@ -1,5 +1,7 @@
 //! The mask of one generation.
 
+use std::sync::Arc;
+
 use llguidance::Matcher;
 use toktrie::SimpleVob;
 
@@ -11,6 +13,8 @@ pub(super) struct GrammarMask {
     vocab_size: usize,
     /// `<|return|>` alone.
     end: Vec<u32>,
+    /// The grammar.
+    text: Arc<str>,
 }
 
 enum State {
@@ -23,10 +27,10 @@ enum State {
 }
 
 impl GrammarMask {
-    pub fn new(matcher: Matcher, vocab_size: usize, end_of_answer: u32) -> Self {
+    pub fn new(matcher: Matcher, vocab_size: usize, end_of_answer: u32, text: Arc<str>) -> Self {
         let mut end = vec![0; vocab_size.div_ceil(32)];
         end[end_of_answer as usize / 32] |= 1 << (end_of_answer % 32);
-        Self { state: State::Running { matcher: Box::new(matcher), bits: None }, vocab_size, end }
+        Self { state: State::Running { matcher: Box::new(matcher), bits: None }, vocab_size, end, text }
     }
 }
 
@@ -61,6 +65,10 @@ impl TokenMask for GrammarMask {
         } else if matcher.is_stopped() {
             self.state = State::Done;
         }
+    }
+
+    fn text(&self) -> Option<&str> {
+        Some(&self.text)
     }
 }
 

@@ -10,7 +10,7 @@ mod written;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
@@ -156,6 +156,7 @@ pub struct Grammars {
 struct Compiled {
     digest: [u8; 32],
     matcher: Matcher,
+    text: Arc<str>,
 }
 
 /// Grammars that are kept: a server has a handful of clients' tool sets, each some MB at most.
@@ -183,22 +184,42 @@ impl Grammars {
     pub fn mask(&self, wanted: &Wanted) -> Result<Box<dyn TokenMask>, GrammarError> {
         let marks = Marks::new(&self.tokenizer)?;
         let text = written::grammar(wanted, &marks)?;
+        let compile = |text: &str| {
+            self.check_texts(wanted)?;
+            self.compile(text).map_err(|why| self.blame(wanted, &marks, why))
+        };
+        self.mask_by(text, &marks, compile)
+    }
+
+    /// The same mask again, elsewhere: of its [`TokenMask::text`].
+    ///
+    /// # Errors
+    /// [`GrammarError::Compile`], [`GrammarError::MissingSpecials`].
+    pub fn mask_of(&self, text: String) -> Result<Box<dyn TokenMask>, GrammarError> {
+        let compile = |text: &str| self.compile(text).map_err(|why| GrammarError::Compile { why });
+        self.mask_by(text, &Marks::new(&self.tokenizer)?, compile)
+    }
+
+    fn mask_by(
+        &self,
+        text: String,
+        marks: &Marks,
+        compile: impl FnOnce(&str) -> Result<Matcher, GrammarError>,
+    ) -> Result<Box<dyn TokenMask>, GrammarError> {
         let digest = Sha256::digest(&text).into();
-        let matcher = match self.kept(digest) {
-            Some(matcher) => {
+        let (matcher, text) = match self.kept(digest) {
+            Some(kept) => {
                 self.hits.fetch_add(1, Ordering::Relaxed);
-                matcher
+                kept
             }
             None => {
                 self.n_compiled.fetch_add(1, Ordering::Relaxed);
-                self.check_texts(wanted)?;
-                let matcher = self.compile(&text).map_err(|why| self.blame(wanted, &marks, why))?;
-                self.keep(Compiled { digest, matcher: matcher.deep_clone() });
-                matcher
+                let (matcher, text) = (compile(&text)?, Arc::from(text));
+                self.keep(Compiled { digest, matcher: matcher.deep_clone(), text: Arc::clone(&text) });
+                (matcher, text)
             }
         };
-        let vocab_size = self.tokenizer.vocab_size();
-        Ok(Box::new(GrammarMask::new(matcher, vocab_size, marks.end_of_answer)))
+        Ok(Box::new(GrammarMask::new(matcher, self.tokenizer.vocab_size(), marks.end_of_answer, text)))
     }
 
     /// How often grammars were asked for so far.
@@ -213,13 +234,13 @@ impl Grammars {
     }
 
     /// A grammar of the cache. Copies share nothing, so that they do not wait for each other.
-    fn kept(&self, digest: [u8; 32]) -> Option<Matcher> {
+    fn kept(&self, digest: [u8; 32]) -> Option<(Matcher, Arc<str>)> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         let place = compiled.iter().position(|grammar| grammar.digest == digest)?;
         let grammar = compiled.remove(place)?;
-        let matcher = grammar.matcher.deep_clone();
+        let kept = (grammar.matcher.deep_clone(), Arc::clone(&grammar.text));
         compiled.push_front(grammar);
-        Some(matcher)
+        Some(kept)
     }
 
     fn keep(&self, grammar: Compiled) {

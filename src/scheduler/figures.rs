@@ -1,7 +1,9 @@
 //! What a scheduler is doing, in numbers.
 
+use serde::{Deserialize, Serialize};
+
 /// For whoever watches, and for tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
     /// Sequences that have a slot.
     pub running: usize,

@@ -96,12 +96,12 @@ impl Scheduler {
     }
 
     /// Puts a request in the queue. The caller has checked that its prompt is not empty and that it fits the cache with
-    /// as many tokens as it may generate.
+    /// as many tokens as it may generate. One that has them all has ended.
     pub fn submit(&mut self, request: Request) -> RequestId {
         assert!(!request.prompt.is_empty(), "an empty prompt has no row to sample from");
         let id = RequestId(self.n_submitted);
         self.n_submitted += 1;
-        if request.max_new_tokens == 0 {
+        if request.max_new_tokens <= request.generated.len() {
             self.events.push(Event::Finished { request: id, reason: FinishReason::Length });
             return id;
         }

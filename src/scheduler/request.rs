@@ -42,6 +42,9 @@ pub struct Request {
     pub n_logprobs: Option<usize>,
     /// Requests find the cached prefixes of those alone that have the same salt.
     pub cache_salt: u64,
+    /// What was generated before, for a request that began elsewhere: it goes on behind these tokens as if they had
+    /// been generated here. They count among `max_new_tokens`, and are not told.
+    pub generated: Vec<u32>,
 }
 
 impl Request {
@@ -51,7 +54,8 @@ impl Request {
     /// A request for tokens and nothing special.
     pub fn new(prompt: Vec<u32>, max_new_tokens: usize, stop: Vec<u32>, sampling: Sampling) -> Self {
         let changes = LogitChanges::default();
-        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs: None, cache_salt: 0 }
+        let (n_logprobs, cache_salt, generated) = (None, 0, Vec::new());
+        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated }
     }
 }
 
@@ -78,6 +82,11 @@ pub trait TokenMask: Send + std::fmt::Debug {
 
     /// Takes the token that came.
     fn push(&mut self, token: u32);
+
+    /// The text of its grammar, if it is of one: whoever makes a mask of it elsewhere begins at the beginning.
+    fn text(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// A token and how probable it was.

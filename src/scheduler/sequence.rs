@@ -48,13 +48,15 @@ pub(super) struct Sequence {
 
 impl Sequence {
     pub fn new(id: RequestId, mut request: Request) -> Self {
-        let tokens = std::mem::take(&mut request.prompt);
-        Self {
+        let mut tokens = std::mem::take(&mut request.prompt);
+        let (n_prompt, generated) = (tokens.len(), std::mem::take(&mut request.generated));
+        tokens.extend_from_slice(&generated);
+        let mut sequence = Self {
             id,
-            n_prompt: tokens.len(),
+            n_prompt,
             n_forwarded: 0,
             n_written: 0,
-            n_generated: 0,
+            n_generated: generated.len(),
             logit_row: 0,
             random: XorShift::new(request.sampling.seed),
             drafts: Drafts::default(),
@@ -70,7 +72,11 @@ impl Sequence {
             last_snapshot: 0,
             tokens,
             request,
+        };
+        for _ in generated {
+            sequence.coin();
         }
+        sequence
     }
 
     /// Whether all tokens that steps so far generate are known.

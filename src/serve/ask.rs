@@ -50,6 +50,11 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// Whether nobody sees an answer before its end, which the model alone makes.
+    pub fn is_seldom(&self) -> bool {
+        !self.stream && self.stop.is_empty()
+    }
+
     /// Reads what is in all requests, under the names that the APIs share.
     ///
     /// # Errors

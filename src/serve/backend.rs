@@ -21,6 +21,11 @@ pub trait Backend: Send + Sync {
     /// How much there is to do.
     fn figures(&self) -> Figures;
 
+    /// The same of each replica, where there are several.
+    fn replicas(&self) -> Vec<ReplicaFigures> {
+        Vec::new()
+    }
+
     /// Whether requests can be answered.
     fn health(&self) -> Health;
 
@@ -55,11 +60,31 @@ pub struct Figures {
     pub kv_usage: f64,
 }
 
+/// What is known of a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaFigures {
+    /// Whether it takes requests.
+    pub is_up: bool,
+    /// Requests that have a slot of it.
+    pub running: usize,
+    /// Requests that wait for one.
+    pub waiting: usize,
+    /// How often it was started again.
+    pub restarts: u64,
+}
+
 /// Whether requests can be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// They can.
     Ok,
+    /// Some replicas take requests, or none that is to be started again.
+    Degraded {
+        /// Those that do.
+        n_up: usize,
+        /// All of them.
+        n: usize,
+    },
     /// The program is about to end.
     ShuttingDown,
     /// There is work and for so long nothing was done: the device hangs.
@@ -78,6 +103,8 @@ pub enum Refused {
     },
     /// No more requests are taken.
     Closed(Failed),
+    /// No replica is there, and they are being started again.
+    Restarting,
     /// No sequence can begin with the prompt.
     Prompt(PromptError),
 }
@@ -90,6 +117,7 @@ impl Refused {
                 ApiError::unavailable("overloaded", "too many requests are waiting", Some(retry_after))
             }
             Self::Closed(failed) => failed.into(),
+            Self::Restarting => ApiError::restarting(),
             Self::Prompt(PromptError::Empty) => ApiError::invalid(param, format!("`{param}` has no tokens")),
             Self::Prompt(PromptError::TooLong { n_prompt, capacity_tokens }) => {
                 ApiError::context_length(param, n_prompt, capacity_tokens)
@@ -105,7 +133,7 @@ impl Refused {
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Overloaded { .. } => "overloaded",
-            Self::Closed(_) => "closed",
+            Self::Closed(_) | Self::Restarting => "closed",
             Self::Prompt(PromptError::TooLong { .. }) => "too_long",
             Self::Prompt(_) => "invalid",
         }

@@ -23,6 +23,17 @@ pub struct News {
     pub finish: Option<Finish>,
 }
 
+/// Adds a step to those that are told at a time: text that follows text is one.
+fn add(steps: &mut Vec<Step>, step: Step) {
+    match (steps.last_mut(), step) {
+        (Some(Step::Text { text, drawn }), Step::Text { text: more, drawn: more_drawn }) => {
+            text.push_str(&more);
+            drawn.extend(more_drawn);
+        }
+        (_, step) => steps.push(step),
+    }
+}
+
 /// Tokens that an answer took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -93,7 +104,8 @@ impl Choices {
         let mut steps = Vec::new();
         let mut logprobs = chunk.logprobs.into_iter();
         for token in chunk.tokens {
-            steps.extend(choice.answer.push(token, logprobs.next().flatten()));
+            let pushed = choice.answer.push(token, logprobs.next().flatten());
+            pushed.into_iter().for_each(|step| add(&mut steps, step));
         }
         let reason = match chunk.ending {
             Some(Ending::Failed(failed)) if !choice.answer.is_over() => {

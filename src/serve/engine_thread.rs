@@ -5,15 +5,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-
 use super::backend::{Backend, Figures, Health, ModelFacts, Refused};
+use super::failing::{EngineFailure, Failing};
 use super::intake::{Intake, Limits};
 use super::mailbox::{Ending, Failed, Generation, Mailbox};
 use super::metrics::Metrics;
@@ -21,20 +20,6 @@ use super::request_log::words_of;
 use crate::engine::{Engine, EngineError};
 use crate::error::{Hint, chain};
 use crate::scheduler::{Event, Figures as EngineFigures, FinishReason, Request, RequestId};
-
-/// Why the engine gives no more tokens.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("the engine failed: {why}")]
-pub struct EngineFailure {
-    why: String,
-    hint: Option<String>,
-}
-
-impl Hint for EngineFailure {
-    fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-}
 
 /// A loaded model, on a thread of its own.
 pub struct EngineThread {
@@ -57,13 +42,11 @@ struct Shared {
     is_working: AtomicBool,
     /// The bits of an `f64`.
     kv_usage: AtomicU64,
-    failed: Mutex<Option<EngineFailure>>,
-    /// Told when the engine has failed.
-    failing: Notify,
+    failing: Arc<Failing>,
 }
 
 /// Work and no step for so long: the device hangs. A step is a second at most, but for prompts on a slow processor.
-const STALLED: Duration = Duration::from_secs(120);
+pub(super) const STALLED: Duration = Duration::from_secs(120);
 
 impl EngineThread {
     /// Starts the thread.
@@ -77,8 +60,7 @@ impl EngineThread {
             turned_ms: AtomicU64::new(0),
             is_working: AtomicBool::new(false),
             kv_usage: AtomicU64::new(0),
-            failed: Mutex::new(None),
-            failing: Notify::new(),
+            failing: Arc::default(),
         });
         let (commands, received) = channel();
         let of_thread = shared.clone();
@@ -106,15 +88,9 @@ impl EngineThread {
         Ok(Self { commands, shared, facts })
     }
 
-    /// Waits until the engine fails, which it had better not: why it did.
-    pub async fn failure(&self) -> EngineFailure {
-        loop {
-            let told = self.shared.failing.notified();
-            if let Some(failure) = self.shared.failure() {
-                return failure;
-            }
-            told.await;
-        }
+    /// Whether it has failed.
+    pub fn failing(&self) -> Arc<Failing> {
+        self.shared.failing.clone()
     }
 }
 
@@ -123,7 +99,8 @@ impl Backend for EngineThread {
         let mailbox = self.shared.intake.take(&mut request)?;
         let command = Command::Submit(Box::new(request), mailbox.clone());
         if self.commands.send(command).is_err() {
-            let why = self.shared.failure().map_or_else(|| "its thread has ended".into(), |failure| failure.why);
+            let why =
+                self.shared.failing.failure().map_or_else(|| "its thread has ended".into(), |failure| failure.why);
             mailbox.end(Ending::Failed(Failed::Engine(why)));
         }
         let (commands, cancelled) = (self.commands.clone(), mailbox.clone());
@@ -143,7 +120,7 @@ impl Backend for EngineThread {
     }
 
     fn health(&self) -> Health {
-        if let Some(failure) = self.shared.failure() {
+        if let Some(failure) = self.shared.failing.failure() {
             return Health::Failed(failure.why);
         }
         let turned = Duration::from_millis(self.shared.turned_ms.load(Ordering::Relaxed));
@@ -166,14 +143,9 @@ impl Backend for EngineThread {
 }
 
 impl Shared {
-    fn failure(&self) -> Option<EngineFailure> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     fn fail(&self, failure: EngineFailure) {
         self.intake.close(Failed::Engine(failure.why.clone()));
-        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
-        self.failing.notify_waiters();
+        self.failing.fail(failure);
     }
 
     /// The loop turned.
@@ -266,13 +238,7 @@ impl Open {
     /// sees no block held by one.
     fn note_figures(&mut self) {
         let figures = self.engine.figures();
-        let counted = std::mem::replace(&mut self.counted, figures);
-        let metrics = &self.shared.intake.metrics;
-        metrics.preempted(figures.preemptions - counted.preemptions);
-        metrics.drafted(
-            figures.drafted_tokens - counted.drafted_tokens,
-            figures.accepted_tokens - counted.accepted_tokens,
-        );
+        self.shared.intake.metrics.engine_did(&mut self.counted, figures);
         let kv_usage = figures.blocks_held as f64 / figures.blocks.max(1) as f64;
         self.shared.kv_usage.store(kv_usage.to_bits(), Ordering::Relaxed);
     }

@@ -129,6 +129,12 @@ impl ApiError {
         Self { retry_after, ..Self::server(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
+    /// 503: no replica takes requests until one of them is there again.
+    pub fn restarting() -> Self {
+        let message = "no replica of the model is there; they are being started again";
+        Self::unavailable("loading", message, Some(Duration::from_secs(1)))
+    }
+
     /// The JSON that tells of it, as a body or as an event of a stream.
     pub fn body(&self) -> Value {
         let Self { kind, code, message, param, .. } = self;

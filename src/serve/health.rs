@@ -25,6 +25,8 @@ pub(super) fn router() -> Router<Arc<Server>> {
 async fn health(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     match server.backend.health() {
         Health::Ok => Ok(Json(json!({ "status": "ok" }))),
+        Health::Degraded { n_up: 0, .. } => Err(ApiError::restarting()),
+        Health::Degraded { n_up, n } => Ok(Json(json!({ "status": "degraded", "replicas": n, "replicas_up": n_up }))),
         Health::ShuttingDown => {
             let wait = Some(Duration::from_secs(1));
             Err(ApiError::unavailable("shutting_down", "the server is shutting down", wait))
@@ -43,7 +45,8 @@ async fn version() -> Json<Value> {
 
 async fn metrics(State(server): State<Arc<Server>>) -> Response {
     let model = server.check_model(None).unwrap_or_default();
-    let text = server.metrics.text(&server.options.metrics_prefix, &model, &server.backend.figures());
+    let (prefix, backend) = (&server.options.metrics_prefix, &server.backend);
+    let text = server.metrics.text(prefix, &model, &backend.figures(), &backend.replicas());
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, TYPE)], text).into_response()
 }

@@ -10,11 +10,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::backend::Figures;
+use super::backend::{Figures, ReplicaFigures};
 use super::mailbox::{Ending, Times};
 use super::request_log::CLIENT_LEFT;
 use crate::harmony::parser::Repair;
-use crate::scheduler::FinishReason;
+use crate::scheduler::{Figures as EngineFigures, FinishReason};
 
 /// One label of a closed set.
 type Label = [(&'static str, &'static str); 1];
@@ -35,6 +35,7 @@ pub struct Metrics {
     accepted: Counter,
     success: Family<Label, Counter>,
     rejections: Family<Label, Counter>,
+    moved: Counter,
     cancelled: Family<Label, Counter>,
     responses: Family<Label, Counter>,
     /// What the parser put right in what the model wrote, by kind.
@@ -123,6 +124,7 @@ impl Metrics {
             accepted: Counter::default(),
             success: Family::default(),
             rejections: Family::default(),
+            moved: Counter::default(),
             cancelled: Family::default(),
             responses: Family::default(),
             harmony_repairs: Family::default(),
@@ -142,12 +144,14 @@ impl Metrics {
     }
 
     /// All of it as OpenMetrics text.
-    pub fn text(&self, prefix: &str, model: &str, figures: &Figures) -> String {
+    pub fn text(&self, prefix: &str, model: &str, figures: &Figures, replicas: &[ReplicaFigures]) -> String {
         self.running.set(i64::try_from(figures.running).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(figures.waiting).unwrap_or(i64::MAX));
         self.kv_usage.set(figures.kv_usage);
         let mut text = String::new();
-        encode(&mut text, &self.registry(prefix, model)).expect("a string takes all");
+        let mut registry = self.registry(prefix, model);
+        self.add_replicas(&mut Adding { registry: &mut registry, prefix }, replicas);
+        encode(&mut text, &registry).expect("a string takes all");
         text
     }
 
@@ -187,6 +191,36 @@ impl Metrics {
         add.one("iteration_tokens_total", "Tokens that a step gave", &self.iteration_tokens);
         add.one("stream_tokens_per_chunk", "Tokens that a reader took at once", &self.chunk_tokens);
         registry
+    }
+
+    /// What is known of each replica, by its number.
+    fn add_replicas(&self, add: &mut Adding<'_>, replicas: &[ReplicaFigures]) {
+        type Label = [(&'static str, String); 1];
+        let label = |i: usize| [("replica", i.to_string())];
+        let gauge = |figure: fn(&ReplicaFigures) -> usize| {
+            let family = Family::<Label, Gauge>::default();
+            for (i, replica) in replicas.iter().enumerate() {
+                family.get_or_create(&label(i)).set(i64::try_from(figure(replica)).unwrap_or(i64::MAX));
+            }
+            family
+        };
+        if replicas.is_empty() {
+            return;
+        }
+        let restarts = Family::<Label, Counter>::default();
+        for (i, replica) in replicas.iter().enumerate() {
+            restarts.get_or_create(&label(i)).inc_by(replica.restarts);
+        }
+        add.one("replica_up", "1 if the replica takes requests", &gauge(|of| of.is_up.into()));
+        add.one("replica_requests_running", "Requests that have a slot of the replica", &gauge(|of| of.running));
+        add.one("replica_requests_waiting", "Requests that wait at the replica", &gauge(|of| of.waiting));
+        add.one("replica_restarts", "How often the replica was started again", &restarts);
+        add.one("requests_moved", "Requests that went on at another replica, since theirs ended", &self.moved);
+    }
+
+    /// A request went on at another replica.
+    pub(super) fn moved(&self) {
+        self.moved.inc();
     }
 
     /// A request got its slot.
@@ -249,15 +283,12 @@ impl Metrics {
         }
     }
 
-    /// So many sequences gave their slot back.
-    pub(super) fn preempted(&self, n: u64) {
-        self.preemptions.inc_by(n);
-    }
-
-    /// Steps had rows for so many drafts, and so many of these were right.
-    pub(super) fn drafted(&self, n_drafted: u64, n_accepted: u64) {
-        self.drafted.inc_by(n_drafted);
-        self.accepted.inc_by(n_accepted);
+    /// What an engine did since it had the figures that were counted.
+    pub(super) fn engine_did(&self, counted: &mut EngineFigures, figures: EngineFigures) {
+        let counted = std::mem::replace(counted, figures);
+        self.preemptions.inc_by(figures.preemptions - counted.preemptions);
+        self.drafted.inc_by(figures.drafted_tokens - counted.drafted_tokens);
+        self.accepted.inc_by(figures.accepted_tokens - counted.accepted_tokens);
     }
 }
 
@@ -287,7 +318,7 @@ mod tests {
         metrics.responded(200);
         metrics.responded(418);
         let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
-        let text = metrics.text("vllm:", "m", &figures);
+        let text = metrics.text("vllm:", "m", &figures, &[]);
         for line in [
             "vllm:num_requests_running{model_name=\"m\"} 3",
             "vllm:num_requests_waiting{model_name=\"m\"} 2",

@@ -16,6 +16,7 @@ pub mod completions;
 pub mod conversation;
 pub mod engine_thread;
 pub mod error;
+pub mod failing;
 pub mod field;
 mod health;
 pub mod history;
@@ -30,6 +31,7 @@ mod models;
 mod page;
 pub mod prompt;
 pub mod replay;
+pub mod replica;
 mod request_log;
 pub mod responses;
 pub mod sampling;
@@ -41,7 +43,7 @@ pub mod tools;
 mod watched_body;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::http::{HeaderValue, Method, Uri};
@@ -53,7 +55,7 @@ use self::error::ApiError;
 use self::history::History;
 use self::ids::Ids;
 use self::keys::Keys;
-use self::mailbox::{Generation, Timeouts};
+use self::mailbox::{Generation, Pace, Timeouts};
 use self::metrics::Metrics;
 use self::request_log::Record;
 use self::responses::store::Store;
@@ -102,8 +104,8 @@ pub struct Options {
     pub keys: Keys,
     /// How long requests may take.
     pub timeouts: Timeouts,
-    /// From one event of a stream with tokens to the next, at least.
-    pub interval: Duration,
+    /// How often streams have events.
+    pub pace: Pace,
     /// Web pages from these origins may ask; `*` is all.
     pub cors_origins: Vec<HeaderValue>,
     /// What the names of metrics begin with.
@@ -138,7 +140,7 @@ impl Server {
             tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
         }
         let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
-        Ok(generation.within(self.options.timeouts, record, content).every(self.options.interval))
+        Ok(generation.within(self.options.timeouts, record, content).at_pace(self.options.pace))
     }
 
     /// The name that the client used, if it is one of the model's; the model's own if it used none.
@@ -194,6 +196,11 @@ impl Server {
 /// Seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What is made of a digest for `system_fingerprint`.
+pub fn fingerprint(digest: &[u8]) -> String {
+    digest[..6].iter().fold("fp_".to_owned(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// All endpoints, each with `/v1` and without.

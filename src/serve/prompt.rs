@@ -1,10 +1,9 @@
 //! From a request of either chat API to generations.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
-
-use prometheus_client::metrics::histogram::Histogram;
+use std::time::{Duration, Instant};
 
 use super::Server;
 use super::answer::{Answer, Making};
@@ -108,7 +107,8 @@ pub async fn start(
             (false, false) => server.harmony.parser(),
         };
         let answer = Answer::new(parser, Arc::clone(&making), server.ids.next("call_"));
-        choices.push((server.submit(request, param)?, answer));
+        let generation = server.submit(request, param)?;
+        choices.push((if ask.is_seldom() { generation.seldom() } else { generation }, answer));
     }
     Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
 }
@@ -147,26 +147,43 @@ async fn masks(
 }
 
 /// A mask whose time is measured.
-#[derive(Debug)]
-struct Timed {
+pub(super) struct Timed<F> {
     mask: Box<dyn TokenMask>,
-    seconds: Histogram,
+    took: F,
 }
 
 fn timed(server: &Server, mask: Box<dyn TokenMask>) -> Box<dyn TokenMask> {
-    Box::new(Timed { mask, seconds: server.metrics.grammar_mask.clone() })
+    let seconds = server.metrics.grammar_mask.clone();
+    Timed::boxed(mask, move |took| seconds.observe(took.as_secs_f64()))
 }
 
-impl TokenMask for Timed {
+impl<F: Fn(Duration) + Send + 'static> Timed<F> {
+    /// Tells `took` of each.
+    pub fn boxed(mask: Box<dyn TokenMask>, took: F) -> Box<dyn TokenMask> {
+        Box::new(Self { mask, took })
+    }
+}
+
+impl<F> fmt::Debug for Timed<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timed").field("mask", &self.mask).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn(Duration) + Send> TokenMask for Timed<F> {
     fn allowed(&mut self) -> Option<&[u32]> {
         let begin = Instant::now();
         let allowed = self.mask.allowed();
-        self.seconds.observe(begin.elapsed().as_secs_f64());
+        (self.took)(begin.elapsed());
         allowed
     }
 
     fn push(&mut self, token: u32) {
         self.mask.push(token);
+    }
+
+    fn text(&self) -> Option<&str> {
+        self.mask.text()
     }
 }
 

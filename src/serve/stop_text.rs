@@ -29,6 +29,11 @@ impl StopText {
         Ok(Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), ..Self::default() })
     }
 
+    /// Whether it looks for nothing.
+    pub fn is_empty(&self) -> bool {
+        self.stops.is_empty()
+    }
+
     /// Takes more text and gives what of it, and of what was held back, is to be told.
     pub fn push(&mut self, text: &str) -> String {
         if self.is_over {

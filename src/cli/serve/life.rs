@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::cli::output::Output;
 use crate::serve::Server;
 use crate::serve::backend::Figures;
-use crate::serve::engine_thread::EngineThread;
+use crate::serve::failing::Failing;
 use crate::serve::listener::Listener;
 
 /// A server that listens; it answers 503 as long as there is no model.
@@ -81,13 +81,13 @@ impl Life {
         self,
         router: Router,
         server: &Server,
-        engine: Option<&EngineThread>,
+        failing: Option<&Failing>,
         drain: Duration,
         output: &Output,
     ) -> anyhow::Result<()> {
         self.is_loaded.send_replace(true);
         self.listener.open(router);
-        let served = self.runtime.block_on(self.serve(server, engine, drain, output));
+        let served = self.runtime.block_on(self.serve(server, failing, drain, output));
         // Handlers that are still there have nobody to answer to.
         self.runtime.shutdown_background();
         served
@@ -96,13 +96,13 @@ impl Life {
     async fn serve(
         &self,
         server: &Server,
-        engine: Option<&EngineThread>,
+        failing: Option<&Failing>,
         drain: Duration,
         output: &Output,
     ) -> anyhow::Result<()> {
         let failure = async {
-            match engine {
-                Some(engine) => engine.failure().await,
+            match failing {
+                Some(failing) => failing.wait().await,
                 None => std::future::pending().await,
             }
         };

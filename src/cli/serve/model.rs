@@ -10,21 +10,26 @@ use super::Args;
 use crate::checkpoint::Checkpoint;
 use crate::cli::model::Room;
 use crate::cli::output::Output;
+use crate::cli::replicas;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
 use crate::graph::kv_cache::{KvLayout, KvRequest};
 use crate::serve::backend::{Backend, ModelFacts};
 use crate::serve::engine_thread::EngineThread;
+use crate::serve::failing::Failing;
 use crate::serve::intake::Limits;
 use crate::serve::metrics::Metrics;
 use crate::serve::replay::{Replay, Scripts};
+use crate::serve::replica::{Ready, Replicas};
 use crate::tokenizer::Tokenizer;
 
 /// A backend and what belongs to it.
 pub(super) struct Served {
     pub backend: Arc<dyn Backend>,
-    /// The same, if it is an engine.
-    pub engine: Option<Arc<EngineThread>>,
+    /// Whether it has failed, if it can.
+    pub failing: Option<Arc<Failing>>,
+    /// Whether it computes on the cores that serve.
+    pub shares_cores: bool,
     pub tokenizer: Tokenizer,
     /// What the model is called where nobody says otherwise.
     pub own_name: String,
@@ -42,26 +47,49 @@ const REPLAY_CONTEXT: usize = 131_072;
 impl Served {
     /// Loads the model, or reads the script.
     pub fn load(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
-        match &args.replay {
-            Some(path) => Self::script(args, path, metrics, output),
-            None => Self::engine(args, metrics, output),
+        match (&args.replay, args.ranks.unwrap_or(1) as usize) {
+            (Some(path), _) => Self::script(args, path, metrics, output),
+            (None, 1) => Self::engine(args, metrics, output),
+            (None, n) => Self::replicas(args, n, metrics, output),
         }
     }
 
     fn engine(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
         let checkpoint = args.model.open(output)?;
-        let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-        tokenizer.check_model(checkpoint.config.vocab_size)?;
-        let engine = args.device.load_sized(&checkpoint, &args.cache, |room| sizes(args, room), output)?;
+        let tokenizer = args.tokenizer_of(&checkpoint)?;
+        let engine = args.engine(&checkpoint, output)?;
+        let shares_cores = shares_cores(&engine);
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
         let facts = facts(&limits, fingerprint(&checkpoint, &engine));
         let thread =
             EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
-        let engine = Arc::new(thread);
+        let failing = Some(thread.failing());
         let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
         let own_name = own_name(args);
-        Ok(Self { backend: engine.clone(), engine: Some(engine), tokenizer, own_name, sizes })
+        Ok(Self { backend: Arc::new(thread), failing, shares_cores, tokenizer, own_name, sizes })
+    }
+
+    fn replicas(args: &Args, n: usize, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        let checkpoint = args.model.open(output)?;
+        let tokenizer = args.tokenizer_of(&checkpoint)?;
+        let starts = replicas::starts(&args.device, &checkpoint, n, &["--replica".into()])?;
+        let limits = |ready: &[Ready]| {
+            let n_slots = ready.iter().map(|one| one.n_slots).sum();
+            let least = |of: fn(&Ready) -> usize| ready.iter().map(of).min().unwrap_or_default();
+            args.limits(n_slots, least(|one| one.context_tokens), least(|one| one.vocab_size))
+        };
+        let (mut sizes, mut shares_cores) = (String::new(), false);
+        let limits = |ready: &[Ready]| {
+            let limits = limits(ready);
+            shares_cores = ready.iter().any(|one| one.shares_cores);
+            let Limits { n_slots, context_tokens, .. } = limits;
+            sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
+            limits
+        };
+        let backend = Replicas::start(starts, crate::serve::now(), limits, metrics)?;
+        let (failing, own_name) = (Some(backend.failing()), own_name(args));
+        Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, own_name, sizes })
     }
 
     fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
@@ -77,14 +105,26 @@ impl Served {
         let n_slots = args.batch.map_or(GPU_SLOTS, |n| n as usize);
         let limits = args.limits(n_slots, context_tokens, tokenizer.vocab_size());
         let digest = Sha256::digest(std::fs::read(path).unwrap_or_default());
-        let facts = facts(&limits, named(&digest));
+        let facts = facts(&limits, crate::serve::fingerprint(&digest));
         let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
         let sizes = format!("by the script `{}`", path.display());
-        Ok(Self { backend, engine: None, tokenizer, own_name, sizes })
+        Ok(Self { backend, failing: None, shares_cores: false, tokenizer, own_name, sizes })
     }
 }
 
 impl Args {
+    /// The tokenizer of a model.
+    pub fn tokenizer_of(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+        let tokenizer = self.model.tokenizer(&self.tokenizer, checkpoint)?;
+        tokenizer.check_model(checkpoint.config.vocab_size)?;
+        Ok(tokenizer)
+    }
+
+    /// The model, loaded.
+    pub fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {
+        self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)
+    }
+
     fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> Limits {
         let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
         Limits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
@@ -94,6 +134,12 @@ impl Args {
 fn facts(limits: &Limits, fingerprint: String) -> ModelFacts {
     let Limits { context_tokens, vocab_size, .. } = *limits;
     ModelFacts { context_tokens, vocab_size, fingerprint, created: crate::serve::now() }
+}
+
+/// Whether an engine computes on the cores of this machine.
+pub(super) fn shares_cores(engine: &Engine) -> bool {
+    let target = engine.executor().pipeline().target();
+    !target.is_gpu() || target.is_simulated
 }
 
 /// The id that a model was asked for by, or the name of its file or folder.
@@ -150,7 +196,7 @@ fn ring_bytes(layout: &KvLayout, config: &ModelConfig) -> usize {
 
 /// A digest of what text depends on: the weights (their names, types and shapes, and the ends of each), the kernels'
 /// sources, the device and the type of keys and values.
-fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
+pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
     const END_BYTES: usize = 1 << 10;
     let mut hasher = Sha256::new();
     let mut field = |bytes: &[u8]| {
@@ -171,9 +217,5 @@ fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
     }
     field(engine.executor().memory_plan().device.as_bytes());
     field(engine.kv_layout().dtype.name().as_bytes());
-    named(&hasher.finalize())
-}
-
-fn named(digest: &[u8]) -> String {
-    digest[..6].iter().fold("fp_".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+    crate::serve::fingerprint(&hasher.finalize())
 }

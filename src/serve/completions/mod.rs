@@ -174,7 +174,10 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     let mut request = Request::new(ids.to_vec(), max_tokens, told.stop_ids.clone(), sampling);
     request.changes = sampled.changes(server.backend.model().vocab_size)?;
     request.n_logprobs = fields.logprobs;
-    let generation = server.submit(request, "prompt")?;
+    let mut generation = server.submit(request, "prompt")?;
+    if !fields.stream.unwrap_or(false) && stop_text.is_empty() {
+        generation = generation.seldom();
+    }
     let echo = fields.echo.unwrap_or(false);
     let prompt = (echo || told.ids).then(|| ids.to_vec());
     Ok(Choice::new(index, prompt, echo, told, stop_text, generation))

@@ -343,6 +343,24 @@ fn a_sequence_that_is_computed_again_keeps_its_mask_and_its_penalties() {
 }
 
 #[test]
+fn a_request_that_began_elsewhere_goes_on_as_it_would_have_there() {
+    let mut engine = on_cpu(4);
+    let (asks, vocab_size) = (asks(), engine.config().vocab_size);
+    for ask in &asks {
+        let whole = answers(&mut engine, vec![ask.request(vocab_size)]).remove(0);
+        for cut in [1, 5, N_NEW - 1, N_NEW] {
+            let generated = whole.tokens[..cut].to_vec();
+            let rest = Request { generated, ..ask.request(vocab_size) };
+            let rest = answers(&mut engine, vec![rest]).remove(0);
+            assert_eq!((&rest.tokens[..], rest.reason), (&whole.tokens[cut..], whole.reason), "{cut}: {ask:?}");
+            assert_eq!(rest.logprobs, whole.logprobs[cut..], "{cut}: {ask:?}");
+        }
+    }
+    let foreign = Request { generated: vec![vocab_size as u32], ..asks[0].request(vocab_size) };
+    assert!(matches!(engine.submit(foreign), Err(EngineError::Prompt(_))));
+}
+
+#[test]
 fn a_mask_of_one_token_gives_that_token_and_one_of_none_ends_the_answer() {
     let mut engine = on_cpu(2);
     let vocab_size = engine.config().vocab_size;

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
-use gptoss_jit::serve::backend::Figures;
+use gptoss_jit::serve::backend::{Figures, ReplicaFigures};
 use gptoss_jit::serve::metrics::Metrics;
 use serde_json::Value;
 
@@ -17,7 +17,10 @@ fn file(path: &str) -> String {
 
 /// The names of samples, by what `# TYPE` says of each metric.
 fn samples() -> BTreeSet<String> {
-    let text = Metrics::default().text(PREFIX, "m", &Figures::default());
+    let text = {
+        let replica = ReplicaFigures { is_up: true, running: 0, waiting: 0, restarts: 0 };
+        Metrics::default().text(PREFIX, "m", &Figures::default(), &[replica])
+    };
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let names = types.flat_map(|(name, kind)| {
         let suffixes: &[&str] = match kind {

@@ -11,6 +11,7 @@ mod event_rules;
 mod leaving;
 mod limits;
 mod masks;
+mod replicas;
 mod scripted;
 mod shutdown;
 mod streams;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gptoss_jit::grammar::Grammars;
@@ -29,6 +30,10 @@ pub struct Said {
     pub fails: bool,
     /// Asks the mask of each.
     pub is_checked: bool,
+}
+
+fn end(fails: bool, reason: FinishReason) -> Ending {
+    if fails { Ending::Failed(Failed::Engine("the script says so".into())) } else { Ending::Finished(reason) }
 }
 
 fn n_allowed(mut mask: Box<dyn TokenMask>, ids: &[u32]) -> usize {
@@ -71,22 +76,28 @@ impl Backend for Script {
         });
         let now = Instant::now();
         mailbox.admitted(now, request.prompt.len() / 2);
-        let mut reason = None;
-        for (i, &token) in said.ids.iter().take(request.max_new_tokens).enumerate() {
-            let top =
-                |k: usize| (0..k).map(|i| TokenLogprob { token: token + i as u32, logprob: logprob(i) }).collect();
-            let logprobs = |k: usize| Box::new(LogitRowLogprobs { chosen: logprob(i), top: top(k) });
-            mailbox.token(now, token, request.n_logprobs.map(logprobs));
-            if request.stop.contains(&token) {
-                reason = Some(FinishReason::Stop);
-                break;
+        let generation = Generation::new(mailbox.clone(), || {});
+        let mut ids = said.ids.into_iter().take(request.max_new_tokens).enumerate();
+        let n_at_once = ids.len() / 2;
+        let mut tell = move |n: usize| {
+            for (i, token) in ids.by_ref().take(n) {
+                let top =
+                    |k: usize| (0..k).map(|i| TokenLogprob { token: token + i as u32, logprob: logprob(i) }).collect();
+                let logprobs = |k: usize| Box::new(LogitRowLogprobs { chosen: logprob(i), top: top(k) });
+                mailbox.token(now, token, request.n_logprobs.map(logprobs));
+                if request.stop.contains(&token) {
+                    mailbox.end(end(said.fails, FinishReason::Stop));
+                    return;
+                }
             }
-        }
-        mailbox.end(match (said.fails, reason) {
-            (true, _) => Ending::Failed(Failed::Engine("the script says so".into())),
-            (false, reason) => Ending::Finished(reason.unwrap_or(FinishReason::Length)),
-        });
-        Ok(Generation::new(mailbox, || {}))
+            if n == usize::MAX {
+                mailbox.end(end(said.fails, FinishReason::Length));
+            }
+        };
+        // The first half at a time, the others as it happens: what is told is the same.
+        tell(n_at_once);
+        thread::spawn(move || tell(usize::MAX));
+        Ok(generation)
     }
 
     fn model(&self) -> &ModelFacts {

@@ -427,3 +427,28 @@ fn a_failure_behind_the_head_is_told_and_the_stream_ends() {
     let (status, answer) = server.post(CHAT, &chat_body());
     assert_eq!((status, answer["error"]["code"].as_str()), (503, Some("engine_failed")));
 }
+
+#[test]
+fn text_that_comes_at_a_time_is_one_event() {
+    const WORDS: usize = 100;
+    let server = Scripted::new();
+    let text = " word".repeat(WORDS);
+    for n_logprobs in [None, Some(1)] {
+        server.say(&format!("<|channel|>final<|message|>{text}<|return|>"));
+        let mut body = chat_body();
+        body["logprobs"] = n_logprobs.is_some().into();
+        body["top_logprobs"] = n_logprobs.into();
+        let events = server.stream(CHAT, &body);
+        let (choices, _) = joined(&events);
+        assert_eq!(choices[0]["content"], text);
+        // Half of the tokens are there when the server looks first.
+        let n_events = events.iter().filter(|(_, data)| data.contains(" word")).count();
+        assert!(n_events <= WORDS / 2 + 2, "{n_events} events");
+        let n_told = choices[0]["logprobs"].as_array().expect("a list").len();
+        assert_eq!(n_told, n_logprobs.map_or(0, |_| WORDS));
+        server.say(&format!("<|channel|>final<|message|>{text}<|return|>"));
+        let events = server.stream(RESPONSES, &responses_body());
+        let n_events = events.iter().filter(|(kind, _)| kind == "response.output_text.delta").count();
+        assert!((1..=WORDS / 2 + 2).contains(&n_events), "{n_events} events");
+    }
+}

@@ -3,12 +3,11 @@
 //! [`crate::batch`] does the work; here is what the flags say of it. Finished answers are kept beside the output, in
 //! `<output>.records`, until all are there; the same command goes on from them, whatever ended it before.
 
-mod devices;
 pub(in crate::cli) mod merge;
 mod progress;
-pub(in crate::cli) mod replicas;
+mod replicas;
 mod settings;
-mod signals;
+pub(in crate::cli) mod signals;
 mod summary;
 
 use std::fs;
@@ -33,6 +32,7 @@ use crate::checkpoint::Checkpoint;
 use crate::cli::model::Room;
 use crate::cli::output::Output;
 use crate::cli::output_file::OutputFile;
+use crate::cli::replicas::here;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
 use crate::launcher::{self, Rank};
@@ -276,8 +276,8 @@ fn placed(args: &mut Args, checkpoint: &Checkpoint, output: &Output) -> anyhow::
             let Some(rank) = launcher::rank()? else { return Ok(None) };
             let Rank { rank, world, local_rank, launcher } = rank;
             let shard = Shard { index: rank, of: world };
-            let devices = devices::here(&args.device, checkpoint)?;
-            let n_each = args.getp.ranks.unwrap_or(1) as usize;
+            let devices = here(&args.device, checkpoint)?;
+            let n_each = args.getp.ranks.unwrap_or(1) as usize * args.device.tp as usize;
             args.device.device = devices[local_rank * n_each % devices.len()].clone();
             output.note(&format!(
                 "note: {launcher} says rank {rank} of {world}: shard {shard}, on {}",

@@ -3,82 +3,42 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::mpsc;
 
-use super::{Extent, devices, signals, sizes};
-use crate::batch::replica::child::Child;
+use signal_hook::consts::{SIGHUP, SIGINT};
+
+use super::{Extent, signals, sizes};
+use crate::batch::replica::child::work as work_on;
 use crate::batch::replica::{Ready, Replicas};
-use crate::bounded_process::this_program;
 use crate::checkpoint::Checkpoint;
 use crate::cli::model::kernel_counts;
 use crate::cli::output::Output;
-use crate::cli::report;
 use crate::cli::run::Args;
-use crate::device::Device;
+use crate::cli::{replicas, report};
 use crate::engine::Engine;
-use crate::error::Hint;
-
-/// There are fewer GPUs than replicas.
-#[derive(Debug, thiserror::Error)]
-#[error("could not run on {asked} GPUs: {} there: {}", if here.len() == 1 { "one is" } else { "these are" }, here.join(", "))]
-pub(in crate::cli) struct TooFewDevices {
-    asked: usize,
-    here: Vec<String>,
-}
-
-impl Hint for TooFewDevices {
-    fn hint(&self) -> Option<String> {
-        Some(format!("`-g {}` uses all of them; `gptoss-jit devices` lists what there is", self.here.len()))
-    }
-}
+use crate::replica::child;
 
 /// Starts a replica on each of `n` devices.
 pub(super) fn start(args: &Args, checkpoint: &Checkpoint, extent: Extent, n: usize) -> anyhow::Result<Replicas> {
-    let mut here = devices::here(&args.device, checkpoint)?;
-    let n_threads = match &here[..] {
-        // Cores are shared out.
-        [only @ (Device::Cpu | Device::Sim(_))] => {
-            here = vec![only.clone(); n];
-            let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let n_threads = if args.device.threads == 0 { n_cores } else { args.device.threads as usize };
-            (n_threads / n).max(1)
-        }
-        _ => args.device.threads as usize,
-    };
-    if here.len() < n {
-        return Err(TooFewDevices { asked: n, here: here.iter().map(ToString::to_string).collect() }.into());
-    }
     let extent = Extent { n_prompts: extent.n_prompts.div_ceil(n), ..extent };
-    let words = |device: &Device| {
-        let more = [
-            ("--replica", extent.to_string()),
-            ("--device", device.to_string()),
-            ("--threads", n_threads.to_string()),
-            ("--ranks", "1".to_owned()),
-        ];
-        let more = more.into_iter().flat_map(|(name, value)| [name.into(), OsString::from(value)]);
-        // The last of two flags counts, and what stands behind `--` is none.
-        let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
-        let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-        words.splice(end..end, more);
-        words
-    };
-    let devices = here.iter().take(n).enumerate().map(|(i, device)| (format!("{device} ({i} of {n})"), words(device)));
-    Ok(Replicas::start(&this_program(), devices.collect())?)
+    let more = ["--replica".into(), OsString::from(extent.to_string())];
+    Ok(Replicas::start(&replicas::starts(&args.device, checkpoint, n, &more)?)?)
 }
 
 /// Is a replica: loads the model and answers jobs until nobody is left to ask.
 pub(super) fn work(args: &Args, extent: Extent, output: &Output) -> anyhow::Result<()> {
-    signals::leave_to_the_parent()?;
-    let child = Child::begin()?;
+    signals::leave_to_the_parent(&[SIGINT, SIGHUP])?;
+    let (jobs, received) = mpsc::channel();
+    child::begin(move |job| drop(jobs.send(job)))?;
     let answer = || -> anyhow::Result<()> {
         let checkpoint = args.model.checkpoint()?;
         let mut engine = args.load_sized(&checkpoint, |room| sizes(args, room, extent), output)?;
         let ready = ready(&engine);
-        Ok(child.work(&mut engine, ready)?)
+        Ok(work_on(&received, &mut engine, ready)?)
     };
     if let Err(error) = answer() {
         let message: Vec<String> = error.chain().map(ToString::to_string).collect();
-        Child::fail(message.join(": "), error.chain().find_map(report::hint));
+        child::fail(message.join(": "), error.chain().find_map(report::hint));
     }
     Ok(())
 }

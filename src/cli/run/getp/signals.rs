@@ -29,11 +29,11 @@ impl Signals {
     }
 }
 
-/// Has signals that a terminal sends to all processes at it not end this one: the one that started it hears them, and
-/// ends it.
-pub(super) fn leave_to_the_parent() -> io::Result<()> {
-    for signal in [SIGINT, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::default())?;
+/// Has signals that go to several processes, as those of a terminal to all at it, not end this one: the one that
+/// started it hears them, and ends it.
+pub(in crate::cli) fn leave_to_the_parent(signals: &[i32]) -> io::Result<()> {
+    for signal in signals {
+        signal_hook::flag::register(*signal, Arc::default())?;
     }
     Ok(())
 }
