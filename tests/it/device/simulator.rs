@@ -209,6 +209,17 @@ fn reads_of_what_nobody_wrote_are_refused() {
     refused("held[own] = from[first + own];", to, "= held[other];", "of LDS, which nobody wrote before");
     let to = "to[first + other] = held[other] + to[first + other];";
     refused("to[first + other] = held[other];", to, "+ to[", "of `y`, which nobody wrote before");
+
+    // Of workspace that nobody zeroes too.
+    let (folder, name) = templates("// here", "// there");
+    let workspace = "block_size = \"64\"\n[[workspace]]\nname = \"left\"\nshape = [\"n_tokens\"]\ndtype = \"f32\"";
+    let read = "__syncthreads(); if (left[t] == 2.0f) held[own] = 0.0f;";
+    let text = RIGHT.replace("block_size = \"64\"", workspace).replace("__syncthreads();  // here", read);
+    let _ = file(folder.path(), "embedding/own.hip.j2", text.as_bytes());
+    let args = ["kernels", "check", "--op", "embedding", "--variant", "own", "--templates", &name];
+    let ran = run(&[&args[..], &["--arch", "sim:gfx1100"]].concat());
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert!(ran.text().contains("of `left`, which nobody wrote before"), "{}", ran.text());
 }
 
 #[test]
