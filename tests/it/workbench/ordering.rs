@@ -200,7 +200,7 @@ fn nothing_that_orders_the_last_block_can_be_spared() {
 }
 
 /// What NVIDIA's compiler gets, in words that the simulator has. An addition that acquires and releases is one between
-/// two fences of its thread; a plain store behind it comes after the others' additions, and is an exchange here, because
+/// two fences of its thread; a plain store behind it comes after the others' additions, and is an exchange here:
 /// only fences order anything in the simulator.
 #[test]
 fn nothing_that_orders_the_last_block_on_nvidia_can_be_spared() {

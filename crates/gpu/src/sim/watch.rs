@@ -1,8 +1,8 @@
 //! What the object calls before every access to memory, and what is wrong with one.
 //!
 //! Of what a launch writes every element is watched, and of LDS every word: a [`Cell`] has the stamps of who wrote it
-//! last and who read it last. Where threads have parts of one, each of its bytes gets a cell. Compiled with the program,
-//! not with each kernel: it is more text than most of them.
+//! last and who read it last. Where threads have parts of one, each of its bytes gets a cell. Compiled with the
+//! program, not with each kernel: it is more text than most of them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
