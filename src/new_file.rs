@@ -49,6 +49,12 @@ impl NewFile {
         Self::open_in(path.to_path_buf(), 0o600, &[nameless, beside])
     }
 
+    /// As [`NewFile::create`] on a file system without nameless files.
+    #[cfg(test)]
+    pub fn create_beside(path: &Path) -> io::Result<Self> {
+        Self::open(path, 0o666, &[beside])
+    }
+
     /// - `mode`: of a file that is not there yet, before the umask
     /// - `places`: ways to open it, of which the first that works is taken
     fn open(path: &Path, mode: u32, places: &[Open]) -> io::Result<Self> {
@@ -90,6 +96,14 @@ impl NewFile {
             return Err(NoSpace { folder, needed_bytes: len_bytes, free_bytes: free.unwrap_or(0) });
         }
         Ok(())
+    }
+
+    /// The name under which it lies beside its place, if it has one before it is whole.
+    pub fn name_until_then(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Nameless(_) => None,
+            Place::Beside(file) => Some(file.path()),
+        }
     }
 
     /// What has been written so far can be read from it too.

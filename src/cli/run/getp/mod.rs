@@ -8,7 +8,7 @@ pub(in crate::cli) mod merge;
 mod progress;
 pub(in crate::cli) mod replicas;
 mod settings;
-mod signals;
+pub(in crate::cli) mod signals;
 mod summary;
 
 use std::fs;
