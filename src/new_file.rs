@@ -2,12 +2,11 @@
 //! before. The cache's entries are made otherwise: they are folders, which no file can take the place of.
 
 use std::ffi::CString;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -15,8 +14,8 @@ use tempfile::NamedTempFile;
 
 /// What the names of files begin with that are not whole yet.
 const PREFIX: &str = ".gptoss-jit-new-";
-/// Between making a file and locking it goes no more than an instant.
-const UNLOCKED_IS_LEFT: Duration = Duration::from_secs(60);
+/// Nobody has to make a file more often than this because others take it for one that was left.
+const MAX_TRIES: usize = 8;
 /// Nobody waits for a folder with more names than this.
 const MAX_NAMES: usize = 10_000;
 
@@ -48,6 +47,12 @@ impl NewFile {
     /// There is no such folder, or nothing can be made there.
     pub fn create_private(path: &Path) -> io::Result<Self> {
         Self::open_in(path.to_path_buf(), 0o600, &[nameless, beside])
+    }
+
+    /// As [`NewFile::create`] on a file system without nameless files.
+    #[cfg(test)]
+    pub fn create_beside(path: &Path) -> io::Result<Self> {
+        Self::open(path, 0o666, &[beside])
     }
 
     /// - `mode`: of a file that is not there yet, before the umask
@@ -91,6 +96,14 @@ impl NewFile {
             return Err(NoSpace { folder, needed_bytes: len_bytes, free_bytes: free.unwrap_or(0) });
         }
         Ok(())
+    }
+
+    /// The name under which it lies beside its place, if it has one before it is whole.
+    pub fn name_until_then(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Nameless(_) => None,
+            Place::Beside(file) => Some(file.path()),
+        }
     }
 
     /// What has been written so far can be read from it too.
@@ -143,11 +156,17 @@ fn nameless(folder: &Path, mode: u32) -> io::Result<Place> {
     Ok(Place::Nameless(file))
 }
 
+/// Until it is locked others may take it for one that was left, lock it and remove it: then there is another one.
 fn beside(folder: &Path, mode: u32) -> io::Result<Place> {
-    let permissions = Permissions::from_mode(mode);
-    let file = tempfile::Builder::new().prefix(PREFIX).permissions(permissions).tempfile_in(folder)?;
-    let _ = file.as_file().try_lock(); // where locks do not work, it is not swept either
-    Ok(Place::Beside(file))
+    for _ in 0..MAX_TRIES {
+        let permissions = Permissions::from_mode(mode);
+        let file = tempfile::Builder::new().prefix(PREFIX).permissions(permissions).tempfile_in(folder)?;
+        let locked = file.as_file().try_lock(); // where locks do not work, it is not swept either
+        if !matches!(locked, Err(TryLockError::WouldBlock)) && file.as_file().metadata()?.nlink() > 0 {
+            return Ok(Place::Beside(file));
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "somebody removes what is made there"))
 }
 
 /// Removes this user's files that killed programs left in a folder before they were whole.
@@ -155,20 +174,23 @@ fn sweep(folder: &Path) {
     let Ok(names) = fs::read_dir(folder) else { return };
     let is_ours = |name: &fs::DirEntry| name.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
     for path in names.take(MAX_NAMES).flatten().filter(is_ours).map(|name| name.path()) {
-        if let Ok(true) = is_left(&path) {
+        if let Ok(_held) = left(&path) {
             tracing::debug!("removing `{}`, which a process left that was killed", path.display());
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-fn is_left(path: &Path) -> io::Result<bool> {
+/// A file that nobody writes any more, locked.
+fn left(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
-    let is_old = metadata.modified()?.elapsed().is_ok_and(|age| age > UNLOCKED_IS_LEFT);
-    let is_own = metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw();
-    Ok(is_old && is_own && file.try_lock().is_ok())
+    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    file.try_lock()?;
+    Ok(file)
 }
 
 /// The link to an open file that `linkat` follows.
@@ -287,32 +309,64 @@ mod tests {
         }
     }
 
+    /// The folder in which a child of a test is to be killed over a file.
+    const FOLDER: &str = "NEW_FILE_TEST_FOLDER";
+
     #[test]
     fn what_a_killed_program_left_is_removed_and_nothing_else() {
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            let mut new = NewFile::open(&Path::new(&folder).join("out"), 0o666, &[beside]).expect("made");
+            new.file().write_all(b"half").expect("written");
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, rustix::process::Signal::KILL).expect("ours");
+        }
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let aged = |name: &str, age: u64| {
-            let path = folder.path().join(name);
-            let file = File::create(&path).expect("made");
-            file.set_modified(std::time::SystemTime::now() - Duration::from_secs(age)).expect("ours");
-            (path, file)
-        };
-        let left = [".gptoss-jit-new-a", ".gptoss-jit-new-b"].map(|name| aged(name, 3600).0);
-        let young = aged(".gptoss-jit-new-young", 0).0;
-        let (alive, held) = aged(".gptoss-jit-new-alive", 3600);
+        let own = format!("{}::what_a_killed_program_left_is_removed_and_nothing_else", module_path!());
+        let own = own.split_once("::").expect("a path").1;
+        let [alive, foreign] = [".gptoss-jit-new-alive", "thesis"].map(|name| folder.path().join(name));
+        for path in [&alive, &foreign] {
+            fs::write(path, "kept").expect("written");
+        }
+        let held = File::open(&alive).expect("there");
         held.try_lock().expect("nobody's");
-        let foreign = aged("thesis", 3600).0;
         let link = folder.path().join(".gptoss-jit-new-link");
         std::os::unix::fs::symlink(&foreign, &link).expect("linked");
-        drop(NewFile::create(&folder.path().join("out")).expect("made"));
-        assert!(left.iter().all(|left| !left.exists()));
-        for kept in [young, alive, foreign, link] {
-            assert!(kept.exists(), "{}", kept.display());
+        let n_others = 3;
+        // Each removes what the one before it left.
+        for _ in 0..2 {
+            let mut child = std::process::Command::new(std::env::current_exe().expect("this"));
+            child.args(["--exact", own, "--nocapture"]).env(FOLDER, folder.path());
+            let status = child.output().expect("started").status;
+            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
+            assert_eq!(names(folder.path()).len(), n_others + 1, "{:?}", names(folder.path()));
         }
         // One that is being written is no such thing, however long that takes.
         let mut new = NewFile::open(&folder.path().join("out"), 0o666, &[beside]).expect("made");
         new.file().set_modified(std::time::SystemTime::UNIX_EPOCH).expect("ours");
         sweep(folder.path());
+        assert_eq!(names(folder.path()).len(), n_others + 1);
         new.publish().expect("it is still there");
+        assert_eq!(names(folder.path()).len(), n_others + 1, "`out`");
+        for kept in [alive, foreign, link] {
+            assert!(kept.exists(), "{}", kept.display());
+        }
+    }
+
+    #[test]
+    fn those_who_make_files_and_those_who_sweep_do_not_disturb_each_other() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::thread::scope(|scope| {
+            for writer in 0..3 {
+                let path = folder.path().join(format!("out{writer}"));
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        NewFile::open(&path, 0o666, &[beside]).expect("made").publish().expect("it is still there");
+                        fs::remove_file(&path).expect("there");
+                    }
+                });
+            }
+        });
+        assert!(names(folder.path()).is_empty(), "{:?}", names(folder.path()));
     }
 
     #[test]

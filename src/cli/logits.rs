@@ -64,6 +64,9 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
     let lines = read_ids(&args.ids)?;
     let file = args.output.as_deref().map(|path| OutputFile::create(path, "logits")).transpose()?;
+    if let Some(file) = &file {
+        file.remove_with_the_program().context("could not watch for signals")?;
+    }
     let checkpoint = args.model.open(output)?;
     let vocab_size = checkpoint.config.vocab_size;
     let sizes = Sizes::for_tokens(1, lines.iter().map(Vec::len).max().unwrap_or(0), LOGIT_ROWS);

@@ -1,11 +1,14 @@
 //! A file that a command leaves: whole or not at all, where what has its name can be replaced.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::Context;
 
+use super::run::getp::signals::heeded;
 use crate::new_file::NewFile;
 
 /// What is written appears when it is whole. Where a pipe or a device is in that place, it is written to and stays; and
@@ -33,6 +36,27 @@ impl OutputFile {
     pub fn create(path: &Path, contents: &'static str) -> anyhow::Result<Self> {
         let place = open(path).with_context(|| could_not_write(contents, path))?;
         Ok(Self { path: path.to_path_buf(), contents, place })
+    }
+
+    /// Has signals that end the program take with them what lies beside its place until then, on file systems without
+    /// nameless files. Not for who heeds signals otherwise.
+    ///
+    /// # Errors
+    /// If the signals cannot be watched.
+    pub fn remove_with_the_program(&self) -> io::Result<()> {
+        let Place::New(new) = &self.place else { return Ok(()) };
+        let Some(name) = new.name_until_then() else { return Ok(()) };
+        for signal in heeded() {
+            let ((mut came, tells), name) = (UnixStream::pair()?, name.to_owned());
+            signal_hook::low_level::pipe::register(signal, tells)?;
+            thread::spawn(move || {
+                if came.read_exact(&mut [0]).is_ok() {
+                    let _ = fs::remove_file(name); // it may be in its place by now
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+            });
+        }
+        Ok(())
     }
 
     /// Writes it and puts it in its place.
@@ -135,6 +159,32 @@ mod tests {
         fs::remove_file(&path).expect("removed");
         let error = instead_of_replacing(&path, io::ErrorKind::PermissionDenied.into()).expect_err("nothing is there");
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "what was wrong first");
+    }
+
+    /// The folder in which a child of a test is ended over a file, and by which signal.
+    const ENDED: &str = "OUTPUT_FILE_TEST_ENDED";
+
+    #[test]
+    fn what_has_a_name_already_goes_with_the_program_that_a_signal_ends() {
+        if let Ok(task) = std::env::var(ENDED) {
+            let (signal, folder) = task.split_once(' ').expect("two words");
+            let new = NewFile::create_beside(&Path::new(folder).join("out")).expect("made");
+            let file = OutputFile { path: "out".into(), contents: "words", place: Place::New(new) };
+            file.remove_with_the_program().expect("watched");
+            assert_eq!(fs::read_dir(folder).expect("listed").count(), 1);
+            signal_hook::low_level::raise(signal.parse().expect("a number")).expect("sent");
+            thread::sleep(std::time::Duration::from_secs(600));
+        }
+        let own = format!("{}::what_has_a_name_already_goes_with_the_program_that_a_signal_ends", module_path!());
+        let own = own.split_once("::").expect("a path").1;
+        for signal in heeded() {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let mut child = std::process::Command::new(std::env::current_exe().expect("this"));
+            child.args(["--exact", own, "--nocapture"]).env(ENDED, format!("{signal} {}", folder.path().display()));
+            let output = child.output().expect("started");
+            assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(signal), "{output:?}");
+            assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 0);
+        }
     }
 
     #[test]

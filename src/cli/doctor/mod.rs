@@ -23,7 +23,7 @@ use crate::device::Device;
 use crate::error::Hint;
 use crate::kernel_driver::KernelDriver;
 use crate::object::cache::{Cache, Folder, Limits};
-use crate::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for};
+use crate::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for, temporary_room};
 use crate::object::store::Store;
 use crate::target::Target;
 use crate::template::library::Library;
@@ -92,6 +92,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         cpu(),
         memory(),
         Check::of("C compiler", true, c_compiler(&compiler)),
+        Check::of("temporary", true, temporary()),
         cache(),
         Check::of("templates", true, templates()),
         Check::of("tuning", true, tuning()),
@@ -188,6 +189,13 @@ fn c_compiler(compiler: &Compilers) -> anyhow::Result<Vec<String>> {
     let mut details = vec![identity.description()];
     details.extend(files.iter().map(|file| file.display().to_string()));
     Ok(details)
+}
+
+/// The small kernels of the self-check may have room where those of a model do not.
+fn temporary() -> anyhow::Result<Vec<String>> {
+    let (folder, free_bytes) = temporary_room()?;
+    let free = free_bytes.map_or_else(|| "?".into(), human_bytes);
+    Ok(vec![format!("{}: {free} free for compilers' files", folder.display())])
 }
 
 /// A folder that cannot be used is no obstacle: kernels are then compiled at every start. A variable that makes no

@@ -36,7 +36,7 @@ pub use error::CompileError;
 pub use identity::Identity;
 pub(crate) use job::signal_name;
 pub use job::{Failure, How, Job, Made, Stated, Toolchain};
-pub use process::COMMAND;
+pub use process::{COMMAND, temporary_room};
 pub(crate) use worker::follow_parent;
 pub use worker::run as run_worker;
 

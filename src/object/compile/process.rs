@@ -52,6 +52,27 @@ pub(super) fn compile(options: &CompilerOptions, label: &str, job: &Job) -> Resu
     })
 }
 
+/// The folder where compilers put their temporary files, and what is left there, in bytes, if the system tells.
+///
+/// # Errors
+/// [`CompileError::Folder`] if nothing can be made there, or hardly anything has room.
+pub fn temporary_room() -> Result<(PathBuf, Option<u64>), CompileError> {
+    let temporary = std::env::temp_dir();
+    let free_bytes = match PrivateFolder::new() {
+        Ok(folder) => folder.free_bytes(),
+        Err(source) => return Err(folder_error(temporary, source)),
+    };
+    match free_bytes {
+        Some(free) if free < LITTLE_ROOM_BYTES => Err(folder_error(temporary, too_little(free))),
+        _ => Ok((temporary, free_bytes)),
+    }
+}
+
+fn too_little(free_bytes: u64) -> io::Error {
+    let what = format!("{free_bytes} bytes are left there, and compilers may need {LITTLE_ROOM_BYTES}");
+    io::Error::new(io::ErrorKind::StorageFull, what)
+}
+
 fn folder_error(folder: PathBuf, source: io::Error) -> CompileError {
     CompileError::Folder { folder, source: Arc::new(source) }
 }

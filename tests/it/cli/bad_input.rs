@@ -204,7 +204,8 @@ fn a_tuning_table_of_another_chip_is_no_obstacle_and_rows_that_nothing_asks_for_
     let folder = tempfile::tempdir().expect("a temporary folder");
     let provenance = "[provenance.hand]\nkind = \"hand\"\ndate = \"2026-11-22\"\nmethod = \"judgement\"\n";
     let row = "[[rows]]\nop = \"linear\"\nwhere = { in_feature = 64 }\nuse = \"linear/dot\"\nprovenance = \"hand\"\n";
-    file(folder.path(), "host.toml", format!("{provenance}{row}").as_bytes());
+    let no_op = row.replace("linear", "liner").replace("in_feature = 64", "");
+    file(folder.path(), "host.toml", format!("{provenance}{row}{no_op}").as_bytes());
     let other = file(folder.path(), "gfx942.toml", b"rows = 1\n");
     let tables = argument(folder.path());
     let args = ["run", "-i", "Once", "-n", "8", "--tuning", &tables];
@@ -212,6 +213,7 @@ fn a_tuning_table_of_another_chip_is_no_obstacle_and_rows_that_nothing_asks_for_
     let stderr = run(&args).ok().stderr;
     assert!(stderr.contains(&format!("{other}:1: could not read the tuning table")), "{stderr}");
     assert!(stderr.contains("host.toml:5: nothing asks for this row: `linear` has no `in_feature`"), "{stderr}");
+    assert!(stderr.contains("host.toml:10: nothing asks for this row: the op `liner` has no contract"), "{stderr}");
 
     let own = file(folder.path(), "host.toml", b"rows = 1\n");
     let stderr = run(&args).fails_with_hint(1);

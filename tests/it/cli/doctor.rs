@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::fixtures::skipped;
+
 /// The program with a cache of its own, and without the caller's settings.
 fn program(room: &TempDir, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
@@ -52,7 +54,7 @@ fn doctor_says_that_run_would_work() {
     let report = json(&output);
     assert!(output.status.success(), "{report}");
     assert_eq!((&report["schema"], &report["ready"]), (&Value::from(1), &Value::from(true)));
-    for name in ["cpu", "memory", "C compiler", "cache", "templates", "tuning", "self-check"] {
+    for name in ["cpu", "memory", "C compiler", "temporary", "cache", "templates", "tuning", "self-check"] {
         assert_eq!(check(&report, name)["state"], "ok", "{report}");
     }
     assert!(details(check(&report, "C compiler")).contains(" version "), "{report}");
@@ -70,6 +72,36 @@ fn doctor_fails_without_a_c_compiler_and_says_what_to_do() {
     assert!(out.contains("missing  C compiler   could not find a C compiler: looked for `/nowhere/cc`"), "{out}");
     assert!(out.contains("hint: install a compiler"), "{out}");
     assert!(err.contains("error: `run` would not work here: C compiler, self-check"), "{err}");
+}
+
+#[test]
+fn doctor_fails_where_compilers_have_no_room_for_their_files() {
+    let room = room();
+    // A small disk takes a mount, in a namespace where that is allowed.
+    let folder = room.path().join("small");
+    fs::create_dir(&folder).expect("made");
+    let mounted = |size: &str| {
+        let (program, folder) = (env!("CARGO_BIN_EXE_gptoss-jit"), folder.display());
+        let words =
+            format!("mount -t tmpfs -o size={size} none {folder} && TMPDIR={folder} exec {program} doctor --json");
+        run(Command::new("unshare")
+            .args(["-rm", "sh", "-c", &words])
+            .env("GPTOSS_JIT_CACHE", room.path().join("cache")))
+    };
+    let large = mounted("64m");
+    if large.stdout.is_empty() {
+        return skipped(&format!("no mounts: {}", String::from_utf8_lossy(&large.stderr).trim()));
+    }
+    assert_eq!(check(&json(&large), "temporary")["state"], "ok");
+    let small = mounted("100k");
+    let report = json(&small);
+    let temporary = check(&report, "temporary");
+    assert_eq!(
+        (small.status.code(), &temporary["state"], &report["ready"]),
+        (Some(1), &"failed".into(), &false.into())
+    );
+    assert!(details(temporary).contains("compilers may need 16777216"), "{report}");
+    assert!(temporary["hint"].as_str().is_some_and(|hint| hint.starts_with("set `TMPDIR`")), "{report}");
 }
 
 #[test]

@@ -167,6 +167,24 @@ fn races_in_global_memory_are_refused() {
 }
 
 #[test]
+fn races_for_parts_of_a_word_are_refused_and_neighbouring_bytes_are_none() {
+    // Each thread brings a byte of four words, and what it reads behind the barrier was brought by four.
+    let store = "if (first + own < {{ hidden_size }}) held[own] = from[first + own];";
+    let bytes = "for (u32 b = own; b < 256; b += 64) if (4 * first + b < 4 * {{ hidden_size }}) \
+                 ((u8*)held)[b] = ((const u8*)(from + first))[b];";
+    let (code, text) = checked("sim:gfx1100", store, bytes);
+    assert_eq!(code, 0, "{text}");
+    refused(store, "((u8*)held)[own / 2] = own;  // both", "// both", "races with thread 0 for 1 bytes");
+    // What a thread wrote last into a word hides nobody's bytes in it.
+    let here = "__syncthreads();  // here";
+    for (word, place) in [("held", "at byte 0 of LDS"), ("to", "at element 0 of `y`")] {
+        let reads = format!("if (own == 3 && *(volatile f32*){word} == 2) to[9] = 0;");
+        let to = format!("__syncthreads(); ((u8*){word})[own] = 1; {reads}  // word\n    __syncthreads();");
+        refused(here, &to, "// word", &format!("races with thread 0 for 4 bytes {place}"));
+    }
+}
+
+#[test]
 fn a_race_shows_whoever_runs_first() {
     let (_folder, templates) = templates("__syncthreads();  // here", PLAIN_SUM);
     let with_seed = |seed: &str| {
@@ -191,6 +209,17 @@ fn reads_of_what_nobody_wrote_are_refused() {
     refused("held[own] = from[first + own];", to, "= held[other];", "of LDS, which nobody wrote before");
     let to = "to[first + other] = held[other] + to[first + other];";
     refused("to[first + other] = held[other];", to, "+ to[", "of `y`, which nobody wrote before");
+
+    // Of workspace that nobody zeroes too.
+    let (folder, name) = templates("// here", "// there");
+    let workspace = "block_size = \"64\"\n[[workspace]]\nname = \"left\"\nshape = [\"n_tokens\"]\ndtype = \"f32\"";
+    let read = "__syncthreads(); if (left[t] == 2.0f) held[own] = 0.0f;";
+    let text = RIGHT.replace("block_size = \"64\"", workspace).replace("__syncthreads();  // here", read);
+    let _ = file(folder.path(), "embedding/own.hip.j2", text.as_bytes());
+    let args = ["kernels", "check", "--op", "embedding", "--variant", "own", "--templates", &name];
+    let ran = run(&[&args[..], &["--arch", "sim:gfx1100"]].concat());
+    assert_eq!(ran.code, 1, "{}", ran.text());
+    assert!(ran.text().contains("of `left`, which nobody wrote before"), "{}", ran.text());
 }
 
 #[test]

@@ -98,7 +98,7 @@ pub(super) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(object: &'a Object, grid: &'a Grid<'a>, args: &'a [*const c_void]) -> Self {
         let mut cells = cells(object.n_cells());
-        let global = grid.ranges.iter().map(|(_, range)| *range);
+        let global = grid.ranges.iter().map(|(_, range)| range.clone());
         let ranges = global.chain(object.ranges(&mut cells)).collect();
         Self { object, grid, args, ranges, _cells: cells }
     }
@@ -350,7 +350,7 @@ impl Fault {
 
     /// The address, as told by the nearest thing that has a name.
     fn place<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
-        let globals = grid.ranges.iter().map(|(i, range)| (*range, format!("`{}`", argument(*i))));
+        let globals = grid.ranges.iter().map(|(i, range)| (range.clone(), format!("`{}`", argument(*i))));
         let named: Vec<(Range, String)> = globals
             .chain(object.lds().map(|(begin, end)| (Range::unwatched(begin, end, true), "LDS".to_owned())))
             .collect();

@@ -1,14 +1,15 @@
 //! What a running block shares with the object: the same structs as in `templates/lib/hip/simulator.hip.j2`.
 
 use std::ptr;
+use std::sync::{Arc, OnceLock};
 
 use corosensei::Yielder;
 
 use super::order::Order;
-use super::watch::{Cell, access};
+use super::watch::{Cell, access, cells};
 
 /// Addresses that a kernel may use.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Range {
     pub begin: usize,
     pub end: usize,
@@ -17,6 +18,8 @@ pub(super) struct Range {
     /// Of what is watched: one for each `1 << cell_shift` bytes.
     pub cells: *const Cell,
     pub cell_shift: u32,
+    /// One for each byte, made when there are threads that have parts of a cell.
+    bytes: Arc<OnceLock<Box<[Cell]>>>,
     /// Whether reading what nobody wrote is wrong.
     pub is_undefined: bool,
 }
@@ -37,22 +40,38 @@ pub(super) enum Watch {
 impl Range {
     /// Memory that is told by its bounds alone.
     pub fn unwatched(begin: usize, end: usize, is_writable: bool) -> Self {
-        Self { begin, end, is_writable, watch: Watch::Nothing, cells: ptr::null(), cell_shift: 0, is_undefined: false }
+        let (watch, cells, bytes) = (Watch::Nothing, ptr::null(), Arc::default());
+        Self { begin, end, is_writable, watch, cells, cell_shift: 0, bytes, is_undefined: false }
     }
 
     /// Memory that a launch may write, watched in elements of `1 << cell_shift` bytes, of which `cells` has one each.
     pub fn global(begin: usize, end: usize, cells: *const Cell, cell_shift: u32, is_undefined: bool) -> Self {
-        Self { begin, end, is_writable: true, watch: Watch::Global, cells, cell_shift, is_undefined }
+        let (is_writable, watch, bytes) = (true, Watch::Global, Arc::default());
+        Self { begin, end, is_writable, watch, cells, cell_shift, bytes, is_undefined }
     }
 
     /// A variable in LDS, watched in words of four bytes, of which `cells` has one each.
     pub fn lds(begin: usize, end: usize, cells: *const Cell) -> Self {
-        Self { begin, end, is_writable: true, watch: Watch::Lds, cells, cell_shift: 2, is_undefined: true }
+        Self { watch: Watch::Lds, ..Self::global(begin, end, cells, 2, true) }
     }
 
     /// Bytes of an element, where they are known.
     pub fn element_bytes(&self) -> Option<usize> {
         (self.watch == Watch::Global).then(|| 1 << self.cell_shift)
+    }
+
+    /// One of the cells that it is watched in.
+    pub fn cell(&self, i: usize) -> &Cell {
+        debug_assert!(i < self.len_bytes().div_ceil(1 << self.cell_shift));
+        // SAFETY: there is one for each element of the range, and they live as long as the launch.
+        unsafe { &*self.cells.add(i) }
+    }
+
+    /// The cells of one cell's bytes.
+    pub fn bytes_of(&self, cell: usize) -> &[Cell] {
+        let n_cells = self.len_bytes().div_ceil(1 << self.cell_shift);
+        let all = self.bytes.get_or_init(|| cells(n_cells << self.cell_shift));
+        &all[cell << self.cell_shift..][..1 << self.cell_shift]
     }
 
     pub fn len_bytes(&self) -> usize {

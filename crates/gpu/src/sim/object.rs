@@ -116,7 +116,7 @@ impl Object {
             lds.push(Range::lds(begin, end, own.as_ptr()));
             left = others;
         }
-        lds.extend(&self.constants);
+        lds.extend_from_slice(&self.constants);
         lds
     }
 

@@ -197,6 +197,17 @@ impl Order {
         self.state().kept.entry(cell).or_default().push(stamp);
     }
 
+    /// What is remembered of a cell is remembered of its bytes.
+    pub fn keep_by_bytes(&self, cell: usize, bytes: impl Iterator<Item = usize>) {
+        let mut state = self.state();
+        let kept = state.kept.get(&cell).cloned().unwrap_or_default();
+        for (i, byte) in bytes.enumerate() {
+            let of_byte = kept.iter().filter(|stamp| stamp.mask() >> i & 1 == 1);
+            let of_byte: Vec<_> = of_byte.map(|stamp| Stamp(stamp.0 & !Stamp::MASK | 1)).collect();
+            state.kept.insert(byte, of_byte);
+        }
+    }
+
     /// One of a cell's stamps without room that `conflicts`, and that this thread does not know of.
     pub fn conflict(&self, cell: usize, own: Stamp, mask: u32, conflicts: impl Fn(Stamp) -> bool) -> Option<Stamp> {
         let state = self.state();

@@ -11,11 +11,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 pub(super) struct Signals(Arc<AtomicUsize>);
 
 impl Signals {
-    /// Watches from here on. Signals that whoever started the program has it ignore, as `nohup` does, stay ignored.
+    /// Watches from here on.
     pub(super) fn watch() -> io::Result<Self> {
         let (came, is_second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let ignored = ignored();
-        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0) {
+        for signal in heeded() {
             signal_hook::flag::register_conditional_default(signal, is_second.clone())?;
             signal_hook::flag::register(signal, is_second.clone())?;
             signal_hook::flag::register_usize(signal, came.clone(), signal as usize)?;
@@ -36,6 +35,13 @@ pub(in crate::cli) fn leave_to_the_parent(signals: &[i32]) -> io::Result<()> {
         signal_hook::flag::register(*signal, Arc::default())?;
     }
     Ok(())
+}
+
+/// Those with which people and systems end programs. Not those that whoever started this one has it ignore, as `nohup`
+/// does: they stay ignored.
+pub(in crate::cli) fn heeded() -> impl Iterator<Item = i32> {
+    let ignored = ignored();
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
 }
 
 /// A bit for each signal, that of number 1 the lowest.
