@@ -11,7 +11,6 @@ pub mod choice;
 pub mod cli;
 pub mod config;
 pub mod device;
-pub mod dtype;
 pub mod embedded;
 pub mod engine;
 pub mod error;
@@ -25,7 +24,6 @@ pub mod launcher;
 pub mod new_file;
 pub mod object;
 pub mod pipeline;
-pub mod reference;
 pub mod replica;
 pub mod scheduler;
 pub mod serve;
@@ -35,3 +33,6 @@ pub mod tokenizer;
 pub mod tuning;
 pub mod units;
 pub mod workbench;
+
+// `crates/reference`: the rooms `dtype` and `reference`, which use no other.
+pub use ::reference::{self, dtype};

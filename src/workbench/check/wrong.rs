@@ -68,7 +68,7 @@ pub enum Wrong {
         argument: String,
         /// By `op.toml`.
         contract: usize,
-        /// By `src/reference`.
+        /// By `crates/reference`.
         reference: usize,
     },
     /// An output is too far from the reference.

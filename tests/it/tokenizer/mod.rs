@@ -4,5 +4,6 @@ pub mod chat;
 mod chat_template;
 pub mod encoding;
 pub mod outputs;
+mod parser;
 mod prompts;
 pub mod tokenizer_choice;

@@ -104,7 +104,7 @@ fn fences(report: &str) -> Vec<Value> {
 fn a_report_goes_on_behind_what_fails_and_tells_no_name() {
     let room = Room::new("arch = gfx1100\nmultiprocessors = 48\nmemory = 24000000000");
     let (home, file) = (room.path().join("home/mary"), room.path().join("report.md"));
-    let mut command = room.program(&["doctor", "--device", "hip:0", "--seconds", "20", "--report"]);
+    let mut command = room.program(&["doctor", "--device", "hip:0", "--seconds", "8", "--report"]);
     command.arg(&file).env("HOME", &home).env("USER", "mary").env("GPTOSS_JIT_CACHE", home.join("cache"));
     // Whatever is compiled for the device fails; what the cpu does may or may not be done in time.
     let output = command.env("GPTOSS_JIT_HIPRTC", home.join("no-hiprtc")).output().expect("the program starts");

@@ -9,6 +9,7 @@ mod case;
 mod collective;
 mod dense;
 mod drawn;
+pub mod dtype;
 mod logits;
 mod moe;
 mod peak;

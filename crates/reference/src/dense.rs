@@ -96,7 +96,7 @@ mod tests {
 
     use super::super::tests::{case, close, f32s};
     use super::*;
-    use crate::reference::run;
+    use crate::run;
 
     #[test]
     fn rmsnorm_divides_by_the_root_of_the_mean_square() {

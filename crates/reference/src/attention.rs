@@ -275,7 +275,7 @@ fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
 mod tests {
     use super::super::tests::{attention_case, close, f32s, run_one, u32s};
     use super::*;
-    use crate::reference::run;
+    use crate::run;
 
     fn case(op_inputs: &str, window: u32) -> Case {
         let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("half_head_dim", 1), ("block_tokens", 4)];
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_kind_of_inputs_that_no_op_knows_is_an_error() {
-        let error = crate::reference::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
+        let error = crate::inputs(&["attention".into()], &case("chunks", 0), 0).unwrap_err();
         assert_eq!(error.to_string(), "there are no inputs `chunks` of `attention`, only chunk, prompt, decode, end");
     }
 
