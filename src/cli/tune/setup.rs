@@ -193,17 +193,18 @@ impl Setup {
 
     pub fn effort(&self) -> Effort {
         let JobArgs { most, variant, params, op, .. } = &self.args;
-        let usual = match (self.kind(), op.is_empty()) {
-            (ProvenanceKind::Predicted, _) => 8,
-            (_, true) => 20,
-            (_, false) => 48,
+        // A model's doubts are larger than what more parameters find.
+        let (usual, most_times) = match (self.kind(), op.is_empty()) {
+            (ProvenanceKind::Predicted, _) => (8, 3.0),
+            (_, true) => (20, 6.0),
+            (_, false) => (48, 1.0),
         };
         let is_usual = most.is_none() && op.is_empty();
         let shares = match is_usual {
             true => self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product()),
             false => BTreeMap::new(),
         };
-        Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone() }
+        Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone(), most_times }
     }
 
     pub fn judge(&self) -> anyhow::Result<Judging<'_>> {

@@ -29,9 +29,6 @@ const FINALISTS: usize = 4;
 /// Of a problem that were all of a step so many times as many parameters would be tried, beside the usual number.
 const SHARE_TIMES: f64 = 16.0;
 
-/// Most parameters are so many times the usual number: a walk has found its place by then.
-const MOST_TIMES: f64 = 6.0;
-
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -102,6 +99,8 @@ pub struct Effort {
     pub most: usize,
     /// Of problems, by their indices, the part that they take of a step: the more, the more are tried.
     pub shares: BTreeMap<usize, f64>,
+    /// At most so many times as many.
+    pub most_times: f64,
     /// Only variants of these names, if any are named.
     pub variants: Vec<String>,
     /// Parameters that stay as given.
@@ -132,7 +131,7 @@ impl Effort {
     /// Most parameter sets of a template that are tried for a number of rows of a problem.
     pub fn most(&self, problem: usize) -> usize {
         let share = self.shares.get(&problem).copied().unwrap_or(0.0);
-        (self.most.max(1) as f64 * (1.0 + SHARE_TIMES * share).min(MOST_TIMES)) as usize
+        (self.most.max(1) as f64 * (1.0 + SHARE_TIMES * share).min(self.most_times)) as usize
     }
 }
 

@@ -95,7 +95,8 @@ impl World {
         let pieces = self.job.pieces(&BTreeSet::from([0]), &counts, self.chooser.library(), None);
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
-        let effort = Effort { most: 24, shares: BTreeMap::new(), variants: vec!["dot".into()], params: fixed };
+        let effort =
+            Effort { most: 24, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: fixed };
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
         let mut tuner =
             Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &(), best_us: BTreeMap::new() };
