@@ -15,8 +15,8 @@ const WIDER: usize = 6;
 const NEAR: [(usize, usize); 4] = [(1, 1), (1, usize::MAX), (2, 1), (2, usize::MAX)];
 
 /// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
-/// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid, and
-/// then those that differ in one parameter from the best so far, by a step and then by more, again and again, and where
+/// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid.
+/// Then those that differ in one parameter from the best so far, by a step and then by more, again and again, and where
 /// none of these is better those that differ in two.
 pub struct Search<'a> {
     legal: &'a [Params],
