@@ -136,6 +136,26 @@ fn where_the_best_of_two_numbers_of_rows_differ_those_between_are_tried() {
 }
 
 #[test]
+fn a_run_comes_after_its_ops_though_it_takes_more_of_a_step() {
+    let mut world = World::new(no_tables());
+    let linear = world.job.asked.remove(0);
+    let of = |ops: &[&str], parts: Vec<usize>| {
+        let mut problem = linear.problem.clone();
+        problem.ops = ops.iter().map(|op| (*op).to_owned()).collect();
+        problem.dims.insert("hidden_size".into(), 64);
+        problem.dtypes.insert("scale".into(), gptoss_jit::dtype::Dtype::F32);
+        problem.constants.insert("eps".into(), 1e-5);
+        Asked { problem, parts, ..linear.clone() }
+    };
+    world.job.asked = vec![of(&["rmsnorm", "linear"], vec![1, 2]), of(&["rmsnorm"], Vec::new()), linear.clone()];
+    let (which, counts) = (BTreeSet::from([0, 1, 2]), Counts::only(&[4]));
+    let shares = world.job.shares(&which, &counts, world.chooser.library(), None);
+    assert!(shares[&0] > shares[&1] && shares[&0] > shares[&2], "{shares:?}");
+    let pieces = world.job.pieces(&which, &counts, world.chooser.library(), None);
+    assert_eq!(pieces.iter().map(|piece| piece.problem).collect::<Vec<_>>(), [2, 1, 0]);
+}
+
+#[test]
 fn what_is_in_the_journal_is_not_asked_again_and_what_was_cut_off_goes_on_to_the_same_rows() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.jsonl");
