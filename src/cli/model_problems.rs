@@ -1,5 +1,6 @@
 //! The problems of an op in a model's forward pass, for commands that look at one op.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::checkpoint::encoding::Encoding;
@@ -23,6 +24,8 @@ pub struct InModel {
     pub label: String,
     /// What is asked for there.
     pub problem: Problem,
+    /// Scalar arguments other than `n_tokens`, as the node has them.
+    pub scalars: BTreeMap<String, u32>,
 }
 
 /// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without.
@@ -58,9 +61,16 @@ pub fn of(
     };
     let graph = forward(&config, &kv, &options);
     let runs = runs(&graph, fusions);
+    let scalars: BTreeMap<String, BTreeMap<String, u32>> =
+        graph.nodes.iter().map(|node| (node.label.clone(), node.scalars.clone())).collect();
     let nodes = graph.nodes.into_iter().map(|node| (node.label, node.problem));
     let of_op = nodes.chain(runs).filter(|(_, problem)| problem.ops.join("+") == op);
-    Ok(of_op.map(|(label, problem)| InModel { label, problem }).collect())
+    let with_scalars = |(label, problem): (String, Problem)| {
+        let of_parts = label.split(" + ").filter_map(|part| scalars.get(part)).flatten();
+        let scalars = of_parts.map(|(name, value)| (name.clone(), *value)).collect();
+        InModel { label, problem, scalars }
+    };
+    Ok(of_op.map(with_scalars).collect())
 }
 
 fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest {
@@ -74,5 +84,28 @@ fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest
         matrix_layout,
         odd_window: None,
         budget_bytes: usize::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::library::{Layer, Library};
+    use crate::tuning::table::StepKind;
+    use crate::workbench::timing::{self, Setup};
+
+    #[test]
+    fn the_work_of_ops_with_scalars_of_their_own_can_be_counted() {
+        let target = Target::gpu("gfx1100").expect("known");
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        for op in ["change_logits", "min_p", "logprobs", "take_token"] {
+            let found =
+                of(op, NamedShape::GptOss20b, Precision::Bf16, &target, &[]).expect("the cache can be laid out");
+            let [one] = found.as_slice() else { panic!("{op}: {found:?}") };
+            let setup = |scalars| Setup::of(&one.problem, 1, StepKind::Decode, 1024, 0).with(scalars);
+            let work = timing::work(&library, &one.problem, &setup(&one.scalars)).expect("its shapes are known");
+            assert!(work.total_bytes() > 0.0, "{op}: {work:?}");
+            assert!(timing::work(&library, &one.problem, &setup(&BTreeMap::new())).is_err(), "{op} has no others");
+        }
     }
 }

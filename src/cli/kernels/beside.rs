@@ -128,7 +128,7 @@ impl Choosers {
             let today = self.today.ranking(&problem, n_rows, step).ok();
             let incumbent = today.and_then(|ranking| ranking.choices.into_iter().next());
             let incumbent = incumbent.map(|one| Candidate { template: one.template, params: one.params });
-            let setup = Setup::of(&problem, args.tokens, step, args.context, 0);
+            let setup = Setup::of(&problem, args.tokens, step, args.context, 0).with(&found.scalars);
             all.push(Beside { label: found.label, problem, setup, candidate, incumbent });
         }
         if all.is_empty() && !known.is_empty() {

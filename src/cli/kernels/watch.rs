@@ -79,11 +79,13 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
     output.note(&format!("{}/{}: {where_to}; ^C ends", place.op, place.variant));
     let store = Store::from_env()?;
     let today = Arc::new(today(&source, &target)?);
-    let mut last: Option<Vec<u8>> = None;
+    let (mut last, mut before): (Option<Vec<u8>>, Option<Vec<u8>>) = (None, None);
     loop {
-        // A file that is being replaced is not there for a moment.
+        // A file that is being replaced is not there for a moment, and one that is written over is not all there: it
+        // is tried when two looks see the same.
         let text = fs::read(watch.file).ok();
-        if text.is_some() && text != last {
+        let is_whole = text == std::mem::replace(&mut before, text.clone());
+        if is_whole && text.is_some() && text != last {
             last = text;
             let begun = Instant::now();
             let line = watch.try_once(&place, &source, &today, &on, &store, output);

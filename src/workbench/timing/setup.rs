@@ -43,4 +43,12 @@ impl Setup {
         };
         Self { scalars, inputs: inputs.map(str::to_owned), cache_bytes, seed: u64::from(n_tokens) }
     }
+
+    /// With scalars that a node has besides.
+    pub fn with(mut self, scalars: &BTreeMap<String, u32>) -> Self {
+        for (name, &value) in scalars {
+            self.scalars.entry(name.clone()).or_insert(value.into());
+        }
+        self
+    }
 }

@@ -212,11 +212,7 @@ impl Job {
     /// The scalars and the kind of the inputs of a piece, with what its node says besides.
     pub fn setup(&self, piece: &Piece) -> Setup {
         let Asked { problem, scalars, .. } = &self.asked[piece.problem];
-        let mut setup = Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes);
-        for (name, &value) in scalars {
-            setup.scalars.entry(name.clone()).or_insert(value.into());
-        }
-        setup
+        Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
     }
 }
 
