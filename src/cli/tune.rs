@@ -139,8 +139,8 @@ pub(super) struct JobArgs {
     params: Vec<(String, u32)>,
 
     /// Most parameter sets of a template that are tried for a number of rows; of more, a walk downhill from the present
-    /// ones [default: 48 where ops are named, else 12, of problems that take much of a step 36; 8 and 24 where times
-    /// are predicted]
+    /// ones [default: 48 where ops are named, else 20, and up to 120 of problems that take much of a step; 8 and up
+    /// to 24 where times are predicted]
     #[arg(long, value_name = "N")]
     most: Option<usize>,
 
