@@ -41,6 +41,8 @@ pub(super) struct Gate {
     /// In bf16 precision, what the op gives of rounded activations.
     of_rounded: Option<Outputs>,
     description: String,
+    /// SHA-256 of what is looked at and what was wanted, that goes on with what is found.
+    wanted: Sha256,
     /// What is read back, which may be much more than what is looked at.
     bytes: RefCell<Vec<u8>>,
 }
@@ -89,7 +91,12 @@ impl Gate {
             true => "all outputs".to_owned(),
             false => picks.iter().map(of).collect::<Vec<_>>().join(", "),
         };
-        Ok(Self { written, want, of_rounded, description, bytes: RefCell::default() })
+        let mut wanted = Sha256::new();
+        wanted.update(format!("{description}\n"));
+        for Written { spec, .. } in &written {
+            add(&mut wanted, &format!("{} wanted", spec.name), &want[&spec.name].values);
+        }
+        Ok(Self { written, want, of_rounded, description, wanted, bytes: RefCell::default() })
     }
 
     pub fn describe(&self) -> &str {
@@ -105,17 +112,14 @@ impl Gate {
     /// Holds what a launch left against the reference.
     pub fn check(&self, driver: &dyn Driver, memory: &Memory, kernel: &Rendered) -> Result<Passed, Wrong> {
         let mut worst: f64 = 0.0;
-        let mut evidence = Sha256::new();
-        evidence.update(format!("{}\n{:?}\n", self.description, kernel.tolerance));
+        let mut evidence = self.wanted.clone();
+        evidence.update(format!("{:?}\n", kernel.tolerance));
         let mut all = Tensors::new();
         for written in &self.written {
             let name = &written.spec.name;
             let got = written.read(driver, memory, &mut self.bytes.borrow_mut())?;
             let shape: Vec<u64> = written.entries.iter().map(|entries| entries.len() as u64).collect();
-            for (value, tensor) in [(&self.want[name].values[..], "wanted"), (got.values(), "found")] {
-                evidence.update(format!("{name} {tensor} {}\n", value.len()));
-                value.iter().for_each(|value| evidence.update(value.to_le_bytes()));
-            }
+            add(&mut evidence, &format!("{name} found"), got.values());
             worst = worst.max(check::output(&written.spec, &shape, got.values(), &self.want[name], kernel.tolerance)?);
             all.insert(name.clone(), got);
         }
@@ -316,6 +320,16 @@ fn spread(len: usize, n: usize) -> Vec<usize> {
             picked.retain(|&place| place < len);
             picked
         }
+    }
+}
+
+/// Adds values to a digest under a name.
+fn add(digest: &mut Sha256, name: &str, values: &[f64]) {
+    digest.update(format!("{name} {}\n", values.len()));
+    for some in values.chunks(1024) {
+        // One call for each value would take longer than what it computes.
+        let bytes: Vec<u8> = some.iter().flat_map(|value| value.to_le_bytes()).collect();
+        digest.update(&bytes);
     }
 }
 

@@ -5,6 +5,7 @@
 //! so that the gaps between launches are those of a real step. [`search`] says which parameters are tried.
 
 mod gate;
+mod gaussian_process;
 mod memory;
 mod run;
 pub mod search;

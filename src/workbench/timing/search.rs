@@ -1,40 +1,43 @@
-//! Which parameters are tried: all of a small grid, of a large one a walk downhill.
+//! Which parameters are tried: all of a small grid; of a large one those that may be the fastest by what is known so far.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use super::gaussian_process::GaussianProcess;
 use crate::template::Params;
 
-/// How many a first look around takes in.
-const LOOK_AROUND: usize = 8;
+/// How many are asked for at a time.
+const ROUND: usize = 8;
 
-/// Which part of all that is tried a wider look around takes in, by those that are not left after the first.
-const WIDER: usize = 6;
+/// After so many rounds of which none found anything faster a search ends, and by what part a time has to be less to be
+/// called faster.
+const PATIENCE: u32 = 3;
+const FASTER: f64 = 0.005;
 
-/// Those that are tried about the best so far, until one of them is better: in how many parameters they differ from it,
-/// and by how many steps at most.
-const NEAR: [(usize, usize); 4] = [(1, 1), (1, usize::MAX), (2, 1), (2, usize::MAX)];
+/// Times that differ by less than this part, as a standard deviation, are taken for noise.
+const LEAST_SPREAD: f64 = 0.02;
 
 /// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
-/// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid.
-/// Then those that differ in one parameter from the best so far, by a step and then by more, again and again, and where
-/// none of these is better those that differ in two.
+/// given, such as [`look_around`] does; then all of them if they are not too many, else those that a Gaussian process over
+/// the logarithms of the times believes to be the fastest, less one standard deviation of what it does not know.
 pub struct Search<'a> {
     legal: &'a [Params],
     first: Option<Vec<Params>>,
     most: usize,
-    grid: Grid<'a>,
+    places: Vec<Vec<f64>>,
     tried: BTreeMap<Params, Option<f64>>,
-    /// What it looks about at present, and what of [`NEAR`] is tried next.
-    around: (Option<Params>, usize),
+    /// How many rounds there were, how many of them since something faster was found, and what that took.
     n_rounds: u32,
+    n_vain: u32,
+    best_us: f64,
 }
 
 impl<'a> Search<'a> {
     /// - `most`: parameters that are tried, at most
     pub fn new(legal: &'a [Params], first: Vec<Params>, most: usize) -> Self {
         let most = most.max(first.len());
-        let grid = Grid::of(legal);
-        Self { legal, first: Some(first), most, grid, tried: BTreeMap::new(), around: (None, 0), n_rounds: 0 }
+        let tried = BTreeMap::new();
+        let (n_rounds, n_vain, best_us) = (0, 0, f64::INFINITY);
+        Self { legal, first: Some(first), most, places: places(legal), tried, n_rounds, n_vain, best_us }
     }
 
     /// What is to be timed next; nothing at the end.
@@ -45,54 +48,24 @@ impl<'a> Search<'a> {
         if let Some(first) = self.first.take() {
             return first;
         }
-        let (best, best_us) = match self.best() {
-            Some((params, time)) => (Some(params.clone()), time),
-            None => (None, f64::INFINITY),
-        };
         self.n_rounds += 1;
-        if best_us > rival_us * (1.0 + 1.0 / f64::from(self.n_rounds)) {
+        let is_behind = self.best_us > rival_us * (1.0 + 1.0 / f64::from(self.n_rounds));
+        if is_behind || self.n_vain >= PATIENCE {
             return Vec::new();
         }
         if self.legal.len() <= self.most {
             return self.legal.iter().filter(|params| !self.tried.contains_key(*params)).cloned().collect();
         }
-        if self.n_rounds == 1 && self.most / WIDER > LOOK_AROUND {
-            let step = self.legal.len() / (self.most / WIDER);
-            // Not where the first look fell.
-            let wider = self.legal.iter().skip(step / 2).step_by(step.max(1));
-            let wider: Vec<Params> = wider.filter(|params| !self.tried.contains_key(*params)).cloned().collect();
-            if !wider.is_empty() {
-                return wider;
-            }
-        }
-        // Where nothing is any good it looks about where it began.
-        let Some(best) = best.or_else(|| self.around.0.clone()).or_else(|| self.legal.first().cloned()) else {
-            return Vec::new();
-        };
-        if self.around.0.as_ref() != Some(&best) {
-            self.around = (Some(best.clone()), 0);
-        }
         let left = self.most.saturating_sub(self.tried.len());
-        while let Some(&(n_changes, most_steps)) = NEAR.get(self.around.1) {
-            self.around.1 += 1;
-            let is_near = |params: &&Params| {
-                let (changes, steps) = self.grid.distance(params, &best);
-                changes == n_changes && steps <= most_steps && !self.tried.contains_key(*params)
-            };
-            let near: Vec<Params> = self.legal.iter().filter(is_near).take(left).cloned().collect();
-            if !near.is_empty() {
-                return near;
-            }
-        }
-        Vec::new()
+        self.promising(left.min(ROUND))
     }
 
     /// What came of those that [`Search::next`] gave: their times in microseconds, `None` for those that are not to be
     /// used.
     pub fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
-        if self.around.0.is_none() {
-            self.around.0 = params.first().cloned();
-        }
+        let best_us = times_us.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+        self.n_vain = if best_us < self.best_us * (1.0 - FASTER) { 0 } else { self.n_vain + 1 };
+        self.best_us = self.best_us.min(best_us);
         self.tried.extend(params.into_iter().zip(times_us));
     }
 
@@ -101,15 +74,39 @@ impl<'a> Search<'a> {
         self.tried.len()
     }
 
-    fn best(&self) -> Option<(&Params, f64)> {
-        let timed = self.tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
-        timed.min_by(|a, b| a.1.total_cmp(&b.1))
+    /// Those of which most is hoped, among those that were not tried. What cannot be used counts as the slowest of those
+    /// that can, so that what is like it comes late.
+    fn promising(&self, n: usize) -> Vec<Params> {
+        let logs: Vec<f64> = self.tried.values().flatten().map(|us| us.ln()).collect();
+        let n_logs = logs.len().max(1) as f64;
+        let mean = logs.iter().sum::<f64>() / n_logs;
+        let spread = (logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / n_logs).sqrt().max(LEAST_SPREAD);
+        let slowest = logs.iter().copied().fold(mean, f64::max);
+
+        let mut belief = GaussianProcess::new(&self.places);
+        let mut open: Vec<usize> = Vec::new();
+        for (i, params) in self.legal.iter().enumerate() {
+            match self.tried.get(params) {
+                Some(time) => belief.observe(i, Some((time.map_or(slowest, f64::ln) - mean) / spread)),
+                None => open.push(i),
+            }
+        }
+        let mut found = Vec::new();
+        while found.len() < n && !open.is_empty() {
+            let hope = |i: usize| belief.mean(i) - belief.deviation(i);
+            let at = (0..open.len()).min_by(|&a, &b| hope(open[a]).total_cmp(&hope(open[b]))).unwrap_or(0);
+            let i = open.remove(at);
+            // The next one of this round should tell something else.
+            belief.observe(i, None);
+            found.push(self.legal[i].clone());
+        }
+        found
     }
 }
 
 /// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
 pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
-    let n = most.min(LOOK_AROUND);
+    let n = most.min(ROUND);
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {
         let params = &legal[i * legal.len() / n];
@@ -120,31 +117,27 @@ pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params>
     found
 }
 
-/// The values of each parameter, rising.
-struct Grid<'a>(BTreeMap<&'a str, BTreeSet<u32>>);
-
-impl<'a> Grid<'a> {
-    fn of(legal: &'a [Params]) -> Self {
-        let mut values: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
-        for (name, value) in legal.iter().flatten() {
-            values.entry(name).or_default().insert(*value);
+/// Where each lies in the grid of all, by the places of its values among those that its parameters take: 0 is the least
+/// and 1 the one that would follow the greatest, so that parameters with few values and with many count alike.
+fn places(legal: &[Params]) -> Vec<Vec<f64>> {
+    let mut values: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for (name, value) in legal.iter().flatten() {
+        let known = values.entry(name).or_default();
+        if let Err(at) = known.binary_search(value) {
+            known.insert(at, *value);
         }
-        Self(values)
     }
-
-    /// In how many parameters two differ, and by how many steps in that in which they differ most.
-    fn distance(&self, a: &Params, b: &Params) -> (usize, usize) {
-        let pairs = a.iter().filter_map(|(name, value)| Some((name, *value, *b.get(name)?)));
-        let steps = pairs.filter(|(_, a, b)| a != b).map(|(name, a, b)| {
-            let between = self.0.get(name.as_str()).map(|values| values.range(a.min(b)..a.max(b)).count());
-            between.unwrap_or(usize::MAX)
-        });
-        steps.fold((0, 0), |(n, most), steps| (n + 1, most.max(steps)))
-    }
+    let place = |(name, value): (&String, &u32)| {
+        let known = &values[name.as_str()];
+        known.partition_point(|one| one < value) as f64 / known.len() as f64
+    };
+    legal.iter().map(|params| params.iter().map(place).collect()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn grid() -> Vec<Params> {
@@ -179,6 +172,11 @@ mod tests {
         }
     }
 
+    fn best<'a>(search: &'a Search<'_>) -> Option<&'a Params> {
+        let timed = search.tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(params, _)| params)
+    }
+
     /// Least at a = 5, b = 2, c = 6.
     fn bowl(params: &Params) -> f64 {
         let distance = |name: &str, at: f64| (f64::from(params[name]) - at).powi(2);
@@ -186,10 +184,10 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_finds_the_bottom_with_few_of_many() {
+    fn the_bottom_is_found_with_few_of_many() {
         let legal = grid();
         let found = search(&legal, &legal[0], 120, f64::INFINITY, |params| Some(bowl(params)));
-        assert_eq!(found.best().map(|(params, _)| params.values().copied().collect::<Vec<_>>()), Some(vec![5, 2, 6]));
+        assert_eq!(best(&found).map(|params| params.values().copied().collect::<Vec<_>>()), Some(vec![5, 2, 6]));
         assert!(found.n_tried() <= 120, "{}", found.n_tried());
     }
 
@@ -202,10 +200,18 @@ mod tests {
     #[test]
     fn a_template_that_is_far_behind_is_left_after_a_look_around_and_one_a_little_behind_later() {
         let legal = grid();
-        let n_tried = |rival_us| search(&legal, &legal[0], 200, rival_us, |_| Some(1.0)).n_tried();
-        assert!((2..=LOOK_AROUND).contains(&n_tried(0.49)), "{}", n_tried(0.49));
+        // It gets a little faster with every one that is tried.
+        let n_tried = |rival_us| {
+            let n = Cell::new(0);
+            let time = |_: &Params| {
+                n.set(n.get() + 1);
+                Some(0.999_f64.powi(n.get()))
+            };
+            search(&legal, &legal[0], 200, rival_us, time).n_tried()
+        };
+        assert!((2..=ROUND).contains(&n_tried(0.49)), "{}", n_tried(0.49));
         let [behind, close] = [n_tried(0.6), n_tried(0.9)];
-        assert!(LOOK_AROUND < behind && behind < close, "{behind} {close}");
+        assert!(ROUND < behind && behind < close, "{behind} {close}");
     }
 
     #[test]
@@ -214,13 +220,29 @@ mod tests {
         // Nothing with a = 1 or 2 works: from a = 0 the bottom is beyond.
         let time = |params: &Params| (!matches!(params["a"], 1 | 2)).then(|| bowl(params));
         let found = search(&legal, &legal[0], 200, f64::INFINITY, time);
-        assert_eq!(found.best().map(|(params, _)| params["a"]), Some(5));
+        assert_eq!(best(&found).map(|params| params["a"]), Some(5));
     }
 
     #[test]
-    fn where_nothing_can_be_used_the_neighbours_of_the_start_are_tried() {
+    fn it_ends_where_nothing_can_be_used_and_where_all_are_alike() {
         let legal = grid();
-        let found = search(&legal, &legal[100], 60, f64::INFINITY, |_| None);
-        assert!((30..=60).contains(&found.n_tried()), "{}", found.n_tried());
+        for time in [None, Some(1.0)] {
+            let found = search(&legal, &legal[100], 400, f64::INFINITY, |_| time);
+            assert!((2 * ROUND..=6 * ROUND).contains(&found.n_tried()), "{}", found.n_tried());
+        }
+    }
+
+    /// Two parameters that are good only together, far from the start: where each alone is worse, a step downhill leads
+    /// nowhere.
+    #[test]
+    fn what_is_good_only_together_is_found() {
+        let legal = grid();
+        let time = |params: &Params| {
+            let [a, b, c] = ["a", "b", "c"].map(|name| f64::from(params[name]));
+            Some(20.0 + (a - b).abs() - a - b + 0.5 * (c - 3.0).abs())
+        };
+        let found = search(&legal, &legal[0], 100, f64::INFINITY, time);
+        let best = best(&found).expect("something was timed");
+        assert!(time(best).is_some_and(|us| us <= 6.5), "{best:?}");
     }
 }
