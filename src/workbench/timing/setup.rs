@@ -36,7 +36,7 @@ impl Setup {
             ("attention" | "rope_kv", StepKind::Decode) => Some("decode"),
             ("attention", StepKind::Mixed) => Some("end"),
             ("rope_kv", StepKind::Mixed) => Some("chunk"),
-            ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("spread"),
+            ("moe_sort" | "moe_mlp1" | "moe_mlp2", _) => Some("uneven"),
             // A model's logits: few tokens have most of the probability.
             ("sample", _) => Some("steep"),
             _ => None,
