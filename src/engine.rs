@@ -135,6 +135,7 @@ impl Engine {
                     n_meetings: n_meetings(&config),
                     sum: max_rows * config.hidden_size,
                     logits: if n_ids < config.vocab_size { max_logit_rows * n_ids } else { 0 },
+                    logit_rows: max_logit_rows,
                 };
                 let exchange = Exchange::new(drivers, sizes);
                 Some(exchange.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?)
@@ -283,10 +284,12 @@ impl Engine {
             self.write_tables()?;
             self.write_rows(&step)?;
             times::lap(&mut clock, &mut self.times.writing);
-            let shape = step.shape();
+            let is_asked = self.extras.are_in(&step);
+            let compares = self.n_devices > 1 && !is_asked && step.is_greedy();
+            let shape = StepShape { compares, ..step.shape() };
             self.shape = Some(shape);
             let mut logprobs_of = Vec::new();
-            if self.extras.are_in(&step) {
+            if is_asked {
                 self.executor.run_to_logits(shape)?;
                 times::lap(&mut clock, &mut self.times.launching);
                 self.tell(0, &mut clock, &mut events)?;

@@ -29,6 +29,8 @@ pub struct ExchangeSizes {
     pub sum: usize,
     /// Elements of a device's logits; 0 where each computes all of them.
     pub logits: usize,
+    /// Rows of them.
+    pub logit_rows: usize,
 }
 
 /// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
@@ -47,7 +49,7 @@ impl Exchange {
         // Of two sums that follow each other, one is after attention and one after the experts.
         let mut parts = vec![("attn", shared(sizes.sum)?), ("mlp", shared(sizes.sum)?)];
         if sizes.logits > 0 {
-            parts.push(("logits", shared(sizes.logits)?));
+            parts.extend([("logits", shared(sizes.logits)?), ("candidate", shared(sizes.logit_rows)?)]);
         }
         let exchange = Self { drivers, arrived, parts, step: Arc::default() };
         exchange.try_out()?;
@@ -88,7 +90,7 @@ impl Exchange {
     pub fn strides(&self) -> Strides {
         let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
         let of = |name| self.parts.iter().find(|(other, _)| *other == name).map_or(0, |(_, views)| stride(views));
-        Strides { sums: of("attn"), logits: of("logits"), arrived: stride(&self.arrived) }
+        Strides { sums: of("attn"), logits: of("logits"), candidates: of("candidate"), arrived: stride(&self.arrived) }
     }
 
     /// The tensors of a device that lie there, as it sees them.

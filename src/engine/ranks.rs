@@ -76,7 +76,7 @@ impl Ranks {
 
     /// From here on, takes the time of the first device's launches.
     pub fn start_profile(&mut self, which: Profiled) {
-        self.first.start_profile(which);
+        self.first.start_profile(which, self.others.is_empty());
     }
 
     /// Where that went.
