@@ -1,18 +1,20 @@
 //! A model that several devices compute together: what one device would have said, and the same bits on all of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::encoding::Encoding;
 use gptoss_jit::config::ModelConfig;
 use gptoss_jit::engine::Engine;
+use gptoss_jit::engine::watchdog::Watchdog;
 use gptoss_jit::graph::profile::Profiled;
 use gptoss_jit::scheduler::{Request, RequestId, Sampling};
 use gpu::Driver;
 use gpu::host::HostDriver;
 
-use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all};
+use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all, load_watched};
 use crate::fixtures::host::FaultyHost;
 use crate::fixtures::models::Fixture;
 use crate::fixtures::program::run;
@@ -163,6 +165,36 @@ fn a_device_that_fails_keeps_no_other_waiting() {
         let result = (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3, 4, 5, 6, 7], None).map(drop));
         let error = result.expect_err("a launch failed");
         assert!(error.to_string().starts_with("could not run `"), "device {failing}: {error}");
+    }
+}
+
+#[test]
+fn a_device_that_hangs_is_named_while_all_others_wait_for_it() {
+    let checkpoint = checkpoint(Encoding::Mxfp4);
+    for hanging in [0, 2] {
+        let (release, released) = mpsc::channel();
+        let (said, heard) = mpsc::channel();
+        let mut released = Some(released);
+        let mut device = |i| -> Arc<dyn Driver> {
+            if i == hanging {
+                Arc::new(FaultyHost::hanging_after(90, released.take().expect("one hangs")))
+            } else {
+                Arc::new(HostDriver::new(1).expect("threads"))
+            }
+        };
+        let watchdog = Watchdog::new(Duration::from_secs(1), move |hang| {
+            said.send(hang.to_string()).expect("the test waits");
+            let _ = release.send(()); // it ends by an error, so that this process is rid of it
+        });
+        let drivers = (0..4).map(&mut device).collect();
+        let watchdog = Some(watchdog.expect("a thread"));
+        let loaded = load_watched(drivers, &checkpoint, 64, ONE_BY_ONE, watchdog);
+        let mut engine = loaded.unwrap_or_else(|error| panic!("device {hanging}: {error}"));
+        let result = (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3, 4, 5, 6, 7], None).map(drop));
+        assert!(result.is_err(), "device {hanging}");
+        let words = heard.recv().expect("said");
+        assert!(words.contains("are not done with a step of one row after 1 s: cores that hang came to "), "{words}");
+        assert!(words.contains(" of the 5 meetings of that step, another to "), "{words}");
     }
 }
 
