@@ -28,6 +28,7 @@ mod forced;
 mod prompt_error;
 mod ranks;
 pub mod times;
+pub mod watchdog;
 
 use std::time::Instant;
 
@@ -54,6 +55,7 @@ use extras::{Extra, Extras};
 pub use prompt_error::PromptError;
 use ranks::Ranks;
 use times::HostTimes;
+use watchdog::{Waiting, Watchdog};
 
 /// How a model is run.
 pub struct EngineOptions {
@@ -63,6 +65,8 @@ pub struct EngineOptions {
     pub peers: Vec<Pipeline>,
     /// How the model is run there.
     pub model: ModelOptions,
+    /// Who notices that a device does not come back; devices whose launches are done when they return need nobody.
+    pub watchdog: Option<Watchdog>,
 }
 
 /// Sequences that an engine is sized for.
@@ -99,6 +103,9 @@ pub struct Engine {
     /// Of the step whose rows the device was told last.
     shape: Option<StepShape>,
     times: HostTimes,
+    watchdog: Option<Watchdog>,
+    /// What devices are called.
+    devices: Vec<String>,
 }
 
 /// Writes into the tables in a step; where more entries changed, all from the first to the last are written as one.
@@ -117,7 +124,7 @@ impl Engine {
         options: EngineOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, EngineError> {
-        let EngineOptions { pipeline, peers, model } = options;
+        let EngineOptions { pipeline, peers, model, watchdog } = options;
         let size = 1 + peers.len();
         let part = |rank| checkpoint.part(TpRank { rank, size });
         let first = part(0)?;
@@ -126,6 +133,8 @@ impl Engine {
         let Blueprint { layout, limits, .. } =
             Blueprint::of_part(&first, TpRank { rank: 0, size }, Default::default(), &model, pipeline.target())?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
+        let devices: Vec<String> =
+            std::iter::once(&pipeline).chain(&peers).map(|pipeline| pipeline.driver().describe()).collect();
         let exchange = match size {
             1 => None,
             _ => {
@@ -135,7 +144,10 @@ impl Engine {
                     n_meetings: n_meetings(&config),
                     sum: max_rows * config.hidden_size,
                     logits: if n_ids < config.vocab_size { max_logit_rows * n_ids } else { 0 },
+                    logit_rows: max_logit_rows,
                 };
+                let _waiting =
+                    watchdog.as_ref().map(|dog| dog.begin("a try of each other's memory", 0, &devices, None));
                 let exchange = Exchange::new(drivers, sizes);
                 Some(exchange.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?)
             }
@@ -170,6 +182,8 @@ impl Engine {
             max_logit_rows,
             shape: None,
             times: HostTimes::default(),
+            watchdog,
+            devices,
         };
         engine.write_tables()?;
         Ok(engine)
@@ -271,9 +285,21 @@ impl Engine {
         events
     }
 
+    /// From now on somebody waits for a step of so many rows, and for the one before it.
+    fn waits_for(&self, n_rows: usize) -> Option<Waiting> {
+        let n_before = self.shape.map_or(0, |shape| shape.n_rows);
+        let what = || match n_rows.max(n_before) {
+            1 => "a step of one row".to_owned(),
+            n => format!("a step of {n} rows"),
+        };
+        let begin = |dog: &Watchdog| dog.begin(what(), n_rows + n_before, &self.devices, self.executor.behind());
+        self.watchdog.as_ref().map(begin)
+    }
+
     fn run_step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut clock = Instant::now();
         let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
+        let _waiting = self.waits_for(step.as_ref().map_or(0, |step| step.rows.len()));
         let mut events = self.scheduler.take_events();
         times::lap(&mut clock, &mut self.times.scheduling);
         self.extras.take(&events);
@@ -283,10 +309,12 @@ impl Engine {
             self.write_tables()?;
             self.write_rows(&step)?;
             times::lap(&mut clock, &mut self.times.writing);
-            let shape = step.shape();
+            let is_asked = self.extras.are_in(&step);
+            let compares = self.n_devices > 1 && !is_asked && step.is_greedy();
+            let shape = StepShape { compares, ..step.shape() };
             self.shape = Some(shape);
             let mut logprobs_of = Vec::new();
-            if self.extras.are_in(&step) {
+            if is_asked {
                 self.executor.run_to_logits(shape)?;
                 times::lap(&mut clock, &mut self.times.launching);
                 self.tell(0, &mut clock, &mut events)?;

@@ -1,12 +1,16 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 21] = [
+const VARIABLES: [(&str, &str); 22] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
     ("GPTOSS_JIT_TEMPLATES", "a folder of templates, behind --templates"),
     ("GPTOSS_JIT_API_KEY", "a key that requests to serve have to bring"),
+    (
+        "GPTOSS_JIT_STEP_TIMEOUT",
+        "seconds after which a GPU that does not finish a step is given up, more for steps of many rows; 0: never [default: 15]",
+    ),
     ("GPTOSS_JIT_LOG", "what the library tells on stderr: error, warn, info, debug, trace [default: warn]"),
     ("GPTOSS_JIT_HIP", "the HIP runtime: libamdhip64.so or its folder"),
     ("GPTOSS_JIT_HIPRTC", "a folder with hipRTC, which compiles for AMD GPUs"),

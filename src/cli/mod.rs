@@ -32,6 +32,7 @@ mod run;
 mod serve;
 mod shapes;
 mod source;
+mod step_timeout;
 mod svg;
 mod tokenize;
 mod tokenizer;

@@ -13,6 +13,7 @@ use super::hub;
 use super::output::Output;
 use super::shapes::ShapeArgs;
 use super::source::SourceArgs;
+use super::step_timeout;
 use super::tokenizer::TokenizerArgs;
 use crate::checkpoint::layout::Layout;
 use crate::checkpoint::tensor_parallel::TpRank;
@@ -276,8 +277,9 @@ impl DeviceArgs {
         };
         let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
         let start = Instant::now();
-        let engine =
-            Engine::load(&checkpoint, EngineOptions { pipeline, peers, model }, &CompileProgress::new(output))?;
+        let watchdog = step_timeout::watchdog(&device, output)?;
+        let options = EngineOptions { pipeline, peers, model, watchdog };
+        let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \

@@ -17,7 +17,7 @@ pub enum ColorChoice {
 }
 
 /// The two streams, and what the global flags say about them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Output {
     json: bool,
     quiet: bool,

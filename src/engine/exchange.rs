@@ -18,6 +18,7 @@ pub struct Exchange {
     parts: Vec<(&'static str, Vec<BufferView>)>,
     /// How often the devices met, as they count it themselves.
     step: Arc<AtomicU32>,
+    n_meetings: usize,
 }
 
 /// How much devices exchange.
@@ -29,6 +30,8 @@ pub struct ExchangeSizes {
     pub sum: usize,
     /// Elements of a device's logits; 0 where each computes all of them.
     pub logits: usize,
+    /// Rows of them.
+    pub logit_rows: usize,
 }
 
 /// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
@@ -47,9 +50,9 @@ impl Exchange {
         // Of two sums that follow each other, one is after attention and one after the experts.
         let mut parts = vec![("attn", shared(sizes.sum)?), ("mlp", shared(sizes.sum)?)];
         if sizes.logits > 0 {
-            parts.push(("logits", shared(sizes.logits)?));
+            parts.extend([("logits", shared(sizes.logits)?), ("candidate", shared(sizes.logit_rows)?)]);
         }
-        let exchange = Self { drivers, arrived, parts, step: Arc::default() };
+        let exchange = Self { drivers, arrived, parts, step: Arc::default(), n_meetings: sizes.n_meetings };
         exchange.try_out()?;
         Ok(exchange)
     }
@@ -88,7 +91,7 @@ impl Exchange {
     pub fn strides(&self) -> Strides {
         let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
         let of = |name| self.parts.iter().find(|(other, _)| *other == name).map_or(0, |(_, views)| stride(views));
-        Strides { sums: of("attn"), logits: of("logits"), arrived: stride(&self.arrived) }
+        Strides { sums: of("attn"), logits: of("logits"), candidates: of("candidate"), arrived: stride(&self.arrived) }
     }
 
     /// The tensors of a device that lie there, as it sees them.
@@ -107,6 +110,32 @@ impl Exchange {
     /// The number of the step that is told next.
     pub fn next_step(&self) -> u32 {
         self.step.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// Which device has come the least far, and how far: the one that others wait for. None where nobody can say.
+    pub fn behind(&self) -> Option<String> {
+        let n_devices = self.drivers.len();
+        // What all told a device, as it lies in its own memory; one that still answers is enough.
+        let told = |at: usize| {
+            let mut words = vec![0_u32; n_devices * self.n_meetings];
+            let piece = self.arrived[at].slice(4 * at * self.strides().arrived, 4 * words.len())?;
+            self.drivers[at].read_now(&piece, &mut words).ok().map(|()| words)
+        };
+        let words = (0..n_devices).find_map(told)?;
+        let flags = |of: usize| &words[of * self.n_meetings..][..self.n_meetings];
+        let later = |a: u32, b: u32| if b.wrapping_sub(a) < 1 << 31 { b } else { a };
+        let latest = words.iter().copied().reduce(later)?;
+        // How often each was there in the latest step that anybody has begun.
+        let came = |of: usize| flags(of).iter().filter(|&&flag| flag == latest).count();
+        let (least, most) = ((0..n_devices).min_by_key(|&of| came(of))?, (0..n_devices).map(came).max()?);
+        let device = self.drivers[least].describe();
+        (came(least) < most).then(|| {
+            format!(
+                "{device} came to {} of the {} meetings of that step, another to {most}",
+                came(least),
+                self.n_meetings
+            )
+        })
     }
 
     /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way. One

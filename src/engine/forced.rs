@@ -33,6 +33,7 @@ impl Engine {
             let row =
                 |(i, &token): (usize, &u32)| Row { slot: 0, position: (first + i) as u32, token: RowToken::Id(token) };
             let step = Step::with_all_logits(chunk.iter().enumerate().map(row).collect());
+            let _waiting = self.waits_for(chunk.len());
             self.write_rows(&step)?;
             self.executor.run(step.shape(), observer.as_mut().map(|observe| &mut **observe as Observer<'_>))?;
             let part = &mut logits[first * self.config.vocab_size..][..chunk.len() * self.config.vocab_size];

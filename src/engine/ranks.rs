@@ -7,10 +7,12 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use super::exchange::Exchange;
+use super::watchdog::Behind;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::graph::StepShape;
 use crate::graph::error::PlanError;
@@ -22,6 +24,7 @@ pub(super) struct Ranks {
     first: Executor,
     others: Vec<Other>,
     exchange: Option<Exchange>,
+    behind: Option<Arc<Behind>>,
 }
 
 /// What a thread does with its device.
@@ -61,7 +64,8 @@ impl Ranks {
             }
             others.push(other);
         }
-        Ok(Self { first, others, exchange })
+        let behind = exchange.clone().map(|exchange| -> Arc<Behind> { Arc::new(move || exchange.behind()) });
+        Ok(Self { first, others, exchange, behind })
     }
 
     /// The first device's plan.
@@ -74,9 +78,14 @@ impl Ranks {
         self.exchange.as_ref().map(Exchange::next_step)
     }
 
+    /// Says whom the others wait for; none where the devices meet nobody.
+    pub fn behind(&self) -> Option<&Arc<Behind>> {
+        self.behind.as_ref()
+    }
+
     /// From here on, takes the time of the first device's launches.
     pub fn start_profile(&mut self, which: Profiled) {
-        self.first.start_profile(which);
+        self.first.start_profile(which, self.others.is_empty());
     }
 
     /// Where that went.

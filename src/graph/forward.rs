@@ -48,6 +48,8 @@ pub struct Strides {
     pub sums: usize,
     /// Of `parts.logits`.
     pub logits: usize,
+    /// Of `parts.candidate`.
+    pub candidates: usize,
     /// Of `arrived`.
     pub arrived: usize,
 }
@@ -73,7 +75,7 @@ pub fn n_meetings(config: &ModelConfig) -> usize {
 /// change `logits` and `top_k`; `logprob_row`, which leaves `logprob` and `top_token`. Where several devices compute
 /// the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and
 /// for `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's,
-/// so too `parts.logits` and `part.logits` where they share the vocabulary; all but the first have `zeros` (a part).
+/// so too `logits` and `candidate` where they share the vocabulary; all but the first have `zeros` (a part).
 pub fn forward(config: &ModelConfig, kv: &KvLayout, options: &ForwardOptions) -> Graph {
     let mut graph = Graph::new(options.precision);
     let mut pass = Forward { rows: RowInputs::new(&mut graph, options), graph: &mut graph, config, kv, options };
@@ -258,12 +260,13 @@ impl Forward<'_> {
         }
         let y = self.graph.activation(format!("{label}.sum"), Dtype::F32);
         let hidden_size = self.config.hidden_size;
-        self.met(sum, number, format!("{label}.all_reduce"), "all_reduce", y).dim("hidden_size", hidden_size);
+        let label = format!("{label}.all_reduce");
+        self.met(sum, number, label, "all_reduce").dim("hidden_size", hidden_size).arg("y", y);
         y
     }
 
-    /// A node at which all devices meet, and make `y` of their parts.
-    fn met(&mut self, parts: &str, number: usize, label: String, op: &str, y: TensorId) -> NodeBuilder<'_> {
+    /// A node at which all devices meet, and make something of their parts.
+    fn met(&mut self, parts: &str, number: usize, label: String, op: &str) -> NodeBuilder<'_> {
         let TpRank { rank, size } = self.options.part;
         let stride = self.options.strides.part(parts);
         let parts = self.graph.external(&format!("parts.{parts}"), Dtype::F32);
@@ -279,7 +282,6 @@ impl Forward<'_> {
             .arg("part", parts)
             .arg("arrived", arrived)
             .arg("step", step)
-            .arg("y", y)
     }
 
     /// The chosen experts of every row, their weights, and the rows of every expert.

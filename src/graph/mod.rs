@@ -77,6 +77,10 @@ pub enum Rows {
     All,
     /// The rows that want logits.
     Logits,
+    /// The same, of steps in which devices that share the vocabulary have all logits everywhere.
+    Gathered,
+    /// The same, of steps in which they compare their best tokens instead.
+    Compared,
     /// Those of them whose logits are changed before a token is chosen: in most steps none.
     Changed,
     /// Those of them that want log-probabilities: in most steps none.
@@ -99,12 +103,14 @@ pub struct StepShape {
     pub n_logit_rows: usize,
     /// What the rows are to each other.
     pub kind: StepKind,
+    /// Whether all that want logits take the best token, and devices that share the vocabulary compare theirs.
+    pub compares: bool,
 }
 
 impl StepShape {
     /// The smallest step of a kind that gives a token.
     pub fn smallest(kind: StepKind) -> Self {
-        Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind }
+        Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind, compares: false }
     }
 
     /// How many rows a node works on, where no request asks for more.
@@ -112,13 +118,15 @@ impl StepShape {
         match rows {
             Rows::All => self.n_rows,
             Rows::Logits => self.n_logit_rows,
-            Rows::Changed | Rows::Logprobs => 0,
+            Rows::Gathered if !self.compares => self.n_logit_rows,
+            Rows::Compared if self.compares => self.n_logit_rows,
+            Rows::Gathered | Rows::Compared | Rows::Changed | Rows::Logprobs => 0,
         }
     }
 
     /// How many rows a node works on at most: any row that wants logits may ask for more.
     pub fn most(&self, rows: Rows) -> usize {
-        self.count(if rows.are_asked_for() { Rows::Logits } else { rows })
+        self.count(if rows == Rows::All { rows } else { Rows::Logits })
     }
 }
 
@@ -140,7 +148,8 @@ impl StepLimits {
             StepKind::Decode => self.max_decode_rows,
             StepKind::Mixed => self.max_rows,
         };
-        StepShape { n_rows: self.max_rows.min(most), n_logit_rows: self.max_logit_rows.min(most), kind }
+        let (n_rows, n_logit_rows) = (self.max_rows.min(most), self.max_logit_rows.min(most));
+        StepShape { n_rows, n_logit_rows, kind, compares: false }
     }
 }
 

@@ -144,8 +144,10 @@ impl Executor {
     }
 
     /// From here on, takes the time of the launches.
-    pub fn start_profile(&mut self, which: Profiled) {
-        self.profiler = Some(Profiler::new(which));
+    ///
+    /// - `is_alone`: whether no other device takes part in the steps
+    pub fn start_profile(&mut self, which: Profiled, is_alone: bool) {
+        self.profiler = Some(Profiler::new(which, is_alone));
     }
 
     /// Where the time went since [`Self::start_profile`], which this ends.

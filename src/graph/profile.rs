@@ -102,8 +102,10 @@ struct Alike {
 }
 
 impl Profiler {
-    pub fn new(which: Profiled) -> Self {
-        Self { which, total: Profile::default(), alike: HashMap::new(), is_in_order: false }
+    /// - `is_alone`: whether no other device takes part in the steps. Where one does, nothing is launched that it does
+    ///   not launch too: they meet once in a step, and what one writes the other reads.
+    pub fn new(which: Profiled, is_alone: bool) -> Self {
+        Self { which, total: Profile::default(), alike: HashMap::new(), is_in_order: !is_alone }
     }
 
     /// Takes times of a step that was prepared and is to run now. `true`, and it has run, where its launches were timed

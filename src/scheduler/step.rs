@@ -86,7 +86,12 @@ impl Step {
         let mut slots = BTreeSet::new();
         let is_alone = |row: &Row| slots.insert(row.slot);
         let kind = if self.rows.iter().all(is_alone) { StepKind::Decode } else { StepKind::Mixed };
-        StepShape { n_rows: self.rows.len(), n_logit_rows: self.logit_rows.len(), kind }
+        StepShape { n_rows: self.rows.len(), n_logit_rows: self.logit_rows.len(), kind, compares: false }
+    }
+
+    /// Whether every token that it gives is the best one.
+    pub fn is_greedy(&self) -> bool {
+        self.logit_rows.iter().all(|row| row.sampling.temperature == 0.0)
     }
 
     /// Rows that were made with drafts: those behind the first that gives a token of a request.

@@ -47,11 +47,11 @@ fn prompts_run_in_chunks_and_mix_with_generation() {
     assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
     assert_eq!(scheduler.advance(&first, &[7]), [told(0, 7)]);
 
-    assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed });
+    assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed, compares: false });
 
     let second = scheduler.next_step();
     assert_eq!(rows(&second), [(0, 2, 7), (1, 2, 5), (1, 3, 6)]);
-    assert_eq!(second.shape(), StepShape { n_rows: 3, n_logit_rows: 2, kind: StepKind::Mixed });
+    assert_eq!(second.shape(), StepShape { n_rows: 3, n_logit_rows: 2, kind: StepKind::Mixed, compares: false });
     let events = scheduler.advance(&second, &[8, 8]);
     assert_eq!(
         events,
@@ -74,7 +74,7 @@ fn a_freed_slot_is_filled_in_the_next_step() {
     scheduler.submit(request(&[2], 5));
     let step = scheduler.next_step();
     assert_eq!(rows(&step), [(0, 0, 1)]);
-    assert_eq!(step.shape(), StepShape { n_rows: 1, n_logit_rows: 1, kind: StepKind::Decode });
+    assert_eq!(step.shape(), StepShape { n_rows: 1, n_logit_rows: 1, kind: StepKind::Decode, compares: false });
     let events = scheduler.advance(&step, &[9]);
     assert_eq!(events[1], Event::Finished { request: RequestId(0), reason: FinishReason::Stop });
     assert_eq!(rows(&scheduler.next_step()), [(0, 0, 2)]);

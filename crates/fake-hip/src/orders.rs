@@ -9,6 +9,7 @@
 //! peers = false                             whether devices reach each other's memory; they do
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
+//! hang = 40                                 the kernel, counted from 1, that never ends, and all behind it
 //! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator
 //!                                           those run. Without it kernels do nothing
 //! ```
@@ -37,6 +38,8 @@ pub struct Orders {
     pub peers: bool,
     /// A cache with the text of every object, and the same text compiled for the simulator.
     pub kernels: Option<PathBuf>,
+    /// How many kernels end before one that does not.
+    n_ending: Option<usize>,
     failures: Vec<Failure>,
     calls: Option<File>,
 }
@@ -64,6 +67,7 @@ impl Orders {
             wave_size: None,
             peers: true,
             kernels: None,
+            n_ending: None,
             failures: Vec::new(),
             calls,
         };
@@ -86,6 +90,7 @@ impl Orders {
             }
             "peers" => self.peers = value.parse().expect("true or false"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
+            "hang" => self.n_ending = Some(value.parse::<usize>().expect("a number") - 1),
             "kernels" => self.kernels = Some(value.into()),
             "fail" => {
                 let mut parts = value.split(':');
@@ -125,6 +130,18 @@ impl Orders {
         let failure = self.failures.iter_mut().find(|failure| failure.call == call)?;
         failure.n_calls += 1;
         failure.only.is_none_or(|only| only == failure.n_calls).then_some(failure.status)
+    }
+
+    /// Whether the kernel that comes next never ends.
+    pub fn hangs(&mut self) -> bool {
+        match &mut self.n_ending {
+            Some(0) => true,
+            Some(n) => {
+                *n -= 1;
+                false
+            }
+            None => false,
+        }
     }
 
     /// Adds a line to the list of calls.

@@ -220,6 +220,10 @@ impl State {
                 // SAFETY: the range is in memory that is still allocated; it need not be aligned.
                 (0..n).for_each(|i| unsafe { (to as *mut u32).add(i).write_unaligned(value) });
             }
+            // Whoever waits waits for ever, and whoever calls meanwhile, too.
+            Work::Launch(_) if self.orders.hangs() => loop {
+                std::thread::park();
+            },
             Work::Launch(launch) => {
                 self.sticky = match self.orders.failure("kernel") {
                     Some(failure) => failure,

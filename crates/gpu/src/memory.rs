@@ -234,6 +234,21 @@ impl BufferView {
         Ok(())
     }
 
+    /// Reads words of this process's memory, one after the other and each at once: kernels may be writing.
+    pub(crate) fn load_words(&self, words: &mut [u32]) -> Result<(), GpuError> {
+        self.check_read(4 * words.len())?;
+        let from = self.host_address()?.cast::<AtomicU32>();
+        if !from.is_aligned() {
+            return Err(GpuError::ForeignMemory);
+        }
+        for (i, word) in words.iter_mut().enumerate() {
+            // SAFETY: the view lies within its buffer (checked when it was made), is long enough and aligned (checked
+            // above), and whoever writes meanwhile does so by atomics.
+            *word = unsafe { (*from.add(i)).load(Ordering::Acquire) };
+        }
+        Ok(())
+    }
+
     /// Copies all of another view to the start of this one. The caller holds the driver's lock: nothing else reads or
     /// writes meanwhile.
     pub(crate) fn copy_from_view(&self, from: &BufferView) -> Result<(), GpuError> {

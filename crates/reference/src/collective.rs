@@ -1,4 +1,5 @@
-//! References of `all_reduce` and `all_gather`, as one rank sees them when all others have written their parts.
+//! References of `all_reduce`, `all_gather` and `all_argmax`, as one rank sees them when all others have written their
+//! parts.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, tensor};
 use super::random::Random;
@@ -11,6 +12,27 @@ pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tens
 
 pub(super) fn all_gather_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     inputs(case, case.dim("part_len")?, random)
+}
+
+/// What is a candidate where a logit is a NaN or infinity.
+const NO_TOKEN: u32 = u32::MAX;
+
+/// Logits of which many are equal, and of every seventh row a part without a token.
+pub(super) fn all_argmax_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (part_len, ranks, n_tokens) = (case.dim("part_len")?, case.dim("ranks")?, case.n_tokens()?);
+    let stride = case.scalar("candidate_stride")?;
+    if n_tokens > stride {
+        return Err(ReferenceError::Contradiction { why: format!("{n_tokens} rows in a stride of {stride}") });
+    }
+    let mut inputs = inputs(case, part_len, random)?;
+    let mut value = |_| [-1.0, -0.0, 0.0, 2.0][random.below(4)];
+    let part = Tensor::rounded(Dtype::F32, (0..inputs["part"].len()).map(&mut value).collect());
+    let mut candidate = random.indices(ranks * stride, part_len).values().to_vec();
+    for t in (3..n_tokens).step_by(7) {
+        candidate[random.below(ranks) * stride + t] = NO_TOKEN.into();
+    }
+    inputs.extend(named([("part", part), ("candidate", Tensor::rounded(Dtype::U32, candidate))]));
+    Ok(inputs)
 }
 
 /// - `row_len`: elements of a row of one rank's part
@@ -59,6 +81,30 @@ pub(super) fn all_gather(case: &Case, inputs: &Tensors) -> Result<Outputs, Refer
         |t: usize| (0..ranks).flat_map(move |r| &part.values()[r * part_stride + t * part_len..][..part_len]).copied();
     let y = (0..case.n_tokens()?).flat_map(row).collect();
     Ok([("y".to_owned(), Output::plain(y)), ("arrived".to_owned(), told(case, arrived, step)?)].into())
+}
+
+/// token[t] = the id of the largest of part[r, t, candidate[r, t]]; arrived[r, rank, flag] = step
+pub(super) fn all_argmax(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (part, candidate) = (tensor(inputs, "part")?, tensor(inputs, "candidate")?);
+    let (arrived, step) = (tensor(inputs, "arrived")?, tensor(inputs, "step")?);
+    let (part_len, ranks, part_stride) = (case.dim("part_len")?, case.dim("ranks")?, case.scalar("part_stride")?);
+    let candidate_stride = case.scalar("candidate_stride")?;
+    let token = |t: usize| {
+        let mut best = (f64::NEG_INFINITY, 0);
+        for r in 0..ranks {
+            let own = candidate.values()[r * candidate_stride + t];
+            if own == f64::from(NO_TOKEN) {
+                return own;
+            }
+            let logit = part.values()[r * part_stride + t * part_len + own as usize];
+            if r == 0 || logit > best.0 {
+                best = (logit, r * part_len + own as usize);
+            }
+        }
+        best.1 as f64
+    };
+    let tokens = (0..case.n_tokens()?).map(token).collect();
+    Ok([("token".to_owned(), Output::plain(tokens)), ("arrived".to_owned(), told(case, arrived, step)?)].into())
 }
 
 /// The flags when the rank has told every other one.

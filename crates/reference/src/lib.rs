@@ -36,7 +36,7 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 23] = [
+const OPS: [Op; 24] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
@@ -70,6 +70,13 @@ const OPS: [Op; 23] = [
         kinds: &["same_experts", "uneven", "wide_scales"],
         inputs: moe::mlp2_inputs,
         run: moe::mlp2,
+    },
+    Op {
+        name: "all_argmax",
+        first: "part",
+        kinds: &[],
+        inputs: collective::all_argmax_inputs,
+        run: collective::all_argmax,
     },
     Op {
         name: "all_gather",

@@ -128,7 +128,7 @@ fn reached(runtime: Runtime, n_devices: usize) -> Vec<String> {
     let label = |i: usize| format!("{}:{i}", runtime.names().device);
     let pairs = (0..n_devices).flat_map(|i| (i + 1..n_devices).map(move |j| (i, j)));
     let tried = pairs.map(|(i, j)| {
-        let sizes = ExchangeSizes { n_meetings: 1, sum: 1, logits: 0 };
+        let sizes = ExchangeSizes { n_meetings: 1, sum: 1, logits: 0, logit_rows: 0 };
         match Exchange::new(vec![Arc::clone(&drivers[i]), Arc::clone(&drivers[j])], sizes) {
             Ok(_) => {
                 format!("{} and {} see each other's memory (tried by a write and a read of each)", label(i), label(j))

@@ -175,7 +175,8 @@ impl Engines<'_> {
             max_prompt_rows: None,
             prefix_cache: PrefixCache::OFF,
         };
-        let mut engine = Engine::load(&setup.checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &())?;
+        let mut engine =
+            Engine::load(&setup.checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())?;
         let model = Model::of(&setup.checkpoint, engine.kv_layout().dtype);
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles: false, load_s: 0.0 };
         let measured = bench.measure(which)?;

@@ -2,7 +2,16 @@
 
 use super::{Forward, N_TOP};
 use crate::dtype::Dtype;
-use crate::graph::{Rows, TensorId};
+use crate::graph::{NodeBuilder, Rows, TensorId};
+
+/// How tokens are drawn, a row each.
+#[derive(Clone, Copy)]
+struct Draws {
+    temperature: TensorId,
+    top_k: TensorId,
+    top_p: TensorId,
+    coin: TensorId,
+}
 
 impl Forward<'_> {
     /// logits = unembedding(norm(x)) of the rows that want them, then a token for each.
@@ -37,21 +46,44 @@ impl Forward<'_> {
             .arg("weight", weight)
             .arg("y", own)
             .rows(Rows::Logits);
+        let [temperature, top_p, coin] =
+            ["temperature", "top_p", "coin"].map(|name| self.graph.external(name, Dtype::F32));
+        let draws = Draws { temperature, top_k: self.graph.external("top_k", Dtype::U32), top_p, coin };
+        let sampled = self.graph.external("sampled", Dtype::U32);
+        let mut rows = Rows::Logits;
         if n_own < vocab_size {
-            let number = 2 * self.config.num_hidden_layers;
-            self.met("logits", number, "unembedding.all_gather".into(), "all_gather", logits)
+            rows = Rows::Gathered;
+            self.compare(own, n_own, draws, sampled);
+            self.met("logits", self.number_of_logits(), "unembedding.all_gather".into(), "all_gather")
                 .dim("part_len", n_own)
-                .rows(Rows::Logits);
+                .arg("y", logits)
+                .rows(rows);
         }
-        let temperature = self.graph.external("temperature", Dtype::F32);
-        let top_k = self.graph.external("top_k", Dtype::U32);
-        self.change_logits(logits, temperature, top_k);
-        let sampled = self.sample(logits, temperature, top_k);
+        self.change_logits(logits, draws);
+        self.sample("sample", logits, vocab_size, draws, sampled).rows(rows);
         self.logprobs(logits, sampled);
     }
 
+    /// Which of the meetings of a step is about logits, whatever comes of them.
+    fn number_of_logits(&self) -> usize {
+        2 * self.config.num_hidden_layers
+    }
+
+    /// The best of all tokens, of which each device knows that of its own ids.
+    fn compare(&mut self, own: TensorId, n_own: usize, draws: Draws, sampled: TensorId) {
+        let [part, all] = ["part.candidate", "parts.candidate"].map(|name| self.graph.external(name, Dtype::U32));
+        self.sample("sample.part", own, n_own, draws, part).rows(Rows::Compared);
+        let stride = self.options.strides.candidates;
+        self.met("logits", self.number_of_logits(), "sample.all_argmax".into(), "all_argmax")
+            .dim("part_len", n_own)
+            .scalar("candidate_stride", stride)
+            .arg("candidate", all)
+            .arg("token", sampled)
+            .rows(Rows::Compared);
+    }
+
     /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves.
-    fn change_logits(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) {
+    fn change_logits(&mut self, logits: TensorId, draws: Draws) {
         let (vocab_size, n_rows) = (self.config.vocab_size, self.options.max_logit_rows);
         let row = self.graph.external("changed_row", Dtype::U32);
         let whole = ["bias_begin", "bias_end", "bias_id", "mask_row", "mask"];
@@ -75,26 +107,29 @@ impl Forward<'_> {
             .arg("row", row)
             .arg("min_p", min_p)
             .arg("logit", logits)
-            .arg("temperature", temperature)
-            .arg("top_k", top_k)
+            .arg("temperature", draws.temperature)
+            .arg("top_k", draws.top_k)
             .rows(Rows::Changed);
     }
 
-    fn sample(&mut self, logits: TensorId, temperature: TensorId, top_k: TensorId) -> TensorId {
-        let top_p = self.graph.external("top_p", Dtype::F32);
-        let coin = self.graph.external("coin", Dtype::F32);
-        let sampled = self.graph.external("sampled", Dtype::U32);
+    /// A token of each row of logits.
+    fn sample(
+        &mut self,
+        label: &str,
+        logits: TensorId,
+        n_logits: usize,
+        draws: Draws,
+        token: TensorId,
+    ) -> NodeBuilder<'_> {
         self.graph
-            .node("sample", "sample")
-            .dim("vocab_size", self.config.vocab_size)
+            .node(label, "sample")
+            .dim("vocab_size", n_logits)
             .arg("logit", logits)
-            .arg("temperature", temperature)
-            .arg("top_k", top_k)
-            .arg("top_p", top_p)
-            .arg("coin", coin)
-            .arg("token", sampled)
-            .rows(Rows::Logits);
-        sampled
+            .arg("temperature", draws.temperature)
+            .arg("top_k", draws.top_k)
+            .arg("top_p", draws.top_p)
+            .arg("coin", draws.coin)
+            .arg("token", token)
     }
 
     /// How probable the token and its rivals were, for the rows that want to know.

@@ -91,7 +91,8 @@ pub fn measure(pipelines: &[Pipeline], hidden_size: usize, rows: &[usize]) -> Re
     let n_devices = pipelines.len();
     let drivers = pipelines.iter().map(Pipeline::shared_driver).collect();
     let most = rows.iter().copied().max().unwrap_or(1);
-    let exchange = Exchange::new(drivers, ExchangeSizes { n_meetings: SUMS, sum: most * hidden_size, logits: 0 })?;
+    let sizes = ExchangeSizes { n_meetings: SUMS, sum: most * hidden_size, logits: 0, logit_rows: 0 };
+    let exchange = Exchange::new(drivers, sizes)?;
     let mut sums = Vec::new();
     for &n_rows in rows {
         let device = |rank| Device { pipeline: &pipelines[rank], exchange: &exchange, rank, n_devices };

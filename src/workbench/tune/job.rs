@@ -187,7 +187,7 @@ impl Job {
                 // Rows are rows: what kind of step they are of is nothing to them.
                 decode.chain(counts.prompt.iter().map(|&n| at(StepKind::Decode, n))).collect()
             }
-            Rows::Logits | Rows::Changed | Rows::Logprobs => decode.collect(),
+            _ => decode.collect(),
         };
         pieces.sort_unstable();
         pieces.dedup();

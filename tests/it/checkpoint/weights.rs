@@ -150,7 +150,8 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         prefix_cache: PrefixCache::OFF,
         drafts: None,
     };
-    Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &()).map_err(Box::new)
+    Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())
+        .map_err(Box::new)
 }
 
 /// Logits after each of a few tokens.

@@ -154,7 +154,8 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let driver = Arc::new(HostDriver::new(1).expect("a thread"));
     let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver).expect("tables that are right");
-    let engine = Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &()).expect("loads");
+    let engine = Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())
+        .expect("loads");
     let loaded = engine.executor().kernels().into_iter();
     let loaded: BTreeSet<(String, Params)> =
         loaded.map(|(_, kernel)| (kernel.rendered.label.clone(), kernel.rendered.params.clone())).collect();
@@ -163,7 +164,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     assert!(of_linear == 2 && planned.iter().any(|(label, _)| label.contains('+')), "{planned:?}");
 
     for (n_rows, kind) in [(1, StepKind::Decode), (2, StepKind::Mixed), (9, StepKind::Mixed), (512, StepKind::Mixed)] {
-        let shape = StepShape { n_rows, n_logit_rows: 1, kind };
+        let shape = StepShape { n_rows, n_logit_rows: 1, kind, compares: false };
         let of_step = decisions.all.iter().filter(|decision| {
             let n = shape.count(decision.rows);
             decision.step == kind && (decision.first_row_count..=decision.last_row_count).contains(&n)

@@ -8,6 +8,7 @@ use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
+use gptoss_jit::engine::watchdog::Watchdog;
 use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
 use gptoss_jit::error::Hint;
 use gptoss_jit::graph::kv_cache::KvTooLarge;
@@ -75,6 +76,17 @@ pub fn load_on_all(
     capacity_tokens: usize,
     how: How,
 ) -> Result<Engine, Box<EngineError>> {
+    load_watched(drivers, checkpoint, capacity_tokens, how, None)
+}
+
+/// The same, with somebody who notices when they hang.
+pub fn load_watched(
+    drivers: Vec<Arc<dyn Driver>>,
+    checkpoint: &Checkpoint,
+    capacity_tokens: usize,
+    how: How,
+    watchdog: Option<Watchdog>,
+) -> Result<Engine, Box<EngineError>> {
     let mut pipelines = drivers.into_iter().map(pipeline);
     let (pipeline, peers) = (pipelines.next().expect("a device"), pipelines.collect());
     let model = ModelOptions {
@@ -90,7 +102,7 @@ pub fn load_on_all(
         prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128, n_kept: 0 },
         drafts: how.drafts,
     };
-    Engine::load(checkpoint, EngineOptions { pipeline, peers, model }, &()).map_err(Box::new)
+    Engine::load(checkpoint, EngineOptions { pipeline, peers, model, watchdog }, &()).map_err(Box::new)
 }
 
 fn pipeline(driver: Arc<dyn Driver>) -> Pipeline {

@@ -1,17 +1,20 @@
 //! A model that several devices compute together: what one device would have said, and the same bits on all of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::encoding::Encoding;
 use gptoss_jit::config::ModelConfig;
 use gptoss_jit::engine::Engine;
-use gptoss_jit::scheduler::RequestId;
+use gptoss_jit::engine::watchdog::Watchdog;
+use gptoss_jit::graph::profile::Profiled;
+use gptoss_jit::scheduler::{Request, RequestId, Sampling};
 use gpu::Driver;
 use gpu::host::HostDriver;
 
-use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all};
+use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all, load_watched};
 use crate::fixtures::host::FaultyHost;
 use crate::fixtures::models::Fixture;
 use crate::fixtures::program::run;
@@ -19,8 +22,12 @@ use crate::fixtures::program::run;
 /// Eight key and value heads, and experts of five blocks: four devices have 2, 2, 1 and none, eight have one or none.
 /// Two and four devices divide the vocabulary, eight do not: each of them then has all of it.
 fn checkpoint(encoding: Encoding) -> Checkpoint {
+    checkpoint_of(100, encoding)
+}
+
+fn checkpoint_of(vocab_size: usize, encoding: Encoding) -> Checkpoint {
     let config = ModelConfig {
-        vocab_size: 100,
+        vocab_size,
         hidden_size: 64,
         num_experts: 4,
         experts_per_token: 2,
@@ -88,6 +95,44 @@ fn several_devices_take_the_tokens_of_one_whatever_is_in_a_step() {
     }
 }
 
+/// Of eight sequences some draw, and one asks for log-probabilities: these are done after a few steps, and from then on
+/// all take the best token.
+#[test]
+fn devices_that_share_the_vocabulary_gather_logits_only_where_somebody_draws() {
+    let checkpoint = checkpoint_of(104, Encoding::Mxfp4);
+    let how = How { n_slots: 8, max_rows: 16, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0, drafts: None };
+    let request = |i: usize| {
+        let sampling = match i {
+            1 | 4 => Sampling { temperature: 1.0, top_k: 5 * i as u32, top_p: 0.9, min_p: 0.0, seed: 7 },
+            _ => Sampling::GREEDY,
+        };
+        let prompt = (0..4 + i).map(|j| ((i * 31 + j * 7) % 104) as u32).collect();
+        let n_new = if i % 3 == 1 { 4 } else { 20 };
+        let n_logprobs = (i == 7).then_some(2);
+        Request { n_logprobs, ..Request::new(prompt, n_new, vec![], sampling) }
+    };
+    let answers = |n: usize| {
+        let mut engine = engine(&checkpoint, n, how);
+        let requests: Vec<RequestId> = (0..8).map(|i| engine.submit(request(i)).expect("fits")).collect();
+        engine.start_profile(Profiled::Every { rounds: 1 });
+        let answers = drain(&mut engine);
+        let profile = engine.take_profile().expect("begun");
+        let steps = |op: &str| {
+            let rows = profile.rows().into_iter().filter(|(node, ..)| *node == op);
+            rows.map(|(.., entry)| entry.calls).sum::<usize>()
+        };
+        let tokens: Vec<Vec<u32>> = requests.iter().map(|request| answers[request].0.clone()).collect();
+        (tokens, [steps("unembedding.all_gather"), steps("sample.all_argmax")])
+    };
+    let (expected, none) = answers(1);
+    assert_eq!(none, [0, 0]);
+    for n in [2, 4, 8] {
+        let (tokens, [gathered, compared]) = answers(n);
+        assert_eq!(tokens, expected, "{n} devices");
+        assert!(gathered >= 2 && compared >= 12, "{n} devices: {gathered} steps gathered and {compared} compared");
+    }
+}
+
 #[test]
 fn a_model_of_transformers_has_its_logits_on_three_devices() {
     let fixture = Fixture::open("odd");
@@ -120,6 +165,36 @@ fn a_device_that_fails_keeps_no_other_waiting() {
         let result = (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3, 4, 5, 6, 7], None).map(drop));
         let error = result.expect_err("a launch failed");
         assert!(error.to_string().starts_with("could not run `"), "device {failing}: {error}");
+    }
+}
+
+#[test]
+fn a_device_that_hangs_is_named_while_all_others_wait_for_it() {
+    let checkpoint = checkpoint(Encoding::Mxfp4);
+    for hanging in [0, 2] {
+        let (release, released) = mpsc::channel();
+        let (said, heard) = mpsc::channel();
+        let mut released = Some(released);
+        let mut device = |i| -> Arc<dyn Driver> {
+            if i == hanging {
+                Arc::new(FaultyHost::hanging_after(90, released.take().expect("one hangs")))
+            } else {
+                Arc::new(HostDriver::new(1).expect("threads"))
+            }
+        };
+        let watchdog = Watchdog::new(Duration::from_secs(1), move |hang| {
+            said.send(hang.to_string()).expect("the test waits");
+            let _ = release.send(()); // it ends by an error, so that this process is rid of it
+        });
+        let drivers = (0..4).map(&mut device).collect();
+        let watchdog = Some(watchdog.expect("a thread"));
+        let loaded = load_watched(drivers, &checkpoint, 64, ONE_BY_ONE, watchdog);
+        let mut engine = loaded.unwrap_or_else(|error| panic!("device {hanging}: {error}"));
+        let result = (0..8).try_for_each(|_| engine.teacher_force(&[1, 2, 3, 4, 5, 6, 7], None).map(drop));
+        assert!(result.is_err(), "device {hanging}");
+        let words = heard.recv().expect("said");
+        assert!(words.contains("are not done with a step of one row after 1 s: cores that hang came to "), "{words}");
+        assert!(words.contains(" of the 5 meetings of that step, another to "), "{words}");
     }
 }
 

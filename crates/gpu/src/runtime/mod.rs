@@ -280,6 +280,13 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
         aside.fill(address, value, view.len_bytes() / 4)
     }
 
+    fn read_now(&self, view: &BufferView, words: &mut [u32]) -> Result<(), GpuError> {
+        view.check_read(4 * words.len())?;
+        let address = view.device_address(self.owner)?;
+        let aside = self.aside.get().ok_or(GpuError::ForeignMemory)?;
+        aside.read(address, words)
+    }
+
     fn wait(&self) -> Result<(), GpuError> {
         let _stream = self.stream();
         self.device.synchronize()

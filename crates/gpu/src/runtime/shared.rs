@@ -1,9 +1,10 @@
 //! Memory of several devices that all of them see: side by side, at the same addresses on each.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::calls::{Called, Calls, Handle};
 use super::device::Device;
+use super::memory::Pinned;
 use crate::GpuError;
 
 /// A piece of memory on each of several devices. Piece `i` lies on device `i`, and is what that one reaches soonest.
@@ -99,7 +100,12 @@ impl Drop for Shared {
 pub(super) struct Aside {
     device: Arc<Device>,
     stream: Handle,
+    /// Where words arrive that are read.
+    pinned: Mutex<Pinned>,
 }
+
+/// Words that are read at a time, at most.
+const READ_WORDS: usize = 4096;
 
 // SAFETY: a handle that only the runtime looks into, from any thread.
 unsafe impl Send for Aside {}
@@ -108,8 +114,32 @@ unsafe impl Sync for Aside {}
 
 impl Aside {
     pub fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+        let pinned = Mutex::new(Pinned::new(device, 4 * READ_WORDS)?);
         let stream = device.call("create a stream", |calls| calls.create_stream())?;
-        Ok(Self { device: Arc::clone(device), stream })
+        Ok(Self { device: Arc::clone(device), stream, pinned })
+    }
+
+    /// Reads words at `address`, which the caller knows to be there, whatever the device is busy with.
+    pub fn read(&self, address: u64, words: &mut [u32]) -> Result<(), GpuError> {
+        let len_bytes = 4 * words.len();
+        if words.len() > READ_WORDS {
+            return Err(GpuError::Range { what: "read", len_bytes, available_bytes: 4 * READ_WORDS });
+        }
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        let to = pinned.at(0);
+        let read = |calls: &dyn Calls| -> Called {
+            // SAFETY: the caller's; the pinned memory is long enough, and nobody looks at it before the stream was
+            // waited for.
+            unsafe {
+                calls.copy_from_device(to, address, len_bytes, self.stream)?;
+                calls.synchronize_stream(self.stream)
+            }
+        };
+        self.device.call("read beside what runs", read)?;
+        for (word, bytes) in words.iter_mut().zip(pinned.bytes().chunks_exact(4)) {
+            *word = u32::from_ne_bytes(bytes.try_into().expect("four"));
+        }
+        Ok(())
     }
 
     /// Sets `n` words at `address`, which the caller knows to be there, whatever the device is busy with.

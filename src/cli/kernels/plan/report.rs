@@ -142,7 +142,7 @@ impl Report<'_> {
             rows: RowCounts {
                 of: match line.decision.rows {
                     Rows::All => "all",
-                    Rows::Logits => "logits",
+                    Rows::Logits | Rows::Gathered | Rows::Compared => "logits",
                     Rows::Changed => "changed",
                     Rows::Logprobs => "logprobs",
                 },

@@ -96,7 +96,7 @@ impl<'a> Line<'a> {
         let counts = if first == last { first.to_string() } else { format!("{first}-{last}") };
         match self.decision.rows {
             Rows::All => counts,
-            Rows::Logits => format!("{counts} logits"),
+            Rows::Logits | Rows::Gathered | Rows::Compared => format!("{counts} logits"),
             Rows::Changed => format!("{counts} changed"),
             Rows::Logprobs => format!("{counts} logprobs"),
         }

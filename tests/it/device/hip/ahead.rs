@@ -50,7 +50,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts:
     let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
     model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;
     let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
-    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model }, &()).expect("loads")
+    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &()).expect("loads")
 }
 
 /// A prompt of its own, and how its answer is drawn.

@@ -147,6 +147,25 @@ fn what_a_kernel_does_wrong_is_told_with_what_to_do() {
 }
 
 #[test]
+fn a_gpu_that_hangs_ends_the_run_with_a_sentence_wherever_it_does() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let more = ["--max-new-tokens", "4"];
+    let (_, simulated) = Room::executing("gfx1100", &more, "");
+    // The first of all, and one of a step that is replayed.
+    for n in [1, 100] {
+        let room = Room::new(&format!("hang = {n}\nkernels = {}", cache().display()));
+        let output = room.command("hip", &more).env("GPTOSS_JIT_STEP_TIMEOUT", "3").output().expect("it starts");
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "kernel {n}: {err}");
+        assert!(err.contains("error: hip:0 (Fake gfx1100") && err.contains("not done with a step of "), "{err}");
+        assert!(err.contains("GPTOSS_JIT_STEP_TIMEOUT has a device that is only slow have more time"), "{err}");
+        assert!(simulated.starts_with(&text(&output.stdout)), "what was said is right");
+    }
+    let output = Room::new("").command("hip", &more).env("GPTOSS_JIT_STEP_TIMEOUT", "soon").output().expect("started");
+    assert!(text(&output.stderr).contains("is soon, which is no number of seconds"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn memory_that_does_not_suffice_says_how_much_was_wanted_and_is_there() {
     let room = Room::new("memory = 100000");
     let output = room.on("hip", &[]);
