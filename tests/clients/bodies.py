@@ -88,7 +88,8 @@ def main(openapi, program, scratch, whole):
         f"{'ok      ' if done.returncode == 0 and count else 'FAILED  '}{count[0] if count else 'no'} bodies, exit {done.returncode}"
     )
     metrics = urllib.request.urlopen(os.environ["TINY"] + "/metrics").read().decode()
-    statuses = {status: int(n) for status, n in re.findall(r'^gptoss_http_responses_total\{status="(\d+)"\} (\d+)$', metrics, re.M)}
+    answered = re.findall(r'^gptoss_http_responses_total\{.*status="(\d+)"\} (\d+)$', metrics, re.M)
+    statuses = {status: int(n) for status, n in sorted(answered) if n != "0"}
     print(f"answers by status: {statuses}")
     busy = {name: value for name, value in re.findall(r"^(gptoss_num_requests_\w+)\S* (\S+)$", metrics, re.M)}
     print(f"{'ok      ' if busy and not any(map(float, busy.values())) else 'FAILED  '}nothing runs any more: {busy}")
