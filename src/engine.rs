@@ -242,7 +242,6 @@ impl Engine {
         let id = self.scheduler.submit(request);
         if let Some(extra) = extra {
             self.extras.add(id, extra);
-            self.scheduler.never_draft(id);
         }
         Ok(id)
     }
@@ -298,7 +297,9 @@ impl Engine {
 
     fn run_step(&mut self) -> Result<Vec<Event>, EngineError> {
         let mut clock = Instant::now();
-        let step = Some(self.scheduler.next_step()).filter(|step| !step.rows.is_empty());
+        let (extras, vocab_size) = (&mut self.extras, self.config.vocab_size);
+        let step = self.scheduler.next_step(|request, drafts| extras.n_allowed(request, drafts, vocab_size));
+        let step = Some(step).filter(|step| !step.rows.is_empty());
         let _waiting = self.waits_for(step.as_ref().map_or(0, |step| step.rows.len()));
         let mut events = self.scheduler.take_events();
         times::lap(&mut clock, &mut self.times.scheduling);

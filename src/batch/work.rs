@@ -122,11 +122,13 @@ impl InFlight {
     /// The engine's.
     pub fn step(&mut self, engine: &mut Engine, answered: &mut Vec<Answered>) -> Result<usize, EngineError> {
         let mut n_tokens = 0;
+        // Who is admitted by a step is so at its beginning; it may give the first token too.
+        let begun = Instant::now();
         for event in engine.step()? {
             match event {
                 Event::Admitted { request, cached_tokens } => {
                     if let Some(active) = self.0.get_mut(&request) {
-                        (active.cached_tokens, active.begun) = (cached_tokens, Instant::now());
+                        (active.cached_tokens, active.begun) = (cached_tokens, begun);
                     }
                 }
                 Event::Token { request, token, .. } => {

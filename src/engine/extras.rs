@@ -4,13 +4,16 @@
 //! What a row's logits are changed by depends on all tokens before it, so it is worked out when these are known, while
 //! the device computes the logits.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use rayon::prelude::*;
 
 use crate::error::Hint;
 use crate::graph::forward::N_TOP;
-use crate::scheduler::{Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Step, TokenLogprob};
+use crate::scheduler::{
+    Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, RowToken, Step, TokenLogprob, TokenMask,
+};
 
 const _: () = assert!(N_TOP == Request::MAX_LOGPROBS);
 
@@ -67,6 +70,8 @@ pub(super) struct Extra {
     n_logprobs: Option<usize>,
     /// How often each token was generated, where that matters.
     counts: BTreeMap<u32, u32>,
+    /// What may come behind each of its drafts.
+    ahead: Vec<Option<Vec<u32>>>,
 }
 
 /// What the rows of a step ask for.
@@ -123,7 +128,7 @@ impl Extra {
             return Err(ExtrasError::TooManyLogprobs { n });
         }
         let min_p = if sampling.temperature == 0.0 { 0.0 } else { sampling.min_p.max(0.0) }; // greedy takes the best
-        let mut extra = Self { changes, min_p, n_logprobs, counts: BTreeMap::new() };
+        let mut extra = Self { changes, min_p, n_logprobs, counts: BTreeMap::new(), ahead: Vec::new() };
         request.generated.iter().for_each(|&token| extra.push(token));
         Ok((extra.changes_logits() || n_logprobs.is_some()).then_some(extra))
     }
@@ -138,12 +143,35 @@ impl Extra {
     }
 
     fn push(&mut self, token: u32) {
-        if self.has_penalties() {
-            *self.counts.entry(token).or_default() += 1;
-        }
+        self.count(token);
         if let Some(mask) = &mut self.changes.mask {
             mask.push(token);
         }
+    }
+
+    fn count(&mut self, token: u32) {
+        if self.has_penalties() {
+            *self.counts.entry(token).or_default() += 1;
+        }
+    }
+
+    /// How many of these may come one after the other, so that some token may come behind each.
+    fn n_allowed(&mut self, drafts: &[u32], vocab_size: usize) -> usize {
+        self.ahead.clear();
+        let Some(mask) = &mut self.changes.mask else { return drafts.len() };
+        let mut allowed = mask.allowed().map(<[u32]>::to_vec);
+        let mut ahead: Option<Box<dyn TokenMask>> = None;
+        for &draft in drafts {
+            if !allowed.as_deref().is_none_or(|allowed| is_allowed(allowed, draft)) {
+                break;
+            }
+            let ahead = ahead.get_or_insert_with(|| mask.ahead());
+            ahead.push(draft);
+            let Ok(behind) = ahead.allowed().map(|allowed| whole_mask(allowed, vocab_size)).transpose() else { break };
+            self.ahead.push(behind.clone());
+            allowed = behind;
+        }
+        self.ahead.len()
     }
 
     /// Biases and penalties by id, rising.
@@ -160,18 +188,31 @@ impl Extra {
         sums.into_iter().map(|(id, sum)| (id, sum.clamp(-largest, largest) as f32)).collect()
     }
 
-    /// How the logits of its next token are changed; none if they are not. `Err` if no token may come.
-    fn changed(&mut self, row: u32, vocab_size: usize) -> Result<Option<ChangedRow>, NothingAllowed> {
+    /// How the logits of its next tokens are changed: of the one behind what is known, whose row is the first, and of
+    /// those behind drafts that were asked about. Rows that are not changed are left out. `Err` if no token may come.
+    fn changed(&mut self, first: u32, drafts: &[u32], vocab_size: usize) -> Result<Vec<ChangedRow>, NothingAllowed> {
         let mask = self.changes.mask.as_mut().and_then(|mask| mask.allowed());
         let mask = mask.map(|allowed| whole_mask(allowed, vocab_size)).transpose()?;
-        let changed = ChangedRow { row, biases: self.biases(), mask, min_p: self.min_p };
-        let changes = !changed.biases.is_empty() || changed.mask.is_some() || changed.min_p > 0.0;
-        Ok(changes.then_some(changed))
+        let mut rows = vec![ChangedRow { row: first, biases: self.biases(), mask, min_p: self.min_p }];
+        let counts = (!drafts.is_empty()).then(|| self.counts.clone());
+        for ((row, &draft), i) in (first + 1..).zip(drafts).zip(0..) {
+            self.count(draft);
+            let mask = self.ahead.get_mut(i).and_then(Option::take);
+            rows.push(ChangedRow { row, biases: self.biases(), mask, min_p: self.min_p });
+        }
+        self.counts = counts.unwrap_or_else(|| std::mem::take(&mut self.counts));
+        rows.retain(|row| !row.biases.is_empty() || row.mask.is_some() || row.min_p > 0.0);
+        Ok(rows)
     }
 }
 
 /// No token may come next.
 struct NothingAllowed;
+
+/// Whether a mask has this id.
+fn is_allowed(mask: &[u32], id: u32) -> bool {
+    mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+}
 
 /// A bit for each id of the vocabulary, and no others.
 fn whole_mask(allowed: &[u32], vocab_size: usize) -> Result<Vec<u32>, NothingAllowed> {
@@ -199,26 +240,41 @@ impl Extras {
         !self.requests.is_empty() && step.logit_rows.iter().any(|row| self.requests.contains_key(&row.request()))
     }
 
+    /// How many of a request's drafts may come, one after the other. The next step may have rows for so many.
+    pub fn n_allowed(&mut self, request: RequestId, drafts: &[u32], vocab_size: usize) -> usize {
+        self.requests.get_mut(&request).map_or(drafts.len(), |extra| extra.n_allowed(drafts, vocab_size))
+    }
+
     /// What the rows of a step ask for, when all tokens before them are known: of several at the same time.
     pub fn rows(&mut self, step: &Step, vocab_size: usize) -> ExtraRows {
-        let places = step.logit_rows.iter().enumerate().map(|(i, row)| (row.request(), i as u32));
-        let places: HashMap<RequestId, u32> = places.collect();
+        let mut places: HashMap<RequestId, (u32, Vec<u32>)> = HashMap::new();
+        for (row, of) in (0..).zip(&step.logit_rows) {
+            let made_with = step.rows[of.row as usize].token;
+            match (places.entry(of.request()), made_with) {
+                (Entry::Vacant(place), _) => drop(place.insert((row, Vec::new()))),
+                (Entry::Occupied(mut place), RowToken::Id(draft)) => place.get_mut().1.push(draft),
+                (Entry::Occupied(_), RowToken::Sampled(_)) => {}
+            }
+        }
         let asking = self.requests.iter_mut();
-        let mut asking: Vec<_> = asking.filter_map(|(id, extra)| Some((*places.get(id)?, *id, extra))).collect();
-        asking.sort_unstable_by_key(|(row, ..)| *row);
-        let changed = asking.par_iter_mut().map(|(row, _, extra)| extra.changed(*row, vocab_size));
+        let mut asking: Vec<_> = asking.filter_map(|(id, extra)| Some((places.remove(id)?, *id, extra))).collect();
+        asking.sort_unstable_by_key(|((first, _), ..)| *first);
+        let changed =
+            asking.par_iter_mut().map(|((first, drafts), _, extra)| extra.changed(*first, drafts, vocab_size));
         let changed: Vec<_> = changed.collect();
 
         let mut rows = ExtraRows::default();
-        for ((row, id, extra), changed) in asking.into_iter().zip(changed) {
+        for (((first, drafts), id, extra), changed) in asking.into_iter().zip(changed) {
             let Ok(changed) = changed else {
                 rows.stuck.push(id);
                 continue;
             };
             rows.changed.extend(changed);
             if let Some(n) = extra.n_logprobs {
-                rows.logprob_rows.push(row);
-                rows.logprobs_of.push((id, n));
+                for row in first..=first + drafts.len() as u32 {
+                    rows.logprob_rows.push(row);
+                    rows.logprobs_of.push((id, n));
+                }
             }
         }
         rows
@@ -252,10 +308,11 @@ impl ExtraRows {
 }
 
 impl Logprobs {
-    /// Gives the tokens among these events their log-probabilities. `of`: whose the rows are, and how many they want.
+    /// Gives the tokens among these events their log-probabilities. `of`: whose the rows are, and how many they want;
+    /// rows of drafts that were wrong gave none.
     pub fn attach(&self, of: &[(RequestId, usize)], events: &mut [Event]) {
         for (i, &(asking, n)) in of.iter().enumerate() {
-            let is_its = |event: &&mut Event| matches!(event, Event::Token { request, .. } if *request == asking);
+            let is_its = |event: &&mut Event| matches!(event, Event::Token { request, logprobs: None, .. } if *request == asking);
             if let Some(Event::Token { logprobs, .. }) = events.iter_mut().find(is_its) {
                 *logprobs = Some(Box::new(self.row(i, n)));
             }

@@ -8,15 +8,17 @@ use toktrie::SimpleVob;
 use crate::scheduler::TokenMask;
 
 /// A compiled grammar on its way through one generation.
+#[derive(Clone)]
 pub(super) struct GrammarMask {
     state: State,
     vocab_size: usize,
     /// `<|return|>` alone.
-    end: Vec<u32>,
+    end: Arc<[u32]>,
     /// The grammar.
     text: Arc<str>,
 }
 
+#[derive(Clone)]
 enum State {
     /// With the mask of the next token, once it was asked for.
     Running { matcher: Box<Matcher>, bits: Option<SimpleVob> },
@@ -30,7 +32,7 @@ impl GrammarMask {
     pub fn new(matcher: Matcher, vocab_size: usize, end_of_answer: u32, text: Arc<str>) -> Self {
         let mut end = vec![0; vocab_size.div_ceil(32)];
         end[end_of_answer as usize / 32] |= 1 << (end_of_answer % 32);
-        Self { state: State::Running { matcher: Box::new(matcher), bits: None }, vocab_size, end, text }
+        Self { state: State::Running { matcher: Box::new(matcher), bits: None }, vocab_size, end: end.into(), text }
     }
 }
 
@@ -65,6 +67,10 @@ impl TokenMask for GrammarMask {
         } else if matcher.is_stopped() {
             self.state = State::Done;
         }
+    }
+
+    fn ahead(&self) -> Box<dyn TokenMask> {
+        Box::new(self.clone())
     }
 
     fn text(&self) -> Option<&str> {

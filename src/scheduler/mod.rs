@@ -153,13 +153,14 @@ impl Scheduler {
     }
 
     /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on. If it
-    /// has no rows, there is nothing to run.
-    pub fn next_step(&mut self) -> Step {
+    /// has no rows, there is nothing to run. `n_allowed` says how many of a request's drafts may come, one after the
+    /// other, behind all of its tokens that were told; the others get no rows.
+    pub fn next_step(&mut self, mut n_allowed: impl FnMut(RequestId, &[u32]) -> usize) -> Step {
         self.make_room();
         self.admit();
         let mut step = Step { copies: std::mem::take(&mut self.copies), ..Step::default() };
         for slot in 0..self.slots.len() {
-            self.add_generating_row(slot, &mut step);
+            self.add_generating_row(slot, &mut step, &mut n_allowed);
         }
         self.add_rows_of_prompts(&mut step);
         if step.rows.is_empty() {
@@ -212,12 +213,6 @@ impl Scheduler {
         if let Some(slot) = self.slots.iter().position(is_it) {
             self.vacate(slot);
         }
-    }
-
-    /// Has no drafts made of a request.
-    pub fn never_draft(&mut self, request: RequestId) {
-        let all = self.waiting.iter_mut().chain(self.slots.iter_mut().flatten());
-        all.filter(|sequence| sequence.id == request).for_each(|sequence| sequence.may_draft = false);
     }
 
     /// Forgets every request.

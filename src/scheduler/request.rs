@@ -83,6 +83,9 @@ pub trait TokenMask: Send + std::fmt::Debug {
     /// Takes the token that came.
     fn push(&mut self, token: u32);
 
+    /// The same mask as it is now, to look ahead with: what this one is told, that one is not.
+    fn ahead(&self) -> Box<dyn TokenMask>;
+
     /// The text of its grammar, if it is of one: whoever makes a mask of it elsewhere begins at the beginning.
     fn text(&self) -> Option<&str> {
         None

@@ -17,12 +17,15 @@ struct Share {
     n_rows: usize,
 }
 
+/// How many of a request's drafts may come.
+type NAllowed<'a> = &'a mut dyn FnMut(RequestId, &[u32]) -> usize;
+
 impl Scheduler {
-    pub(super) fn add_generating_row(&mut self, slot: usize, step: &mut Step) {
+    pub(super) fn add_generating_row(&mut self, slot: usize, step: &mut Step, n_allowed: NAllowed<'_>) {
         if !self.slots[slot].as_ref().is_some_and(Sequence::is_generating) {
             return;
         }
-        let drafts = self.drafts_of(slot, step);
+        let drafts = self.drafts_of(slot, step, n_allowed);
         let Some(sequence) = &mut self.slots[slot] else { return };
         if !sequence.is_known() && !drafts.is_empty() {
             return; // its last token is on its way, and worth waiting for
@@ -37,17 +40,19 @@ impl Scheduler {
 
     /// What is expected of a slot behind its next row, as far as the step and the slot's blocks have room for it: half
     /// of what the slots leave of a step is for prompts, and a block is taken only if nobody will need it sooner.
-    fn drafts_of(&mut self, slot: usize, step: &Step) -> Vec<u32> {
+    fn drafts_of(&mut self, slot: usize, step: &Step, n_allowed: NAllowed<'_>) -> Vec<u32> {
         let n_running = self.slots.iter().flatten().count();
         let left_in_step = (self.options.max_rows - self.slots.len()) / 2;
         let options = self.options.drafts.filter(|options| n_running <= options.max_sequences);
-        let sequence = self.slots[slot].as_mut().filter(|sequence| sequence.may_draft);
-        let (Some(options), Some(sequence)) = (options, sequence) else { return Vec::new() };
+        let (Some(options), Some(sequence)) = (options, &mut self.slots[slot]) else { return Vec::new() };
         sequence.drafts.follow(&sequence.tokens, sequence.n_prompt);
         let most = options.max_rows.min(left_in_step.saturating_sub(step.n_drafts())).min(sequence.n_draftable());
         let mut drafts = sequence.drafts.draft(&sequence.tokens, most, options.min_probability);
         let is_stop = |draft: &u32| sequence.request.stop.contains(draft);
         drafts.truncate(drafts.iter().position(is_stop).unwrap_or(drafts.len()));
+        if !drafts.is_empty() {
+            drafts.truncate(n_allowed(sequence.id, &drafts));
+        }
         let room = |drafts: &[u32]| sequence.n_forwarded + 1 + drafts.len();
         if !self.tables.has_room(slot, room(&drafts)) && self.tables.n_available() > n_running {
             self.tables.grow(slot, room(&drafts));

@@ -25,8 +25,6 @@ pub(super) struct Sequence {
     random: XorShift,
     /// What is expected of it.
     pub drafts: Drafts,
-    /// Whether steps may have rows of drafts of it.
-    pub may_draft: bool,
     /// Whether a step has, and its tokens are not known.
     is_drafted: bool,
     pub was_admitted: bool,
@@ -60,7 +58,6 @@ impl Sequence {
             logit_row: 0,
             random: XorShift::new(request.sampling.seed),
             drafts: Drafts::default(),
-            may_draft: true,
             is_drafted: false,
             was_admitted: false,
             is_preempted: false,

@@ -21,6 +21,11 @@ fn scheduler(n_slots: usize, max_rows: usize, capacity_tokens: usize, pool_block
     Scheduler::new(&layout(n_slots, max_rows, capacity_tokens, pool_blocks), options(max_rows))
 }
 
+/// Whatever is drafted may come.
+fn all(_: RequestId, drafts: &[u32]) -> usize {
+    drafts.len()
+}
+
 fn request(prompt: &[u32], max_new_tokens: usize) -> Request {
     Request::new(prompt.to_vec(), max_new_tokens, vec![9], Sampling::GREEDY)
 }
@@ -42,14 +47,14 @@ fn prompts_run_in_chunks_and_mix_with_generation() {
     let mut scheduler = scheduler(2, 4, 64, 100);
     scheduler.submit(request(&[1, 2], 2));
     scheduler.submit(request(&[3, 4, 5, 6], 1));
-    let first = scheduler.next_step();
+    let first = scheduler.next_step(all);
     assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 4)]);
     assert_eq!(first.logit_rows.iter().map(|l| l.row).collect::<Vec<_>>(), [1]);
     assert_eq!(scheduler.advance(&first, &[7]), [told(0, 7)]);
 
     assert_eq!(first.shape(), StepShape { n_rows: 4, n_logit_rows: 1, kind: StepKind::Mixed, compares: false });
 
-    let second = scheduler.next_step();
+    let second = scheduler.next_step(all);
     assert_eq!(rows(&second), [(0, 2, 7), (1, 2, 5), (1, 3, 6)]);
     assert_eq!(second.shape(), StepShape { n_rows: 3, n_logit_rows: 2, kind: StepKind::Mixed, compares: false });
     let events = scheduler.advance(&second, &[8, 8]);
@@ -72,12 +77,12 @@ fn a_freed_slot_is_filled_in_the_next_step() {
     let mut scheduler = scheduler(1, 8, 64, 100);
     scheduler.submit(request(&[1], 5));
     scheduler.submit(request(&[2], 5));
-    let step = scheduler.next_step();
+    let step = scheduler.next_step(all);
     assert_eq!(rows(&step), [(0, 0, 1)]);
     assert_eq!(step.shape(), StepShape { n_rows: 1, n_logit_rows: 1, kind: StepKind::Decode, compares: false });
     let events = scheduler.advance(&step, &[9]);
     assert_eq!(events[1], Event::Finished { request: RequestId(0), reason: FinishReason::Stop });
-    assert_eq!(rows(&scheduler.next_step()), [(0, 0, 2)]);
+    assert_eq!(rows(&scheduler.next_step(all)), [(0, 0, 2)]);
 }
 
 #[test]
@@ -86,19 +91,19 @@ fn a_step_that_is_made_before_the_tokens_are_known_takes_them_from_the_one_befor
     scheduler.submit(request(&[1, 2], 9));
     scheduler.submit(request(&[3], 2));
     scheduler.submit(request(&[4], 9));
-    let first = scheduler.next_step();
+    let first = scheduler.next_step(all);
     assert_eq!(rows(&first), [(0, 0, 1), (0, 1, 2), (1, 0, 3)]);
-    let second = scheduler.next_step();
+    let second = scheduler.next_step(all);
     assert_eq!(rows(&second), [(0, 2, 100), (1, 1, 101)]);
     let token = told;
     let finished = |request, reason| Event::Finished { request: RequestId(request), reason };
     // The first stops (9); its row in the second step comes to nothing, and the second has had all it may.
     let told = scheduler.advance(&first, &[9, 5]);
     assert_eq!(told, [token(0, 9), finished(0, FinishReason::Stop), token(1, 5)]);
-    let third = scheduler.next_step();
+    let third = scheduler.next_step(all);
     assert_eq!(rows(&third), [(0, 0, 4)]);
     assert_eq!(scheduler.advance(&second, &[7, 6]), [token(1, 6), finished(1, FinishReason::Length)]);
-    assert_eq!(rows(&scheduler.next_step()), [(0, 1, 100)]);
+    assert_eq!(rows(&scheduler.next_step(all)), [(0, 1, 100)]);
     assert_eq!(scheduler.advance(&third, &[8]), [token(2, 8)]);
 }
 
@@ -108,11 +113,11 @@ fn a_sequence_waits_for_cache_blocks() {
     scheduler.submit(request(&[1; 100], 1));
     scheduler.submit(request(&[2; 100], 1));
     scheduler.submit(request(&[3], 1));
-    let step = scheduler.next_step();
+    let step = scheduler.next_step(all);
     let rows_of = |step: &Step, id: u32| step.rows.iter().filter(|row| row.token == RowToken::Id(id)).count();
     assert_eq!([1, 2, 3].map(|id| rows_of(&step, id)), [100, 0, 1], "one block is left, which is enough for the last");
     scheduler.advance(&step, &[5, 5]);
-    assert_eq!(rows_of(&scheduler.next_step(), 2), 100);
+    assert_eq!(rows_of(&scheduler.next_step(all), 2), 100);
 }
 
 #[test]
@@ -137,7 +142,7 @@ const EXPECTED_COINS: [u32; 3] = [4_711_630, 11_259_814, 12_177_677];
 fn admissions(scheduler: &mut Scheduler) -> Vec<RequestId> {
     let mut order = Vec::new();
     while !scheduler.is_idle() {
-        let step = scheduler.next_step();
+        let step = scheduler.next_step(all);
         scheduler.advance(&step, &vec![4; step.logit_rows.len()]);
         let admitted = |event: &Event| if let Event::Admitted { request, .. } = event { Some(*request) } else { None };
         order.extend(scheduler.take_events().iter().filter_map(admitted));
@@ -168,7 +173,7 @@ fn the_youngest_gives_its_blocks_back_and_goes_on_later_where_it_was() {
     let (first, second) = (scheduler.submit(request(&[1; 60], 70)), scheduler.submit(request(&[2; 60], 10)));
     let (mut answers, mut ended_in, mut n_steps) = ([Vec::new(), Vec::new()], [0; 2], 0);
     while !scheduler.is_idle() {
-        let step = scheduler.next_step();
+        let step = scheduler.next_step(all);
         scheduler.take_events();
         // Tokens that tell how many a request has had.
         let tokens: Vec<u32> = step.logit_rows.iter().map(|row| 100 + answers[row.request.0].len() as u32).collect();
@@ -195,12 +200,12 @@ fn a_cancelled_request_frees_its_slot_and_is_told_of_once() {
     let cancelled = |request| Event::Finished { request, reason: FinishReason::Cancelled };
     assert!(scheduler.cancel(ids[1]), "waiting");
     assert!(!scheduler.cancel(ids[1]), "it is not there any more");
-    let step = scheduler.next_step();
+    let step = scheduler.next_step(all);
     assert_eq!(scheduler.take_events()[0], cancelled(ids[1]));
     assert!(scheduler.advance(&step, &[]).is_empty());
     assert!(scheduler.cancel(ids[0]), "in its prompt");
     assert_eq!((scheduler.figures().running, scheduler.figures().blocks_held), (0, 0));
-    let steps = [scheduler.next_step(), scheduler.next_step(), scheduler.next_step()];
+    let steps = [scheduler.next_step(all), scheduler.next_step(all), scheduler.next_step(all)];
     assert_eq!(rows(&steps[0])[..2], [(0, 0, 2), (0, 1, 2)], "the next one has the slot");
     // Generating, one token known and the next one in flight.
     assert_eq!(scheduler.advance(&steps[0], &[]), []);
@@ -220,7 +225,7 @@ fn short_prompts_get_through_beside_a_long_one_and_so_does_the_long_one() {
     }
     let (mut first_token_in, mut n_long) = ([0; 5], 0);
     for n in 1..200 {
-        let step = scheduler.next_step();
+        let step = scheduler.next_step(all);
         let of_long = step.rows.iter().filter(|row| row.slot == 0).count();
         let left = 3000_usize.saturating_sub(n_long);
         n_long += of_long;
@@ -241,8 +246,8 @@ fn prompts_of_one_length_follow_each_other_and_leave_room_for_those_who_generate
         Scheduler::new(&layout(3, 64, 640, 30), SchedulerOptions { max_prompt_rows: 10, ..options(64) });
     (1..4).for_each(|i| _ = scheduler.submit(request(&[i; 64], 9)));
     let of_slots = |step: &Step| [0, 1, 2].map(|slot| step.rows.iter().filter(|row| row.slot == slot).count());
-    let first = scheduler.next_step();
+    let first = scheduler.next_step(all);
     assert_eq!(of_slots(&first), [64, 0, 0]);
     scheduler.advance(&first, &[5]);
-    assert_eq!(of_slots(&scheduler.next_step()), [1, 10, 0]);
+    assert_eq!(of_slots(&scheduler.next_step(all)), [1, 10, 0]);
 }

@@ -157,7 +157,7 @@ fn timed(server: &Server, mask: Box<dyn TokenMask>) -> Box<dyn TokenMask> {
     Timed::boxed(mask, move |took| seconds.observe(took.as_secs_f64()))
 }
 
-impl<F: Fn(Duration) + Send + 'static> Timed<F> {
+impl<F: Fn(Duration) + Send + Clone + 'static> Timed<F> {
     /// Tells `took` of each.
     pub fn boxed(mask: Box<dyn TokenMask>, took: F) -> Box<dyn TokenMask> {
         Box::new(Self { mask, took })
@@ -170,7 +170,7 @@ impl<F> fmt::Debug for Timed<F> {
     }
 }
 
-impl<F: Fn(Duration) + Send> TokenMask for Timed<F> {
+impl<F: Fn(Duration) + Send + Clone + 'static> TokenMask for Timed<F> {
     fn allowed(&mut self) -> Option<&[u32]> {
         let begin = Instant::now();
         let allowed = self.mask.allowed();
@@ -180,6 +180,10 @@ impl<F: Fn(Duration) + Send> TokenMask for Timed<F> {
 
     fn push(&mut self, token: u32) {
         self.mask.push(token);
+    }
+
+    fn ahead(&self) -> Box<dyn TokenMask> {
+        Self::boxed(self.mask.ahead(), self.took.clone())
     }
 
     fn text(&self) -> Option<&str> {

@@ -67,6 +67,10 @@ def main(openapi, program, scratch, whole):
         "not_a_server_error,response_schema_conformance",
         "--max-examples",
         bodies,
+        # Shrinking a failure, and keeping the best examples in a database, take longer than all else together.
+        "--no-shrink",
+        "--generation-database",
+        "none",
         "--continue-on-failure",
         "--no-color",
         "--workers",
@@ -88,6 +92,9 @@ def main(openapi, program, scratch, whole):
         f"{'ok      ' if done.returncode == 0 and count else 'FAILED  '}{count[0] if count else 'no'} bodies, exit {done.returncode}"
     )
     metrics = urllib.request.urlopen(os.environ["TINY"] + "/metrics").read().decode()
+    answered = re.findall(r'^gptoss_http_responses_total\{.*status="(\d+)"\} (\d+)$', metrics, re.M)
+    statuses = {status: int(n) for status, n in sorted(answered) if n != "0"}
+    print(f"answers by status: {statuses}")
     busy = {name: value for name, value in re.findall(r"^(gptoss_num_requests_\w+)\S* (\S+)$", metrics, re.M)}
     print(f"{'ok      ' if busy and not any(map(float, busy.values())) else 'FAILED  '}nothing runs any more: {busy}")
 

@@ -9,6 +9,7 @@
 #   GPT_OSS      a checkout of openai/gpt-oss, for its compatibility test
 #   LLAMA_CPP    a checkout of ggml-org/llama.cpp, or of what vendors it, for its server's tests
 #   OPENAPI      openapi.json of openai/openai-openapi, for schemathesis
+#   PROMETHEUS   the program, where it is not in PATH
 #
 # What cannot be had says `skipped: why`. The last line counts: `N passed, N failed, N skipped`. Fails if anything failed.
 set -u
@@ -113,9 +114,14 @@ schemathesis() {
     serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch" "$home/schemathesis.txt"
 }
 
+prometheus() {
+    program=$(command -v prometheus || command -v "${PROMETHEUS:-prometheus}") || { echo "skipped: there is no prometheus"; return; }
+    serve TINY --api-key sk-test -- python3 "$here/prometheus.py" "$program" "$scratch/prometheus"
+}
+
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp schemathesis snippets"
+all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp prometheus schemathesis snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done

@@ -169,6 +169,8 @@ struct Run {
     /// The step in flight, if steps are one ahead, and its tokens.
     in_flight: Option<(Step, Vec<u32>)>,
     is_ahead: bool,
+    /// Whether it is said of some drafts that they may not come.
+    forbids: bool,
     capacity_tokens: usize,
     window: usize,
     asked: HashMap<RequestId, Asked>,
@@ -202,6 +204,7 @@ impl Run {
             device,
             in_flight: None,
             is_ahead,
+            forbids: false,
             capacity_tokens,
             window,
             asked,
@@ -251,7 +254,11 @@ impl Run {
     }
 
     fn step(&mut self) {
-        let step = self.scheduler.next_step();
+        let forbids = self.forbids;
+        let step = self.scheduler.next_step(|request, drafts| {
+            let first = u64::from(drafts[0]);
+            if forbids { mix(request.0 as u64, first) as usize % (drafts.len() + 1) } else { drafts.len() }
+        });
         self.take_events();
         self.check_writers(&step);
         let launched = (!step.rows.is_empty()).then(|| {
@@ -346,10 +353,12 @@ proptest! {
         vocab_size in prop_oneof![Just(VOCAB_SIZE), Just(1), Just(2), Just(3)],
         min_probability in prop_oneof![Just(0.0_f32), Just(0.3)],
         drafts_of in 0..10_usize,
+        forbids in any::<bool>(),
     ) {
         let layout = windowed_layout([n_slots, max_rows, 512, pool_blocks], window, n_snapshots);
         let drafts = DraftOptions { max_rows: drafts_of, min_probability, ..DRAFTS };
         let mut run = Run::with_drafts(&layout, max_rows, is_ahead, vocab_size, Some(drafts));
+        run.forbids = forbids;
         for act in &acts {
             run.act(act);
         }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::engine::Engine;
-use gptoss_jit::scheduler::{DraftOptions, Event, LogitChanges, Request, RequestId, Sampling};
+use gptoss_jit::scheduler::{DraftOptions, Event, LogitChanges, Request, RequestId, Sampling, TokenMask};
 use gpu::host::HostDriver;
 
+use crate::engine::extras::{self, Alternating};
 use crate::fixtures::models::{Counter, Fixture};
 use crate::graph::forward::{How, ONE_BY_ONE, load_checkpoint};
 
@@ -92,15 +93,82 @@ fn a_text_that_repeats_itself_takes_a_fifth_of_the_steps() {
     assert_eq!(figures.accepted_tokens as usize, n_without - n_with);
 }
 
+/// Everything that a request can ask of the sampler besides, long enough to repeat itself.
+fn changed(i: u32, vocab_size: usize) -> Vec<Request> {
+    let with = |changes: LogitChanges, sampling| Request { changes, ..request(i, sampling) };
+    let mask =
+        |n_left| LogitChanges { mask: Some(Box::new(Alternating::new(vocab_size, n_left))), ..Default::default() };
+    let penalties = LogitChanges { frequency_penalty: 0.01, presence_penalty: 0.1, ..LogitChanges::default() };
+    let biased = LogitChanges { bias: vec![(7, 2.0), (9, -1.0)], ..LogitChanges::default() };
+    vec![
+        with(mask(999), Sampling::GREEDY),
+        Request { n_logprobs: Some(3), ..with(mask(999), drawn(5)) },
+        with(mask(100), Sampling::GREEDY),
+        Request { n_logprobs: Some(0), ..with(penalties, Sampling::GREEDY) },
+        with(biased, Sampling { min_p: 0.1, ..drawn(6) }),
+        Request { n_logprobs: Some(20), ..request(i, Sampling::GREEDY) },
+    ]
+}
+
 #[test]
-fn requests_that_change_logits_are_answered_as_ever_beside_those_with_drafts() {
-    let requests = || {
-        let changes = LogitChanges { frequency_penalty: 0.2, ..LogitChanges::default() };
-        let changed = Request { changes, ..request(0, drawn(5)) };
-        vec![changed, Request { n_logprobs: Some(3), ..request(1, Sampling::GREEDY) }, request(2, Sampling::GREEDY)]
+fn answers_under_masks_and_penalties_are_the_same_with_drafts_and_take_fewer_steps() {
+    let (mut without, mut with) = (load(FOUR), load(How { drafts: Some(ALL), ..FOUR }));
+    let vocab_size = without.config().vocab_size;
+    let n_kinds = changed(0, vocab_size).len();
+    for kind in 0..n_kinds {
+        let alone = || changed(0, vocab_size).into_iter().skip(kind).take(1).collect::<Vec<_>>();
+        let n_without = without.host_times().steps;
+        let expected = extras::answers(&mut without, alone());
+        let (n_without, n_with) = (without.host_times().steps - n_without, with.host_times().steps);
+        assert_eq!(extras::answers(&mut with, alone()), expected, "kind {kind}");
+        let n_with = with.host_times().steps - n_with;
+        assert!(n_with < n_without, "kind {kind}: {n_with} steps of {n_without}, {:?}", with.figures());
+    }
+    // Beside each other, and beside one that asks for nothing.
+    for from in 0..n_kinds - 2 {
+        let others = || {
+            let some = changed(1, vocab_size).into_iter().skip(from).take(3);
+            some.chain([request(2, Sampling::GREEDY)]).collect::<Vec<_>>()
+        };
+        let expected = extras::answers(&mut without, others());
+        assert_eq!(extras::answers(&mut with, others()), expected, "from kind {from}");
+    }
+}
+
+/// Lets one token through at each place: 1, 2, 3, 4, and then another one every time.
+#[derive(Clone, Debug, Default)]
+struct Script {
+    n_told: u32,
+    bits: Vec<u32>,
+}
+
+impl TokenMask for Script {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        let token = if self.n_told % 5 < 4 { self.n_told % 5 } else { 10 + self.n_told / 5 };
+        self.bits = vec![0; 3];
+        self.bits[token as usize / 32] = 1 << (token % 32);
+        Some(&self.bits)
+    }
+
+    fn push(&mut self, _: u32) {
+        self.n_told += 1;
+    }
+
+    fn ahead(&self) -> Box<dyn TokenMask> {
+        Box::new(self.clone())
+    }
+}
+
+#[test]
+fn drafts_that_a_mask_forbids_have_no_rows() {
+    let scripted = || {
+        let changes = LogitChanges { mask: Some(Box::new(Script::default())), ..LogitChanges::default() };
+        vec![Request { changes, ..Request::new(vec![1, 2, 3], 150, vec![], Sampling::GREEDY) }]
     };
-    let (expected, _) = answers(&mut load(FOUR), requests());
+    let (expected, n_without) = answers(&mut load(FOUR), scripted());
     let mut engine = load(How { drafts: Some(ALL), ..FOUR });
-    let (told, _) = answers(&mut engine, requests());
-    assert!(told == expected && engine.figures().accepted_tokens > 20, "{:?}", engine.figures());
+    let (told, n_with) = answers(&mut engine, scripted());
+    let figures = engine.figures();
+    assert!(told == expected && n_with * 3 < n_without * 2, "{n_with} of {n_without} steps, {figures:?}");
+    assert!(figures.accepted_tokens > 50 && figures.accepted_tokens == figures.drafted_tokens, "{figures:?}");
 }

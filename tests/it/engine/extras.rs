@@ -83,14 +83,14 @@ pub fn load_model(
 
 /// After an even token an odd one must come, and after an odd one an even one; after `n_left` tokens nothing may.
 #[derive(Clone, Debug)]
-struct Alternating {
+pub struct Alternating {
     masks: [Vec<u32>; 2],
     next: usize,
     n_left: usize,
 }
 
 impl Alternating {
-    fn new(vocab_size: usize, n_left: usize) -> Self {
+    pub fn new(vocab_size: usize, n_left: usize) -> Self {
         let mask = |bits: u32| vec![bits; vocab_size.div_ceil(32)];
         Self { masks: [mask(0x5555_5555), mask(0xaaaa_aaaa)], next: 1, n_left }
     }
@@ -105,6 +105,10 @@ impl TokenMask for Alternating {
         self.next = usize::from(token.is_multiple_of(2));
         self.n_left -= 1;
     }
+
+    fn ahead(&self) -> Box<dyn TokenMask> {
+        Box::new(self.clone())
+    }
 }
 
 /// Lets one token through, again and again.
@@ -117,6 +121,10 @@ impl TokenMask for Only {
     }
 
     fn push(&mut self, _: u32) {}
+
+    fn ahead(&self) -> Box<dyn TokenMask> {
+        Box::new(Self(self.0.clone()))
+    }
 }
 
 /// What a request asks for, to be asked again.

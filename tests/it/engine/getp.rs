@@ -7,11 +7,20 @@ mod several;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+
+use gptoss_jit::batch::work::{InFlight, Job};
+use gptoss_jit::checkpoint::Checkpoint;
+use gptoss_jit::checkpoint::layout::Layout;
+use gptoss_jit::scheduler::{Request, Sampling};
+use gpu::host::HostDriver;
 
 use crate::fixtures::models::{Counter, Fixture, letters, letters_tokenizer, prompt_file};
 use crate::fixtures::program::{Ran, argument, command, file, keys, parse_ids, run, shared_cache, with_environment_of};
 use crate::fixtures::skipped;
+use crate::graph::forward::{ONE_BY_ONE, load_checkpoint};
 
 /// `run -m getp` of a fixture on prompts given as ids.
 fn getp(fixture: &Fixture, prompts: &[Vec<u32>], args: &[&str]) -> Ran {
@@ -288,4 +297,19 @@ fn an_output_file_that_cannot_be_replaced_is_written_over() {
     assert_eq!(fs::read_to_string(&out).expect("there"), "1 2\n");
     assert_eq!(fs::metadata(&out).expect("there").uid(), 65534, "the same file");
     assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 1, "nothing half done is left");
+}
+
+#[test]
+fn the_time_to_a_first_token_holds_the_step_that_takes_its_prompt_in() {
+    let model = Counter::new(64);
+    let checkpoint = Checkpoint::open(Path::new(&model.path("model.bin")), Layout::Auto).expect("a model");
+    let driver = Arc::new(HostDriver::new(1).expect("threads"));
+    let mut engine = load_checkpoint(driver, &checkpoint, 64, ONE_BY_ONE).expect("loads");
+    let request = Request::new(vec![0, 1, 2], 1, vec![], Sampling::GREEDY);
+    let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
+    in_flight.submit(&mut engine, Job { index: 0, digest: 0, request }).expect("fits");
+    assert_eq!(in_flight.step(&mut engine, &mut answered).expect("runs"), 1);
+    let launching = engine.host_times().launching.as_secs_f32();
+    let first = answered[0].first_token_s.expect("a token");
+    assert!(first >= 0.999 * launching && answered[0].latency_s >= first, "{answered:?}, {launching} s of launches");
 }

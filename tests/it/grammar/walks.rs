@@ -8,7 +8,7 @@ use gptoss_jit::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use super::schemas::{Random, object};
-use super::{o200k, tiny, tool, wanted};
+use super::{allows, o200k, tiny, tool, wanted};
 
 /// A walker over a vocabulary.
 struct Walker {
@@ -25,7 +25,8 @@ impl Walker {
         Self { tokenizer, closers }
     }
 
-    /// Draws until the grammar ends. The more tokens there are, the likelier are those that end something.
+    /// Draws until the grammar ends. The more tokens there are, the likelier are those that end something. Now and then
+    /// somebody looks ahead, the same way at first and then another one.
     fn walk(&self, grammars: &Grammars, wanted: &Wanted, random: &mut Random) -> Vec<u32> {
         const LONGEST: usize = 3000;
         let mut mask = grammars.mask(wanted).unwrap_or_else(|error| panic!("{error}: {wanted:?}"));
@@ -43,8 +44,16 @@ impl Walker {
                 let mut next = (from..n_ids).chain(0..from).map(|id| id as u32);
                 next.find(|&id| is_allowed(id)).unwrap_or_else(|| panic!("a dead end: {}", self.text(&ids)))
             };
+            let ahead = random.is(10).then(|| mask.ahead());
             ids.push(id);
             mask.push(id);
+            if let Some(mut ahead) = ahead {
+                ahead.push(id);
+                assert_eq!(ahead.allowed(), mask.allowed(), "{}", self.text(&ids));
+                let other = (0..self.tokenizer.vocab_size() as u32).find(|&id| allows(&mut *ahead, id));
+                other.into_iter().for_each(|other| ahead.push(other));
+                ahead.allowed();
+            }
         }
         ids
     }
