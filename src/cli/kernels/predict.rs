@@ -18,9 +18,10 @@ use crate::cli::source::TargetArgs;
 use crate::cli::usage::UsageError;
 use crate::config::NamedShape;
 use crate::object::store::Store;
+use crate::template::work::Work;
 use crate::template::{Precision, Problem};
 use crate::workbench::predict::against::{self, Agreement, Measured, agreement};
-use crate::workbench::predict::{Compiled, Prediction, Predictor};
+use crate::workbench::predict::{Code, Compiled, Prediction, Predictor, Round};
 use crate::workbench::timing::{self, Candidate, Setup};
 
 #[derive(clap::Args)]
@@ -59,6 +60,7 @@ struct Both {
     prediction: Prediction,
     compiled: Arc<Compiled>,
     problem: Problem,
+    work: Work,
     /// The least time of any kernel, in microseconds.
     limit_us: f64,
     /// Whether the tables choose it.
@@ -204,7 +206,7 @@ fn predicted(
         let ranking = chooser.ranking(problem, measured.n_tokens as usize, measured.step)?;
         let choice = &ranking.choices[0];
         let is_choice = choice.template.label() == candidate.template.label() && choice.params == candidate.params;
-        both.push(Both { measured, prediction, compiled, problem: problem.clone(), limit_us, is_choice });
+        both.push(Both { measured, prediction, compiled, problem: problem.clone(), work, limit_us, is_choice });
     }
     Ok(both)
 }
@@ -266,14 +268,24 @@ impl Both {
     }
 
     fn json(&self) -> Value {
-        let Self { measured, prediction, .. } = self;
+        let Self { measured, prediction, compiled, work, .. } = self;
+        let Code { vgprs, lds_bytes, private_bytes, main_loop, outside } = compiled.code;
+        let round = |round: Round| {
+            json!({
+                "instructions": round.n_instructions, "alone_cycles": round.alone_cycles,
+                "busy_cycles": round.busy_cycles, "flop": round.flop, "memory_bytes": round.memory_bytes,
+            })
+        };
         json!({
             "op": measured.op, "dims": measured.dims, "rows": measured.n_tokens, "step": measured.step.name(),
             "template": measured.template, "params": measured.params, "measured_us": measured.time_us,
             "predicted_us": 1e6 * prediction.seconds(), "memory_us": 1e6 * prediction.memory_s,
             "cache_us": 1e6 * prediction.cache_s, "compute_us": 1e6 * prediction.compute_s,
             "waves_us": 1e6 * prediction.waves_s, "launch_us": 1e6 * prediction.launch_s,
-            "bound": prediction.bound().to_string(),
+            "bound": prediction.bound().to_string(), "blocks_per_unit": prediction.blocks_per_unit,
+            "generations": prediction.generations, "block_size": compiled.rendered.launch.block_size(),
+            "vgprs": vgprs, "lds_bytes": lds_bytes, "private_bytes": private_bytes,
+            "main_loop": main_loop.map(round), "outside": round(outside), "flop": work.flop, "bytes": work.bytes,
         })
     }
 }

@@ -303,3 +303,25 @@ fn proof_is_written_and_read_back() {
     assert_eq!(read, ["a", "b", "c", "d"].map(|digit| digit.repeat(64)));
     assert_eq!((found.spread, found.tokens), (Some(0.013), Tokens { first: 1, last: None }));
 }
+
+/// A watcher that fails when compiling begins.
+struct Fails;
+
+impl Progress for Fails {
+    fn started(&self, _n_kernels: usize) {
+        panic!("nobody watches");
+    }
+}
+
+#[test]
+fn a_search_whose_compiler_thread_panics_ends_with_a_sentence() {
+    let World { chooser, store, job } = &World::new(no_tables());
+    let effort =
+        Effort { most: 2, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: Vec::new() };
+    let (judge, journal) = (&mut measured(), &mut Journal::in_memory());
+    let mut tuner =
+        Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &Fails, best_us: BTreeMap::new() };
+    let piece = Piece { problem: 0, step: StepKind::Decode, n_tokens: 1 };
+    let error = tuner.tune(&piece, &[]).expect_err("nothing is compiled");
+    assert_eq!(error.to_string(), "compiling the candidates ended: nobody watches");
+}
