@@ -1,6 +1,7 @@
 //! `kernels predict`: times that a journal of `tune` has, beside those that are predicted from the kernels' objects.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -190,6 +191,8 @@ fn predicted(
     let candidates = wanted.iter().map(|(_, candidate)| candidate.clone()).collect();
     let compiled = predictor.compile(problem, candidates, &CompileProgress::new(output));
     let mut both = Vec::new();
+    // Counting what random inputs come to takes longer than all else.
+    let mut works: HashMap<(u32, &str, u32), Work> = HashMap::new();
     for ((measured, _), (candidate, compiled)) in wanted.into_iter().zip(compiled) {
         let compiled = match compiled {
             Ok(compiled) => Arc::new(compiled),
@@ -200,7 +203,10 @@ fn predicted(
         };
         let context = measured.context.unwrap_or(args.context);
         let setup = Setup::of(problem, measured.n_tokens, measured.step, context, 0);
-        let work = timing::work(library, problem, &setup)?;
+        let work = match works.entry((measured.n_tokens, measured.step.name(), context)) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => new.insert(timing::work(library, problem, &setup)?).clone(),
+        };
         let prediction = compiled.predict(&setup.scalars, &work)?;
         let limit_us = 1e6 * predictor.chip().least_s(&work);
         let ranking = chooser.ranking(problem, measured.n_tokens as usize, measured.step)?;

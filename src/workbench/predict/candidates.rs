@@ -250,7 +250,9 @@ impl Compiled {
     /// If the grid does not come to a number.
     pub fn predict(&self, scalars: &BTreeMap<String, u64>, work: &Work) -> Result<Prediction, ExpressionError> {
         let n_blocks = self.rendered.launch.grid(scalars)?.into_iter().map(u64::from).product();
+        let padded = self.rendered.launch.padded(scalars, &work.inputs)?;
+        let n_blocks = padded.blocks.map_or(n_blocks, |blocks| blocks.min(n_blocks));
         let geometry = Geometry { n_blocks, block_size: self.rendered.launch.block_size() };
-        Ok(predict(&self.code, geometry, work, &self.chip))
+        Ok(predict(&self.code, geometry, padded.flop.or(work.flop), work.total_bytes(), &self.chip))
     }
 }
