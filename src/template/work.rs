@@ -143,9 +143,8 @@ impl PaddedTable {
         known: &BTreeSet<String>,
     ) -> Result<PaddedSpec, LibraryError> {
         let (counts, with_counts) = counts(&self.counts, toml, tensors, known)?;
-        let read = |text: &Option<Spanned<String>>| {
-            text.as_ref().map(|text| toml.expression(text, &with_counts)).transpose()
-        };
+        let read =
+            |text: &Option<Spanned<String>>| text.as_ref().map(|text| toml.expression(text, &with_counts)).transpose();
         Ok(PaddedSpec { flop: read(&self.flop)?, blocks: read(&self.blocks)?, counts })
     }
 }

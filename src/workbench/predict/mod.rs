@@ -15,6 +15,8 @@
 //!   one wave takes alone, waiting for every result, or what all of them take to issue, whichever is more.
 //! - **Memory.** Every byte comes from memory once, at the chip's bandwidth, and what loops move again comes from its
 //!   last cache.
+//! - **Code.** A loop (or all of a kernel without one) that the instruction cache does not hold has no prediction: its
+//!   instructions come from the last cache, and how many waves share them nobody knows.
 //! - A launch takes a time by itself, and the first bytes and the last ones the latency of the memory.
 
 pub mod against;
@@ -33,6 +35,8 @@ pub struct Round {
     pub address: u64,
     /// Instructions.
     pub n_instructions: usize,
+    /// Bytes from the first of these to the last.
+    pub code_bytes: u64,
     /// Cycles of a wave that has the SIMD for itself and waits for every result.
     pub alone_cycles: f64,
     /// Cycles that it keeps the busiest unit of its SIMD: with enough waves a round takes no longer.
@@ -202,6 +206,7 @@ mod tests {
             cache_bytes_per_s: 2e12,
             latency_cycles: 500.0,
             launch_s: 1e-6,
+            instruction_cache_bytes: 32_768,
             matrix_flop_per_s: 0.0,
         }
     }
