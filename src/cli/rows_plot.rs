@@ -69,7 +69,7 @@ impl Panel {
             text += &dot.drawn(&axes, &colours[dot.template.as_str()]);
         }
         text += &line(&axes, &self.chosen(), "black", " stroke-dasharray=\"2 4\"");
-        text + &names(&colours)
+        text + &names(&colours) + &self.marks(colours.len())
     }
 
     /// The fastest of a template at each number of rows, of times that were measured if there are any.
@@ -81,6 +81,28 @@ impl Panel {
             best.entry(dot.rows).and_modify(|us| *us = us.min(dot.us)).or_insert(dot.us);
         }
         best.into_iter().collect()
+    }
+
+    /// What the marks mean, each beside its mark, below so many names: those that this panel has.
+    fn marks(&self, n_names: usize) -> String {
+        let stroke = |style: &str| format!("<path d=\"M0 -4h16\" stroke=\"black\"{style}/>");
+        let circle = |fill: &str| format!("<circle cx=\"8\" cy=\"-4\" r=\"4\" fill=\"{fill}\" stroke=\"#555\"/>");
+        let ring = "<circle cx=\"8\" cy=\"-4\" r=\"6\" fill=\"none\" stroke=\"black\"/>";
+        let has = |is_measured| self.dots.iter().any(|dot| dot.is_measured == is_measured);
+        let marks = [
+            (!self.limit.is_empty(), stroke(""), "the limit: bytes or operations"),
+            (has(true), circle("#555"), "measured"),
+            (has(false), circle("white"), "predicted"),
+            (!self.chosen().is_empty(), stroke(" stroke-dasharray=\"2 4\"") + ring, "what the tables choose"),
+        ];
+        let below = TOP + 34.0 + 18.0 * n_names as f64;
+        let mut text = String::new();
+        for (i, (_, mark, words)) in marks.iter().filter(|(is_there, ..)| *is_there).enumerate() {
+            let y = below + 18.0 * i as f64;
+            let _ = writeln!(text, "<g transform=\"translate({} {y})\">{mark}</g>", NAMES - 8.0);
+            text += &label(NAMES + 16.0, y, "start", 12, words);
+        }
+        text
     }
 
     fn chosen(&self) -> Vec<(u32, f64)> {
@@ -117,22 +139,13 @@ fn line(axes: &Axes, points: &[(u32, f64)], colour: &str, style: &str) -> String
     format!("<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"{style}/>\n", points.join(" "))
 }
 
-/// The templates by colour, and what the marks mean.
+/// The templates by colour.
 fn names(colours: &BTreeMap<&str, String>) -> String {
     let mut text = String::new();
     for (i, (name, colour)) in colours.iter().enumerate() {
         let y = TOP + 14.0 + 18.0 * i as f64;
         let _ = writeln!(text, "<circle cx=\"{NAMES}\" cy=\"{y}\" r=\"4\" fill=\"{colour}\"/>");
         text += &label(NAMES + 12.0, y + 4.0, "start", 12, name);
-    }
-    let below = TOP + 34.0 + 18.0 * colours.len() as f64;
-    let marks = [
-        "line: the limit, bytes or operations",
-        "filled: measured; hollow: predicted",
-        "ring and dots: what the tables choose",
-    ];
-    for (i, words) in marks.iter().enumerate() {
-        text += &label(NAMES - 4.0, below + 16.0 * i as f64, "start", 11, words);
     }
     text
 }
@@ -211,11 +224,23 @@ mod tests {
         let text = svg("sm_90 & others", &[panel()]);
         assert_eq!(text.matches("<title>").count(), 4);
         assert_eq!(text.matches("r=\"8\"").count(), 2, "two are chosen");
-        assert_eq!(text.matches("fill=\"white\" stroke=").count(), 2, "two are predicted");
+        assert_eq!(text.matches("fill=\"white\" stroke=").count(), 3, "two are predicted, and the legend says so");
         for words in ["sm_90 &amp; others", "linear &lt;2880&gt;", "linear/b", ">64<"] {
             assert!(text.contains(words), "{words}");
         }
         assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
+    }
+
+    #[test]
+    fn the_legend_has_a_mark_for_what_is_drawn_and_for_nothing_else() {
+        let words = ["the limit: bytes or operations", "measured", "predicted", "what the tables choose"];
+        let of = |panel: &Panel| words.map(|words| panel.drawn().contains(&format!(">{words}<")));
+        let mut panel = panel();
+        assert_eq!(of(&panel), [true; 4]);
+        assert_eq!(panel.drawn().matches("<path ").count(), 2, "a line for the limit, one for the choice");
+        panel.limit.clear();
+        panel.dots.retain(|dot| dot.is_measured && !dot.is_choice);
+        assert_eq!(of(&panel), [false, true, false, false]);
     }
 
     #[test]

@@ -244,7 +244,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let until = args.job.within.map(|within| Instant::now() + within);
     let for_steps = args.job.within.filter(|_| decides_by_steps).map_or(Duration::ZERO, |all| (all / 3).min(FOR_STEPS));
     let until_steps = until.map(|until| until - for_steps);
-    let all = All { args, setup: &setup, bar: &bar, output, until: until_steps }.tune(&mut tuner, &pieces)?;
+    let (all, is_cut) = All { args, setup: &setup, bar: &bar, output, until: until_steps }.tune(&mut tuner, &pieces)?;
     let found = journal.n_found();
     if found > 0 {
         output.note(&format!("{found} verdicts were in the journal"));
@@ -255,8 +255,12 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         plot.fill(|file| file.write_all(text.as_bytes()))?;
     }
     let rows = write::rows(&all, args, &setup)?;
+    let against = setup.held_against(is_cut);
+    if is_cut && args.job.generic && decides_by_steps {
+        output.note("the search was cut short: whole steps are held against those with the arch's own rows");
+    }
     let decided = match decides_by_steps && !rows.is_empty() {
-        true => Some(steps::decide(rows.clone(), &setup, &mut journal, &bar, until, output)?),
+        true => Some(steps::decide(rows.clone(), &setup, against, &mut journal, &bar, until, output)?),
         false => None,
     };
     bar.clear();

@@ -45,6 +45,8 @@ pub struct Product {
     pub cache_gbps: Option<f64>,
     /// How long a load takes that finds its bytes in no cache, in nanoseconds.
     pub latency_ns: Option<f64>,
+    /// What its instruction cache holds, in bytes.
+    pub instruction_cache_bytes: Option<u64>,
     /// A launch in a captured graph that does nothing, in microseconds.
     pub launch_us: Option<f64>,
 }

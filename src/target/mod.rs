@@ -84,6 +84,9 @@ pub struct Target {
 /// Shared memory that a block of an NVIDIA GPU gets at most, if its launch asks, in bytes: compute capability 9.0.
 const NVIDIA_LDS_BYTES: u32 = 227 << 10;
 
+/// The tuning table of all AMD GPUs that have a matrix unit.
+const MATRIX_TABLE: &str = "matrix";
+
 /// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -297,8 +300,9 @@ impl Target {
         }
     }
 
-    /// The names of tuning tables that concern it, the closest first: `gfx1100`, `gfx11`, `generic`, or
-    /// `x86-64-v4`, `x86-64`, `host`.
+    /// The names of tuning tables that concern it, the closest first: `gfx1100`, `gfx11`, `wmma_gfx11`, `matrix`,
+    /// `generic`, or `x86-64-v4`, `x86-64`, `host`. Features of AMD's GPUs are those of their matrix units, the newest
+    /// of which is the closest.
     pub fn families(&self) -> Vec<String> {
         let arch = self.arch.split(':').next().unwrap_or_default();
         let (family, last) = match self.platform {
@@ -307,8 +311,12 @@ impl Target {
             // The last two characters of a gfx name are its minor version and stepping.
             Platform::Amd => (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic"),
         };
-        let names = [Some(arch), self.like.as_deref(), family, Some(last)];
-        let mut names: Vec<String> = names.into_iter().flatten().map(String::from).collect();
+        let units = self.features.iter().rev().filter(|_| self.platform == Platform::Amd).map(String::as_str);
+        let units: Vec<&str> = units.collect();
+        let matrix = units.first().map(|_| MATRIX_TABLE);
+        let closest = [Some(arch), self.like.as_deref(), family].into_iter().flatten();
+        let names = closest.chain(units).chain(matrix).chain([last]);
+        let mut names: Vec<String> = names.map(String::from).collect();
         names.dedup();
         names
     }
@@ -385,8 +393,10 @@ mod tests {
     #[test]
     fn families_go_from_the_chip_to_any() {
         let families = |arch: &str| Target::named(arch).expect(arch).families().join(" ");
-        assert_eq!(families("gfx1100"), "gfx1100 gfx11 generic");
-        assert_eq!(families("gfx90a:sramecc+:xnack-"), "gfx90a gfx9 generic");
+        assert_eq!(families("gfx1100"), "gfx1100 gfx11 wmma_gfx11 matrix generic");
+        assert_eq!(families("gfx90a:sramecc+:xnack-"), "gfx90a gfx9 mfma_gfx90a matrix generic");
+        assert_eq!(families("gfx942"), "gfx942 gfx9 mfma_gfx942 mfma_gfx90a matrix generic");
+        assert_eq!(families("gfx906"), "gfx906 gfx9 generic");
         assert_eq!(families("sm_90"), "sm_90 generic");
         assert_eq!(families("sm_103"), "sm_103 sm_90 generic");
         assert_eq!(families("x86-64-v3"), "x86-64-v3 x86-64 host");

@@ -13,6 +13,7 @@ use super::library_error::LibraryError;
 use super::params::MAX_CHOICES;
 use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
+use super::work::{PaddedSpec, PaddedTable};
 use super::{Launch, NumericsOverride, Param, Precision, Requires, Resources, Template};
 use crate::dtype::Dtype;
 use crate::target::Language;
@@ -35,6 +36,8 @@ struct FrontMatter {
     #[serde(default)]
     constraints: BTreeMap<String, Spanned<String>>,
     launch: Spanned<LaunchTable>,
+    #[serde(default)]
+    padded: PaddedTable,
     #[serde(default)]
     workspace: Vec<ArgTable>,
     #[serde(default)]
@@ -137,6 +140,7 @@ impl Template {
             facts: reader.facts(&table.facts)?,
             constraints: reader.constraints(&table.constraints)?,
             launch: reader.launch(&table.launch)?,
+            padded: reader.padded(&table.padded)?,
             workspace: reader.workspace(&table.workspace)?,
             options: table.compile.options,
             resources: reader.resources(table.resources)?,
@@ -306,6 +310,11 @@ impl Reader<'_> {
             lds_bytes: lds_bytes.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
             scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
         })
+    }
+
+    fn padded(&self, table: &PaddedTable) -> Result<PaddedSpec, LibraryError> {
+        let tensors = self.signature.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.clone());
+        table.read(self.toml, &tensors.collect(), &self.launch_names())
     }
 
     fn workspace(&self, tables: &[ArgTable]) -> Result<Vec<Arg>, LibraryError> {

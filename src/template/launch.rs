@@ -9,6 +9,7 @@ use super::Problem;
 use super::contract::{Access, Arg};
 use super::expression::{Expression, ExpressionError, Reason, Scope};
 use super::signature::Signature;
+use super::work::{Elements, Padded, PaddedSpec};
 use crate::dtype::Dtype;
 
 /// What one argument, or the private memory of a thread, can have at most, in bytes: more than any machine, and so few
@@ -144,6 +145,7 @@ pub struct LaunchSpec {
     pub(super) block_size: u32,
     pub(super) lds_bytes: u32,
     pub(super) scratch_bytes: Option<Expression>,
+    pub(super) padded: PaddedSpec,
     pub(super) scope: Arc<Scope>,
 }
 
@@ -166,6 +168,14 @@ impl LaunchSpec {
                 Err(first.error(Reason::TooMany { what, limit: MAX_BLOCKS }))
             }
         }
+    }
+
+    /// What a launch on these inputs goes through, by the template's `[padded]`.
+    ///
+    /// # Errors
+    /// If an expression gives no whole number.
+    pub fn padded(&self, scalars: &BTreeMap<String, u64>, inputs: &Elements) -> Result<Padded, ExpressionError> {
+        self.padded.count(&self.scope, scalars, inputs)
     }
 
     /// Threads per block; 1 on the host.

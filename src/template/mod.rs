@@ -41,6 +41,7 @@ use expression::{Expression, ExpressionError, Scope};
 use serde::Deserialize;
 use signature::Signature;
 use source_file::{Origin, SourceFile};
+use work::PaddedSpec;
 
 use crate::dtype::Dtype;
 use crate::target::{Language, Target};
@@ -76,6 +77,8 @@ pub struct Template {
     pub constraints: BTreeMap<String, Expression>,
     /// Blocks, threads, private memory.
     pub launch: Launch,
+    /// What a launch goes through, for predictions.
+    pub padded: PaddedSpec,
     /// Arguments after the contract's, whose memory the plan provides.
     pub workspace: Vec<Arg>,
     /// Compilers options after those of the target.
@@ -282,7 +285,7 @@ impl Template {
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
         let facts = self.facts.iter().map(|(_, expression)| expression);
         let all = launch.chain(workspace).chain(self.constraints.values()).chain(facts);
-        all.flat_map(|expression| expression.names().iter().cloned()).collect()
+        all.flat_map(Expression::names).chain(self.padded.names()).cloned().collect()
     }
 
     /// The values that expressions over parameters see, except the scalar arguments.

@@ -267,6 +267,7 @@ fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, Ex
         block_size,
         lds_bytes,
         scratch_bytes: template.launch.scratch_bytes.clone(),
+        padded: template.padded.clone(),
         scope: Arc::clone(scope),
     })
 }

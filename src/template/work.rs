@@ -32,8 +32,32 @@ pub struct WorkSpec {
 pub struct Count {
     /// The input.
     pub of: String,
-    /// What an element adds; the input's name stands for its value.
+    /// What an element adds; the input's name stands for its value, [`PREVIOUS`] for that of the element before it, 0
+    /// for the first.
     pub sum: Expression,
+}
+
+/// The name in a count of the value before.
+const PREVIOUS: &str = "previous";
+
+/// The `[padded]` of a template: what a launch goes through, with what is done for nothing.
+#[derive(Clone, Debug, Default)]
+pub struct PaddedSpec {
+    /// Operations, those of rows and columns beyond the end of a tile among them.
+    pub flop: Option<Expression>,
+    /// Blocks that have anything to do.
+    pub blocks: Option<Expression>,
+    /// Numbers that the inputs decide, by name.
+    pub counts: BTreeMap<String, Count>,
+}
+
+/// What a launch goes through; `None` where its template does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Padded {
+    /// Operations, a multiply-add being two.
+    pub flop: Option<f64>,
+    /// Blocks that have anything to do.
+    pub blocks: Option<u64>,
 }
 
 /// Elements of inputs that hold whole numbers, by argument.
@@ -46,6 +70,8 @@ pub struct Work {
     pub flop: Option<f64>,
     /// Bytes of each argument that are read or written once.
     pub bytes: BTreeMap<String, f64>,
+    /// The whole numbers among its inputs, where these decide how much there is to do.
+    pub inputs: Arc<Elements>,
 }
 
 impl Work {
@@ -67,6 +93,15 @@ pub(super) struct WorkTable {
     sample: Vec<Spanned<String>>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PaddedTable {
+    flop: Option<Spanned<String>>,
+    blocks: Option<Spanned<String>>,
+    #[serde(default)]
+    counts: BTreeMap<String, CountTable>,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CountTable {
@@ -84,23 +119,10 @@ impl WorkTable {
         known: &BTreeSet<String>,
         axes: &BTreeSet<String>,
     ) -> Result<WorkSpec, LibraryError> {
-        let of_tensor = |name: &Spanned<String>, what: &str| match tensors.contains(name.get_ref()) {
-            true => Ok(name.get_ref().clone()),
-            false => Err(toml.refuse(name.span(), what, "a tensor argument", format!("`{}`", name.get_ref()))),
-        };
-        let mut counts = BTreeMap::new();
-        let mut with_counts = known.clone();
-        for (name, table) in &self.counts {
-            toml.name("count", name, table.of.span())?;
-            let of = of_tensor(&table.of, "`of` of a count")?;
-            let mut names = known.clone();
-            names.insert(of.clone());
-            counts.insert(name.clone(), Count { of, sum: toml.expression(&table.sum, &names)? });
-            with_counts.insert(name.clone());
-        }
+        let (counts, with_counts) = counts(&self.counts, toml, tensors, known)?;
         let mut touched = BTreeMap::new();
         for (name, entries) in &self.touched {
-            of_tensor(&Spanned::new(entries.span(), name.clone()), "`touched`")?;
+            tensor(&Spanned::new(entries.span(), name.clone()), "`touched`", toml, tensors)?;
             touched.insert(name.clone(), toml.expression(entries, &with_counts)?);
         }
         if let Some(axis) = self.sample.iter().find(|axis| !axes.contains(axis.get_ref())) {
@@ -109,6 +131,83 @@ impl WorkTable {
         }
         let flop = self.flop.as_ref().map(|flop| toml.expression(flop, &with_counts)).transpose()?;
         Ok(WorkSpec { flop, touched, counts, sample: self.sample.iter().map(|axis| axis.get_ref().clone()).collect() })
+    }
+}
+
+impl PaddedTable {
+    /// Checks the table, as [`WorkTable::read`] does.
+    pub(super) fn read(
+        &self,
+        toml: &Toml<'_>,
+        tensors: &BTreeSet<String>,
+        known: &BTreeSet<String>,
+    ) -> Result<PaddedSpec, LibraryError> {
+        let (counts, with_counts) = counts(&self.counts, toml, tensors, known)?;
+        let read =
+            |text: &Option<Spanned<String>>| text.as_ref().map(|text| toml.expression(text, &with_counts)).transpose();
+        Ok(PaddedSpec { flop: read(&self.flop)?, blocks: read(&self.blocks)?, counts })
+    }
+}
+
+/// Counts by name, and the names that expressions over them may use.
+fn counts(
+    tables: &BTreeMap<String, CountTable>,
+    toml: &Toml<'_>,
+    tensors: &BTreeSet<String>,
+    known: &BTreeSet<String>,
+) -> Result<(BTreeMap<String, Count>, BTreeSet<String>), LibraryError> {
+    let mut counts = BTreeMap::new();
+    let mut with_counts = known.clone();
+    for (name, table) in tables {
+        toml.name("count", name, table.of.span())?;
+        let of = tensor(&table.of, "`of` of a count", toml, tensors)?;
+        let mut names = known.clone();
+        names.extend([of.clone(), PREVIOUS.to_owned()]);
+        counts.insert(name.clone(), Count { of, sum: toml.expression(&table.sum, &names)? });
+        with_counts.insert(name.clone());
+    }
+    Ok((counts, with_counts))
+}
+
+fn tensor(
+    name: &Spanned<String>,
+    what: &str,
+    toml: &Toml<'_>,
+    tensors: &BTreeSet<String>,
+) -> Result<String, LibraryError> {
+    match tensors.contains(name.get_ref()) {
+        true => Ok(name.get_ref().clone()),
+        false => Err(toml.refuse(name.span(), what, "a tensor argument", format!("`{}`", name.get_ref()))),
+    }
+}
+
+impl PaddedSpec {
+    /// The names that its expressions use.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        let counts = self.counts.values().map(|count| &count.sum);
+        self.flop.iter().chain(&self.blocks).chain(counts).flat_map(Expression::names)
+    }
+
+    /// What a launch on these inputs goes through.
+    ///
+    /// - `scope`: the template's names
+    ///
+    /// # Errors
+    /// If an expression gives no whole number.
+    pub fn count(
+        &self,
+        scope: &Scope,
+        scalars: &BTreeMap<String, u64>,
+        inputs: &Elements,
+    ) -> Result<Padded, ExpressionError> {
+        let mut names = scalars.clone();
+        for (name, count) in &self.counts {
+            names.insert(name.clone(), count.total(scope.known(), scalars, inputs)?);
+        }
+        let scope = Arc::new(scope.with_scalars(&names));
+        let flop = self.flop.as_ref().map(|flop| flop.whole(&scope)).transpose()?;
+        let blocks = self.blocks.as_ref().map(|blocks| blocks.whole(&scope)).transpose()?;
+        Ok(Padded { flop: flop.map(|flop| flop as f64), blocks })
     }
 }
 
@@ -131,7 +230,7 @@ impl WorkSpec {
     ) -> Result<Work, ExpressionError> {
         let mut names = scalars.clone();
         for (name, count) in &self.counts {
-            names.insert(name.clone(), count.total(problem, scalars, inputs)?);
+            names.insert(name.clone(), count.total(&Signature::scope(problem), scalars, inputs)?);
         }
         let scope = Arc::new(Scope::new(Signature::scope(problem)).with_scalars(&names));
         let flop = self.flop.as_ref().map(|flop| flop.whole(&scope)).transpose()?.map(|flop| flop as f64);
@@ -150,14 +249,16 @@ impl WorkSpec {
 impl Count {
     fn total(
         &self,
-        problem: &Problem,
+        known: &BTreeMap<String, Value>,
         scalars: &BTreeMap<String, u64>,
         inputs: &Elements,
     ) -> Result<u64, ExpressionError> {
-        let mut known = Signature::scope(problem);
-        let mut total = 0;
+        let mut known = known.clone();
+        let (mut total, mut previous) = (0, 0);
         for &value in inputs.get(&self.of).into_iter().flatten() {
             known.insert(self.of.clone(), Value::from(value));
+            known.insert(PREVIOUS.to_owned(), Value::from(previous));
+            previous = value;
             let summand = self.sum.whole(&Arc::new(Scope::new(known.clone()).with_scalars(scalars)))?;
             let too_many = || {
                 let what = format!("the sums over `{}`: {total} + {summand}", self.of);

@@ -1,7 +1,7 @@
 //! What is no error in tables and yet deserves a look.
 
 use super::TuningTables;
-use super::table::{ProvenanceKind, Row, StepKind, Table, Tokens};
+use super::table::{Gap, ProvenanceKind, Row, StepKind, Table, Tokens};
 use crate::target::Target;
 
 /// Measured times of two rows that are no further apart than this are the same, as a fraction.
@@ -57,8 +57,7 @@ impl TuningTables {
         let broken = self.broken.iter().filter(|(name, _)| concerns(name));
         let mut findings: Vec<Finding> =
             broken.map(|(_, error)| placed(FindingKind::Broken, error.to_string())).collect();
-        let tables = self.layers.iter().flatten().filter(|table| concerns(&table.name));
-        findings.extend(tables.flat_map(Table::gaps).map(|line| placed(FindingKind::Gap, line)));
+        findings.extend(self.gaps(targets).into_iter().map(|line| placed(FindingKind::Gap, line)));
         let mut seen: Vec<(&Row, bool, Option<String>)> = Vec::new();
         for target in targets {
             let order = self.in_order(target);
@@ -85,6 +84,31 @@ impl TuningTables {
             }
         }
         findings
+    }
+
+    /// Numbers of tokens that the rows of a `where` leave out, and that no row behind them is for, on one of these
+    /// targets: a line for each.
+    pub(super) fn gaps(&self, targets: &[Target]) -> Vec<String> {
+        let mut lines = Vec::new();
+        for target in targets {
+            let names = target.families();
+            let in_order = |layer: &'_ Vec<Table>| -> Vec<usize> {
+                names.iter().filter_map(|name| layer.iter().position(|table| table.name == *name)).collect()
+            };
+            let tables: Vec<&Table> = self
+                .layers
+                .iter()
+                .flat_map(|layer| in_order(layer).into_iter().map(|at| &layer[at]).collect::<Vec<_>>())
+                .collect();
+            for (i, table) in tables.iter().enumerate() {
+                let behind = || tables[i + 1..].iter().flat_map(|table| &table.rows);
+                let open = table.gaps().into_iter().filter(|gap| !is_filled(gap, behind()));
+                lines.extend(open.map(|gap| gap.to_string()));
+            }
+        }
+        lines.sort();
+        lines.dedup();
+        lines
     }
 
     /// The rows that concern a target, those that are looked at first before the others.
@@ -125,6 +149,17 @@ impl TuningTables {
 /// Whether a row applies wherever another one does, but for the number of tokens.
 fn covers(row: &Row, other: &Row) -> bool {
     row.step.is_none_or(|step| other.step == Some(step)) && wants_no_more(row, other)
+}
+
+/// Whether rows are for all that a gap leaves out.
+fn is_filled<'a>(gap: &Gap<'_>, rows: impl Iterator<Item = &'a Row> + Clone) -> bool {
+    StepKind::ALL.into_iter().filter(|step| gap.step.is_none_or(|own| own == *step)).all(|step| {
+        let mut left = vec![gap.tokens];
+        for row in rows.clone().filter(|row| row.step.is_none_or(|own| own == step) && wants_no_more(row, gap.row)) {
+            left = left.into_iter().flat_map(|tokens| tokens.without(row.tokens)).collect();
+        }
+        left.iter().all(|tokens| tokens.last.is_some_and(|last| last < step.fewest_rows()))
+    })
 }
 
 /// Whether it is for the same op and wants nothing of the problem that another row does not want too.

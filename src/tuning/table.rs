@@ -306,9 +306,9 @@ impl Table {
         rows
     }
 
-    /// Numbers of tokens that the rows of one `where` leave out, a line for each. Rows of a fused run may leave out
-    /// any: there the ops are not fused; so may rows behind which others stand.
-    pub fn gaps(&self) -> Vec<String> {
+    /// Numbers of tokens that the rows of one `where` leave out. Rows of a fused run may leave out any: there the ops
+    /// are not fused; so may rows behind which others of the file stand.
+    pub(super) fn gaps(&self) -> Vec<Gap<'_>> {
         let mut gaps = Vec::new();
         let mut seen: Vec<&Row> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.op.contains('+')) {
@@ -319,14 +319,18 @@ impl Table {
             let mut group: Vec<&Row> = self.rows.iter().filter(|r| r.op == row.op && r.facts == row.facts).collect();
             group.sort_by_key(|row| row.tokens.first);
             if group.iter().all(|row| row.step.is_none()) {
-                gaps.extend(gaps_of(&group, 1, ""));
+                gaps.extend(gaps_of(&group, 1, None));
                 continue;
             }
             for step in StepKind::ALL {
                 let of_step: Vec<&Row> = group.iter().copied().filter(|row| row.is_for(step)).collect();
                 match of_step.as_slice() {
-                    [] => gaps.push(format!("{}: no row for `{}` in a {step} step", row.place, row.op)),
-                    _ => gaps.extend(gaps_of(&of_step, step.fewest_rows(), &format!(" in a {step} step"))),
+                    [] => gaps.push(Gap {
+                        row,
+                        tokens: Tokens { first: step.fewest_rows(), last: None },
+                        step: Some(step),
+                    }),
+                    _ => gaps.extend(gaps_of(&of_step, step.fewest_rows(), Some(step))),
                 }
             }
         }
@@ -425,19 +429,43 @@ impl Row {
     }
 }
 
+/// Numbers of tokens that the rows of a `where` leave out.
+pub(super) struct Gap<'a> {
+    /// The row before or behind it.
+    pub row: &'a Row,
+    /// Which.
+    pub tokens: Tokens,
+    /// In steps of this kind, where that matters to the rows.
+    pub step: Option<StepKind>,
+}
+
+impl fmt::Display for Gap<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, tokens, step } = self;
+        write!(f, "{}: no row for `{}`", row.place, row.op)?;
+        match tokens {
+            Tokens { first, last: None } if *first > step.map_or(1, StepKind::fewest_rows) => {
+                write!(f, " at more than {} tokens", first - 1)?;
+            }
+            Tokens { last: None, .. } => {}
+            tokens => write!(f, " at {tokens} tokens")?,
+        }
+        step.map_or(Ok(()), |step| write!(f, " in a {step} step"))
+    }
+}
+
 /// Numbers of tokens from `fewest` on that rows in the order of their numbers leave out.
-fn gaps_of(group: &[&Row], fewest: u32, when: &str) -> Vec<String> {
+fn gaps_of<'a>(group: &[&'a Row], fewest: u32, step: Option<StepKind>) -> Vec<Gap<'a>> {
     let mut gaps = Vec::new();
     let mut next = Some(fewest);
-    for row in group {
+    for &row in group {
         if let Some(from) = next.filter(|&from| from < row.tokens.first) {
-            let missing = Tokens { first: from, last: Some(row.tokens.first - 1) };
-            gaps.push(format!("{}: no row for `{}` at {missing} tokens{when}", row.place, row.op));
+            gaps.push(Gap { row, tokens: Tokens { first: from, last: Some(row.tokens.first - 1) }, step });
         }
         next = row.tokens.last.and_then(|last| last.checked_add(1));
     }
-    if let (Some(next), Some(last)) = (next, group.last()) {
-        gaps.push(format!("{}: no row for `{}` at more than {} tokens{when}", last.place, last.op, next - 1));
+    if let (Some(first), Some(&row)) = (next, group.last()) {
+        gaps.push(Gap { row, tokens: Tokens { first, last: None }, step });
     }
     gaps
 }

@@ -1,6 +1,7 @@
 //! `kernels predict`: times that a journal of `tune` has, beside those that are predicted from the kernels' objects.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,9 +19,10 @@ use crate::cli::source::TargetArgs;
 use crate::cli::usage::UsageError;
 use crate::config::NamedShape;
 use crate::object::store::Store;
+use crate::template::work::Work;
 use crate::template::{Precision, Problem};
 use crate::workbench::predict::against::{self, Agreement, Measured, agreement};
-use crate::workbench::predict::{Compiled, Prediction, Predictor};
+use crate::workbench::predict::{Code, Compiled, Prediction, Predictor, Round};
 use crate::workbench::timing::{self, Candidate, Setup};
 
 #[derive(clap::Args)]
@@ -59,6 +61,7 @@ struct Both {
     prediction: Prediction,
     compiled: Arc<Compiled>,
     problem: Problem,
+    work: Work,
     /// The least time of any kernel, in microseconds.
     limit_us: f64,
     /// Whether the tables choose it.
@@ -94,7 +97,8 @@ pub(super) fn run(args: &PredictArgs, output: &Output) -> anyhow::Result<()> {
     let n_left = n_measured - both.len();
     if n_left > 0 {
         output.note(&format!(
-            "{n_left} of {n_measured} times are of kernels that there are no more, or that cannot be compiled"
+            "{n_left} of {n_measured} times are of kernels that there are no more, that cannot be compiled, or that have \
+             no prediction"
         ));
     }
     let pairs: Vec<(Measured, f64)> =
@@ -188,6 +192,8 @@ fn predicted(
     let candidates = wanted.iter().map(|(_, candidate)| candidate.clone()).collect();
     let compiled = predictor.compile(problem, candidates, &CompileProgress::new(output));
     let mut both = Vec::new();
+    // Counting what random inputs come to takes longer than all else.
+    let mut works: HashMap<(u32, &str, u32), Work> = HashMap::new();
     for ((measured, _), (candidate, compiled)) in wanted.into_iter().zip(compiled) {
         let compiled = match compiled {
             Ok(compiled) => Arc::new(compiled),
@@ -198,13 +204,16 @@ fn predicted(
         };
         let context = measured.context.unwrap_or(args.context);
         let setup = Setup::of(problem, measured.n_tokens, measured.step, context, 0);
-        let work = timing::work(library, problem, &setup)?;
+        let work = match works.entry((measured.n_tokens, measured.step.name(), context)) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => new.insert(timing::work(library, problem, &setup)?).clone(),
+        };
         let prediction = compiled.predict(&setup.scalars, &work)?;
         let limit_us = 1e6 * predictor.chip().least_s(&work);
         let ranking = chooser.ranking(problem, measured.n_tokens as usize, measured.step)?;
         let choice = &ranking.choices[0];
         let is_choice = choice.template.label() == candidate.template.label() && choice.params == candidate.params;
-        both.push(Both { measured, prediction, compiled, problem: problem.clone(), limit_us, is_choice });
+        both.push(Both { measured, prediction, compiled, problem: problem.clone(), work, limit_us, is_choice });
     }
     Ok(both)
 }
@@ -266,14 +275,24 @@ impl Both {
     }
 
     fn json(&self) -> Value {
-        let Self { measured, prediction, .. } = self;
+        let Self { measured, prediction, compiled, work, .. } = self;
+        let Code { vgprs, lds_bytes, private_bytes, main_loop, outside } = compiled.code;
+        let round = |round: Round| {
+            json!({
+                "instructions": round.n_instructions, "alone_cycles": round.alone_cycles,
+                "busy_cycles": round.busy_cycles, "flop": round.flop, "memory_bytes": round.memory_bytes,
+            })
+        };
         json!({
             "op": measured.op, "dims": measured.dims, "rows": measured.n_tokens, "step": measured.step.name(),
             "template": measured.template, "params": measured.params, "measured_us": measured.time_us,
             "predicted_us": 1e6 * prediction.seconds(), "memory_us": 1e6 * prediction.memory_s,
             "cache_us": 1e6 * prediction.cache_s, "compute_us": 1e6 * prediction.compute_s,
             "waves_us": 1e6 * prediction.waves_s, "launch_us": 1e6 * prediction.launch_s,
-            "bound": prediction.bound().to_string(),
+            "bound": prediction.bound().to_string(), "blocks_per_unit": prediction.blocks_per_unit,
+            "generations": prediction.generations, "block_size": compiled.rendered.launch.block_size(),
+            "vgprs": vgprs, "lds_bytes": lds_bytes, "private_bytes": private_bytes,
+            "main_loop": main_loop.map(round), "outside": round(outside), "flop": work.flop, "bytes": work.bytes,
         })
     }
 }

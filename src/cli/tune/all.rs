@@ -37,8 +37,9 @@ impl Progress for Ahead {
 }
 
 impl All<'_> {
-    /// Tunes all pieces; what came of them is problem by problem, the fewest rows first.
-    pub fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<Vec<Tuned>> {
+    /// Tunes all pieces; what came of them is problem by problem, the fewest rows first. Also whether the time was over
+    /// before the end.
+    pub fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
         // Which of them is tuned now; those before it are done.
         let at = AtomicUsize::new(0);
@@ -54,7 +55,7 @@ impl All<'_> {
             let all = pieces.len();
             self.output.note(&format!("{n_left} of {all} were not begun within the time: a second `tune` goes on"));
         }
-        Ok(tuned)
+        Ok((tuned, n_left > 0 || self.is_over()))
     }
 
     /// Gives what was tuned, and how many pieces were begun.

@@ -46,8 +46,10 @@ const SEED: u64 = 1;
 /// Everything but the judge.
 pub(super) struct Setup {
     args: JobArgs,
-    /// What chooses now.
+    /// What chooses now; with `--generic` as if the arch had no rows.
     pub chooser: Chooser,
+    /// The tables with all of their rows: those that a new table is laid over.
+    tables: TuningTables,
     pub store: Store,
     /// What there is to tune.
     pub job: Job,
@@ -88,8 +90,8 @@ impl Setup {
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
         let job = args.job(&checkpoint, precision, &target, &tables)?;
-        let tables = if args.generic { tables.generic(&target) } else { tables };
-        let chooser = Chooser::new(args.source.library()?, tables, target)?;
+        let known = if args.generic { tables.generic(&target) } else { tables.clone() };
+        let chooser = Chooser::new(args.source.library()?, known, target)?;
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
@@ -97,7 +99,18 @@ impl Setup {
             problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
         });
         let store = Store::from_env()?;
-        Ok(Self { args: args.clone(), chooser, store, job, which, checkpoint, precision, opened })
+        Ok(Self { args: args.clone(), chooser, tables, store, job, which, checkpoint, precision, opened })
+    }
+
+    /// All rows that there are, also with `--generic`.
+    pub fn tables(&self) -> &TuningTables {
+        &self.tables
+    }
+
+    /// The tables with which whole steps must be no faster than with new rows: those that chose, but where the search
+    /// was cut short all rows that there are. What is good beside generic rows alone may stand before better ones.
+    pub fn held_against(&self, is_cut: bool) -> &TuningTables {
+        if is_cut { &self.tables } else { self.chooser.tables() }
     }
 
     pub fn target(&self) -> &Target {

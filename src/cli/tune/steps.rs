@@ -42,6 +42,8 @@ pub(super) struct Decided {
 /// Engines with the tables as they are and with new rows, one at a time: two models seldom fit a device.
 struct Engines<'a> {
     setup: &'a Setup,
+    /// The tables as they are.
+    tables: &'a TuningTables,
     journal: &'a mut Journal,
     bar: &'a Bar<'a>,
     suite: Suite,
@@ -59,10 +61,11 @@ struct Done {
     limit: f64,
 }
 
-/// Measures works with these rows and without.
+/// Measures works with these rows before the others of `tables`, and without.
 pub(super) fn decide(
     rows: Vec<NewRow>,
     setup: &Setup,
+    tables: &TuningTables,
     journal: &mut Journal,
     bar: &Bar<'_>,
     until: Option<Instant>,
@@ -71,7 +74,8 @@ pub(super) fn decide(
     let works = works(setup);
     let asked = Asked { repeats: Some(3), steps: Some(20), ..Asked::default() };
     let suite = Suite::of(&asked, setup.target());
-    let mut engines = Engines { setup, journal, bar, suite, limits: None, found: Map::new(), n_done: BTreeMap::new() };
+    let (found, n_done) = (Map::new(), BTreeMap::new());
+    let mut engines = Engines { setup, tables, journal, bar, suite, limits: None, found, n_done };
     let is_over = || until.is_some_and(|until| Instant::now() >= until);
     let decision = decide_by(rows, &works, PAIRS, &mut engines, &is_over)?;
     if decision.n_dropped > 0 {
@@ -123,7 +127,7 @@ impl Steps for Engines<'_> {
 impl Engines<'_> {
     /// The tables with these rows, and what says which they are.
     fn tables(&self, rows: Option<&[NewRow]>) -> anyhow::Result<(String, TuningTables)> {
-        let tables = self.setup.chooser.tables();
+        let tables = self.tables;
         let Some(rows) = rows else { return Ok((String::new(), tables.clone())) };
         let text = write::merged(rows, self.setup)?;
         let args = self.setup.args();
@@ -141,7 +145,7 @@ impl Engines<'_> {
         *nth += 1;
         let device = setup.device().unwrap_or_default();
         // The tables behind the new rows, and the templates, decide too.
-        let behind = setup.chooser.tables().rows_for(setup.target()).map(|row| format!("{row:?}"));
+        let behind = self.tables.rows_for(setup.target()).map(|row| format!("{row:?}"));
         let behind = Digest::of(behind.collect::<String>().as_bytes()).to_string();
         let library = setup.chooser.library().templates().iter().map(|template| &*template.file.text);
         let library = Digest::of(library.collect::<String>().as_bytes()).to_string();

@@ -61,7 +61,7 @@ pub(super) fn rows(all: &[Tuned], args: &Args, setup: &Setup) -> anyhow::Result<
         rows.extend(rows_of(&setup.job, of_problem, &facts, rules, is_last, &apart));
     }
     if setup.kind() == ProvenanceKind::Predicted {
-        rows = behind_measured(rows, setup.chooser.tables(), setup.target());
+        rows = behind_measured(rows, setup.tables(), setup.target());
     }
     Ok(rows)
 }

@@ -63,6 +63,14 @@ pub enum PredictError {
         /// The arch.
         arch: String,
     },
+    /// Its loop does not stay in the instruction cache.
+    #[error("its loop of {code_bytes} bytes is more than the instruction cache of {cache_bytes} holds: no prediction")]
+    LongLoop {
+        /// Bytes of its main loop, or of all of it without one.
+        code_bytes: u64,
+        /// What the cache holds.
+        cache_bytes: u64,
+    },
     /// It cannot be rendered.
     #[error(transparent)]
     Render(#[from] RenderError),
@@ -88,7 +96,7 @@ impl Hint for PredictError {
             Self::Compile(error) => error.hint(),
             Self::Object(error) => error.hint(),
             Self::Isa(error) => error.hint(),
-            Self::NoModel { .. } | Self::Code(_) => None,
+            Self::NoModel { .. } | Self::LongLoop { .. } | Self::Code(_) => None,
         }
     }
 }
@@ -165,7 +173,12 @@ impl<'a> Predictor<'a> {
             main_loop: main_loop(&loops),
             outside,
         };
-        Ok(Compiled { rendered, uses, code, chip: self.chip })
+        let code_bytes = code.main_loop.unwrap_or(outside).code_bytes;
+        let cache_bytes = self.chip.instruction_cache_bytes;
+        match code_bytes > cache_bytes {
+            true => Err(PredictError::LongLoop { code_bytes, cache_bytes }),
+            false => Ok(Compiled { rendered, uses, code, chip: self.chip }),
+        }
     }
 
     /// What is outside of loops, and the loops, by what `llvm-mca` says.
@@ -180,6 +193,7 @@ impl<'a> Predictor<'a> {
             Round {
                 address: body.first().map_or(0, |first| first.address),
                 n_instructions: body.len(),
+                code_bytes: span(body.iter().map(|instruction| instruction.address)),
                 alone_cycles: speed.alone_cycles,
                 busy_cycles: speed.busy_cycles,
                 flop: if speed.matrix_flop > 0 { speed.matrix_flop as f64 } else { lanes * lane_flop as f64 },
@@ -213,6 +227,7 @@ impl<'a> Predictor<'a> {
             Round {
                 address: indices.first().map_or(0, |&i| code.instructions[i].address),
                 n_instructions: body.len(),
+                code_bytes: span(indices.iter().map(|&i| code.instructions[i].address)),
                 alone_cycles: alone(&body, latency),
                 busy_cycles: sass::busy_cycles(&body),
                 flop: if matrix_flop > 0.0 { matrix_flop } else { lane_flop },
@@ -223,6 +238,12 @@ impl<'a> Predictor<'a> {
         let loops = found.iter().map(|found| round(&found.all, true)).collect();
         (round(&outside(&code, &found), false), loops)
     }
+}
+
+/// Bytes from the first address to the last.
+fn span(addresses: impl Iterator<Item = u64>) -> u64 {
+    let (first, last) = addresses.fold((u64::MAX, 0), |(first, last), one| (first.min(one), last.max(one)));
+    last.saturating_sub(first)
 }
 
 /// Instructions that are in no loop.
@@ -250,7 +271,9 @@ impl Compiled {
     /// If the grid does not come to a number.
     pub fn predict(&self, scalars: &BTreeMap<String, u64>, work: &Work) -> Result<Prediction, ExpressionError> {
         let n_blocks = self.rendered.launch.grid(scalars)?.into_iter().map(u64::from).product();
+        let padded = self.rendered.launch.padded(scalars, &work.inputs)?;
+        let n_blocks = padded.blocks.map_or(n_blocks, |blocks| blocks.min(n_blocks));
         let geometry = Geometry { n_blocks, block_size: self.rendered.launch.block_size() };
-        Ok(predict(&self.code, geometry, work, &self.chip))
+        Ok(predict(&self.code, geometry, padded.flop.or(work.flop), work.total_bytes(), &self.chip))
     }
 }

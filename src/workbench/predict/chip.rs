@@ -17,6 +17,10 @@ const LATENCY_NS: f64 = 500.0;
 /// A guess: a launch in a captured graph that does nothing, in microseconds, where no table says it.
 const LAUNCH_US: f64 = 2.0;
 
+/// What the instruction cache holds where no table says it: that of RDNA's WGPs and of two CUs of CDNA2 by AMD's
+/// papers, and that of an SM since Volta by those who measured it (arXiv 1804.06826).
+const INSTRUCTION_CACHE_BYTES: [u64; 2] = [32 << 10, 128 << 10];
+
 /// Blocks that a compute unit of an AMD GPU holds at most, if they have more than a wave: as many as it has barriers.
 const AMD_MAX_BLOCKS: u32 = 16;
 
@@ -54,6 +58,8 @@ pub struct Chip {
     pub latency_cycles: f64,
     /// Seconds of a launch that does nothing, in a captured graph.
     pub launch_s: f64,
+    /// Bytes of instructions that are fetched from nearby.
+    pub instruction_cache_bytes: u64,
     /// Operations of all matrix units in a second; 0 without any.
     pub matrix_flop_per_s: f64,
 }
@@ -64,9 +70,10 @@ impl Chip {
         let (unit, product) = (facts.compute_unit?, facts.product.as_ref()?);
         let clock_hz = f64::from(product.clock_mhz) * 1e6;
         let memory_bytes_per_s = REACHED_BANDWIDTH * product.memory_gbps * 1e9;
-        let (max_blocks, max_one_wave_blocks) = match target.platform {
-            Platform::Nvidia => (NVIDIA_MAX_BLOCKS, NVIDIA_MAX_BLOCKS),
-            Platform::Amd | Platform::Host => (AMD_MAX_BLOCKS, unit.simds * unit.waves_per_simd),
+        let [of_amd, of_nvidia] = INSTRUCTION_CACHE_BYTES;
+        let (max_blocks, max_one_wave_blocks, instruction_cache_bytes) = match target.platform {
+            Platform::Nvidia => (NVIDIA_MAX_BLOCKS, NVIDIA_MAX_BLOCKS, of_nvidia),
+            Platform::Amd | Platform::Host => (AMD_MAX_BLOCKS, unit.simds * unit.waves_per_simd, of_amd),
         };
         Some(Self {
             units: product.compute_units,
@@ -82,6 +89,7 @@ impl Chip {
             memory_bytes_per_s,
             cache_bytes_per_s: product.cache_gbps.map_or(CACHE_TIMES * memory_bytes_per_s, |gbps| gbps * 1e9),
             latency_cycles: product.latency_ns.unwrap_or(LATENCY_NS) * 1e-9 * clock_hz,
+            instruction_cache_bytes: product.instruction_cache_bytes.unwrap_or(instruction_cache_bytes),
             launch_s: product.launch_us.unwrap_or(LAUNCH_US) * 1e-6,
             matrix_flop_per_s: 1e12 * product.matrix_tflops(),
         })

@@ -7,13 +7,16 @@
 //!
 //! # The model
 //!
-//! - **Rounds.** A loop goes round as often as it takes to do all operations, or to move all bytes, whichever is more.
-//!   What is outside of loops is gone through once by each wave.
+//! - **Rounds.** A loop goes round as often as it takes to do all operations, or to move all bytes, whichever is more;
+//!   a tile that is not full takes as long as a full one, and blocks without a tile take nothing (`[padded]` of a
+//!   template). What is outside of loops is gone through once by each wave.
 //! - **Generations.** A compute unit holds as many blocks as registers and LDS leave room for; blocks that find no room
 //!   wait. A generation of blocks takes as long as its fullest compute unit: a round of all waves of a SIMD takes what
 //!   one wave takes alone, waiting for every result, or what all of them take to issue, whichever is more.
 //! - **Memory.** Every byte comes from memory once, at the chip's bandwidth, and what loops move again comes from its
 //!   last cache.
+//! - **Code.** A loop (or all of a kernel without one) that the instruction cache does not hold has no prediction: its
+//!   instructions come from the last cache, and how many waves share them nobody knows.
 //! - A launch takes a time by itself, and the first bytes and the last ones the latency of the memory.
 
 pub mod against;
@@ -25,8 +28,6 @@ use std::fmt;
 pub use candidates::{Compiled, PredictError, Predictor};
 pub use chip::Chip;
 
-use crate::template::work::Work;
-
 /// One round of a loop, or once through what is outside of loops, for one wave. Predicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
@@ -34,6 +35,8 @@ pub struct Round {
     pub address: u64,
     /// Instructions.
     pub n_instructions: usize,
+    /// Bytes from the first of these to the last.
+    pub code_bytes: u64,
     /// Cycles of a wave that has the SIMD for itself and waits for every result.
     pub alone_cycles: f64,
     /// Cycles that it keeps the busiest unit of its SIMD: with enough waves a round takes no longer.
@@ -140,7 +143,10 @@ impl Prediction {
 }
 
 /// Predicts the time of one launch.
-pub fn predict(code: &Code, geometry: Geometry, work: &Work, chip: &Chip) -> Prediction {
+///
+/// - `flop`: operations that it goes through, those that are done for nothing among them
+/// - `bytes`: what it has to bring and store at least
+pub fn predict(code: &Code, geometry: Geometry, flop: Option<f64>, bytes: f64, chip: &Chip) -> Prediction {
     let n_blocks = geometry.n_blocks as f64;
     let waves_per_block = f64::from(geometry.block_size.div_ceil(chip.wave_size).max(1));
     let n_waves = n_blocks * waves_per_block;
@@ -149,9 +155,8 @@ pub fn predict(code: &Code, geometry: Geometry, work: &Work, chip: &Chip) -> Pre
     let generations = n_blocks / at_a_time;
 
     let (main, outside) = (code.main_loop.unwrap_or_default(), code.outside);
-    let bytes = work.total_bytes();
     let rounds_of = |work: f64, of_round: f64| if of_round > 0.0 { work / of_round } else { 0.0 };
-    let rounds = rounds_of(work.flop.unwrap_or(0.0), main.flop).max(rounds_of(bytes, main.memory_bytes)).max(n_waves);
+    let rounds = rounds_of(flop.unwrap_or(0.0), main.flop).max(rounds_of(bytes, main.memory_bytes)).max(n_waves);
     let per_wave = if code.main_loop.is_some() { rounds / n_waves.max(1.0) } else { 0.0 };
 
     // What a generation takes whose fullest unit has so many blocks.
@@ -182,8 +187,6 @@ pub fn predict(code: &Code, geometry: Geometry, work: &Work, chip: &Chip) -> Pre
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     /// Ten units of two SIMDs at 1 GHz, 1 TB/s and twice that from the cache.
@@ -203,6 +206,7 @@ mod tests {
             cache_bytes_per_s: 2e12,
             latency_cycles: 500.0,
             launch_s: 1e-6,
+            instruction_cache_bytes: 32_768,
             matrix_flop_per_s: 0.0,
         }
     }
@@ -212,18 +216,14 @@ mod tests {
         Code { vgprs: 64, main_loop: Some(main), ..Code::default() }
     }
 
-    fn work(bytes: f64) -> Work {
-        Work { flop: None, bytes: BTreeMap::from([("x".into(), bytes)]) }
-    }
-
     #[test]
     fn few_waves_wait_and_many_hide_it() {
         // 10 blocks of one wave: 1,000 rounds each of 100 cycles.
-        let few = predict(&code(), Geometry { n_blocks: 10, block_size: 32 }, &work(5_120_000.0), &chip());
+        let few = predict(&code(), Geometry { n_blocks: 10, block_size: 32 }, None, 5_120_000.0, &chip());
         assert!((few.waves_s - 1e-4).abs() < 1e-9, "{few:?}");
         assert_eq!(few.bound(), Bound::Latency);
         // 160 waves of one block each: 8 on each SIMD, which hide all but a round.
-        let many = predict(&code(), Geometry { n_blocks: 160, block_size: 32 }, &work(5_120_000.0), &chip());
+        let many = predict(&code(), Geometry { n_blocks: 160, block_size: 32 }, None, 5_120_000.0, &chip());
         assert!((many.waves_s - 1e-4 / 16.0).abs() < 1e-9 && (many.memory_s - 5.12e-6).abs() < 1e-12, "{many:?}");
         assert!(many.seconds() < few.seconds());
     }
@@ -232,7 +232,7 @@ mod tests {
     fn a_last_block_takes_as_long_as_a_generation() {
         let times = [160, 161, 320].map(|n_blocks| {
             let one = Geometry { n_blocks, block_size: 32 };
-            predict(&code(), one, &work(512.0 * n_blocks as f64), &chip()).waves_s
+            predict(&code(), one, None, 512.0 * n_blocks as f64, &chip()).waves_s
         });
         assert!((times[1] / times[0] - 2.0).abs() < 1e-9 && (times[2] / times[1] - 1.0).abs() < 1e-9, "{times:?}");
     }
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn what_finds_no_room_never_ends() {
         let large = Code { lds_bytes: 70_000, ..code() };
-        let never = predict(&large, Geometry { n_blocks: 1, block_size: 32 }, &work(512.0), &chip());
+        let never = predict(&large, Geometry { n_blocks: 1, block_size: 32 }, None, 512.0, &chip());
         assert_eq!((never.blocks_per_unit, never.seconds()), (0, f64::INFINITY));
     }
 }

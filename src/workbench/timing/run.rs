@@ -1,8 +1,10 @@
 //! What a kernel takes and has to do, of one op or of a run of ops that it does at once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Setup, TimingError, case};
+use crate::dtype::Dtype;
 use crate::reference::{self, Tensors};
 use crate::template::Problem;
 use crate::template::contract::Arg;
@@ -68,11 +70,14 @@ pub(super) fn work_of(
         let is_own = |arg: &ArgSpec| contract.args.iter().any(|own| own.name == arg.name);
         let (own, others): (Vec<ArgSpec>, Vec<ArgSpec>) = left.into_iter().partition(is_own);
         left = others;
-        let elements = contract.work.counted().filter_map(|name| {
-            let elements = inputs.get(name)?.values().iter().map(|&value| value as i64);
-            Some((name.to_owned(), elements.collect()))
+        let is_whole = |arg: &&ArgSpec| arg.dtype == Dtype::U32 && !arg.is_scalar();
+        let elements = own.iter().filter(is_whole).filter_map(|arg| {
+            let elements = inputs.get(&arg.name)?.values().iter().map(|&value| value as i64);
+            Some((arg.name.clone(), elements.collect()))
         });
-        let work = contract.work.count(problem, &own, scalars, &elements.collect::<Elements>())?;
+        let elements: Elements = elements.collect();
+        let work = contract.work.count(problem, &own, scalars, &elements)?;
+        Arc::make_mut(&mut total.inputs).extend(elements);
         total.flop = work.flop.map(|flop| total.flop.unwrap_or_default() + flop).or(total.flop);
         total.bytes.extend(work.bytes);
     }

@@ -4,12 +4,9 @@ use std::time::Instant;
 
 use super::job::Piece;
 use super::judge::JudgeError;
-use super::rows::chosen;
+use super::rows::{chosen, is_closed};
 use super::tuner::{TuneError, Tuned, Tuner, is_same};
 use crate::workbench::timing::Candidate;
-
-/// Where the best of two numbers of rows differ, those between are tried until so much of the smaller one is left.
-const BOUND: u32 = 4;
 
 impl Tuner<'_> {
     /// Fills in what lies between: where what is chosen at a number of rows is not as good as the best at the next one,
@@ -45,9 +42,8 @@ impl Tuner<'_> {
         let edges = self.chooser.bucket_starts(&low.problem, low.piece.step);
         let inside: Vec<u32> =
             edges.into_iter().map(|edge| edge as u32).filter(|n| (first + 1..last).contains(n)).collect();
-        let is_close = last - first <= (first / BOUND).max(1);
         let is_over = until.is_some_and(|until| Instant::now() >= until);
-        if is_close || is_over || (is_same(a, &b) && inside.is_empty()) {
+        if is_over || is_closed(first, last, is_same(a, &b) && inside.is_empty()) {
             return Ok(());
         }
         let middle = (f64::from(first) * f64::from(last)).sqrt().round() as u32;

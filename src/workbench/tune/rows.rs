@@ -2,9 +2,8 @@
 
 use super::job::Job;
 use super::judge::Time;
-use super::tuner::{Entry, Tuned};
+use super::tuner::{Entry, Tuned, is_same};
 use crate::target::Target;
-use crate::template::Params;
 use crate::tuning::edit::{NewRow, Proof};
 use crate::tuning::table::{APART, Facts, ProvenanceKind, Row, StepKind, Tokens};
 use crate::tuning::{Query, TuningTables};
@@ -15,6 +14,9 @@ pub const NOISE: f64 = 0.02;
 
 /// The same of predicted ones; a guess: of the experts the model's choice was no better than chance's.
 pub const DOUBT: f64 = 0.10;
+
+/// What holds at a number of rows is taken to hold at such a part of it more or less.
+const NEARBY: u32 = 4;
 
 /// How rows are made.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +37,9 @@ impl Rules {
 /// The rows of one problem, of steps of one kind, at rising numbers of tokens: where something is better than what the
 /// tables say now, or they say nothing.
 ///
-/// A choice holds at the number of rows where it was judged and at those down to the next smaller number that was
-/// judged, within the range of the row that it takes the place of. Below the first number it holds nearby, and so above
+/// A choice holds at the number of rows where it was judged and, if nothing else can be chosen between ([`is_closed`]),
+/// at those down to the next smaller number that was judged, within the range of the row that it takes the place of. A
+/// search that was cut short leaves others: there, and below the first number, a choice holds nearby; so it does above
 /// the last one, unless `is_last` says that steps hardly have more rows. Neighbours that choose alike are one row.
 pub fn rows_of(
     job: &Job,
@@ -48,16 +51,18 @@ pub fn rows_of(
 ) -> Vec<NewRow> {
     let mut rows: Vec<NewRow> = Vec::new();
     let mut judged = 0;
+    let mut before: Option<&Candidate> = None;
     for (i, tuned) in of_problem.iter().enumerate() {
         let n_tokens = tuned.piece.n_tokens;
-        let before = rows.last().filter(|row| row.tokens.last == Some(judged));
-        let before = before.map(|row| (row.template.as_str(), &row.params));
         let Some((entry, time)) = chosen_by(tuned, before, rules) else { continue };
         let old = tuned.present_tokens();
-        let least = if i == 0 { n_tokens - n_tokens / 4 } else { judged + 1 };
+        let is_same = before.is_some_and(|before| is_same(before, &entry.candidate));
+        let is_closed = before.is_some() && is_closed(judged, n_tokens, is_same);
+        before = Some(&entry.candidate);
+        let least = if is_closed { judged + 1 } else { n_tokens - n_tokens / NEARBY };
         let most = match i + 1 == of_problem.len() {
             true if is_last => old.last,
-            true => Some(old.last.unwrap_or(u32::MAX).min(n_tokens + n_tokens / 4)),
+            true => Some(old.last.unwrap_or(u32::MAX).min(n_tokens + n_tokens / NEARBY)),
             false => Some(n_tokens),
         };
         let tokens = match rules.renews {
@@ -85,6 +90,12 @@ pub fn rows_of(
     rows
 }
 
+/// Whether nothing but the two choices of neighbouring numbers of rows can be best between them: they are the same, or
+/// the numbers are close.
+pub(super) fn is_closed(first: u32, last: u32, is_same: bool) -> bool {
+    is_same || last - first <= (first / NEARBY).max(1)
+}
+
 /// What the ops of a run take one by one, in microseconds, where it is known.
 pub type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
 
@@ -109,7 +120,8 @@ fn row(
         true => time_us > apart_us * (1.0 + rules.noise()),
         false => time_us * (1.0 + rules.noise()) >= apart_us,
     });
-    if is_run && is_apart && !tuned.is_fused {
+    // One whose ops were not judged beside it, as in a search that was cut short, may be slower than these.
+    if is_run && !tuned.is_fused && (is_apart || apart_us.is_none()) {
         return None;
     }
     if !is_apart && is_decided && tuned.is_present(entry) && (!is_run || tuned.is_fused) && !rules.renews {
@@ -151,21 +163,16 @@ fn row(
 pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t Entry, &'t Time)> {
     let is_measured = tuned.entries.iter().filter_map(|entry| entry.verdict.time()).any(|time| time.evidence.is_some());
     let kind = if is_measured { ProvenanceKind::Measured } else { ProvenanceKind::Predicted };
-    let label = before.map(|before| before.template.label());
-    let before = label.as_deref().zip(before.map(|before| &before.params));
     chosen_by(tuned, before, Rules { kind, renews: false })
 }
 
-fn chosen_by<'t>(tuned: &'t Tuned, before: Option<(&str, &Params)>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
+fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&Candidate>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
     let ranked = tuned.ranked();
     let (best_entry, best) = *ranked.first()?;
     let limit = best.median_us() * (1.0 + rules.noise().max(best.spread()));
     let n_rounds = best.times_us.len();
     let is_good = |time: &Time| time.times_us.len() == n_rounds && time.median_us() <= limit;
-    let is_before = |entry: &Entry| {
-        let candidate = &entry.candidate;
-        before.is_some_and(|(label, params)| label == candidate.template.label() && *params == candidate.params)
-    };
+    let is_before = |entry: &Entry| before.is_some_and(|before| is_same(before, &entry.candidate));
     let good = || ranked.iter().filter(|(_, time)| is_good(time));
     let kept = good().find(|(entry, _)| is_before(entry)).or_else(|| good().find(|(entry, _)| tuned.is_present(entry)));
     Some(kept.copied().unwrap_or((best_entry, best)))

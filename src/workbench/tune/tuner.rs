@@ -84,6 +84,12 @@ pub enum TuneError {
     /// What was said cannot be kept.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// A thread that had kernels compiled ended in a panic.
+    #[error("compiling the candidates ended: {said}")]
+    Compiling {
+        /// What it said.
+        said: String,
+    },
     /// No template has parameters that were asked for.
     #[error("no template of `{op}` has legal parameters as `--variant` and `--params` say")]
     NothingToTry {

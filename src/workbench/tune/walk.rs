@@ -1,8 +1,9 @@
 //! Walks through the parameters of all templates of a piece.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, mpsc};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use super::job::{Job, Piece};
@@ -49,6 +50,21 @@ impl Walk {
     }
 }
 
+/// Tells that what a walk asked for is compiled, or that its thread ended: nobody waits for one that did.
+struct TellsOfItsEnd(mpsc::Sender<usize>, usize);
+
+impl Drop for TellsOfItsEnd {
+    fn drop(&mut self) {
+        let _ = self.0.send(self.1);
+    }
+}
+
+/// What a thread said that panicked.
+fn in_words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it did not say why".to_owned())
+}
+
 impl Tuner<'_> {
     /// Tries parameters of all templates side by side; gives how many. While some are judged others are compiled: one
     /// that takes the compiler long keeps nobody waiting.
@@ -71,6 +87,7 @@ impl Tuner<'_> {
             let (sender, compiled) = mpsc::channel();
             let mut open: VecDeque<(usize, Vec<Params>, Asked)> = VecDeque::new();
             let mut is_compiled = BTreeSet::new();
+            let mut compilers: BTreeMap<usize, ScopedJoinHandle<'_, ()>> = BTreeMap::new();
             let mut turns: Vec<usize> = (0..walks.len()).collect();
             loop {
                 for i in turns.drain(..) {
@@ -83,13 +100,14 @@ impl Tuner<'_> {
                     let asked = self.asked(candidates, piece, &known, ROUNDS, entries)?;
                     let requests = self.not_in_the_journal(piece, &asked);
                     open.push_back((i, params, asked));
-                    let own = sender.clone();
+                    let ended = TellsOfItsEnd(sender.clone(), i);
                     let compile = move || {
+                        let _ended = ended;
                         drop(store.get_all(&requests, progress)); // who asks for one is told if there is none
-                        let _ = own.send(i);
                     };
-                    if thread::Builder::new().spawn_scoped(scope, compile).is_err() {
-                        let _ = sender.send(i); // they are compiled when they are judged
+                    // Where no thread can be had they are compiled when they are judged, and the end is told at once.
+                    if let Ok(compiler) = thread::Builder::new().spawn_scoped(scope, compile) {
+                        compilers.insert(i, compiler);
                     }
                 }
                 let Some((first, ..)) = open.front() else { break };
@@ -99,7 +117,11 @@ impl Tuner<'_> {
                         Some(at) => break at,
                         None => {
                             let waits = Instant::now();
-                            is_compiled.insert(compiled.recv().expect("this side holds a sender"));
+                            let i = compiled.recv().expect("this side holds a sender");
+                            if let Some(Err(panic)) = compilers.remove(&i).map(ScopedJoinHandle::join) {
+                                return Err(TuneError::Compiling { said: in_words(&*panic) });
+                            }
+                            is_compiled.insert(i);
                             tracing::debug!("waited {:.3} s for a compiler", waits.elapsed().as_secs_f64());
                         }
                     };

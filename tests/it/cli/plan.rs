@@ -225,9 +225,9 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
     let lines: Vec<&str> = ran.text().lines().collect();
     assert_eq!(lines.len(), 1 + 2 * 2, "two kinds of layers, two kinds of steps: {}", ran.text());
     assert!(lines[1].starts_with("block.0,2,..,22.attn "), "{}", lines[1]);
-    assert!(lines[1].contains(" decode ") && lines[1].contains(" <built in>/gfx11.toml:"), "{}", lines[1]);
+    assert!(lines[1].contains(" decode ") && lines[1].contains(" <built in>/matrix.toml:"), "{}", lines[1]);
     let ran = run(&[&plan[..], &["--why"]].concat()).ok();
-    for told in ["\n  by row     <built in>/gfx11.toml:", "\n  behind it  ", "\n  no         attention/online is for C"]
+    for told in ["\n  by row     <built in>/matrix.toml:", "\n  behind it  ", "\n  no         attention/online is for C"]
     {
         assert!(ran.text().contains(told), "{told}: {}", ran.text());
     }

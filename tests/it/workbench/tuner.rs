@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Instant;
 
 use gptoss_jit::choice::Chooser;
 use gptoss_jit::graph::Rows;
@@ -91,6 +92,11 @@ impl World {
     }
 
     fn tune(&self, judge: &mut MadeUp, journal: &mut Journal) -> Vec<Tuned> {
+        self.tune_until(judge, journal, None)
+    }
+
+    /// What lies between the numbers of rows is not asked about after this time.
+    fn tune_until(&self, judge: &mut MadeUp, journal: &mut Journal, until: Option<Instant>) -> Vec<Tuned> {
         let counts = Counts { decode: vec![1, 4, 16], prompt: vec![64, 128], searched: Vec::new() };
         let pieces = self.job.pieces(&BTreeSet::from([0]), &counts, self.chooser.library(), None);
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
@@ -104,7 +110,7 @@ impl World {
         for piece in &pieces {
             all.push(tuner.tune(piece, &[]).expect("judged"));
         }
-        tuner.refine(all, None).expect("judged")
+        tuner.refine(all, until).expect("judged")
     }
 
     fn rows(&self, tuned: &[Tuned], kind: ProvenanceKind) -> Vec<NewRow> {
@@ -133,6 +139,43 @@ fn where_the_best_of_two_numbers_of_rows_differ_those_between_are_tried() {
     let edge = told[0].1.expect("it ends");
     assert!((19..=23).contains(&edge) && told[1].0 == edge + 1, "a switch at 23 is found to a fourth: {told:?}");
     assert!(rows.iter().all(|row| row.proof.evidence.is_some() && row.proof.problem.is_some()));
+}
+
+#[test]
+fn what_a_search_that_was_cut_short_found_holds_only_near_where_it_was_judged() {
+    let world = World::new(no_tables());
+    let tuned = world.tune_until(&mut measured(), &mut Journal::in_memory(), Some(Instant::now()));
+    assert_eq!(tuned.len(), 5, "nothing between");
+    let rows = world.rows(&tuned, ProvenanceKind::Measured);
+    let covered = |tile: u32| {
+        let of_tile = rows.iter().filter(|row| row.params["tile_out"] == tile);
+        of_tile.map(|row| row.tokens.to_string()).collect::<Vec<_>>()
+    };
+    // At 17 to 47 rows nobody knows, and at 23 the one is as wrong as the other at 24.
+    assert_eq!((covered(16), covered(192)), (vec!["1-16".to_owned()], vec!["48+".to_owned()]));
+}
+
+#[test]
+fn a_run_is_fused_only_where_its_ops_were_judged_beside_it() {
+    let world = World::new(no_tables());
+    let mut tuned = world.tune(&mut measured(), &mut Journal::in_memory());
+    for one in &mut tuned {
+        one.problem.ops = vec!["rmsnorm".into(), "linear".into()];
+    }
+    let facts = world.job.asked[0].problem.query().facts;
+    let rules = Rules { kind: ProvenanceKind::Measured, renews: false };
+    let covered = |apart_us: &dyn Fn(u32) -> Option<f64>, tuned: &[Tuned]| {
+        let rows = rows_of(&world.job, tuned, &facts, rules, true, &|one| apart_us(one.piece.n_tokens));
+        rows.iter().map(|row| format!("{} {}", row.tokens, row.template)).collect::<Vec<_>>()
+    };
+    // One kernel takes 10 us, and its ops 30 as far as anybody looked.
+    let fused: Vec<String> = covered(&|n| (n <= 16).then_some(30.0), &tuned);
+    assert_eq!(fused, ["1-16 linear/dot"]);
+    assert_eq!(covered(&|_| Some(9.0), &tuned), Vec::<String>::new());
+    assert_eq!(covered(&|_| None, &tuned), Vec::<String>::new());
+    // What is fused today stays so, with better parameters.
+    tuned.iter_mut().for_each(|one| one.is_fused = true);
+    assert_eq!(covered(&|_| None, &tuned).len(), 2);
 }
 
 #[test]
@@ -302,4 +345,26 @@ fn proof_is_written_and_read_back() {
     let read = [&found.problem, &found.source, &found.object, &found.evidence].map(|one| one.clone().expect("there"));
     assert_eq!(read, ["a", "b", "c", "d"].map(|digit| digit.repeat(64)));
     assert_eq!((found.spread, found.tokens), (Some(0.013), Tokens { first: 1, last: None }));
+}
+
+/// A watcher that fails when compiling begins.
+struct Fails;
+
+impl Progress for Fails {
+    fn started(&self, _n_kernels: usize) {
+        panic!("nobody watches");
+    }
+}
+
+#[test]
+fn a_search_whose_compiler_thread_panics_ends_with_a_sentence() {
+    let World { chooser, store, job } = &World::new(no_tables());
+    let effort =
+        Effort { most: 2, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: Vec::new() };
+    let (judge, journal) = (&mut measured(), &mut Journal::in_memory());
+    let mut tuner =
+        Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &Fails, best_us: BTreeMap::new() };
+    let piece = Piece { problem: 0, step: StepKind::Decode, n_tokens: 1 };
+    let error = tuner.tune(&piece, &[]).expect_err("nothing is compiled");
+    assert_eq!(error.to_string(), "compiling the candidates ended: nobody watches");
 }

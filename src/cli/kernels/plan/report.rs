@@ -220,7 +220,7 @@ impl Report<'_> {
         vec![line.label(), step, line.row_counts(), label, params, self.chosen_by(line.ranking), next]
     }
 
-    /// `<built in>/gfx11.toml:9, predicted`, or the priority.
+    /// `<built in>/matrix.toml:9, predicted`, or the priority.
     fn chosen_by(&self, ranking: &Ranking) -> String {
         let behind = |rows: &[Row]| match rows {
             [] => String::new(),
