@@ -22,6 +22,22 @@ pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, 
     Ok(named([("logit", Tensor::rounded(Dtype::F32, logit))]))
 }
 
+/// Logits of one token that are nearer to each other than this part of the scale of their sums are ordered by how these
+/// are rounded: fifty times what a sum of f32 may be off.
+const NARROW: f64 = 1e-5;
+
+/// Whether for some token the last expert that is chosen and the first that is not are so near that rounding decides.
+pub(super) fn is_narrow(case: &Case, logit: &Output) -> bool {
+    let (Ok(n_experts), Ok(chosen)) = (case.dim("num_experts"), case.dim("experts_per_token")) else { return false };
+    logit.values.chunks(n_experts).zip(logit.scale.chunks(n_experts)).any(|(row, scale)| {
+        let order = falling(row);
+        let (Some(&last), Some(&next)) = (chosen.checked_sub(1).and_then(|at| order.get(at)), order.get(chosen)) else {
+            return false;
+        };
+        row[last] - row[next] <= NARROW * scale[last].max(scale[next])
+    })
+}
+
 /// The experts_per_token largest logits, of equal ones the lower expert, in rising order of expert; the softmax over
 /// them.
 pub(super) fn route(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
@@ -294,6 +310,23 @@ mod tests {
         };
         assert_eq!(n_active(&case(Some("same_experts"))), 4);
         assert_eq!(n_active(&case(None)), 24, "a quarter gets none");
+    }
+
+    #[test]
+    fn a_run_does_not_choose_experts_so_narrowly_that_rounding_decides() {
+        let dims = [("num_experts", 32), ("experts_per_token", 4), ("in_features", 8), ("out_features", 32)];
+        let case = Case {
+            dims: dims.map(|(name, n)| (name.to_owned(), n)).into(),
+            scalars: [("n_tokens".to_owned(), 512.0)].into(),
+            dtypes: [("weight".to_owned(), Dtype::F32)].into(),
+            flags: [("has_bias".to_owned(), false), ("has_residual".to_owned(), false)].into(),
+            ..Case::default()
+        };
+        let ops = ["linear", "moe_route"].map(str::to_owned);
+        let logit = |inputs: &Tensors| crate::run(&ops[..1], &case, inputs).unwrap().remove("y").unwrap();
+        let narrow = |seed: &u64| is_narrow(&case, &logit(&crate::draw(&ops, &case, *seed).unwrap()));
+        let seed = (0..200).find(narrow).expect("one of 512 tokens in 200 draws");
+        assert!(!is_narrow(&case, &logit(&crate::inputs(&ops, &case, seed).unwrap())));
     }
 
     /// The numbers are those of a model (see [`UNEVEN`]).
