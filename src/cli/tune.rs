@@ -139,7 +139,7 @@ pub(super) struct JobArgs {
     params: Vec<(String, u32)>,
 
     /// Most parameter sets of a template that are tried for a number of rows; of more, those that promise most by what
-    /// was timed [default: 48 where ops are named, else 24, and up to 96 of problems that take much of a step; 8 and up
+    /// was timed [default: 48 where ops are named, else 40, and up to 96 of problems that take much of a step; 8 and up
     /// to 24 where times are predicted]
     #[arg(long, value_name = "N")]
     most: Option<usize>,

@@ -209,7 +209,7 @@ impl Setup {
         // A model's doubts are larger than what more parameters find.
         let (usual, most_times) = match (self.kind(), op.is_empty()) {
             (ProvenanceKind::Predicted, _) => (8, 3.0),
-            (_, true) => (24, 4.0),
+            (_, true) => (40, 2.4),
             (_, false) => (48, 1.0),
         };
         let is_usual = most.is_none() && op.is_empty();

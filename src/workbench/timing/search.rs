@@ -8,18 +8,23 @@ use crate::template::Params;
 /// How many are asked for at a time.
 const ROUND: usize = 8;
 
+/// A search that may try so many looks wider around before it trusts what it knows, at so many others all over the grid.
+/// (These numbers and those below did best among a few on the times of a dozen problems that an H200 has measured.)
+const MANY: usize = 40;
+const WIDER: usize = 16;
+
 /// After so many rounds of which none found anything faster a search ends, and by what part a time has to be less to be
 /// called faster.
-const PATIENCE: u32 = 3;
+const PATIENCE: u32 = 5;
 const FASTER: f64 = 0.005;
 
 /// Times that differ by less than this part, as a standard deviation, are taken for noise.
 const LEAST_SPREAD: f64 = 0.02;
 
 /// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
-/// given, such as [`look_around`] does; then all of them if they are not too many, else those that a Gaussian process over
-/// the logarithms of the times believes to be the fastest, less one standard deviation of what it does not know; at the end
-/// those that are one step from the fastest, again and again.
+/// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid and
+/// those that a Gaussian process over the logarithms of the times believes to be the fastest, less one standard deviation
+/// of what it does not know; at the end those that are one step from the fastest, again and again.
 pub struct Search<'a> {
     legal: &'a [Params],
     first: Option<Vec<Params>>,
@@ -58,6 +63,12 @@ impl<'a> Search<'a> {
         }
         if self.legal.len() <= self.most {
             return self.legal.iter().filter(|params| !self.tried.contains_key(*params)).cloned().collect();
+        }
+        if self.n_rounds == 1 && self.most >= MANY {
+            // Not where the first look fell.
+            let step = self.legal.len() / WIDER;
+            let wider = self.legal.iter().skip(step / 2).step_by(step);
+            return wider.filter(|params| !self.tried.contains_key(*params)).cloned().collect();
         }
         let left = self.most.saturating_sub(self.tried.len());
         let mut near = self.near_the_fastest();
@@ -264,7 +275,7 @@ mod tests {
         let legal = grid();
         for time in [None, Some(1.0)] {
             let found = search(&legal, &legal[100], 400, f64::INFINITY, |_| time);
-            assert!((2 * ROUND..=7 * ROUND).contains(&found.n_tried()), "{}", found.n_tried());
+            assert!((2 * ROUND..=10 * ROUND).contains(&found.n_tried()), "{}", found.n_tried());
         }
     }
 
