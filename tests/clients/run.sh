@@ -114,14 +114,14 @@ schemathesis() {
     serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch" "$home/schemathesis.txt"
 }
 
-prometheus() {
+dashboard() {
     program=$(command -v prometheus || command -v "${PROMETHEUS:-prometheus}") || { echo "skipped: there is no prometheus"; return; }
-    serve TINY --api-key sk-test -- python3 "$here/prometheus.py" "$program" "$scratch/prometheus"
+    serve TINY --api-key sk-test -- python3 "$here/prometheus.py" "$program" "$scratch/dashboard"
 }
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp prometheus schemathesis snippets"
+all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemathesis snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done
