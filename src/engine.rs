@@ -194,6 +194,11 @@ impl Engine {
         &self.config
     }
 
+    /// Devices that compute the model together.
+    pub fn n_devices(&self) -> usize {
+        self.n_devices
+    }
+
     /// How the KV cache is laid out.
     pub fn kv_layout(&self) -> &KvLayout {
         &self.layout

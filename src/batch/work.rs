@@ -32,6 +32,8 @@ pub struct Statistics {
     pub n_prompt_tokens: usize,
     /// Of these, those whose keys and values were there already.
     pub n_cached_tokens: usize,
+    /// Of each answer, tokens of its prompt, those of them that were there already, and new ones.
+    pub lengths: Vec<[u32; 3]>,
     /// Answers by the reason for which they ended; lines that were wrong are `error`.
     pub reasons: BTreeMap<String, usize>,
     /// Seconds from when a prompt got its slot to its first token, for each answer.
@@ -294,7 +296,8 @@ impl Work<'_> {
 
     fn keep(&mut self, answered: Answered, statistics: &mut Statistics) -> Result<(), BatchError> {
         let Answered { index, digest, outcome, first_token_s, latency_s } = answered;
-        if let Outcome::Answered { cached_tokens, finish_reason, .. } = &outcome {
+        if let Outcome::Answered { prompt_tokens, cached_tokens, finish_reason, ids } = &outcome {
+            statistics.lengths.push([*prompt_tokens, *cached_tokens, ids.len()].map(|n| n as u32));
             *statistics.reasons.entry(finish_reason.clone()).or_default() += 1;
             statistics.n_cached_tokens += cached_tokens;
         }

@@ -47,6 +47,8 @@ pub struct ModelFacts {
     pub fingerprint: String,
     /// When the model was loaded, in seconds since 1970.
     pub created: u64,
+    /// Answers that may run and wait at a time: nobody may ask for more at once.
+    pub most_answers: usize,
 }
 
 /// How much there is to do, and what was done so far.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::backend::{Figures, Refused};
+use super::backend::{Figures, ModelFacts, Refused};
 use super::mailbox::{Failed, Mailbox};
 use super::metrics::Metrics;
 use crate::engine::PromptError;
@@ -25,6 +25,14 @@ pub struct Limits {
     pub context_tokens: usize,
     /// Ids are below it.
     pub vocab_size: usize,
+}
+
+impl Limits {
+    /// What a backend with such limits says of itself.
+    pub fn facts(&self, fingerprint: String, created: u64) -> ModelFacts {
+        let Self { n_slots, max_queue, context_tokens, vocab_size, .. } = *self;
+        ModelFacts { context_tokens, vocab_size, fingerprint, created, most_answers: max_queue.saturating_add(n_slots) }
+    }
 }
 
 /// The door in front of a backend.

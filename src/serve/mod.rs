@@ -143,6 +143,19 @@ impl Server {
         Ok(generation.within(self.options.timeouts, record, content).at_pace(self.options.pace))
     }
 
+    /// Whether so many answers can be had at once: a request for more would find the queue full whenever it came.
+    ///
+    /// # Errors
+    /// 400, which names `param`.
+    pub fn check_answers(&self, n: usize, param: &str) -> Result<(), ApiError> {
+        let most = self.backend.model().most_answers;
+        if n > most {
+            let message = format!("the request asks for {n} answers, {most} are the most that run and wait here");
+            return Err(ApiError::invalid(param, message));
+        }
+        Ok(())
+    }
+
     /// The name that the client used, if it is one of the model's; the model's own if it used none.
     ///
     /// # Errors

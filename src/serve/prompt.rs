@@ -85,6 +85,7 @@ pub async fn start(
     n: usize,
     param: &str,
 ) -> Result<Choices, ApiError> {
+    server.check_answers(n, "n")?;
     let facts = server.backend.model();
     let sampling = ask.sampling.sampling(server.ids.seed())?;
     let begun = prompt.ids[prompt.ids.len() - prompt.n_begun..].to_vec();

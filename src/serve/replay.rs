@@ -272,8 +272,8 @@ mod tests {
         let tokenizer = Tokenizer::o200k_harmony();
         let scripts = Scripts::parse(FILE, &tokenizer).unwrap();
         let (context_tokens, vocab_size) = (100, tokenizer.vocab_size());
-        let facts = ModelFacts { context_tokens, vocab_size, fingerprint: "fp_0".into(), created: 0 };
         let limits = Limits { n_slots: 1, max_queue: 9, max_queued_tokens: 1000, context_tokens, vocab_size };
+        let facts = limits.facts("fp_0".into(), 0);
         Replay::new(scripts, tokenizer, facts, limits, Metrics::default())
     }
 

@@ -44,7 +44,19 @@ def cut(whole):
             continue
         kept[kind][name] = whole["components"][kind][name]
         todo += references(kept[kind][name])
+    for path in paths.values():
+        for method in path.values():
+            stream = method["responses"]["200"]["content"].get("text/event-stream")
+            if stream:
+                stream["schema"] = event_of(stream["schema"])
     return {"openapi": whole["openapi"], "info": whole["info"], "paths": paths, "components": kept}
+
+
+def event_of(payload):
+    """The description is of what an event carries; what is checked is the event that carries it."""
+    carried = {"type": "string", "contentMediaType": "application/json", "contentSchema": payload}
+    done = {"properties": {"data": {"const": "[DONE]"}}}
+    return {"if": done, "then": True, "else": {"type": "object", "required": ["data"], "properties": {"data": carried}}}
 
 
 def main(openapi, program, scratch, whole):

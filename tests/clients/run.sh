@@ -114,14 +114,19 @@ schemathesis() {
     serve TINY -n 256 --any-model -- python3 "$here/bodies.py" "$OPENAPI" "$home/schemathesis/bin/schemathesis" "$scratch" "$home/schemathesis.txt"
 }
 
-prometheus() {
+schemas() {
+    python_packages schemas jsonschema-rs==0.60.3 || return
+    serve OFF --speculate off -- python3 "$here/server.py" TINY -- "$home/schemas/bin/python" "$here/schemas.py" 1000
+}
+
+dashboard() {
     program=$(command -v prometheus || command -v "${PROMETHEUS:-prometheus}") || { echo "skipped: there is no prometheus"; return; }
-    serve TINY --api-key sk-test -- python3 "$here/prometheus.py" "$program" "$scratch/prometheus"
+    serve TINY --api-key sk-test -- python3 "$here/prometheus.py" "$program" "$scratch/dashboard"
 }
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp prometheus schemathesis snippets"
+all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done

@@ -14,7 +14,7 @@ use crate::cli::replicas;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
 use crate::graph::kv_cache::{KvLayout, KvRequest};
-use crate::serve::backend::{Backend, ModelFacts};
+use crate::serve::backend::Backend;
 use crate::serve::engine_thread::EngineThread;
 use crate::serve::failing::Failing;
 use crate::serve::intake::Limits;
@@ -61,7 +61,7 @@ impl Served {
         let shares_cores = shares_cores(&engine);
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
-        let facts = facts(&limits, fingerprint(&checkpoint, &engine));
+        let facts = limits.facts(fingerprint(&checkpoint, &engine), crate::serve::now());
         let thread =
             EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
         let failing = Some(thread.failing());
@@ -105,7 +105,7 @@ impl Served {
         let n_slots = args.batch.map_or(GPU_SLOTS, |n| n as usize);
         let limits = args.limits(n_slots, context_tokens, tokenizer.vocab_size());
         let digest = Sha256::digest(std::fs::read(path).unwrap_or_default());
-        let facts = facts(&limits, crate::serve::fingerprint(&digest));
+        let facts = limits.facts(crate::serve::fingerprint(&digest), crate::serve::now());
         let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
         let sizes = format!("by the script `{}`", path.display());
         Ok(Self { backend, failing: None, shares_cores: false, tokenizer, own_name, sizes })
@@ -129,11 +129,6 @@ impl Args {
         let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
         Limits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
     }
-}
-
-fn facts(limits: &Limits, fingerprint: String) -> ModelFacts {
-    let Limits { context_tokens, vocab_size, .. } = *limits;
-    ModelFacts { context_tokens, vocab_size, fingerprint, created: crate::serve::now() }
 }
 
 /// Whether an engine computes on the cores of this machine.

@@ -128,6 +128,7 @@ async fn complete(State(server): State<Arc<Server>>, Json(fields): Json<Fields>)
     fields.refuse_what_is_not_done()?;
     let prompts = prompt::prompts(fields.prompt.clone())?;
     let n = fields.n_for(prompts.len())?;
+    server.check_answers(n * prompts.len(), if prompts.len() > 1 { "prompt" } else { "n" })?;
     let mut choices = Vec::new();
     let mut prompt_tokens = 0;
     for prompt in prompts {

@@ -217,12 +217,7 @@ impl Replicas {
         let places = watch::begin(starts, &said, &heard)?;
         let ready: Vec<Ready> = places.iter().map(|place| place.ready.clone()).collect();
         let limits = limits(&ready);
-        let facts = ModelFacts {
-            context_tokens: limits.context_tokens,
-            vocab_size: limits.vocab_size,
-            fingerprint: fingerprint(&ready),
-            created,
-        };
+        let facts = limits.facts(fingerprint(&ready), created);
         let front = Arc::new(Front {
             intake: Intake::new(limits, metrics),
             failing: Arc::default(),

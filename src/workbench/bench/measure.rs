@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::limits::Limits;
 use super::machine::CpuTimes;
-use super::roofline::{Cost, Model, Rows};
+use super::roofline::{Cost, Model, Rows, Sequence};
 use super::suite::{self, Effort, OTHER_STEPS, Work};
 use crate::engine::times::HostTimes;
 use crate::engine::{Engine, EngineError};
@@ -200,15 +200,10 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// What a run takes at least: the steps of decoding with all slots full, and the operations of the prompts, whose
-    /// rows ride along.
-    fn run_cost(&self, prompts: usize, new_tokens: usize, slots: usize) -> Cost {
-        let lengths: Vec<usize> = (0..prompts).map(suite::prompt_tokens).collect();
-        let mean = lengths.iter().sum::<usize>() as f64 / prompts as f64 + new_tokens as f64 / 2.0;
-        let steps = (prompts * (new_tokens - 1)) as f64 / slots as f64;
-        let mut cost = self.model.cost(Rows::Decode { batch: slots, context: mean }).times(steps);
-        cost.flop += lengths.iter().map(|&tokens| self.model.cost(Rows::Prompt { tokens }).flop).sum::<f64>();
-        cost
+    /// What a run takes at least.
+    fn run_cost(&self, prompts: usize, new: usize, slots: usize) -> Cost {
+        let sequence = |i: usize| Sequence { prompt: suite::prompt_tokens(i), cached: 0, new };
+        self.model.cost_of_run(&(0..prompts).map(sequence).collect::<Vec<_>>(), slots)
     }
 
     /// Times kernels while something runs, if that is wanted.

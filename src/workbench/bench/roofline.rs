@@ -55,6 +55,17 @@ pub enum Rows {
     },
 }
 
+/// A sequence of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Of these, those whose keys and values were there already.
+    pub cached: usize,
+    /// Tokens that it generated.
+    pub new: usize,
+}
+
 impl Rows {
     fn n_rows(self) -> f64 {
         match self {
@@ -125,6 +136,24 @@ impl Model {
         cost.flop += 2.0 * rows.n_logit_rows() * unembedding;
         cost
     }
+
+    /// Counts a run, so many sequences at a time: the steps of decoding with all slots full, and the operations of the
+    /// prompts, whose rows ride along.
+    pub fn cost_of_run(&self, sequences: &[Sequence], slots: usize) -> Cost {
+        let (mut n_rows, mut n_seen, mut flop) = (0, 0, 0.0);
+        let of_prompt = |tokens: usize| if tokens > 0 { self.cost(Rows::Prompt { tokens }).flop } else { 0.0 };
+        for &Sequence { prompt, cached, new } in sequences {
+            // The first token comes from the prompt's last row.
+            let rows = new.saturating_sub(1);
+            n_rows += rows;
+            n_seen += rows * prompt + rows * new / 2;
+            flop += of_prompt(prompt) - of_prompt(cached);
+        }
+        let (batch, context) = (slots.min(sequences.len()).max(1), n_seen as f64 / n_rows.max(1) as f64);
+        let steps = n_rows as f64 / batch as f64;
+        let decode = self.cost(Rows::Decode { batch, context }).times(steps);
+        Cost { flop: decode.flop + flop, ..decode }
+    }
 }
 
 /// Bytes of a weight, with its part of the scale that its block shares.
@@ -172,5 +201,21 @@ mod tests {
         }
         let found = per_s(Rows::Prompt { tokens: 4096 }, 4096.0);
         assert!((found / 121_842.0 - 1.0).abs() < 1e-3, "prefill: {found}");
+    }
+
+    #[test]
+    fn a_run_is_steps_with_all_slots_full_and_what_is_new_of_the_prompts() {
+        let model = model(Some(2), Dtype::Mxfp4);
+        // Rows that see 11, 12 and 13 positions.
+        let alike = [Sequence { prompt: 10, cached: 0, new: 4 }; 4];
+        let prompt = |tokens| model.cost(Rows::Prompt { tokens }).flop;
+        for (slots, batch) in [(2, 2), (8, 4)] {
+            let decode = model.cost(Rows::Decode { batch, context: 12.0 }).times(12.0 / batch as f64);
+            let run = model.cost_of_run(&alike, slots);
+            assert!((run.bytes / decode.bytes - 1.0).abs() < 1e-12, "{run:?}, {decode:?}");
+            assert!((run.flop / (decode.flop + 4.0 * prompt(10)) - 1.0).abs() < 1e-12, "{run:?}, {decode:?}");
+        }
+        let cached = model.cost_of_run(&[Sequence { prompt: 100, cached: 64, new: 1 }], 2);
+        assert_eq!((cached.bytes, cached.flop), (0.0, prompt(100) - prompt(64)));
     }
 }

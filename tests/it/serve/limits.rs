@@ -56,6 +56,23 @@ fn a_full_queue_says_when_to_come_back() {
 }
 
 #[test]
+fn more_answers_than_can_wait_are_refused_for_good() {
+    let server = scripted(&["-b", "1", "--max-queue", "2"]);
+    let three = json!({"prompt": ["x", "x", "x"], "max_tokens": 2});
+    assert_eq!(post(server.address, PATH, &three).status, 200);
+    let chat = |n: u32| json!({"messages": [{"role": "user", "content": "x"}], "n": n});
+    assert_eq!(post(server.address, "/v1/chat/completions", &chat(3)).status, 200);
+    for (path, body, param) in [
+        (PATH, json!({"prompt": ["x", "x"], "n": 2}), "prompt"),
+        (PATH, json!({"prompt": "x", "n": 4}), "n"),
+        ("/v1/chat/completions", chat(4), "n"),
+    ] {
+        let refused = post(server.address, path, &body);
+        assert_eq!(refused.fails(400).1, param, "{refused:?}");
+    }
+}
+
+#[test]
 fn keys_are_asked_for_and_pages_of_one_origin_let_in() {
     let flags = ["--api-key", "one", "--api-key", "other", "--cors-origin", "https://chat.example.com"];
     let server = scripted(&flags);

@@ -157,12 +157,7 @@ impl Scripted {
         let limits =
             Limits { n_slots: 8, max_queue: 8, max_queued_tokens: 1 << 20, context_tokens: CONTEXT_TOKENS, vocab_size };
         let metrics = Metrics::default();
-        let facts = ModelFacts {
-            context_tokens: CONTEXT_TOKENS,
-            vocab_size,
-            fingerprint: "fp_0".into(),
-            created: 1_760_000_000,
-        };
+        let facts = limits.facts("fp_0".into(), 1_760_000_000);
         let intake = Intake::new(limits, metrics.clone());
         let script = Arc::new(Script { intake, facts, said: Mutex::default(), asked: Mutex::default() });
         let options = Options {

@@ -3,6 +3,7 @@
 //! [`crate::batch`] does the work; here is what the flags say of it. Finished answers are kept beside the output, in
 //! `<output>.records`, until all are there; the same command goes on from them, whatever ended it before.
 
+mod limit;
 pub(in crate::cli) mod merge;
 mod progress;
 mod replicas;
@@ -146,8 +147,13 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         let records = std::slice::from_ref(&records);
         write(file, &Answers { batch: &batch, records, format, model: &model }, output)?;
     }
+    let limit = match &runner {
+        Runner::Here(engine) if metrics.is_some() => limit::tok_per_s(engine, &checkpoint, &statistics, output),
+        _ => None,
+    };
     let summary = Summary {
         args,
+        limit,
         replicas: &runner.ready(),
         did: runner.did(&statistics),
         statistics: &statistics,

@@ -13,6 +13,8 @@ pub(super) struct Summary<'a> {
     pub args: &'a Args,
     /// Those that answered.
     pub replicas: &'a [Ready],
+    /// Tokens a second that the device cannot pass, where that is known.
+    pub limit: Option<f64>,
     /// What they did, all together.
     pub did: Did,
     pub statistics: &'a Statistics,
@@ -30,6 +32,11 @@ impl Summary<'_> {
     fn tok_per_s(&self) -> Option<f64> {
         let n_tokens = self.statistics.n_tokens;
         (self.seconds > 0.0 && n_tokens > 0).then(|| n_tokens as f64 / self.seconds)
+    }
+
+    /// The part of the limit that was reached.
+    fn limit_fraction(&self) -> Option<f64> {
+        self.tok_per_s().zip(self.limit).map(|(rate, limit)| rate / limit)
     }
 
     /// What the devices took for a token, where their drivers say.
@@ -77,8 +84,10 @@ impl Summary<'_> {
             (Percentiles::of(&self.statistics.first_token_s), Percentiles::of(&self.statistics.latency_s));
         if let (Some(first), Some(all)) = (first, all) {
             let energy = self.joules_per_token().map_or_else(String::new, |joules| format!("; {joules:.3} J/token"));
+            let limit =
+                self.limit_fraction().map_or_else(String::new, |part| format!("; {:.1} % of the limit", 100.0 * part));
             output.note(&format!(
-                "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99){energy}",
+                "{} at a time; first token after {:.3} s (p50), {:.3} s (p99); answers after {:.3} s (p50), {:.3} s (p99){limit}{energy}",
                 self.n_slots(), first.p50, first.p99, all.p50, all.p99
             ));
         }
@@ -106,6 +115,8 @@ impl Summary<'_> {
             "seconds": self.seconds,
             "survey_s": self.survey_s,
             "tok_per_s": self.tok_per_s(),
+            "limit_tok_per_s": self.limit,
+            "limit_fraction": self.limit_fraction(),
             "steps": self.did.steps,
             "drafted_tokens": self.did.drafted_tokens,
             "accepted_tokens": self.did.accepted_tokens,

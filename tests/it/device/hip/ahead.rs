@@ -15,7 +15,7 @@ use gptoss_jit::graph::kv_cache::BLOCK_TOKENS;
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::store::Store;
 use gptoss_jit::pipeline::Pipeline;
-use gptoss_jit::scheduler::{DraftOptions, Event, FinishReason, Request, RequestId, Sampling};
+use gptoss_jit::scheduler::{DraftOptions, Event, FinishReason, LogitChanges, Request, RequestId, Sampling};
 use gptoss_jit::target::Target;
 use gptoss_jit::template::Precision;
 use gptoss_jit::template::library::Library;
@@ -24,6 +24,7 @@ use gpu::Driver;
 
 use super::Room;
 use super::run::cache;
+use crate::engine::extras::Alternating;
 use crate::object::hiprtc;
 
 /// The tiny model in f32, with room for two sequences and so many blocks.
@@ -133,7 +134,10 @@ fn drafts_wait_for_the_tokens_before_them_and_change_none() {
     let request = |seed: u64| request(seed, 20, 50);
     let answers = |engine: &mut Engine| {
         let (mut told, mut n_calls) = (Told::new(), 0);
-        let ids = [1, 2].map(|seed| engine.submit(request(seed)).expect("fits"));
+        let mask = Box::new(Alternating::new(engine.config().vocab_size, 99));
+        let changes = LogitChanges { mask: Some(mask), presence_penalty: -1.0, ..LogitChanges::default() };
+        let masked = Request { changes, max_new_tokens: 20, ..request(1) };
+        let ids = [request(1), masked, request(2)].map(|request| engine.submit(request).expect("fits"));
         while !engine.is_idle() {
             step(engine, &mut told);
             n_calls += 1;

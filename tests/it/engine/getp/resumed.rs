@@ -216,4 +216,7 @@ fn figures_of_a_run_are_left_in_a_file() {
     let number = |of: &str, which: &str| metrics[of][which].as_f64().expect("a number");
     assert!(number("latency_s", "p50") <= number("latency_s", "max"), "{metrics}");
     assert!(number("first_token_s", "max") <= number("latency_s", "max"), "{metrics}");
+    let [rate, limit, part] =
+        ["tok_per_s", "limit_tok_per_s", "limit_fraction"].map(|name| metrics[name].as_f64().expect("a number"));
+    assert!(limit > 0.0 && (part * limit / rate - 1.0).abs() < 1e-9, "{metrics}");
 }
