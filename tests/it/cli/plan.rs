@@ -226,7 +226,8 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
     assert!(lines[1].starts_with("block.0,2,..,22.attn "), "{}", lines[1]);
     assert!(lines[1].contains(" decode ") && lines[1].contains(" <built in>/matrix.toml:"), "{}", lines[1]);
     let ran = run(&[&plan[..], &["--why"]].concat()).ok();
-    for told in ["\n  by row     <built in>/matrix.toml:", "\n  behind it  ", "\n  no         attention/online is for C"]
+    for told in
+        ["\n  by row     <built in>/matrix.toml:", "\n  behind it  ", "\n  no         attention/online is for C"]
     {
         assert!(ran.text().contains(told), "{told}: {}", ran.text());
     }
