@@ -63,7 +63,7 @@ impl TuningTables {
             let order = self.in_order(target);
             for (i, row) in order.iter().enumerate() {
                 let is_reached = is_reached(row, &order[..i]);
-                let beaten = order[i + 1..].iter().find_map(|behind| self.beats(behind, row));
+                let beaten = self.beaten(row, &order[i + 1..]);
                 match seen.iter_mut().find(|(known, ..)| known.place == row.place) {
                     // A row of a family is for all of its archs: it is one that any of them reaches.
                     Some((_, reached, why)) => {
@@ -126,14 +126,28 @@ impl TuningTables {
         order
     }
 
-    /// Why a row that stands behind another one is as good or better.
-    fn beats(&self, behind: &Row, row: &Row) -> Option<String> {
-        let covers = covers(behind, row) && row.tokens.without(behind.tokens).is_empty();
-        if !covers || behind.op != row.op {
-            return None;
+    /// Why the tables would be as good or better without a row, by those that stand behind it.
+    fn beaten(&self, row: &Row, behind: &[&Row]) -> Option<String> {
+        // What says the same takes its place only where no other row would.
+        let mut is_next = true;
+        for other in behind {
+            let is_same = other.template == row.template && other.params == row.params;
+            if is_for_all_of(other, row) && is_same && is_next {
+                return Some(format!("{} behind it says the same", other.place));
+            }
+            if let Some(why) = self.is_faster(other, row) {
+                return Some(why);
+            }
+            let some_left = row.tokens.without(other.tokens) != [row.tokens];
+            is_next &= !(wants_no_more(other, row) && meets(other, row) && some_left);
         }
-        if behind.template == row.template && behind.params == row.params {
-            return Some(format!("{} behind it says the same", behind.place));
+        None
+    }
+
+    /// Whether a row that stands behind another one was measured to be faster.
+    fn is_faster(&self, behind: &Row, row: &Row) -> Option<String> {
+        if !is_for_all_of(behind, row) {
+            return None;
         }
         let is_measured = |row: &Row| self.provenance(row).is_some_and(|one| one.kind == ProvenanceKind::Measured);
         let same_device = self.provenance(row)?.device == self.provenance(behind)?.device;
@@ -144,6 +158,16 @@ impl TuningTables {
         let counts = is_measured(row) && is_measured(behind) && same_device && same_problem && same_rows;
         (counts && is_faster).then(|| format!("{} behind it took {other} us, this one {own}", behind.place))
     }
+}
+
+/// Whether a row applies wherever another one does.
+fn is_for_all_of(row: &Row, other: &Row) -> bool {
+    covers(row, other) && other.tokens.without(row.tokens).is_empty()
+}
+
+/// Whether there are steps for which both are.
+fn meets(row: &Row, other: &Row) -> bool {
+    row.step.is_none_or(|step| other.step.is_none_or(|other| other == step))
 }
 
 /// Whether a row applies wherever another one does, but for the number of tokens.
@@ -256,6 +280,30 @@ mod tests {
         assert!(has(FindingKind::Dominated, "gfx11.toml:8"), "5 us at 8 tokens behind 9 us: {found:?}");
         assert!(!has(FindingKind::Dominated, "gfx11.toml:15"), "no time is known of it: {found:?}");
         assert!(!has(FindingKind::Unreachable, "gfx1100.toml:16"), "it wants more than the others: {found:?}");
+    }
+
+    #[test]
+    fn what_says_the_same_counts_only_where_it_would_take_the_place() {
+        let text = |variant: &str| {
+            format!(
+                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"m\" }}\n[[rows]]\nop = \"linear\"\n\
+                 use = \"linear/{variant}\"\nprovenance = \"hand\"\n"
+            )
+        };
+        let dominated = |tables: &[(&str, String)]| {
+            let texts: Vec<(&str, &str)> = tables.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            let found =
+                TuningTables::from_texts(&texts).expect("right").findings(&[Target::gpu("gfx1100").expect("known")]);
+            found
+                .iter()
+                .filter(|one| one.kind == FindingKind::Dominated)
+                .map(|one| one.place.clone())
+                .collect::<Vec<_>>()
+        };
+        let [a, b] = ["a", "b"].map(text);
+        assert_eq!(dominated(&[("gfx1100", a.clone()), ("generic", a.clone())]), ["gfx1100.toml:2"]);
+        let between = dominated(&[("gfx1100", a.clone()), ("gfx11", b), ("generic", a)]);
+        assert_eq!(between, Vec::<String>::new());
     }
 
     #[test]

@@ -159,7 +159,8 @@ fn row(
     })
 }
 
-/// The best of what was judged; of equally good ones that of fewer rows, else the present one.
+/// The best of what was judged; of equally good ones that of fewer rows if it is no slower than the present one, else
+/// the present one.
 pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t Entry, &'t Time)> {
     let is_measured = tuned.entries.iter().filter_map(|entry| entry.verdict.time()).any(|time| time.evidence.is_some());
     let kind = if is_measured { ProvenanceKind::Measured } else { ProvenanceKind::Predicted };
@@ -174,7 +175,9 @@ fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&Candidate>, rules: Rules) -> 
     let is_good = |time: &Time| time.times_us.len() == n_rounds && time.median_us() <= limit;
     let is_before = |entry: &Entry| before.is_some_and(|before| is_same(before, &entry.candidate));
     let good = || ranked.iter().filter(|(_, time)| is_good(time));
-    let kept = good().find(|(entry, _)| is_before(entry)).or_else(|| good().find(|(entry, _)| tuned.is_present(entry)));
+    let present = good().find(|(entry, _)| tuned.is_present(entry));
+    let is_no_slower = |time: &Time| present.is_none_or(|(_, present)| time.median_us() <= present.median_us());
+    let kept = good().find(|(entry, time)| is_before(entry) && is_no_slower(time)).or(present);
     Some(kept.copied().unwrap_or((best_entry, best)))
 }
 
