@@ -25,6 +25,7 @@ mod error;
 pub mod exchange;
 pub mod extras;
 mod forced;
+mod part;
 mod prompt_error;
 mod ranks;
 pub mod times;
@@ -41,7 +42,6 @@ use crate::graph::error::PlanError;
 use crate::graph::forward::n_meetings;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
 use crate::graph::memory::LoadProgress;
-use crate::graph::options::ExecutorOptions;
 use crate::graph::plan::{Executor, Written};
 use crate::graph::profile::{Profile, Profiled};
 use crate::graph::{StepLimits, StepShape};
@@ -154,7 +154,7 @@ impl Engine {
         };
         let load = |rank, part: Checkpoint, pipeline: Pipeline| {
             let (of, exchange) = (TpRank { rank, size }, exchange.clone());
-            move |progress: &dyn LoadProgress| load_part(&part, of, pipeline, &model, exchange.as_ref(), progress)
+            move |progress: &dyn LoadProgress| part::load(&part, of, pipeline, &model, exchange.as_ref(), progress)
         };
         let mut others: Vec<Box<dyn FnOnce() -> Result<Executor, EngineError> + Send>> = Vec::new();
         for (i, peer) in peers.into_iter().enumerate() {
@@ -162,7 +162,7 @@ impl Engine {
             others.push(Box::new(move || load(&())));
         }
         let load = load(0, first, pipeline);
-        let executor = Ranks::load(|| load(progress), others, exchange)?;
+        let executor = Ranks::load(|| load(progress), others, exchange, |plan| progress.planned(plan))?;
         let ahead = Ahead::new(executor.first(), max_logit_rows)?;
         let scheduler_options = SchedulerOptions {
             max_rows,
@@ -446,62 +446,4 @@ impl Engine {
         inputs.extend(met.as_ref().map(|met| ("step", bytemuck::bytes_of(met))));
         Ok(self.executor.write_inputs(&inputs)?)
     }
-}
-
-/// Plans a device's part of a model, and allocates everything that a step needs there.
-fn load_part(
-    checkpoint: &Checkpoint,
-    of: TpRank,
-    pipeline: Pipeline,
-    model: &ModelOptions,
-    exchange: Option<&Exchange>,
-    progress: &dyn LoadProgress,
-) -> Result<Executor, EngineError> {
-    let config = &checkpoint.config;
-    let strides = exchange.map(Exchange::strides).unwrap_or_default();
-    let Blueprint { graph, layout, limits } = Blueprint::of_part(checkpoint, of, strides, model, pipeline.target())?;
-    let StepLimits { max_rows, max_logit_rows, .. } = limits;
-    let (mut inputs, mut externals) = externals(config, &layout, max_rows, max_logit_rows);
-    for (is_input, name, len_bytes) in ranks::externals(of, max_rows, config.hidden_size) {
-        if is_input { &mut inputs } else { &mut externals }.push((name, len_bytes));
-    }
-    let executor_options = ExecutorOptions {
-        limits,
-        inputs,
-        change_inputs: changes::inputs(max_logit_rows),
-        externals,
-        shared: exchange.map_or(Vec::new(), |exchange| exchange.views(of.rank)),
-        kv_bytes: layout.total_bytes(),
-        snapshot_bytes: layout.snapshot_bytes(),
-    };
-    let executor = Executor::new(graph, checkpoint, pipeline, executor_options, progress)?;
-    executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
-    if of.rank > 0 {
-        executor.write("zeros", &vec![0; 4 * max_rows * config.hidden_size])?;
-    }
-    Ok(executor)
-}
-
-/// Names and lengths in bytes of tensors.
-type Lengths = Vec<(String, usize)>;
-
-/// The tensors that the graph calls external: those that every step fills, and the others.
-fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_rows: usize) -> (Lengths, Lengths) {
-    let mut inputs = Lengths::new();
-    inputs.extend(["token", "slot", "position"].map(|name| (name.to_string(), 4 * max_rows)));
-    let per_logit = ["logit_row", "temperature", "top_k", "top_p", "coin"];
-    inputs.extend(per_logit.map(|name| (name.to_string(), 4 * max_logit_rows)));
-
-    let mut externals = Lengths::new();
-    externals.push(("sampled".into(), 4 * max_logit_rows));
-    externals.push(("logits".into(), 4 * max_logit_rows * config.vocab_size));
-    externals.push(("inv_freq".into(), 4 * (config.head_dim / 2)));
-    externals.extend(changes::externals(config.vocab_size, max_logit_rows));
-    for (g, group) in kv.groups().iter().enumerate() {
-        externals.push((format!("block_table.{g}"), 4 * kv.n_slots * group.table_blocks));
-    }
-    for l in 0..config.num_hidden_layers {
-        externals.extend(["k", "v"].map(|which| (format!("{which}_cache.{l}"), kv.layer_bytes(l))));
-    }
-    (inputs, externals)
 }

@@ -3,8 +3,10 @@
 //! With `--json`, one object: `schema` (1), `devices`, a list of `device`, `name`, `arch`, `cores` (compute units of a
 //! GPU), `multiprocessors` (what its runtime counts: on RDNA WGPs, of two compute units each; null on the host),
 //! `wave_size` (1 on the host), `free_bytes`, `total_bytes` (null where unknown) and `problem` (null, or why the device
-//! cannot be used); `hip`: `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and
-//! `cuda`: the same with one `version`. Versions are told of what was opened.
+//! cannot be used); `links`, a list of all pairs of GPUs of a kind, which are tried: `devices` (two), `copy_gbps` (from
+//! the second one's memory to the first's; null where it is not seen) and `problem` (null, or why it is not); `hip`:
+//! `library`, `runtime_version`, `driver_version`, or `problem` why there is none; and `cuda`: the same with one
+//! `version`. Versions are told of what was opened.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -12,6 +14,7 @@ use std::thread;
 use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 use serde::Serialize;
 
+use super::gpu_links::{self, Link};
 use super::output::Output;
 use crate::device::open_runtime;
 use crate::error::chain;
@@ -59,16 +62,21 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
         (0..runtime.n_devices()).map(move |i| Listed::gpu(format!("{name}:{i}"), runtime.facts(i)))
     });
     let devices: Vec<Listed> = gpus.chain([Listed::cpu()]).collect();
+    let found = Runtime::ALL.into_iter().zip(&opened).filter_map(|(kind, (_, it))| Some((kind, it.as_ref().ok()?)));
+    // A GPU that cannot be opened has said so.
+    let links: Vec<Link> =
+        found.flat_map(|(kind, runtime)| gpu_links::of(kind, runtime.n_devices()).unwrap_or_default()).collect();
     let runtimes: Vec<(&str, Opened)> = opened.iter().map(|(name, runtime)| (*name, Opened::of(runtime))).collect();
     if output.is_json() {
         #[derive(Serialize)]
         struct Report {
             schema: u32,
             devices: Vec<Listed>,
+            links: Vec<Link>,
             #[serde(flatten)]
             runtimes: BTreeMap<&'static str, Opened>,
         }
-        return Ok(output.json(&Report { schema: 1, devices, runtimes: runtimes.into_iter().collect() })?);
+        return Ok(output.json(&Report { schema: 1, devices, links, runtimes: runtimes.into_iter().collect() })?);
     }
     let rows: Vec<Vec<String>> = devices.iter().map(Listed::cells).collect();
     let headers = ["device", "arch", "cores", "wave", "memory free", "memory", "name"];
@@ -78,6 +86,7 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
             output.note(&format!("{}: {problem}", listed.device));
         }
     }
+    links.iter().for_each(|link| output.note(&link.line()));
     runtimes.iter().for_each(|(_, runtime)| output.note(&runtime.text()));
     Ok(())
 }

@@ -12,6 +12,7 @@ mod devices;
 mod doctor;
 mod environment;
 mod export;
+mod gpu_links;
 mod hub;
 mod inspect;
 mod kernel_table;

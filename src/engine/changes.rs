@@ -4,7 +4,8 @@
 use bytemuck::cast_slice;
 
 use super::extras::{ChangedRow, rounds};
-use super::{Engine, EngineError, Lengths};
+use super::part::Lengths;
+use super::{Engine, EngineError};
 use crate::graph::forward::N_TOP;
 use crate::scheduler::{Event, RequestId, Step};
 

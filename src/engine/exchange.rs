@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use gpu::{BufferView, Driver, GpuError};
 
@@ -33,6 +34,9 @@ pub struct ExchangeSizes {
     /// Rows of them.
     pub logit_rows: usize,
 }
+
+/// Copies whose times are taken.
+const COPIES: usize = 5;
 
 /// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
 const LOST_AHEAD: u32 = 1 << 30;
@@ -85,6 +89,28 @@ impl Exchange {
         }
         self.drivers[0].write(&self.arrived[0], &vec![0; self.arrived[0].len_bytes()])?;
         self.drivers[0].wait() // before another device says that it has arrived
+    }
+
+    /// Bytes that the first device copies from the second one's part of a sum in a second: the fastest of a few copies.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// Without a second device.
+    pub fn copy_bytes_per_s(&self) -> Result<f64, GpuError> {
+        let (driver, (_, views)) = (&self.drivers[0], &self.parts[0]);
+        let part_bytes = 4 * self.strides().sums;
+        let part = |i: usize| views[0].slice(i * part_bytes, part_bytes).expect("each device has a part");
+        let mut best = Duration::MAX;
+        for _ in 0..COPIES {
+            driver.wait()?;
+            let start = Instant::now();
+            driver.copy(&part(1), &part(0))?;
+            driver.wait()?;
+            best = best.min(start.elapsed());
+        }
+        Ok(part_bytes as f64 / best.as_secs_f64())
     }
 
     /// How that memory is laid out.

@@ -16,6 +16,7 @@ use super::watchdog::Behind;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::graph::StepShape;
 use crate::graph::error::PlanError;
+use crate::graph::memory::MemoryPlan;
 use crate::graph::plan::{Executor, Observer};
 use crate::graph::profile::{Profile, Profiled};
 
@@ -46,6 +47,7 @@ impl Ranks {
     /// Loads every device's part, all at a time.
     ///
     /// - `load`: loads that of one; its thread keeps it
+    /// - `planned`: is told what the memory of each but the first was allocated for
     ///
     /// # Errors
     /// What the first of them says that failed.
@@ -53,13 +55,14 @@ impl Ranks {
         first: impl FnOnce() -> Result<Executor, E>,
         others: Vec<Box<dyn FnOnce() -> Result<Executor, E> + Send>>,
         exchange: Option<Exchange>,
+        planned: impl Fn(&MemoryPlan),
     ) -> Result<Self, E> {
         let begun: Vec<_> = others.into_iter().map(|load| Other::begin(load, exchange.clone())).collect();
         let first = first()?;
         let mut others = Vec::with_capacity(begun.len());
         for (other, loaded) in begun {
             match loaded.recv() {
-                Ok(result) => result?,
+                Ok(result) => planned(&result?),
                 Err(_) => return Err(PlanError::NoThread.into()),
             }
             others.push(other);
@@ -223,7 +226,7 @@ impl Other {
     fn begin<E: From<PlanError> + Send + 'static>(
         load: Box<dyn FnOnce() -> Result<Executor, E> + Send>,
         exchange: Option<Exchange>,
-    ) -> (Self, Receiver<Result<(), E>>) {
+    ) -> (Self, Receiver<Result<MemoryPlan, E>>) {
         let (jobs, received) = mpsc::channel::<Job>();
         let (ended, done) = mpsc::channel();
         let (said, loaded) = mpsc::channel();
@@ -232,7 +235,7 @@ impl Other {
                 Ok(executor) => executor,
                 Err(error) => return drop(said.send(Err(error))),
             };
-            if said.send(Ok(())).is_err() {
+            if said.send(Ok(executor.memory_plan().clone())).is_err() {
                 return;
             }
             for job in received {

@@ -1,5 +1,5 @@
-//! A device that does not come back: whoever waits for it does so in a vendor's library, and could wait for ever. Somebody
-//! else looks at the clock.
+//! A device that does not come back: whoever waits for it does so in a vendor's library, and could wait for ever.
+//! Somebody else looks at the clock.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};

@@ -221,7 +221,8 @@ pub trait Driver: Any + Send + Sync {
         view.store_words(value)
     }
 
-    /// Reads words of shared memory, whatever the device is busy with: what others wrote last, or what was there before.
+    /// Reads words of shared memory, whatever the device is busy with: what others wrote last, or what was there
+    /// before.
     ///
     /// # Errors
     /// As [`Self::fill_now`]; [`GpuError::Range`] for more words than there are, or than a device is asked for at once.

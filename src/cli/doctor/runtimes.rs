@@ -1,15 +1,14 @@
 //! The runtimes of GPUs, the GPUs that they find, and the compilers for those.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::{env, fs};
 
 use gpu::{GpuError, GpuRuntime, Runtime};
 use regex::bytes::Regex;
 
+use super::super::gpu_links::{self, Link};
 use super::{Check, State};
-use crate::device::{driver, open_runtime};
-use crate::engine::exchange::{Exchange, ExchangeSizes};
+use crate::device::open_runtime;
 use crate::error::{Hint, chain};
 use crate::kernel_driver::{Finding, Gpu, KernelDriver, RuntimeSeen};
 use crate::object::compile::{Compilers, compiler_for};
@@ -101,7 +100,10 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
         }
     }
     if opened.n_devices() > 1 && state == State::Ok {
-        details.extend(reached(runtime, opened.n_devices()));
+        match gpu_links::of(runtime, opened.n_devices()) {
+            Ok(links) => details.extend(links.iter().map(Link::line)),
+            Err(problem) => details.push(problem),
+        }
     }
     if opened.n_devices() == 0 {
         details.push("it finds no device".into());
@@ -116,27 +118,6 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
         hint = hint.or(unseen).or_else(|| hints(&findings)).or(absent);
     }
     (Check { name: runtime.names().title, state, needed: false, details, hint }, arch)
-}
-
-/// Which devices see each other's memory, a line for each pair: it is tried. Not a fault: copies of a model need not.
-fn reached(runtime: Runtime, n_devices: usize) -> Vec<String> {
-    let drivers = (0..n_devices).map(|ordinal| driver(runtime, ordinal)).collect::<Result<Vec<_>, _>>();
-    let drivers = match drivers {
-        Ok(drivers) => drivers,
-        Err(error) => return vec![chain(&error)],
-    };
-    let label = |i: usize| format!("{}:{i}", runtime.names().device);
-    let pairs = (0..n_devices).flat_map(|i| (i + 1..n_devices).map(move |j| (i, j)));
-    let tried = pairs.map(|(i, j)| {
-        let sizes = ExchangeSizes { n_meetings: 1, sum: 1, logits: 0, logit_rows: 0 };
-        match Exchange::new(vec![Arc::clone(&drivers[i]), Arc::clone(&drivers[j])], sizes) {
-            Ok(_) => {
-                format!("{} and {} see each other's memory (tried by a write and a read of each)", label(i), label(j))
-            }
-            Err(error) => format!("{}: `--tp` cannot use both", chain(&error)),
-        }
-    });
-    tried.collect()
 }
 
 /// What keeps this HIP runtime from GPUs that the driver has.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::thread;
-use std::time::Duration;
 
 use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Graph, Launch};
 use serde_json::json;
@@ -77,9 +76,6 @@ const SUMS: usize = 48;
 /// Graphs whose times are taken, and some before.
 const GRAPHS: usize = 12;
 
-/// Copies whose times are taken; the fastest counts.
-const COPIES: usize = 5;
-
 /// Measures devices that replay launches; `None` for others, which gain nothing by it.
 ///
 /// - `hidden_size`: of a row
@@ -108,24 +104,7 @@ pub fn measure(pipelines: &[Pipeline], hidden_size: usize, rows: &[usize]) -> Re
         let seconds = times.into_iter().fold(0.0, f64::max) / SUMS as f64;
         sums.push(Summed { n_rows, len_bytes: 4 * n_rows * hidden_size, seconds });
     }
-    Ok(Some(Links { n_devices, copy_bytes_per_s: copy(&exchange, &pipelines[0])?, sums }))
-}
-
-/// Bytes per second of copies from the second device's part to the first one's.
-fn copy(exchange: &Exchange, pipeline: &Pipeline) -> Result<f64, LimitsError> {
-    let driver = pipeline.driver();
-    let (_, whole) = exchange.views(0).into_iter().find(|(name, _)| name == "parts.mlp").expect("one of its tensors");
-    let part_bytes = 4 * exchange.strides().sums;
-    let part = |i: usize| whole.slice(i * part_bytes, part_bytes).expect("each device has a part");
-    let mut best = Duration::MAX;
-    for _ in 0..COPIES {
-        driver.wait()?;
-        let start = std::time::Instant::now();
-        driver.copy(&part(1), &part(0))?;
-        driver.wait()?;
-        best = best.min(start.elapsed());
-    }
-    Ok(part_bytes as f64 / best.as_secs_f64())
+    Ok(Some(Links { n_devices, copy_bytes_per_s: exchange.copy_bytes_per_s()?, sums }))
 }
 
 /// One of the devices.

@@ -413,6 +413,7 @@ fn kept(batch: &Batch, records: &Records) -> String {
         Some(path) => {
             format!("{n_done} of {n} answers are kept in `{}`: the same command goes on from them", path.display())
         }
+        None if n_done == 0 => format!("none of {n} answers was there yet"),
         None => {
             format!("{n_done} of {n} answers were there, and none is kept: `-o` or `--records` names a place for them")
         }

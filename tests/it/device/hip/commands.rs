@@ -112,7 +112,7 @@ fn doctor_tells_of_the_runtime_and_its_devices() {
 #[test]
 fn doctor_tries_which_devices_see_each_others_memory() {
     for (peers, said) in [
-        ("true", "hip:0 and hip:1 see each other's memory (tried by a write and a read of each)"),
+        ("true", "hip:0 and hip:1 see each other's memory (tried by a write and a read of each), copies at "),
         ("false", "hip:0 does not reach the memory of hip:1: `--tp` cannot use both"),
     ] {
         let room = Room::new(&format!("arch = gfx942, gfx942\npeers = {peers}"));
@@ -120,6 +120,10 @@ fn doctor_tries_which_devices_see_each_others_memory() {
         let hip = check(&report, "HIP runtime");
         assert_eq!(hip["state"], "ok", "{report}");
         assert!(hip["details"].to_string().contains(said), "{report}");
+        let links = &room.json(&["devices", "--json"])["links"];
+        assert_eq!(links[0]["devices"], serde_json::json!(["hip:0", "hip:1"]), "{links}");
+        assert_eq!(links[0]["copy_gbps"].is_f64(), peers == "true", "{links}");
+        assert_eq!(links[0]["problem"].is_string(), peers == "false", "{links}");
     }
 }
 
