@@ -151,6 +151,8 @@ def prepare(arch, hip, binary):
     shown = TARGET / f"topology/{arch}-{memory}-{units}"
     topology.write(shown, arch, memory, units)
     environment = os.environ | {
+        # An emulated step takes as long as it takes.
+        "GPTOSS_JIT_STEP_TIMEOUT": "0",
         "LD_PRELOAD": str(driver(headers)),
         "LD_LIBRARY_PATH": str(libraries),
         "PATH": f"{clang}:{os.environ.get('PATH', '')}",
