@@ -48,7 +48,7 @@ pub struct Watchdog {
 
 /// What somebody waits for now.
 struct Watched {
-    begun: Instant,
+    waited: Duration,
     patience: Duration,
     what: String,
     devices: Vec<String>,
@@ -56,10 +56,10 @@ struct Watched {
 }
 
 /// Says which of several devices the others wait for, if it can.
-pub(super) type Behind = dyn Fn() -> Option<String> + Send + Sync;
+pub type Behind = dyn Fn() -> Option<String> + Send + Sync;
 
 /// Until it is dropped, somebody waits.
-pub(super) struct Waiting(Arc<Mutex<Option<Watched>>>);
+pub struct Waiting(Arc<Mutex<Option<Watched>>>);
 
 impl Watchdog {
     /// Calls `on_hang` when something takes longer than `patience` and [`PER_ROW`] for each of its rows. Whoever waits
@@ -75,7 +75,7 @@ impl Watchdog {
     }
 
     /// From now on somebody waits for devices that work on so many rows.
-    pub(super) fn begin(
+    pub fn begin(
         &self,
         what: impl Into<String>,
         n_rows: usize,
@@ -83,8 +83,8 @@ impl Watchdog {
         behind: Option<&Arc<Behind>>,
     ) -> Waiting {
         let patience = self.patience.max(PER_ROW * u32::try_from(n_rows).unwrap_or(u32::MAX));
-        let (begun, what, devices) = (Instant::now(), what.into(), devices.to_vec());
-        let watched = Watched { begun, patience, what, devices, behind: behind.cloned() };
+        let (what, devices, behind) = (what.into(), devices.to_vec(), behind.cloned());
+        let watched = Watched { waited: Duration::ZERO, patience, what, devices, behind };
         *self.watched.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched);
         Waiting(Arc::clone(&self.watched))
     }
@@ -109,16 +109,23 @@ fn asked(behind: Arc<Behind>) -> Option<String> {
     heard.recv_timeout(ANSWER).ok().flatten()
 }
 
-/// Looks again and again, until nobody has the watchdog any more.
+/// Looks again and again, until nobody has the watchdog any more. Time in which nobody could look does not count: the
+/// process was stopped, and whoever waits may be told at once.
 fn look(watched: &Weak<Mutex<Option<Watched>>>, patience: Duration, on_hang: impl Fn(&Hang)) {
     let pause = (patience / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    let mut looked = Instant::now();
     loop {
         thread::sleep(pause);
         let Some(watched) = watched.upgrade() else { return };
-        let is_late = |watched: &mut Watched| watched.begun.elapsed() > watched.patience;
+        let since = looked.elapsed().min(2 * pause);
+        looked = Instant::now();
+        let is_late = |watched: &mut Watched| {
+            watched.waited += since;
+            watched.waited > watched.patience
+        };
         let late = watched.lock().unwrap_or_else(PoisonError::into_inner).take_if(is_late);
-        if let Some(Watched { begun, what, devices, behind, .. }) = late {
-            let seconds = begun.elapsed().as_secs();
+        if let Some(Watched { waited, what, devices, behind, .. }) = late {
+            let seconds = waited.as_secs();
             let behind = behind.and_then(asked).map_or_else(String::new, |behind| format!(": {behind}"));
             let several = devices.len() > 1;
             on_hang(&Hang { devices: devices.join(" and "), several, what, seconds, behind });

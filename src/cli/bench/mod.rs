@@ -12,6 +12,7 @@ use std::time::Instant;
 use super::model::{DeviceArgs, KvArgs, ModelArgs};
 use super::output::Output;
 use super::output_file::OutputFile;
+use super::step_timeout;
 use crate::checkpoint::Checkpoint;
 use crate::config::NamedShape;
 use crate::engine::Sizes;
@@ -107,7 +108,8 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let links = if n_devices > 1 {
         let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
         pipelines.insert(0, pipeline);
-        links::measure(&pipelines, checkpoint.config.hidden_size, &SUMMED_ROWS)?
+        let watchdog = step_timeout::watchdog(&chosen.device, output)?;
+        links::measure(&pipelines, checkpoint.config.hidden_size, &SUMMED_ROWS, watchdog.as_ref())?
     } else {
         drop(pipeline); // an engine opens its own
         None

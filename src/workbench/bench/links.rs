@@ -9,6 +9,7 @@ use serde_json::json;
 use super::limits::LimitsError;
 use crate::choice::KernelRequest;
 use crate::engine::exchange::{Exchange, ExchangeSizes};
+use crate::engine::watchdog::Watchdog;
 use crate::pipeline::{LoadedKernel, Pipeline};
 use crate::template::{Precision, Problem};
 use crate::tuning::table::StepKind;
@@ -80,21 +81,31 @@ const GRAPHS: usize = 12;
 ///
 /// - `hidden_size`: of a row
 /// - `rows`: how many at a time, the most first
+/// - `watchdog`: who notices that they wait for each other for ever
 ///
 /// # Errors
 /// If the devices do not see each other, or the kernel cannot be had.
-pub fn measure(pipelines: &[Pipeline], hidden_size: usize, rows: &[usize]) -> Result<Option<Links>, LimitsError> {
+pub fn measure(
+    pipelines: &[Pipeline],
+    hidden_size: usize,
+    rows: &[usize],
+    watchdog: Option<&Watchdog>,
+) -> Result<Option<Links>, LimitsError> {
     let n_devices = pipelines.len();
+    let devices: Vec<String> = pipelines.iter().map(|pipeline| pipeline.driver().describe()).collect();
     let drivers = pipelines.iter().map(Pipeline::shared_driver).collect();
     let most = rows.iter().copied().max().unwrap_or(1);
     let sizes = ExchangeSizes { n_meetings: SUMS, sum: most * hidden_size, logits: 0, logit_rows: 0 };
+    let waiting = watchdog.map(|dog| dog.begin("a try of each other's memory", 0, &devices, None));
     let exchange = Exchange::new(drivers, sizes)?;
+    drop(waiting);
     let mut sums = Vec::new();
     for &n_rows in rows {
         let device = |rank| Device { pipeline: &pipelines[rank], exchange: &exchange, rank, n_devices };
         let ready: Result<Option<Vec<_>>, LimitsError> =
             (0..n_devices).map(|rank| device(rank).capture(n_rows, hidden_size)).collect();
         let Some(ready) = ready? else { return Ok(None) };
+        let _waiting = watchdog.map(|dog| dog.begin(format!("sums of {n_rows} rows"), 0, &devices, None));
         let steps: Vec<u32> = (0..GRAPHS + 2).map(|_| exchange.next_step()).collect();
         let times = thread::scope(|scope| {
             let begun: Vec<_> = ready.iter().map(|ready| scope.spawn(|| ready.replay(&steps, &exchange))).collect();
