@@ -368,7 +368,9 @@ mod tests {
         let archs = target::built_in().into_iter().map(|(arch, _)| arch).filter(|arch| arch.starts_with("gfx"));
         let targets: Vec<Target> = archs.map(|arch| Target::gpu(&arch).expect("known")).collect();
         assert_eq!(tables.findings(&targets), [], "each row is reached on some chip");
-        let says = |row: &Row| format!("{} {:?} {} {:?} {:?}", row.op, row.facts, row.template, row.step, row.params);
+        let says = |row: &Row| {
+            format!("{} {:?} {} {:?} {} {:?}", row.op, row.facts, row.tokens, row.step, row.template, row.params)
+        };
         let amd: Vec<(&str, BTreeSet<String>)> = tables.layers[0]
             .iter()
             .filter(|table| table.rows.len() > 1 && !table.name.starts_with("sm_") && table.name != "host")

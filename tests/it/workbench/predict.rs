@@ -2,6 +2,12 @@
 
 use std::path::Path;
 
+use gptoss_jit::dtype::Dtype;
+use gptoss_jit::target::Target;
+use gptoss_jit::template::library::{Layer, Library};
+use gptoss_jit::template::render::render;
+use gptoss_jit::template::work::Padded;
+use gptoss_jit::template::{Precision, Problem};
 use serde_json::{Value, json};
 
 use crate::fixtures::program::{Ran, command, shared_cache};
@@ -66,6 +72,33 @@ fn predictions_are_held_against_a_journal_and_drawn() {
     assert_eq!((&op["n"], &op["rank_correlation"], &op["choices"]), (&json!(3), &json!(-1.0), &json!(0)));
     let drawn = std::fs::read_to_string(svg).expect("drawn");
     assert_eq!(drawn.matches("<title>").count(), 6, "three measured, three predicted");
+}
+
+#[test]
+fn tiles_that_are_not_full_are_counted_whole_and_blocks_without_a_tile_not_at_all() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let target = Target::gpu("gfx1100").expect("known");
+    let dims = [("hidden_size", 2880), ("intermediate_size", 2880), ("num_experts", 4), ("experts_per_token", 2)];
+    let problem = Problem {
+        dims: dims.map(|(name, value)| (name.to_owned(), value)).into(),
+        constants: [("swiglu_limit".to_owned(), 7.0)].into(),
+        dtypes: [("weight".to_owned(), Dtype::Mxfp4), ("bias".to_owned(), Dtype::Bf16)].into(),
+        ..Problem::plain("moe_mlp1", Precision::Bf16)
+    };
+    let template = library.template("moe_mlp1/matrix", target.language()).expect("it is there");
+    let params = ["tile_t", "tile_n", "tile_k"].map(|name| (name.to_owned(), 64)).into();
+    let rendered = render(&library, template, &problem, &params, &target).expect("legal");
+    // 40 tokens: experts have 0, 1, 64 and 15 rows: none, one, one and one tile of 64, for each of 90 tiles of weights.
+    let scalars = [("n_tokens".to_owned(), 40)].into();
+    let inputs = [("expert_begin".to_owned(), vec![0, 0, 1, 65, 80])].into();
+    let padded = rendered.launch.padded(&scalars, &inputs).expect("a number");
+    assert_eq!((padded.blocks, padded.flop), (Some(3 * 90), Some(2.0 * 3.0 * 64.0 * 5760.0 * 2880.0)));
+    let launched: u32 = rendered.launch.grid(&scalars).expect("a number").iter().product();
+    assert!(launched > 3 * 90, "{launched}: as many as any routing may need");
+    // A template that says nothing of it has what its contract says.
+    let template = library.template("moe_mlp1/dot4", target.language()).expect("it is there");
+    let rendered = render(&library, template, &problem, &Default::default(), &target).expect("legal");
+    assert_eq!(rendered.launch.padded(&scalars, &inputs).expect("nothing"), Padded::default());
 }
 
 #[test]
