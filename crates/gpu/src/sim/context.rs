@@ -77,6 +77,11 @@ impl Range {
     pub fn len_bytes(&self) -> usize {
         self.end - self.begin
     }
+
+    /// Whether these bytes, as addresses, are of it.
+    pub fn has(&self, begin: usize, end: usize) -> bool {
+        begin >= self.begin && end <= self.end
+    }
 }
 
 /// An access: which bytes of a cell, how, by whom and when. A thread's time grows at each barrier and fence; behind a
@@ -189,15 +194,17 @@ pub(super) enum FaultKind {
 /// The running thread, and what it may touch.
 #[repr(C)]
 pub(super) struct Context {
-    pub stamp: u64,
-    pub wave_floor: u32,
     pub thread: u32,
     pub block: [u32; 3],
     pub grid: [u32; 3],
     pub parity: u32,
     pub slots: *mut u8,
     pub calls: Calls,
-    /// The object's text does not know what follows.
+    /// The object's text does not know what follows. Who the running thread is, and when: its time grows at each barrier
+    /// and fence.
+    pub stamp: u64,
+    /// The time of its wave's last barrier.
+    pub wave_floor: u32,
     pub floor: u32,
     pub wave_size: u32,
     /// Where the running thread's stack begins and ends.

@@ -79,12 +79,26 @@ pub(super) extern "C" fn access(
     pc: usize,
 ) {
     // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and
-    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `range_of`.
+    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `recent_range`
+    // and `range_of`.
     let [stack_begin, stack_end] = unsafe { (*context).stack };
-    let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
+    let end = begin.saturating_add(len_bytes as usize);
     if begin >= stack_begin && end <= stack_end {
         return;
     }
+    // Most accesses are of this kind: what follows is a function of its own, so that they do not prepare for it.
+    let is_aligned = begin & (alignment as usize).wrapping_sub(1) == 0;
+    if how == 0 && is_aligned && recent_range(context, begin, end, pc).is_some_and(|range| range.watch == Watch::Nothing)
+    {
+        return;
+    }
+    access_watched(context, begin, len_bytes, alignment, how, pc);
+}
+
+/// The same, of what may be wrong, or is to be remembered.
+#[inline(never)]
+fn access_watched(context: *mut Context, begin: usize, len_bytes: u32, alignment: u32, how: u32, pc: usize) {
+    let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
     let fault = |kind| stop(context, kind, begin, len_bytes, pc, 0);
     let Some(range) = range_of(context, begin, end, pc) else {
         return fault(if is_write { FaultKind::Write } else { FaultKind::Read });
@@ -120,15 +134,22 @@ pub(super) extern "C" fn access(
     }
 }
 
-/// Where these bytes lie. Most places in the code touch one tensor: it is looked for first.
-fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
+/// Where a place in the code touched memory last, if these bytes lie there too: most touch one tensor.
+#[inline(always)]
+fn recent_range<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
     // SAFETY: as in `access`; the ranges are a slice of the worker's, which lives as long as the block runs.
-    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
-    let has = |range: &&Range| begin >= range.begin && end <= range.end;
-    if let Some(range) = ranges.get(usize::from(*recent)).filter(has) {
+    let (ranges, recent) = unsafe { (&*(*context).ranges, (*context).recent[pc >> 2 & 255]) };
+    ranges.get(usize::from(recent)).filter(|range| range.has(begin, end))
+}
+
+/// Where these bytes lie.
+fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
+    if let Some(range) = recent_range(context, begin, end, pc) {
         return Some(range);
     }
-    let i = ranges.iter().position(|range| has(&range))?;
+    // SAFETY: as above.
+    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
+    let i = ranges.iter().position(|range| range.has(begin, end))?;
     *recent = u16::try_from(i).unwrap_or_default();
     Some(&ranges[i])
 }
