@@ -227,7 +227,7 @@ impl Checked {
 }
 
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
-/// whose tensors then lie otherwise, and the first.
+/// whose tensors then lie otherwise (of a thin trial the last of these alone), and the first.
 fn cases<'a>(
     on: &Running<'_>,
     trial: &'a Trial,
@@ -243,7 +243,9 @@ fn cases<'a>(
         let placement = Placement::Plain;
         Case { i, scalars, placement, fence: begin, is_again: false }
     });
-    let again = all.rev().filter(move |(i, _)| is_awkward || is_host || *i == 0).map(move |(i, scalars)| {
+    let last = trial.scalars.len().saturating_sub(1);
+    let lies_otherwise = move |i: usize| is_awkward && (!trial.is_thin || i == last);
+    let again = all.rev().filter(move |(i, _)| lies_otherwise(*i) || is_host || *i == 0).map(move |(i, scalars)| {
         let placement = if is_awkward { Placement::Awkward } else { Placement::Plain };
         Case { i, scalars, placement, fence: end, is_again: !is_awkward }
     });

@@ -122,7 +122,8 @@ pub struct Selection {
     /// At a template's first test one more number of rows, above those that it has.
     pub more_rows: bool,
     /// Half of the cases: a shape's numbers of rows go in turn to its types and precisions, so that any two of rows,
-    /// types and precision still meet. An even and an odd number give halves that are all cases together.
+    /// types and precision still meet; and of each kernel's numbers of rows the first and the last are run with tensors
+    /// in the memory of others too. An even and an odd number give halves that are all cases together.
     pub half: Option<usize>,
     /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
     /// and when the time is up the others are left. At least one runs.
