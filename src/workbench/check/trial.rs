@@ -30,7 +30,7 @@ pub(super) struct Trial {
     inputs: Option<String>,
     /// Whether the parameters are not the ones taken by default.
     is_varied: bool,
-    /// Whether tensors lie otherwise at the first and the last of the scalars alone, and not at all of them.
+    /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
     pub is_thin: bool,
     seed: u64,
 }
@@ -95,7 +95,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 if let Some(half) = half {
                     scalars = every_other(scalars, half + k);
                 }
-                let (is_varied, is_thin) = (n > 0, which.half.is_some());
+                let (is_varied, is_thin) = (n > 0, which.is_thin);
                 trials.push(Trial { problem, params, scalars, inputs, is_varied, is_thin, seed: i as u64 });
             }
         }

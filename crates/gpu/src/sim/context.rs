@@ -200,8 +200,8 @@ pub(super) struct Context {
     pub parity: u32,
     pub slots: *mut u8,
     pub calls: Calls,
-    /// The object's text does not know what follows. Who the running thread is, and when: its time grows at each barrier
-    /// and fence.
+    /// The object's text does not know what follows. Who the running thread is, and when: its time grows at each
+    /// barrier and fence.
     pub stamp: u64,
     /// The time of its wave's last barrier.
     pub wave_floor: u32,
@@ -267,6 +267,26 @@ fn now<'a>(context: *mut Context) -> Now<'a> {
     // by shared reference, live as long as the block runs, and nobody else uses the context while one of its threads
     // runs.
     unsafe { Now { stamp: (*context).stamp, floor: (*context).floor, order: &*(*context).order } }
+}
+
+/// Where a place in the code touched memory last, if these bytes lie there too: most touch one tensor.
+#[inline(always)]
+pub(super) fn recent_range<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
+    // SAFETY: as in `suspend`; the ranges are a slice of the worker's, which lives as long as the block runs.
+    let (ranges, recent) = unsafe { (&*(*context).ranges, (*context).recent[pc >> 2 & 255]) };
+    ranges.get(usize::from(recent)).filter(|range| range.has(begin, end))
+}
+
+/// Where these bytes lie.
+pub(super) fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
+    if let Some(range) = recent_range(context, begin, end, pc) {
+        return Some(range);
+    }
+    // SAFETY: as above.
+    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
+    let i = ranges.iter().position(|range| range.has(begin, end))?;
+    *recent = u16::try_from(i).unwrap_or_default();
+    Some(&ranges[i])
 }
 
 fn suspend(context: *mut Context, pause: Pause) {

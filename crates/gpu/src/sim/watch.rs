@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::context::{Context, FaultKind, Range, Stamp, Watch, stop};
+use super::context::{Context, FaultKind, Range, Stamp, Watch, range_of, recent_range, stop};
 use super::order::Order;
 
 /// What is known of an element of global memory or of a word of LDS. Blocks that run at once may look at it at once; of
@@ -88,7 +88,9 @@ pub(super) extern "C" fn access(
     }
     // Most accesses are of this kind: what follows is a function of its own, so that they do not prepare for it.
     let is_aligned = begin & (alignment as usize).wrapping_sub(1) == 0;
-    if how == 0 && is_aligned && recent_range(context, begin, end, pc).is_some_and(|range| range.watch == Watch::Nothing)
+    if how == 0
+        && is_aligned
+        && recent_range(context, begin, end, pc).is_some_and(|range| range.watch == Watch::Nothing)
     {
         return;
     }
@@ -132,26 +134,6 @@ fn access_watched(context: *mut Context, begin: usize, len_bytes: u32, alignment
     if how & IS_ATOMIC != 0 {
         own.order.synchronise(Stamp(own.stamp), begin);
     }
-}
-
-/// Where a place in the code touched memory last, if these bytes lie there too: most touch one tensor.
-#[inline(always)]
-fn recent_range<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
-    // SAFETY: as in `access`; the ranges are a slice of the worker's, which lives as long as the block runs.
-    let (ranges, recent) = unsafe { (&*(*context).ranges, (*context).recent[pc >> 2 & 255]) };
-    ranges.get(usize::from(recent)).filter(|range| range.has(begin, end))
-}
-
-/// Where these bytes lie.
-fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
-    if let Some(range) = recent_range(context, begin, end, pc) {
-        return Some(range);
-    }
-    // SAFETY: as above.
-    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
-    let i = ranges.iter().position(|range| range.has(begin, end))?;
-    *recent = u16::try_from(i).unwrap_or_default();
-    Some(&ranges[i])
 }
 
 impl Own<'_> {
