@@ -91,6 +91,8 @@ struct Case<'a> {
     fence: Option<Edge>,
     /// Whether the same inputs were there before.
     is_again: bool,
+    /// Whether a kernel with workspace is launched over what it left there, too.
+    is_twice: bool,
 }
 
 impl Checked {
@@ -193,8 +195,8 @@ impl Checked {
                 }
                 continue;
             }
-            let Case { i, scalars, placement, fence, .. } = case;
-            let setting = Setting { driver, kernel, weights, scalars, placement, fence, lds };
+            let Case { i, scalars, placement, fence, is_twice, .. } = case;
+            let setting = Setting { driver, kernel, weights, scalars, placement, fence, is_twice, lds };
             let launched = || {
                 let (prepared, of_rounded) = prepared.map_err(Wrong::from)?;
                 let load = || driver.load(object, kernel.spec()).map_err(Wrong::from);
@@ -227,7 +229,8 @@ impl Checked {
 }
 
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
-/// whose tensors then lie otherwise, and the first.
+/// whose tensors then lie otherwise, and the first. Of a thin trial only the first and the last are launched twice over
+/// the same workspace, and lie otherwise.
 fn cases<'a>(
     on: &Running<'_>,
     trial: &'a Trial,
@@ -238,14 +241,17 @@ fn cases<'a>(
     let is_host = on.target.language() == Language::C;
     let fence = |edge| Some(edge).filter(|_| on.is_fenced);
     let (begin, end) = (fence(Edge::Begin), fence(Edge::End));
+    let last = trial.scalars.len().saturating_sub(1);
+    let is_whole = move |i: usize| !trial.is_thin || i == 0 || i == last;
     let all = trial.scalars.iter().enumerate();
     let first = all.clone().map(move |(i, scalars)| {
         let placement = Placement::Plain;
-        Case { i, scalars, placement, fence: begin, is_again: false }
+        Case { i, scalars, placement, fence: begin, is_again: false, is_twice: is_whole(i) }
     });
-    let again = all.rev().filter(move |(i, _)| is_awkward || is_host || *i == 0).map(move |(i, scalars)| {
+    let lies_otherwise = move |i: usize| is_awkward && is_whole(i);
+    let again = all.rev().filter(move |(i, _)| lies_otherwise(*i) || is_host || *i == 0).map(move |(i, scalars)| {
         let placement = if is_awkward { Placement::Awkward } else { Placement::Plain };
-        Case { i, scalars, placement, fence: end, is_again: !is_awkward }
+        Case { i, scalars, placement, fence: end, is_again: !is_awkward, is_twice: is_whole(i) }
     });
     first.chain(again)
 }

@@ -86,6 +86,8 @@ pub(super) struct Setting<'a> {
     pub placement: Placement,
     /// Where tensors touch forbidden pages, on a device that has such memory.
     pub fence: Option<Edge>,
+    /// Whether a kernel with workspace is launched once more over what it left there.
+    pub is_twice: bool,
     /// Fills LDS before each launch, where the device does not by itself.
     pub lds: Option<&'a LdsFill>,
 }
@@ -109,11 +111,11 @@ impl fmt::Display for Side {
 }
 
 impl Setting<'_> {
-    /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, the second
-    /// time over what the first left there, as in a model.
+    /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, if asked to:
+    /// the second time over what the first left there, as in a model.
     pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Written>, Wrong> {
         let mut memory = self.place_all(inputs)?;
-        let n_launches = if self.kernel.workspace.is_empty() { 1 } else { 2 };
+        let n_launches = if self.kernel.workspace.is_empty() || !self.is_twice { 1 } else { 2 };
         let mut outputs = Vec::new();
         for i in 0..n_launches {
             if i > 0 {

@@ -124,6 +124,9 @@ pub struct Selection {
     /// Half of the cases: a shape's numbers of rows go in turn to its types and precisions, so that any two of rows,
     /// types and precision still meet. An even and an odd number give halves that are all cases together.
     pub half: Option<usize>,
+    /// Of each kernel's numbers of rows only the first and the last are run with tensors in the memory of others, and
+    /// over workspace that was used before, too.
+    pub is_thin: bool,
     /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
     /// and when the time is up the others are left. At least one runs.
     pub within: Option<Duration>,
@@ -357,7 +360,7 @@ impl Checker<'_> {
         let kernel = render(self.library, template, problem, params, target)?;
         let object = self.store.get_all(&[Request::of(&kernel, target)], &()).remove(0).map_err(Wrong::compile)?;
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
-        let setting = Setting { driver, kernel, weights, scalars, placement, fence: None, lds: None };
+        let setting = Setting { driver, kernel, weights, scalars, placement, fence: None, is_twice: false, lds: None };
         let loaded = driver.load(&object.object, kernel.spec())?;
         let written = setting.launch(&loaded, inputs)?.remove(0);
         Ok(memory::tensors(&written))

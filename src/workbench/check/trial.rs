@@ -30,6 +30,8 @@ pub(super) struct Trial {
     inputs: Option<String>,
     /// Whether the parameters are not the ones taken by default.
     is_varied: bool,
+    /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
+    pub is_thin: bool,
     seed: u64,
 }
 
@@ -93,7 +95,8 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 if let Some(half) = half {
                     scalars = every_other(scalars, half + k);
                 }
-                trials.push(Trial { problem, params, scalars, inputs, is_varied: n > 0, seed: i as u64 });
+                let (is_varied, is_thin) = (n > 0, which.is_thin);
+                trials.push(Trial { problem, params, scalars, inputs, is_varied, is_thin, seed: i as u64 });
             }
         }
     }
@@ -278,6 +281,7 @@ mod tests {
             scalars: rows.iter().map(|&rows| Scalars::from([(ROWS.to_owned(), f64::from(rows))])).collect(),
             inputs: None,
             is_varied: false,
+            is_thin: false,
             seed: 0,
         };
         let mut trials = [

@@ -391,12 +391,22 @@ fn parameters_that_only_a_table_chooses_are_run() {
 #[test]
 fn a_kernel_that_needs_workspace_as_the_plan_gave_it_is_caught() {
     // Right on poisoned workspace, wrong on what its own first launch left there.
-    let checked = check_linear(&[
+    let holes = [
         ("[launch]", "[[workspace]]\nname = \"seen\"\ndtype = \"u32\"\nshape = [\"n_tokens\"]\n\n[launch]"),
         ("AFTER", "if (seen[t] == 1) for (size_t n = 0; n < N; ++n) y[t * N + n] = 0.0f;\n  seen[t] = 1;"),
-    ]);
+    ];
+    let checked = check_linear(&holes);
     assert!(!wrongs(&checked).is_empty(), "one launch is not enough");
     assert!(wrongs(&checked).iter().all(|wrong| matches!(wrong, Wrong::Different(_))), "{}", failures(&checked));
+    // A thin check sees it at the fewest and the most rows.
+    let rows = |checked: &[Checked]| {
+        let cases = checked.iter().flat_map(|one| &one.failures).map(|failure| &failure.case);
+        let rows = cases.filter_map(|case| case.split("n_tokens ").nth(1)?.split(',').next()?.parse::<u32>().ok());
+        rows.collect::<std::collections::BTreeSet<u32>>()
+    };
+    assert_eq!(Vec::from_iter(rows(&checked)), [1, 2, 3, 17, 63]);
+    let thin = check_linear_as(&holes, Selection { first_shape: true, is_thin: true, ..of_op("linear") });
+    assert_eq!(Vec::from_iter(rows(&thin)), [1, 63]);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{io, ptr};
 
-use corosensei::stack::{DefaultStack, Stack};
+use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use super::context::{CALLS, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Stamp};
@@ -15,6 +16,36 @@ use super::watch::{Cell, cells};
 
 /// Stack of a thread. GPU threads have little private memory; the pages that are not touched cost nothing.
 const STACK_BYTES: usize = 256 << 10;
+
+/// A thread's stack. As the system gives them, all begin at the same place of a page, and so in the same few lines of
+/// the processor's first cache, out of which they would keep each other: each begins a line further down.
+struct ThreadStack {
+    stack: DefaultStack,
+    skipped_bytes: usize,
+}
+
+impl ThreadStack {
+    const LINE_BYTES: usize = 64;
+    const PAGE_BYTES: usize = 4096;
+
+    fn new() -> io::Result<Self> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let skipped_bytes = NEXT.fetch_add(Self::LINE_BYTES, Ordering::Relaxed) % Self::PAGE_BYTES;
+        Ok(Self { stack: DefaultStack::new(STACK_BYTES)?, skipped_bytes })
+    }
+}
+
+// SAFETY: it is the stack that it holds, whose guard page is at the other end, without less than a page of its
+// beginning; a line is a multiple of any alignment that stacks have.
+unsafe impl Stack for ThreadStack {
+    fn base(&self) -> StackPointer {
+        StackPointer::new(self.stack.base().get() - self.skipped_bytes).expect("a stack is longer than a page")
+    }
+
+    fn limit(&self) -> StackPointer {
+        self.stack.limit()
+    }
+}
 
 /// What all blocks of a launch have in common.
 pub(super) struct Grid<'a> {
@@ -48,7 +79,7 @@ pub(super) enum Why {
         other: Option<Pause>,
     },
     /// The coroutine has no stack.
-    NoStack(std::io::Error),
+    NoStack(io::Error),
     /// More barriers and fences than can be told apart.
     TooLong,
 }
@@ -63,7 +94,7 @@ impl Grid<'_> {
 
 /// A GPU thread.
 struct Thread {
-    coroutine: Coroutine<(), Pause, ()>,
+    coroutine: Coroutine<(), Pause, (), ThreadStack>,
     state: State,
     yielder: *const Yielder<(), Pause>,
     parity: u32,
@@ -82,7 +113,7 @@ enum State {
 }
 
 thread_local! {
-    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+    static STACKS: RefCell<Vec<ThreadStack>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What a worker needs to run block after block of a launch.
@@ -154,7 +185,7 @@ struct Start {
 impl Running<'_> {
     fn start(&mut self, entry: Entry, args: &[*const c_void], block_size: u32) -> Result<(), Stop> {
         for thread in 0..block_size {
-            let stack = STACKS.with_borrow_mut(Vec::pop).map_or_else(|| DefaultStack::new(STACK_BYTES), Ok);
+            let stack = STACKS.with_borrow_mut(Vec::pop).map_or_else(ThreadStack::new, Ok);
             let stack = stack.map_err(|error| Stop { thread, why: Why::NoStack(error) })?;
             let bounds = [stack.limit().get(), stack.base().get()];
             let start = Start { entry, args: args.as_ptr(), context: self.context };
@@ -216,10 +247,17 @@ impl Running<'_> {
             }
             self.all_alike(first, end)?;
             // While nobody runs: behind it a lane may do what the others are not to know.
-            if let State::Waiting(Pause::Wave { joins: true, .. }) = self.threads[first].state {
+            let joins = matches!(self.threads[first].state, State::Waiting(Pause::Wave { joins: true, .. }));
+            let wave = &mut self.threads[first..end];
+            if joins {
                 self.grid.order.join(self.block, first as u32..end as u32);
+                let latest = wave.iter().map(|thread| thread.time).max().unwrap_or_default();
+                for thread in &mut *wave {
+                    // At its end time stands, as at a fence.
+                    (thread.wave_floor, thread.time) = (latest, Stamp::MAX_TIME.min(latest + 1));
+                }
             }
-            self.threads[first..end].iter_mut().for_each(|thread| thread.state = State::Ready);
+            wave.iter_mut().for_each(|thread| thread.state = State::Ready);
         }
     }
 

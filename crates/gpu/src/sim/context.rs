@@ -77,6 +77,11 @@ impl Range {
     pub fn len_bytes(&self) -> usize {
         self.end - self.begin
     }
+
+    /// Whether these bytes, as addresses, are of it.
+    pub fn has(&self, begin: usize, end: usize) -> bool {
+        begin >= self.begin && end <= self.end
+    }
 }
 
 /// An access: which bytes of a cell, how, by whom and when. A thread's time grows at each barrier and fence; behind a
@@ -189,15 +194,17 @@ pub(super) enum FaultKind {
 /// The running thread, and what it may touch.
 #[repr(C)]
 pub(super) struct Context {
-    pub stamp: u64,
-    pub wave_floor: u32,
     pub thread: u32,
     pub block: [u32; 3],
     pub grid: [u32; 3],
     pub parity: u32,
     pub slots: *mut u8,
     pub calls: Calls,
-    /// The object's text does not know what follows.
+    /// The object's text does not know what follows. Who the running thread is, and when: its time grows at each
+    /// barrier and fence.
+    pub stamp: u64,
+    /// The time of its wave's last barrier.
+    pub wave_floor: u32,
     pub floor: u32,
     pub wave_size: u32,
     /// Where the running thread's stack begins and ends.
@@ -260,6 +267,26 @@ fn now<'a>(context: *mut Context) -> Now<'a> {
     // by shared reference, live as long as the block runs, and nobody else uses the context while one of its threads
     // runs.
     unsafe { Now { stamp: (*context).stamp, floor: (*context).floor, order: &*(*context).order } }
+}
+
+/// Where a place in the code touched memory last, if these bytes lie there too: most touch one tensor.
+#[inline(always)]
+pub(super) fn recent_range<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
+    // SAFETY: as in `suspend`; the ranges are a slice of the worker's, which lives as long as the block runs.
+    let (ranges, recent) = unsafe { (&*(*context).ranges, (*context).recent[pc >> 2 & 255]) };
+    ranges.get(usize::from(recent)).filter(|range| range.has(begin, end))
+}
+
+/// Where these bytes lie.
+pub(super) fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
+    if let Some(range) = recent_range(context, begin, end, pc) {
+        return Some(range);
+    }
+    // SAFETY: as above.
+    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
+    let i = ranges.iter().position(|range| range.has(begin, end))?;
+    *recent = u16::try_from(i).unwrap_or_default();
+    Some(&ranges[i])
 }
 
 fn suspend(context: *mut Context, pause: Pause) {

@@ -16,26 +16,46 @@ use super::context::Stamp;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Known {
     floor: u32,
-    threads: BTreeMap<u32, u32>,
+    /// Threads in order, each with its time. Who fences tells of itself, one after the other: mostly a new last one.
+    threads: Vec<(u32, u32)>,
 }
 
 impl Known {
     fn merge(&mut self, other: &Self) {
         self.floor = self.floor.max(other.floor);
-        for (&thread, &time) in &other.threads {
-            let known = self.threads.entry(thread).or_default();
-            *known = time.max(*known);
+        if self.threads.is_empty() {
+            self.threads.clone_from(&other.threads);
+            return;
         }
+        other.threads.iter().for_each(|&(thread, time)| self.add(thread, time));
+    }
+
+    /// A thread is known up to a time.
+    fn add(&mut self, thread: u32, time: u32) {
+        let at = match self.threads.last() {
+            Some((last, _)) if *last < thread => Err(self.threads.len()),
+            _ => self.threads.binary_search_by_key(&thread, |known| known.0),
+        };
+        match at {
+            Ok(i) => self.threads[i].1 = time.max(self.threads[i].1),
+            Err(i) => self.threads.insert(i, (thread, time)),
+        }
+    }
+
+    /// Up to when a thread is known, above the floor.
+    fn time_of(&self, thread: u32) -> Option<u32> {
+        let i = self.threads.binary_search_by_key(&thread, |known| known.0).ok()?;
+        Some(self.threads[i].1)
     }
 
     /// What is known of each thread of so many is known of the block.
     fn shorten(&mut self, n_threads: usize) {
         if self.threads.len() == n_threads {
-            let all = self.threads.values().min().copied().unwrap_or_default();
+            let all = self.threads.iter().map(|(_, time)| *time).min().unwrap_or_default();
             self.floor = self.floor.max(all);
         }
         let floor = self.floor;
-        self.threads.retain(|_, time| *time > floor);
+        self.threads.retain(|(_, time)| *time > floor);
     }
 }
 
@@ -122,7 +142,7 @@ impl State {
     fn knows(&self, own: Stamp, other: Stamp) -> bool {
         let thread = self.threads.get(own.thread() as usize).filter(|_| self.block == own.block());
         let Some(known) = thread.and_then(|thread| thread.known.get(&other.block())) else { return false };
-        let of_thread = || !other.is_of_many() && known.threads.get(&other.thread()) >= Some(&other.time());
+        let of_thread = || !other.is_of_many() && known.time_of(other.thread()) >= Some(other.time());
         known.floor >= other.time() || of_thread()
     }
 }
@@ -142,9 +162,10 @@ impl Order {
         let thread = state.thread(own, self.block_size);
         let heard = std::mem::take(&mut thread.heard);
         merge(&mut thread.known, &heard);
-        let mut of_block = Known::clone(&thread.released.of_block);
-        of_block.merge(&Known { floor, threads: BTreeMap::from([(own.thread(), own.time())]) });
-        thread.released = Released { known: Arc::clone(&thread.known), of_block: Arc::new(of_block) };
+        thread.released.known = Arc::clone(&thread.known);
+        let of_block = Arc::make_mut(&mut thread.released.of_block);
+        of_block.floor = floor.max(of_block.floor);
+        of_block.add(own.thread(), own.time());
     }
 
     /// A thread's atomic on a word.

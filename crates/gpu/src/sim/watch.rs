@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::context::{Context, FaultKind, Range, Stamp, Watch, stop};
+use super::context::{Context, FaultKind, Range, Stamp, Watch, range_of, recent_range, stop};
 use super::order::Order;
 
 /// What is known of an element of global memory or of a word of LDS. Blocks that run at once may look at it at once; of
@@ -79,12 +79,28 @@ pub(super) extern "C" fn access(
     pc: usize,
 ) {
     // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and
-    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `range_of`.
+    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `recent_range`
+    // and `range_of`.
     let [stack_begin, stack_end] = unsafe { (*context).stack };
-    let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
+    let end = begin.saturating_add(len_bytes as usize);
     if begin >= stack_begin && end <= stack_end {
         return;
     }
+    // Most accesses are of this kind: what follows is a function of its own, so that they do not prepare for it.
+    let is_aligned = begin & (alignment as usize).wrapping_sub(1) == 0;
+    if how == 0
+        && is_aligned
+        && recent_range(context, begin, end, pc).is_some_and(|range| range.watch == Watch::Nothing)
+    {
+        return;
+    }
+    access_watched(context, begin, len_bytes, alignment, how, pc);
+}
+
+/// The same, of what may be wrong, or is to be remembered.
+#[inline(never)]
+fn access_watched(context: *mut Context, begin: usize, len_bytes: u32, alignment: u32, how: u32, pc: usize) {
+    let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
     let fault = |kind| stop(context, kind, begin, len_bytes, pc, 0);
     let Some(range) = range_of(context, begin, end, pc) else {
         return fault(if is_write { FaultKind::Write } else { FaultKind::Read });
@@ -118,19 +134,6 @@ pub(super) extern "C" fn access(
     if how & IS_ATOMIC != 0 {
         own.order.synchronise(Stamp(own.stamp), begin);
     }
-}
-
-/// Where these bytes lie. Most places in the code touch one tensor: it is looked for first.
-fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
-    // SAFETY: as in `access`; the ranges are a slice of the worker's, which lives as long as the block runs.
-    let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
-    let has = |range: &&Range| begin >= range.begin && end <= range.end;
-    if let Some(range) = ranges.get(usize::from(*recent)).filter(has) {
-        return Some(range);
-    }
-    let i = ranges.iter().position(|range| has(&range))?;
-    *recent = u16::try_from(i).unwrap_or_default();
-    Some(&ranges[i])
 }
 
 impl Own<'_> {
