@@ -4,9 +4,9 @@
 const NOISE: f64 = 1e-3;
 
 /// A Gaussian process over a given list of places: a mean and a variance for each, which every observation changes.
-/// Before the first the means are 0 and the variances 1. Two places are as much alike as `exp(-d)` says, where `d` is the
-/// sum of their distances along each axis: what is known of one side of a step says little of the other, and times of
-/// kernels have steps (a block more or less on a compute unit). (C. E. Rasmussen and C. K. I. Williams, *Gaussian
+/// Before the first the means are 0 and the variances 1. Two places are as much alike as `exp(-d)` says, where `d` is
+/// the sum of their distances along each axis: what is known of one side of a step says little of the other, and times
+/// of kernels have steps (a block more or less on a compute unit). (C. E. Rasmussen and C. K. I. Williams, *Gaussian
 /// Processes for Machine Learning*, 2006, section 2.2; the Cholesky factor grows by a row with each observation.)
 pub struct GaussianProcess<'a> {
     places: &'a [Vec<f64>],

@@ -1,4 +1,4 @@
-//! Which parameters are tried: all of a small grid; of a large one those that may be the fastest by what is known so far.
+//! Which parameters are tried: all of a small grid; of a large one those that may be the fastest by what is known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,8 @@ use crate::template::Params;
 /// How many are asked for at a time.
 const ROUND: usize = 8;
 
-/// A search that may try so many looks wider around before it trusts what it knows, at so many others all over the grid.
+/// A search that may try so many looks wider around before it trusts what it knows, at so many others all over the
+/// grid.
 /// (These numbers and those below did best among a few on the times of a dozen problems that an H200 has measured.)
 const MANY: usize = 40;
 const WIDER: usize = 16;
@@ -23,8 +24,8 @@ const LEAST_SPREAD: f64 = 0.02;
 
 /// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
 /// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid and
-/// those that a Gaussian process over the logarithms of the times believes to be the fastest, less one standard deviation
-/// of what it does not know; at the end those that are one step from the fastest, again and again.
+/// those that a Gaussian process over the logarithms of the times believes to be the fastest, less one standard
+/// deviation of what it does not know; at the end those that are one step from the fastest, again and again.
 pub struct Search<'a> {
     legal: &'a [Params],
     first: Option<Vec<Params>>,
@@ -109,8 +110,8 @@ impl<'a> Search<'a> {
         near.map(|(params, _)| params.clone()).filter(|params| !self.tried.contains_key(params)).collect()
     }
 
-    /// Those of which most is hoped, among those that were not tried. What cannot be used counts as the slowest of those
-    /// that can, so that what is like it comes late.
+    /// Those of which most is hoped, among those that were not tried. What cannot be used counts as the slowest of
+    /// those that can, so that what is like it comes late.
     fn promising(&self, n: usize) -> Vec<Params> {
         let logs: Vec<f64> = self.tried.values().flatten().map(|us| us.ln()).collect();
         let n_logs = logs.len().max(1) as f64;
