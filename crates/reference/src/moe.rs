@@ -61,7 +61,8 @@ pub(super) fn sort_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 
 /// How many times as often as the least popular expert the most popular one comes first, where inputs are `uneven`: the
 /// logarithms lie anywhere between. 256 rows of four layers of gpt-oss-20b's shape with random weights gave each of 32
-/// experts 32 rows on average, with a standard deviation of 20 to 27, 2 to 8 at least and 70 to 94 at most; so do these.
+/// experts 32 rows on average, with a standard deviation of 20 to 27, 2 to 8 at least and 70 to 94 at most; so do
+/// these.
 const UNEVEN: f64 = 16.0;
 
 /// (n_tokens, experts_per_token): distinct, rising experts for every token. Some experts, not always the last, get

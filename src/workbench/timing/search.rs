@@ -9,8 +9,7 @@ use crate::template::Params;
 const ROUND: usize = 8;
 
 /// A search that may try so many looks wider around before it trusts what it knows, at so many others all over the
-/// grid.
-/// (These numbers and those below did best among a few on the times of a dozen problems that an H200 has measured.)
+/// grid. These numbers and those below did best among a few on the times of a dozen problems that an H200 has measured.
 const MANY: usize = 40;
 const WIDER: usize = 16;
 
