@@ -140,13 +140,13 @@ mod tests {
     #[test]
     fn what_takes_too_long_is_told_once_and_what_does_not_never() {
         let (said, heard) = mpsc::channel();
-        let watchdog = Watchdog::new(Duration::from_millis(30), move |hang| drop(said.send(hang.to_string())));
+        let watchdog = Watchdog::new(Duration::from_millis(300), move |hang| drop(said.send(hang.to_string())));
         let watchdog = watchdog.expect("a thread");
         let devices = ["a".to_owned(), "b".to_owned()];
         // Done before anybody looks, or with rows that may take a minute.
         drop(watchdog.begin("a short step", 0, &devices, None));
         let many_rows = watchdog.begin("a long step", 3000, &devices, None);
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(500));
         drop(many_rows);
         let behind: Arc<Behind> = Arc::new(|| Some("nobody".to_owned()));
         let hanging = watchdog.begin("a step", 1, &devices, Some(&behind));
