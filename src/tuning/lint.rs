@@ -207,7 +207,10 @@ fn is_reached(row: &Row, earlier: &[&Row]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::target;
 
     const ROWS: &str = r#"
         provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
@@ -286,8 +289,8 @@ mod tests {
     fn what_says_the_same_counts_only_where_it_would_take_the_place() {
         let text = |variant: &str| {
             format!(
-                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"m\" }}\n[[rows]]\nop = \"linear\"\n\
-                 use = \"linear/{variant}\"\nprovenance = \"hand\"\n"
+                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"m\" }}\n[[rows]]\n\
+                 op = \"linear\"\nuse = \"linear/{variant}\"\nprovenance = \"hand\"\n"
             )
         };
         let dominated = |tables: &[(&str, String)]| {
@@ -316,5 +319,31 @@ mod tests {
             found.iter().any(|one| (one.kind, one.place.as_str()) == (FindingKind::Unreachable, "gfx11.toml:3"))
         };
         assert!(is_unreachable(&targets[..1]) && !is_unreachable(&targets));
+    }
+
+    #[test]
+    fn a_row_of_amd_s_tables_says_what_none_behind_it_says_and_no_two_tables_are_copies() {
+        let tables = TuningTables::load(&[]).expect("right");
+        let archs = target::built_in().into_iter().map(|(arch, _)| arch).filter(|arch| arch.starts_with("gfx"));
+        let targets: Vec<Target> = archs.map(|arch| Target::gpu(&arch).expect("known")).collect();
+        assert_eq!(tables.findings(&targets), [], "each row is reached on some chip");
+        let says = |row: &Row| {
+            format!("{} {:?} {} {:?} {} {:?}", row.op, row.facts, row.tokens, row.step, row.template, row.params)
+        };
+        let amd: Vec<(&str, BTreeSet<String>)> = tables.layers[0]
+            .iter()
+            .filter(|table| table.rows.len() > 1 && !table.name.starts_with("sm_") && table.name != "host")
+            .map(|table| (&*table.name, table.rows.iter().map(says).collect()))
+            .collect();
+        assert!(amd.len() > 4, "{amd:?}");
+        for (i, (one, rows)) in amd.iter().enumerate() {
+            for (other, others) in &amd[i + 1..] {
+                let n_common = rows.intersection(others).count();
+                assert!(
+                    2 * n_common <= rows.len().min(others.len()),
+                    "{one} and {other} have {n_common} rows in common"
+                );
+            }
+        }
     }
 }

@@ -40,29 +40,6 @@ fn built_in_tables_are_right_and_leave_no_gap() {
 }
 
 #[test]
-fn a_row_of_amd_s_tables_says_what_none_behind_it_says_and_no_two_tables_are_copies() {
-    let tables = TuningTables::load(&[]).expect("right");
-    let archs = target::built_in().into_iter().map(|(arch, _)| arch).filter(|arch| arch.starts_with("gfx"));
-    let targets: Vec<Target> = archs.map(|arch| Target::gpu(&arch).expect("known")).collect();
-    assert_eq!(tables.findings(&targets), [], "each row is reached on some chip");
-    let says = |row: &Row| {
-        format!("{} {:?} {} {:?} {} {:?}", row.op, row.facts, row.tokens, row.step, row.template, row.params)
-    };
-    let amd: Vec<(&str, BTreeSet<String>)> = tables.layers[0]
-        .iter()
-        .filter(|table| table.rows.len() > 1 && !table.name.starts_with("sm_") && table.name != "host")
-        .map(|table| (&*table.name, table.rows.iter().map(says).collect()))
-        .collect();
-    assert!(amd.len() > 4, "{amd:?}");
-    for (i, (one, rows)) in amd.iter().enumerate() {
-        for (other, others) in &amd[i + 1..] {
-            let n_common = rows.intersection(others).count();
-            assert!(2 * n_common <= rows.len().min(others.len()), "{one} and {other} have {n_common} rows in common");
-        }
-    }
-}
-
-#[test]
 fn a_gap_is_none_where_a_table_behind_fills_it() {
     let some = row("1-8", "in_features = 64", 1);
     let both = |behind: String| gaps(&tables(&[("gfx1100", some.clone()), ("generic", behind)]).expect("right"));
