@@ -23,27 +23,28 @@ PATHS = {
 }
 
 
-def references(value):
+def texts_of(key, value):
+    """All texts under a key, however deep in a JSON value."""
     if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
+        if isinstance(value.get(key), str):
+            yield value[key]
         for inner in value.values():
-            yield from references(inner)
+            yield from texts_of(key, inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from references(inner)
+            yield from texts_of(key, inner)
 
 
 def cut(whole):
     paths = {path: {method: whole["paths"][path][method] for method in methods} for path, methods in PATHS.items()}
-    kept, todo = {}, list(references(paths))
+    kept, todo = {}, list(texts_of("$ref", paths))
     while todo:
         reference = todo.pop()
         _, _, kind, name = reference.split("/")
         if name in kept.setdefault(kind, {}):
             continue
         kept[kind][name] = whole["components"][kind][name]
-        todo += references(kept[kind][name])
+        todo += texts_of("$ref", kept[kind][name])
     for path in paths.values():
         for method in path.values():
             stream = method["responses"]["200"]["content"].get("text/event-stream")

@@ -18,6 +18,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from bodies import texts_of
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "serve"
 # Nothing of it happened here: a division by nothing that was done, and what only happens with -g.
 MAY_BE_EMPTY = ["replica", "requests_moved"]
@@ -28,17 +30,6 @@ def chat(url, **more):
     head = {"Content-Type": "application/json", "Authorization": "Bearer sk-test"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
     return urllib.request.urlopen(request, timeout=60).read()
-
-
-def expressions(value):
-    if isinstance(value, dict):
-        if "expr" in value:
-            yield value["expr"]
-        for inner in value.values():
-            yield from expressions(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from expressions(inner)
 
 
 def main(program, scratch):
@@ -95,7 +86,7 @@ def main(program, scratch):
         check(f"Prometheus reads the server: up is {up()}", up() == ["1"])
         dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
         wrong, empty, n = [], [], 0
-        for query in expressions(dashboard["panels"]):
+        for query in texts_of("expr", dashboard["panels"]):
             query = query.replace("$model", ".*").replace("$__rate_interval", "30s")
             answer, n = ask(query), n + 1
             if answer.get("status") != "success":

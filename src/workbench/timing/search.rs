@@ -33,20 +33,18 @@ pub struct Search<'a> {
     places: Vec<Vec<f64>>,
     steps: Vec<f64>,
     tried: BTreeMap<Params, Option<f64>>,
-    /// How many rounds there were, how many of them since something faster was found, and what that took.
+    /// How many rounds there were, and how many of them since something faster was found.
     n_rounds: u32,
     n_vain: u32,
-    best_us: f64,
 }
 
 impl<'a> Search<'a> {
     /// - `most`: parameters that are tried, at most
     pub fn new(legal: &'a [Params], first: Vec<Params>, most: usize) -> Self {
         let most = most.max(first.len());
-        let tried = BTreeMap::new();
         let (places, steps) = places(legal);
-        let (n_rounds, n_vain, best_us) = (0, 0, f64::INFINITY);
-        Self { legal, first: Some(first), most, places, steps, tried, n_rounds, n_vain, best_us }
+        let tried = BTreeMap::new();
+        Self { legal, first: Some(first), most, places, steps, tried, n_rounds: 0, n_vain: 0 }
     }
 
     /// What is to be timed next; nothing at the end.
@@ -58,7 +56,7 @@ impl<'a> Search<'a> {
             return first;
         }
         self.n_rounds += 1;
-        if self.best_us > rival_us * (1.0 + 1.0 / f64::from(self.n_rounds)) {
+        if self.best_us() > rival_us * (1.0 + 1.0 / f64::from(self.n_rounds)) {
             return Vec::new();
         }
         if self.legal.len() <= self.most {
@@ -83,8 +81,7 @@ impl<'a> Search<'a> {
     /// used.
     pub fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
         let best_us = times_us.iter().flatten().copied().fold(f64::INFINITY, f64::min);
-        self.n_vain = if best_us < self.best_us * (1.0 - FASTER) { 0 } else { self.n_vain + 1 };
-        self.best_us = self.best_us.min(best_us);
+        self.n_vain = if best_us < self.best_us() * (1.0 - FASTER) { 0 } else { self.n_vain + 1 };
         self.tried.extend(params.into_iter().zip(times_us));
     }
 
@@ -93,10 +90,18 @@ impl<'a> Search<'a> {
         self.tried.len()
     }
 
+    fn fastest(&self) -> Option<(&Params, f64)> {
+        let timed = self.tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    fn best_us(&self) -> f64 {
+        self.fastest().map_or(f64::INFINITY, |(_, time)| time)
+    }
+
     /// Those that differ from the fastest by one step of one parameter, and were not tried.
     fn near_the_fastest(&self) -> Vec<Params> {
-        let timed = self.tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
-        let Some((fastest, _)) = timed.min_by(|a, b| a.1.total_cmp(&b.1)) else { return Vec::new() };
+        let Some((fastest, _)) = self.fastest() else { return Vec::new() };
         let Some(at) = self.legal.iter().position(|params| params == fastest) else { return Vec::new() };
         let is_near = |place: &[f64]| {
             let mut steps = place.iter().zip(&self.places[at]).zip(&self.steps).filter(|((a, b), _)| a != b);
@@ -207,8 +212,7 @@ mod tests {
     }
 
     fn best<'a>(search: &'a Search<'_>) -> Option<&'a Params> {
-        let timed = search.tried.iter().filter_map(|(params, time)| Some((params, (*time)?)));
-        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(params, _)| params)
+        search.fastest().map(|(params, _)| params)
     }
 
     /// Least at a = 5, b = 2, c = 6.
