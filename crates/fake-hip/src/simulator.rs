@@ -36,14 +36,14 @@ impl Simulator {
         let [facts] = said.kernels.as_slice() else { return Err("not one kernel".to_owned()) };
         let abi_line = format!("const char {}_abi[] = \"", facts.name);
         let abi_of = |source: &str| {
-            let (_, abi) = source.split_once(&abi_line).filter(|_| source.contains(text.trim_end()))?;
+            let is_of_it = source.contains(text.trim_end()) && source.contains(shared_with_the_simulator());
+            let (_, abi) = source.split_once(&abi_line).filter(|_| is_of_it)?;
             Some(abi.split('"').next().unwrap_or_default().to_owned())
         };
         let mut why = format!("`{}` was not compiled for the simulator", facts.name);
         for path in entries.iter().filter(|path| *path != origin) {
             let source = fs::read_to_string(path.join("source")).unwrap_or_default();
             let (Some(abi), Ok(bytes)) = (abi_of(&source), fs::read(path.join("object"))) else { continue };
-            // An object of an older simulator may be there too.
             match self.driver(facts.wave_size).load(&bytes, spec(facts, abi)) {
                 Ok(kernel) => return Ok(kernel),
                 Err(error) => why = error.to_string(),
@@ -57,6 +57,14 @@ impl Simulator {
             .launch(kernel, &Launch { grid, scratch_bytes: 0, args })
             .map_err(|error| error.to_string())
     }
+}
+
+/// What a text and the simulator that is linked here have to agree about. Objects for older ones may be in the cache
+/// too: these would call what is not there.
+fn shared_with_the_simulator() -> &'static str {
+    let text = include_str!("../../../templates/lib/hip/simulator.hip.j2");
+    let begin = text.find("struct Context {").expect("the simulator's text has it");
+    text[begin..].split_once("};").map_or("", |(shared, _)| shared)
 }
 
 /// The folders of a cache: `v1/<two digits>/<digest>`.
