@@ -3,9 +3,12 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, thread};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use crate::error::Hint;
 
@@ -17,6 +20,10 @@ const FETCHED: &str = "target/llvm";
 
 /// The version whose tools are looked for first on `PATH`; any other is taken when there is none.
 const VERSION: &str = "22";
+
+/// Processor time that a tool may take: `llvm-mca` does not come to an end with all that it is asked, and the longest
+/// answer that was seen took two seconds.
+const SECONDS: u64 = 20;
 
 /// Where the tools are.
 #[derive(Clone, Debug)]
@@ -45,6 +52,12 @@ pub enum LlvmError {
         #[source]
         source: io::Error,
     },
+    /// It does not come to an end.
+    #[error("`{tool}` was not done after {SECONDS} s")]
+    Time {
+        /// The tool.
+        tool: &'static str,
+    },
     /// It says no.
     #[error("`{tool}` failed: {said}")]
     Failed {
@@ -61,7 +74,7 @@ impl Hint for LlvmError {
             Self::NotFound { .. } | Self::Start { .. } => Some(format!(
                 "`tests/fetch-llvm.sh {FETCHED}` fetches LLVM's tools (Debian); ${ROOT_VARIABLE} names a folder that has them"
             )),
-            Self::Failed { .. } => None,
+            Self::Time { .. } | Self::Failed { .. } => None,
         }
     }
 }
@@ -82,13 +95,20 @@ impl Llvm {
     /// Runs a tool on `input` and gives what it writes to stdout.
     ///
     /// # Errors
-    /// [`LlvmError`]: there is no such tool, or it fails.
+    /// [`LlvmError`]: there is no such tool, it fails, or it takes more than 20 s of processor time.
     pub fn run(&self, tool: &'static str, args: &[&str], input: &[u8]) -> Result<String, LlvmError> {
+        self.run_for(SECONDS, tool, args, input)
+    }
+
+    fn run_for(&self, seconds: u64, tool: &'static str, args: &[&str], input: &[u8]) -> Result<String, LlvmError> {
         let (program, first_args) = self.program(tool)?;
         let start = |source| LlvmError::Start { program: program.clone(), source };
         let mut command = Command::new(&program);
         command.args(first_args).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(start)?;
+        let limit = Rlimit { current: Some(seconds), maximum: Some(seconds + 1) };
+        // One that has ended by now needs no limit.
+        let _ = prlimit(Some(Pid::from_child(&child)), Resource::Cpu, limit);
         let mut stdin = child.stdin.take().expect("it is piped");
         // Written beside reading: a tool that answers while it still reads would wait for us, and we for it. One that
         // does not read all has a reason, which it tells.
@@ -97,6 +117,9 @@ impl Llvm {
             child.wait_with_output()
         });
         let output = output.map_err(start)?;
+        if output.status.signal() == Some(Signal::XCPU.as_raw()) {
+            return Err(LlvmError::Time { tool });
+        }
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = said.lines().take(5).collect::<Vec<_>>().join("\n");
@@ -154,5 +177,17 @@ mod tests {
         let (program, args) = llvm.program("llvm-mca").unwrap();
         assert_eq!(program, libraries.join("ld-linux-x86-64.so.2"));
         assert_eq!(args, [OsString::from("--library-path"), libraries.into(), bin.join("llvm-mca").into()]);
+    }
+
+    #[test]
+    fn a_tool_that_never_ends_is_ended() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("bin")).unwrap();
+        let tool = root.path().join("bin/llvm-mca");
+        fs::write(&tool, "#!/bin/sh\nwhile :; do :; done\n").unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        let error = Llvm::below(root.path()).run_for(1, "llvm-mca", &[], b"s_nop 0\n").expect_err("it never ends");
+        assert!(matches!(error, LlvmError::Time { tool: "llvm-mca" }), "{error}");
     }
 }

@@ -15,11 +15,13 @@ use crate::target::{Target, TargetFacts};
 use crate::template::library::Library;
 use crate::template::work::Work;
 use crate::tuning::table::ProvenanceKind;
+use crate::workbench::isa::IsaError;
+use crate::workbench::isa::llvm::LlvmError;
 use crate::workbench::predict::{Compiled, PredictError, Predictor};
 use crate::workbench::timing;
 
 /// The model's version: what another one said is not found in a journal.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// A chip that is not here.
 pub struct Predicted<'a> {
@@ -74,6 +76,9 @@ impl<'a> Predicted<'a> {
             let read = match read {
                 Err(verdict) => Err(verdict),
                 Ok(Ok(read)) => Ok(read),
+                Ok(Err(error @ PredictError::Isa(IsaError::Llvm(LlvmError::Time { .. })))) => {
+                    Err(Verdict::refused(Reason::Exceeds, chain(&error)))
+                }
                 Ok(Err(
                     error @ (PredictError::Isa(_) | PredictError::NoModel { .. } | PredictError::Unknown { .. }),
                 )) => {

@@ -10,7 +10,7 @@ use gptoss_jit::template::work::Padded;
 use gptoss_jit::template::{Precision, Problem};
 use serde_json::{Value, json};
 
-use crate::fixtures::program::{Ran, command, shared_cache};
+use crate::fixtures::program::{Ran, command, repository, shared_cache};
 use crate::object::hiprtc;
 use crate::workbench::isa::llvm;
 
@@ -126,4 +126,33 @@ fn a_chip_of_which_nothing_is_known_has_no_prediction() {
     assert!(said.contains("nothing is known of the speed of gfx900"), "{said}");
     let said = run(&["kernels", "predict", "--arch", "gfx1100", "--against", journal, "--op", "linear"]).fails(2);
     assert!(said.contains("has no times of these ops"), "{said}");
+}
+
+#[test]
+fn a_kernel_whose_loop_the_instruction_cache_does_not_hold_has_no_prediction() {
+    if llvm("llvm-mca").is_none() || hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = folder.path().join("gfx1100.toml");
+    let built_in = std::fs::read_to_string(repository().join("tuning/gfx1100.toml")).expect("it is there");
+    let product = "[target.product]";
+    let facts = &built_in[..built_in.find("[provenance").expect("rows come behind what the chip is")];
+    assert!(facts.contains(product), "{facts}");
+    let tune = |cache_bytes: u64| {
+        let (before, behind) = facts.split_once(product).expect("seen above");
+        let line = behind.find('\n').expect("keys follow") + 1;
+        let (head, keys) = behind.split_at(line);
+        let text = format!("{before}{product}{head}instruction_cache_bytes = {cache_bytes}\n{keys}");
+        std::fs::write(&table, text).expect("written");
+        let tuning = folder.path().to_str().expect("a name");
+        let one = ["--op", "rmsnorm", "--params", "block_size=256,vec=4", "--tokens", "1", "--dry-run"];
+        run(&[&["tune", "--arch", "gfx1100", "--tuning", tuning][..], &one].concat())
+    };
+    let said = tune(64).fails(1);
+    let bytes = said.split("its loop of ").nth(1).and_then(|rest| rest.split(' ').next()).expect("how long it is");
+    let bytes: u64 = bytes.parse().expect("a number");
+    assert!(bytes > 64 && said.contains("more than the instruction cache of 64 holds: no prediction"), "{said}");
+    assert!(tune(bytes - 1).fails(1).contains("no prediction"));
+    assert!(tune(bytes).ok().text().contains("rmsnorm/row"));
 }
