@@ -65,7 +65,7 @@ pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let found = Runtime::ALL.into_iter().zip(&opened).filter_map(|(kind, (_, it))| Some((kind, it.as_ref().ok()?)));
     // A GPU that cannot be opened has said so.
     let links: Vec<Link> =
-        found.flat_map(|(kind, runtime)| gpu_links::of(kind, runtime.n_devices()).unwrap_or_default()).collect();
+        found.flat_map(|(kind, runtime)| gpu_links::of(kind, &**runtime).unwrap_or_default()).collect();
     let runtimes: Vec<(&str, Opened)> = opened.iter().map(|(name, runtime)| (*name, Opened::of(runtime))).collect();
     if output.is_json() {
         #[derive(Serialize)]

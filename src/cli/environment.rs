@@ -1,7 +1,7 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 22] = [
+const VARIABLES: [(&str, &str); 23] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
@@ -10,6 +10,10 @@ const VARIABLES: [(&str, &str); 22] = [
     (
         "GPTOSS_JIT_STEP_TIMEOUT",
         "seconds after which a GPU that does not finish a step is given up, more for steps of many rows; 0: never [default: 15]",
+    ),
+    (
+        "GPTOSS_JIT_GRAPHS",
+        "0: launches a GPU's steps kernel by kernel, 1: replays those that come again as graphs [default: 1]",
     ),
     ("GPTOSS_JIT_LOG", "what the library tells on stderr: error, warn, info, debug, trace [default: warn]"),
     ("GPTOSS_JIT_HIP", "the HIP runtime: libamdhip64.so or its folder"),

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use gpu::Runtime;
+use gpu::{GpuRuntime, Runtime};
 use serde::Serialize;
 
+use super::peers::no_flags;
 use crate::device::driver;
 use crate::engine::exchange::{Exchange, ExchangeSizes};
 use crate::error::chain;
+use crate::target::Target;
 
 /// Elements that are copied, f32: what a step's sum of thousands of rows is.
 const COPIED: usize = 8 << 20;
@@ -17,7 +19,7 @@ const COPIED: usize = 8 << 20;
 pub(super) struct Link {
     /// As `--device` names them.
     devices: [String; 2],
-    /// Bytes per second over 10^9 that the first copies from the second one's memory; null where it cannot.
+    /// Bytes per second over 10^9 that the first copies from the second one's memory; null where it cannot, or need not.
     copy_gbps: Option<f64>,
     /// Why not, or null.
     problem: Option<String>,
@@ -41,15 +43,25 @@ impl Link {
 ///
 /// # Errors
 /// In words, if a GPU cannot be opened.
-pub(super) fn of(runtime: Runtime, n_devices: usize) -> Result<Vec<Link>, String> {
+pub(super) fn of(runtime: Runtime, opened: &dyn GpuRuntime) -> Result<Vec<Link>, String> {
+    let n_devices = opened.n_devices();
     if n_devices < 2 {
         return Ok(Vec::new());
     }
     let drivers = (0..n_devices).map(|ordinal| driver(runtime, ordinal)).collect::<Result<Vec<_>, _>>();
     let drivers = drivers.map_err(|error| chain(&error))?;
     let label = |i: usize| format!("{}:{i}", runtime.names().device);
+    // An arch that nothing is known about is refused elsewhere.
+    let waits_in_vain = |i: usize| {
+        let arch = opened.facts(i).ok()?.arch;
+        let (target, _) = Target::gpu_or_similar(&arch).ok()?;
+        (!target.peer_flags).then(|| no_flags(&arch))
+    };
     let pairs = (0..n_devices).flat_map(|i| (i + 1..n_devices).map(move |j| (i, j)));
     let tried = pairs.map(|(i, j)| {
+        if let Some(problem) = waits_in_vain(i).or_else(|| waits_in_vain(j)) {
+            return Link { devices: [label(i), label(j)], copy_gbps: None, problem: Some(problem) };
+        }
         let sizes = ExchangeSizes { n_meetings: 1, sum: COPIED, logits: 0, logit_rows: 0 };
         let exchange = Exchange::new(vec![Arc::clone(&drivers[i]), Arc::clone(&drivers[j])], sizes);
         let copied = exchange.and_then(|exchange| exchange.copy_bytes_per_s());

@@ -14,6 +14,9 @@ impl DeviceArgs {
             return Ok(Vec::new());
         }
         let tp = self.tp as usize;
+        if !of_first.peer_flags {
+            return Err(PeersError::NoFlags { first: first.clone(), arch: of_first.arch.clone() }.into());
+        }
         if let Device::Gpu { runtime, ordinal, .. } = first {
             let n_devices = open_runtime(*runtime)?.n_devices();
             if ordinal + tp > n_devices {
@@ -37,6 +40,14 @@ impl DeviceArgs {
 /// Devices that cannot compute a model together.
 #[derive(Debug, thiserror::Error)]
 pub enum PeersError {
+    /// Their kernels cannot wait for each other, or simulated ones could where the chip cannot.
+    #[error("could not compute a model on several devices from {first} on: {}", no_flags(arch))]
+    NoFlags {
+        /// The first of them.
+        first: Device,
+        /// Its arch.
+        arch: String,
+    },
     /// There are not as many.
     #[error("could not compute a model on {tp} devices from {first} on: there {} {n_devices}", if *.n_devices == 1 { "is" } else { "are" })]
     TooFew {
@@ -57,8 +68,20 @@ pub enum PeersError {
     },
 }
 
+/// Why GPUs of an arch without [`Target::peer_flags`] cannot wait for each other.
+pub(super) fn no_flags(arch: &str) -> String {
+    format!(
+        "on {arch} what a kernel tells another GPU by a flag in memory need not reach it, which then waits for ever"
+    )
+}
+
 impl Hint for PeersError {
     fn hint(&self) -> Option<String> {
+        if let Self::NoFlags { .. } = self {
+            let text = "`run -m getp -g N` and `serve -g N` have a copy of the model on each of several GPUs, which wait \
+                        for nobody";
+            return Some(text.into());
+        }
         Some(
             "`--tp N` takes N devices of one kind, the one of `--device` and those behind it; `run -m getp -g N` has a \
              copy of the model on each of several GPUs, whatever they are"

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpu::hip::{HipDriver, HipRuntime};
 use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
-use super::{DeviceError, Ready, named_by, target_of};
+use super::{DeviceError, Ready, named_by, replays_graphs, target_of};
 use crate::target::{Target, TargetError, code_object};
 use crate::tuning::TuningTables;
 
@@ -29,7 +29,7 @@ pub fn runtime() -> Result<HipRuntime, GpuError> {
 /// If there is no runtime or no such device, or nothing is known about the arch.
 pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) -> Result<Ready, DeviceError> {
     let runtime = runtime()?;
-    let driver = HipDriver::new(&runtime, ordinal)?;
+    let driver = HipDriver::new(&runtime, ordinal)?.with_graphs(replays_graphs()?);
     for warning in overrides(driver.facts(), arch) {
         tracing::warn!("{warning}");
     }

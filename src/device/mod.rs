@@ -63,6 +63,12 @@ pub enum DeviceError {
         /// What it says.
         found: String,
     },
+    /// The environment does not say whether GPUs replay graphs.
+    #[error("{GRAPHS_VARIABLE} is `{found}`, expected 0 or 1")]
+    Graphs {
+        /// What it says.
+        found: String,
+    },
 }
 
 impl Hint for DeviceError {
@@ -71,6 +77,7 @@ impl Hint for DeviceError {
             Self::Gpu(error) => error.hint(),
             Self::Target(error) => error.hint(),
             Self::Seed { .. } => Some("unset it to run blocks, waves and lanes one after the other".into()),
+            Self::Graphs { .. } => Some("unset it to have steps that come again replayed as graphs".into()),
             Self::NoneOfArch { arch, .. } => Some(format!(
                 "`gptoss-jit kernels check --arch {arch} --speed` predicts how long kernels' loops take there"
             )),
@@ -254,6 +261,21 @@ pub fn simulator_seed() -> Result<u64, DeviceError> {
     let Some(text) = env::var_os(SEED_VARIABLE).filter(|text| !text.is_empty()) else { return Ok(0) };
     let text = text.to_string_lossy();
     text.parse().map_err(|_| DeviceError::Seed { found: text.into_owned() })
+}
+
+/// Says whether GPUs capture launches that come again and replay them as graphs: 1, as without it, or 0.
+pub const GRAPHS_VARIABLE: &str = "GPTOSS_JIT_GRAPHS";
+
+/// Whether they do.
+///
+/// # Errors
+/// [`DeviceError::Graphs`].
+fn replays_graphs() -> Result<bool, DeviceError> {
+    match env::var_os(GRAPHS_VARIABLE).unwrap_or_default().to_string_lossy().as_ref() {
+        "" | "1" => Ok(true),
+        "0" => Ok(false),
+        other => Err(DeviceError::Graphs { found: other.to_owned() }),
+    }
 }
 
 /// What executes a GPU's kernels on this machine's cores.

@@ -45,6 +45,7 @@ pub fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> 
         lds_bytes: relatives.iter().map(|(_, facts)| facts.lds_bytes).min()?,
         features: BTreeSet::new(),
         since_hip: None,
+        peer_flags: relatives.iter().all(|(_, facts)| facts.peer_flags),
         notes: String::new(),
         compute_unit: None,
         product: None,
@@ -144,6 +145,7 @@ mod tests {
             let (target, text) = Target::gpu_or_similar(arch).expect(arch);
             assert_eq!((target.wave_size, target.lds_bytes, target.features.len()), (wave, 65_536, 0), "{arch}");
             assert!(text.is_some_and(|text| text.contains("no matrix unit")), "{arch}");
+            assert_eq!(target.peer_flags, wave == 32, "{arch}: gfx90a has none");
         }
         let (known, text) = Target::gpu_or_similar("gfx942:sramecc+:xnack-").expect("known");
         assert!(known.features.contains("mfma_gfx942") && text.is_none());

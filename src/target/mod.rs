@@ -77,6 +77,8 @@ pub struct Target {
     pub lds_bytes: u32,
     /// Version of the format of an AMD GPU's objects, as [`code_object::version`] chooses it; 0 of others.
     pub code_object_version: u32,
+    /// Whether several such devices can compute a model together, as [`TargetFacts::peer_flags`] says of GPUs.
+    pub peer_flags: bool,
     /// The known arch that this one is assumed to be like, where nothing is known about it.
     pub like: Option<String>,
 }
@@ -101,6 +103,9 @@ pub struct TargetFacts {
     /// The first release of AMD's HIP runtime that knows it, major and minor, where that is not all of those in use.
     #[serde(default, deserialize_with = "release")]
     pub since_hip: Option<(u32, u32)>,
+    /// Whether a flag that a kernel stores in another GPU's memory reaches a kernel that waits for it there.
+    #[serde(default = "usually")]
+    pub peer_flags: bool,
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub notes: String,
@@ -108,6 +113,11 @@ pub struct TargetFacts {
     pub compute_unit: Option<ComputeUnit>,
     /// What it can do at most; without it nothing is said of limits.
     pub product: Option<Product>,
+}
+
+/// What holds of GPUs whose table does not say otherwise.
+fn usually() -> bool {
+    true
 }
 
 /// `"6.1"` as two numbers.
@@ -249,6 +259,7 @@ impl Target {
             wave_size: facts.wave_size,
             features: facts.features.clone(),
             lds_bytes: facts.lds_bytes,
+            peer_flags: facts.peer_flags,
             like: None,
         }
     }
@@ -351,6 +362,7 @@ impl Target {
             features,
             lds_bytes: 0,
             code_object_version: 0,
+            peer_flags: true,
             like: None,
         }
     }

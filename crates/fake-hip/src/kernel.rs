@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use gpu::code_object::CodeObject;
-use gpu::{Argument, Kernel};
+use gpu::sim::SimDriver;
+use gpu::{Argument, Driver, Kernel};
 
 use crate::state::{Kind, State, status};
 
@@ -61,7 +62,7 @@ impl Module {
         }
         let simulated = match state.orders.kernels.clone() {
             None => None,
-            Some(cache) => match state.sim.load(&cache, bytes, &object) {
+            Some(cache) => match state.sim.load(device, &cache, bytes, &object) {
                 Ok(kernel) => Some(kernel),
                 Err(why) => {
                     state.orders.tell(&format!("not simulated: {why}"));
@@ -94,31 +95,39 @@ impl Launch {
         Self { module, kernel, grid, args }
     }
 
-    /// Runs it, now.
-    pub fn run(&self, state: &mut State) -> c_int {
+    /// What there is to run; none where kernels do nothing.
+    pub fn prepare(&self, state: &mut State) -> Result<Option<Execution>, c_int> {
+        let device = self.module.device;
         let mut args = Vec::new();
         for arg in &self.args {
             match arg {
                 Value::Word(word) => args.push(Argument::U32(*word)),
                 Value::Pointer(address) => {
                     let view = state.view_from(*address);
-                    let Some(view) = view.filter(|_| {
-                        state.kind_for(self.module.device, *address, 0) == Some(Kind::Device(self.module.device))
-                    }) else {
-                        return status::LAUNCH_FAILURE;
-                    };
+                    let is_its_own = state.kind_for(device, *address, 0) == Some(Kind::Device(device));
+                    let view = view.filter(|_| is_its_own).ok_or(status::LAUNCH_FAILURE)?;
                     args.push(Argument::Memory { required_bytes: view.len_bytes(), view });
                 }
             }
         }
-        let Some(kernel) = &self.module.simulated else { return status::SUCCESS };
+        let Some(kernel) = self.module.simulated.clone() else { return Ok(None) };
         let wave_size = self.module.object.kernels[self.kernel].wave_size;
-        match state.sim.run(wave_size, kernel, self.grid, &args) {
-            Ok(()) => status::SUCCESS,
-            Err(why) => {
-                state.orders.tell(&format!("kernel failed: {why}"));
-                status::LAUNCH_FAILURE
-            }
-        }
+        let driver = state.sim.driver(device, wave_size);
+        Ok(Some(Execution { driver, kernel, grid: self.grid, args }))
+    }
+}
+
+/// A launch that needs no more of the runtime.
+pub struct Execution {
+    driver: Arc<SimDriver>,
+    kernel: Kernel,
+    grid: [u32; 3],
+    args: Vec<Argument>,
+}
+
+impl Execution {
+    pub fn run(&self) -> Result<(), String> {
+        let launch = gpu::Launch { grid: self.grid, scratch_bytes: 0, args: &self.args };
+        self.driver.launch(&self.kernel, &launch).map_err(|error| error.to_string())
     }
 }

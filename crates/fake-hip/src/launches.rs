@@ -85,6 +85,7 @@ pub unsafe extern "C" fn hipModuleLaunchKernel(
             Some(launches) => launches.push(launch),
             None => stream.queue.push_back(Work::Launch(launch)),
         }
+        state.set_others_going();
         Ok(name)
     })
 }
@@ -136,6 +137,7 @@ pub unsafe extern "C" fn hipGraphLaunch(executable: *mut c_void, stream: *mut c_
         let launches = state.executables.get(&(executable as u64)).cloned().ok_or(status::INVALID_HANDLE)?;
         let n = launches.len();
         stream_of(state, stream)?.queue.extend(launches.into_iter().map(Work::Launch));
+        state.set_others_going();
         Ok(format!("launches={n}"))
     })
 }

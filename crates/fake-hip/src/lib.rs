@@ -14,6 +14,7 @@ mod kernel;
 mod launches;
 mod mapping;
 pub mod orders;
+mod running;
 mod simulator;
 mod state;
 
@@ -21,6 +22,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::time::Duration;
 
+use running::Held;
 use state::{Kind, Memory, State, Stream, Work, status};
 
 thread_local! {
@@ -29,8 +31,8 @@ thread_local! {
 }
 
 /// A call: told, failed if that was ordered, else done.
-fn call(name: &str, detail: impl AsRef<str>, work: impl FnOnce(&mut State) -> Result<String, c_int>) -> c_int {
-    let mut state = State::lock();
+fn call(name: &str, detail: impl AsRef<str>, work: impl FnOnce(&mut Held) -> Result<String, c_int>) -> c_int {
+    let mut state = Held::lock();
     let result = match state.orders.failure(name) {
         Some(failure) => Err(failure),
         None => work(&mut state),
@@ -102,7 +104,7 @@ pub unsafe extern "C" fn hipGetDeviceCount(count: *mut c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipSetDevice(device: c_int) -> c_int {
     // Not told: it comes before everything.
-    let known = arch(&State::lock(), device).is_ok();
+    let known = arch(&Held::lock(), device).is_ok();
     CURRENT.set(known.then_some(device));
     if known { status::SUCCESS } else { status::INVALID_DEVICE }
 }
@@ -187,7 +189,7 @@ fn allocate(state: &mut State, len_bytes: usize, kind: Kind) -> Result<*mut c_vo
     Ok(std::ptr::with_exposed_provenance_mut(address))
 }
 
-fn release(state: &mut State, pointer: *mut c_void, fits: fn(Kind) -> bool) -> Result<String, c_int> {
+fn release(state: &mut Held, pointer: *mut c_void, fits: fn(Kind) -> bool) -> Result<String, c_int> {
     state.drain_all();
     let address = pointer as u64;
     if !state.memory.get(&address).is_some_and(|memory| fits(memory.kind)) {
@@ -285,7 +287,7 @@ pub unsafe extern "C" fn hipStreamCreateWithFlags(stream: *mut *mut c_void, flag
     call("hipStreamCreateWithFlags", flags.to_string(), |state| {
         let device = current()?;
         let handle = state.handle();
-        state.streams.insert(handle, Stream { device, queue: Default::default(), capture: None });
+        state.streams.insert(handle, Stream { device, queue: Default::default(), capture: None, is_busy: false });
         // SAFETY: valid for writes.
         unsafe { *stream = handle as *mut c_void };
         done()
@@ -344,8 +346,7 @@ pub unsafe extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void)
 pub unsafe extern "C" fn hipEventSynchronize(event: *mut c_void) -> c_int {
     call("hipEventSynchronize", "", |state| {
         let event = event as u64;
-        let marked = |stream: &Stream| stream.queue.iter().any(|w| matches!(w, Work::Mark { event: e } if *e == event));
-        let found = state.streams.iter().find(|(_, stream)| marked(stream)).map(|(handle, _)| *handle);
+        let found = state.streams.iter().find(|(_, stream)| stream.comes_to(event)).map(|(handle, _)| *handle);
         match (found, state.events.get(&event)) {
             (_, None) => Err(status::INVALID_HANDLE),
             (Some(stream), _) => ok_or(state.drain(stream, Some(event))),

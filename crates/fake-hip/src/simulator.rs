@@ -2,16 +2,18 @@
 //! simulator under another key. That one runs.
 
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gpu::code_object::{CodeObject, KernelFacts};
 use gpu::sim::SimDriver;
-use gpu::{Argument, ArgumentKind, ArgumentSpec, Buffer, Driver, Kernel, KernelSpec, Launch};
+use gpu::{ArgumentKind, ArgumentSpec, Buffer, Driver, Kernel, KernelSpec};
 
-/// The simulator, by wave size, made when it is needed.
+/// The simulator, by device and wave size, made when it is needed: one runs one kernel at a time.
 pub struct Simulator {
-    drivers: BTreeMap<u32, SimDriver>,
+    drivers: BTreeMap<(c_int, u32), Arc<SimDriver>>,
 }
 
 impl Simulator {
@@ -19,16 +21,17 @@ impl Simulator {
         Self { drivers: BTreeMap::new() }
     }
 
-    fn driver(&mut self, wave_size: u32) -> &SimDriver {
-        self.drivers.entry(wave_size).or_insert_with(|| SimDriver::new("fake", wave_size, 0).expect("threads"))
+    pub fn driver(&mut self, device: c_int, wave_size: u32) -> Arc<SimDriver> {
+        let new = || Arc::new(SimDriver::new("fake", wave_size, 0).expect("threads"));
+        Arc::clone(self.drivers.entry((device, wave_size)).or_insert_with(new))
     }
 
     pub fn allocate(&mut self, len_bytes: usize) -> Option<Buffer> {
-        self.driver(32).allocate(len_bytes).ok() // memory is the same for all
+        self.driver(0, 32).allocate(len_bytes).ok() // memory is the same for all
     }
 
     /// Finds the kernel of an object among those that were compiled for the simulator.
-    pub fn load(&mut self, cache: &Path, object: &[u8], said: &CodeObject) -> Result<Kernel, String> {
+    pub fn load(&mut self, device: c_int, cache: &Path, object: &[u8], said: &CodeObject) -> Result<Kernel, String> {
         let entries = entries(cache);
         let same = |path: &&PathBuf| fs::read(path.join("object")).is_ok_and(|bytes| bytes == object);
         let origin = entries.iter().find(same).ok_or("the object is not in the cache")?;
@@ -44,18 +47,12 @@ impl Simulator {
         for path in entries.iter().filter(|path| *path != origin) {
             let source = fs::read_to_string(path.join("source")).unwrap_or_default();
             let (Some(abi), Ok(bytes)) = (abi_of(&source), fs::read(path.join("object"))) else { continue };
-            match self.driver(facts.wave_size).load(&bytes, spec(facts, abi)) {
+            match self.driver(device, facts.wave_size).load(&bytes, spec(facts, abi)) {
                 Ok(kernel) => return Ok(kernel),
                 Err(error) => why = error.to_string(),
             }
         }
         Err(why)
-    }
-
-    pub fn run(&mut self, wave_size: u32, kernel: &Kernel, grid: [u32; 3], args: &[Argument]) -> Result<(), String> {
-        self.driver(wave_size)
-            .launch(kernel, &Launch { grid, scratch_bytes: 0, args })
-            .map_err(|error| error.to_string())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use gpu::{Buffer, BufferView};
@@ -87,6 +87,15 @@ pub struct Stream {
     pub queue: VecDeque<Work>,
     /// Launches of the capture that is going on.
     pub capture: Option<Vec<Launch>>,
+    /// Whether a kernel of it runs.
+    pub is_busy: bool,
+}
+
+impl Stream {
+    /// Whether the event is still to come.
+    pub fn comes_to(&self, event: u64) -> bool {
+        self.queue.iter().any(|work| matches!(work, Work::Mark { event: other } if *other == event))
+    }
 }
 
 /// One thing on a stream.
@@ -100,10 +109,9 @@ pub enum Work {
 
 impl State {
     /// The one of this library.
-    pub fn lock() -> MutexGuard<'static, Self> {
+    pub fn the_one() -> &'static Mutex<Self> {
         static STATE: OnceLock<Mutex<State>> = OnceLock::new();
-        let state = STATE.get_or_init(|| Mutex::new(State::new(Orders::read())));
-        state.lock().unwrap_or_else(PoisonError::into_inner)
+        STATE.get_or_init(|| Mutex::new(State::new(Orders::read())))
     }
 
     fn new(orders: Orders) -> Self {
@@ -166,27 +174,8 @@ impl State {
         memory.buffer.view().slice(offset, memory.len_bytes.checked_sub(offset)?)
     }
 
-    /// Does what is on a stream, up to an event if one is named.
-    pub fn drain(&mut self, stream: u64, until: Option<u64>) -> c_int {
-        while let Some(work) = self.streams.get_mut(&stream).and_then(|stream| stream.queue.pop_front()) {
-            let last = matches!(work, Work::Mark { event } if Some(event) == until);
-            self.perform(work);
-            if last {
-                break;
-            }
-        }
-        self.sticky
-    }
-
-    pub fn drain_all(&mut self) -> c_int {
-        let streams: Vec<u64> = self.streams.keys().copied().collect();
-        for stream in streams {
-            self.drain(stream, None);
-        }
-        self.sticky
-    }
-
-    fn perform(&mut self, work: Work) {
+    /// Does what is no launch.
+    pub fn perform_at_once(&mut self, work: Work) {
         match work {
             Work::Mark { event } => {
                 if let Some(reached) = self.events.get_mut(&event) {
@@ -220,16 +209,7 @@ impl State {
                 // SAFETY: the range is in memory that is still allocated; it need not be aligned.
                 (0..n).for_each(|i| unsafe { (to as *mut u32).add(i).write_unaligned(value) });
             }
-            // Whoever waits waits for ever, and whoever calls meanwhile, too.
-            Work::Launch(_) if self.orders.hangs() => loop {
-                std::thread::park();
-            },
-            Work::Launch(launch) => {
-                self.sticky = match self.orders.failure("kernel") {
-                    Some(failure) => failure,
-                    None => launch.run(self),
-                };
-            }
+            Work::Launch(_) => unreachable!("a launch takes its time"),
         }
     }
 }

@@ -100,13 +100,13 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
     let (pipeline, device) = args.device.pipeline(&checkpoint, output)?;
     let chosen = DeviceArgs { device, ..args.device.clone() };
+    let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?;
     let suite = Suite::of(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     let n_devices = args.device.tp as usize;
     let links = if n_devices > 1 {
-        let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
         pipelines.insert(0, pipeline);
         let watchdog = step_timeout::watchdog(&chosen.device, output)?;
         links::measure(&pipelines, checkpoint.config.hidden_size, &SUMMED_ROWS, watchdog.as_ref())?

@@ -100,7 +100,7 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
         }
     }
     if opened.n_devices() > 1 && state == State::Ok {
-        match gpu_links::of(runtime, opened.n_devices()) {
+        match gpu_links::of(runtime, opened) {
             Ok(links) => details.extend(links.iter().map(Link::line)),
             Err(problem) => details.push(problem),
         }

@@ -8,6 +8,7 @@ mod driver;
 mod driver_files;
 mod extras;
 mod run;
+mod several;
 mod shared;
 
 use std::fs;

@@ -97,6 +97,24 @@ fn two_replicas_answer_as_one_process_does() {
 }
 
 #[test]
+fn replicas_of_two_devices_each_answer_as_one_does() {
+    let f32 = ["--model-name", "tiny", "--precision", "f32"];
+    let answers = |more: &[&str]| {
+        let server = Server::start(&[&f32[..], more].concat());
+        let ask = |seed: usize| {
+            let body = json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": seed,
+                "ignore_eos": true, "temperature": if seed % 2 == 0 { 1.0 } else { 0.0 }});
+            asking(&server, PATH, body)
+        };
+        let asked: Vec<_> = (0..6).map(ask).collect();
+        asked.into_iter().map(|answer| text(&answer.join().expect("answered"))).collect::<Vec<_>>()
+    };
+    let expected = answers(&["-b", "6", "--threads", "1"]);
+    assert_ne!(expected[0], expected[2], "they are drawn");
+    assert_eq!(answers(&["-g", "2", "--tp", "2", "-b", "2", "--threads", "4"]), expected);
+}
+
+#[test]
 fn a_request_goes_where_its_prefix_is_and_others_where_least_is_to_do() {
     let server = two("4");
     let story = |name: &str| format!("{name} was a little girl who had a red kite. ").repeat(20);

@@ -54,6 +54,8 @@ pub struct Gpu<C> {
     device: Arc<Device>,
     chip: C,
     owner: OwnerId,
+    /// Whether launches are captured.
+    captures: bool,
     /// Held while anything is put on the stream, so that launches and copies of several threads do not mix.
     stream: Mutex<Stream>,
     /// Made with the first memory that is shared: later a stream could not be had without waiting.
@@ -72,7 +74,14 @@ struct Stream {
 impl<C: Chip> Gpu<C> {
     pub(crate) fn open(calls: Box<dyn Calls>, label: String, chip: C) -> Result<Self, GpuError> {
         let device = Arc::new(Device::open(calls, label)?);
-        Ok(Self { device, chip, owner: OwnerId::new(), stream: Mutex::default(), aside: OnceLock::new() })
+        let (owner, stream, aside) = (OwnerId::new(), Mutex::default(), OnceLock::new());
+        Ok(Self { device, chip, owner, captures: true, stream, aside })
+    }
+
+    /// The same, which captures launches or says that it gains nothing by it.
+    #[must_use]
+    pub fn with_graphs(self, captures: bool) -> Self {
+        Self { captures, ..self }
     }
 
     pub(crate) fn chip(&self) -> &C {
@@ -180,6 +189,9 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
     }
 
     fn capture(&self, launches: &[(&Kernel, Launch<'_>)]) -> Result<Option<Graph>, GpuError> {
+        if !self.captures {
+            return Ok(None);
+        }
         let _stream = self.stream();
         let captured = Executable::capture(&self.device, || self.record(launches))?;
         Ok(captured.map(Graph::new))

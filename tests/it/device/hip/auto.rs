@@ -124,3 +124,39 @@ fn a_model_is_computed_by_as_many_gpus_of_one_kind_as_there_are() {
     let stderr = said("arch = gfx1100, gfx1100\npeers = false", "2");
     assert!(stderr.contains("hip:0 does not reach the memory of hip:1"), "{stderr}");
 }
+
+#[test]
+fn gpus_whose_flags_need_not_reach_each_other_compute_no_model_together() {
+    let room = Room::new("arch = gfx90a:sramecc+:xnack-, gfx90a:sramecc+:xnack-");
+    let ids = room.path().join("ids.txt");
+    std::fs::write(&ids, "1 2 3").expect("written");
+    let (short, ids) = (["-i", "x", "-n", "4"], ["--trace", "--ids", ids.to_str().expect("text")]);
+    for (command, more) in [("run", &short[..]), ("bench", &[]), ("logits", &ids), ("serve", &["--port", "0"])] {
+        for device in ["hip", "sim:gfx90a"] {
+            // Before anything is compiled, which could not be.
+            let words = [&[command, "--device", device, "--tp", "2"], more].concat();
+            let output = room.program(&words).env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("it starts");
+            let err = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {err}");
+            let first = if device == "hip" { "hip:0" } else { device };
+            let expected = format!("could not compute a model on several devices from {first} on: on gfx90a");
+            assert!(err.contains(&expected), "{words:?}: {err}");
+            assert!(err.contains("hint: `run -m getp -g N` and `serve -g N` have a copy"), "{words:?}: {err}");
+        }
+    }
+    assert_eq!((room.count("hipModuleLoadData"), room.count("hipMalloc"), room.count("hipMemCreate")), (0, 0, 0));
+    let listed = text(&room.run(&["devices"]).stderr);
+    assert!(listed.contains("need not reach it, which then waits for ever: `--tp` cannot use both"), "{listed}");
+
+    // CDNA that nobody knows has what all of it has. Others get as far as their memory.
+    let said = |orders: &str| {
+        let room = Room::new(orders);
+        let mut command = room.program(&["run", "-i", "x", "-n", "4", "--device", "hip", "--tp", "2"]);
+        text(&command.env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts").stderr)
+    };
+    assert!(said("arch = gfx908, gfx908").contains("from hip:0 on: on gfx908"), "{}", said("arch = gfx908, gfx908"));
+    for arch in ["gfx942", "gfx950", "gfx1100"] {
+        let stderr = said(&format!("arch = {arch}, {arch}\npeers = false"));
+        assert!(stderr.contains("hip:0 does not reach the memory of hip:1"), "{stderr}");
+    }
+}

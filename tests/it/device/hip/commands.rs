@@ -15,7 +15,9 @@ impl Room {
         command.env("GPTOSS_JIT_CACHE", self.path().join("cache"));
         // The fake takes its time.
         command.env("GPTOSS_JIT_STEP_TIMEOUT", "0");
-        for name in ["GPTOSS_JIT_TEMPLATES", "GPTOSS_JIT_JOBS", "HSA_OVERRIDE_GFX_VERSION", "ROCM_PATH"] {
+        for name in
+            ["GPTOSS_JIT_TEMPLATES", "GPTOSS_JIT_GRAPHS", "GPTOSS_JIT_JOBS", "HSA_OVERRIDE_GFX_VERSION", "ROCM_PATH"]
+        {
             command.env_remove(name);
         }
         command

@@ -17,10 +17,15 @@ pub(super) fn cache() -> &'static Path {
 
 impl Room {
     /// `run` on a device, with the shared cache and real hipRTC.
-    fn command(&self, device: &str, more: &[&str]) -> Command {
-        let mut command = self.program(&PROMPT);
+    pub(super) fn command(&self, device: &str, more: &[&str]) -> Command {
         let steps: &[&str] = if more.contains(&"--max-new-tokens") { &[] } else { &["-n", "14"] };
-        command.args(steps).args(["--device", device]).args(more).env("GPTOSS_JIT_CACHE", cache());
+        self.compiling(&[&PROMPT, steps, &["--device", device], more].concat())
+    }
+
+    /// The program, with the shared cache and real hipRTC.
+    pub(super) fn compiling(&self, words: &[&str]) -> Command {
+        let mut command = self.program(words);
+        command.env("GPTOSS_JIT_CACHE", cache());
         let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/hiprtc");
         if env::var_os("GPTOSS_JIT_HIPRTC").is_none() && fetched.join(".complete").exists() {
             command.env("GPTOSS_JIT_HIPRTC", fetched);

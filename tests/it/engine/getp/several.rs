@@ -4,7 +4,8 @@ use std::fs;
 use std::process::Command;
 
 use super::resumed::{Job, n_lines, waits_for_more};
-use crate::fixtures::program::{Ran, command, shared_cache};
+use crate::fixtures::models::prompt_file;
+use crate::fixtures::program::{Ran, argument, command, file, run, shared_cache};
 
 impl Job {
     /// `run` or `merge` with these flags and these variables, which a launcher would set.
@@ -116,4 +117,23 @@ fn metrics_add_up_what_replicas_did() {
     let ([steps, drafted, accepted], of_two) = (did(&["-b", "1"]), did(&["-b", "1", "-g", "2"]));
     assert!(steps > 0 && accepted > 0 && drafted >= accepted, "{steps} {drafted} {accepted}");
     assert_eq!(of_two, [steps, drafted, accepted]);
+}
+
+#[test]
+fn replicas_of_two_devices_each_make_the_file_of_one() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let prompts = ["Once upon a time", "Lily had a", "The dog ran", "A boy", "One day", "She was", "He saw", "Tom"];
+    let input = file(folder.path(), "prompts.txt", &prompt_file(&prompts));
+    let out = argument(&folder.path().join("answers.txt"));
+    let answers = |more: &[&str]| {
+        let words = ["run", "-m", "getp", "-i", &input, "-o", &out, "-n", "40", "-b", "2", "--precision", "f32"];
+        let ran = run(&[&words[..], &["-T", "1", "-s", "7", "--verbose"], more].concat()).ok();
+        let answers = fs::read_to_string(&out).expect("written");
+        fs::remove_file(&out).expect("it was there");
+        // What each device of the replica that speaks is to give.
+        (answers, ran.stderr.matches("\nmemory of cpu (1 threads): ").count())
+    };
+    let (expected, one) = answers(&["--threads", "1"]);
+    assert_eq!((expected.lines().count(), one), (prompts.len(), 1));
+    assert_eq!(answers(&["-g", "2", "--tp", "2", "--threads", "4"]), (expected, 2));
 }

@@ -1,0 +1,129 @@
+//! Who does what streams have to do: whoever waits for it. While a kernel runs, others may call, and the streams of
+//! other devices go on: what it waits for may be theirs.
+
+use std::ffi::c_int;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::kernel::Launch;
+use crate::state::{State, Stream, Work, status};
+
+/// Told whenever a kernel has ended.
+static ENDED: Condvar = Condvar::new();
+
+/// The state, in the hands of one thread at a time.
+pub struct Held(Option<MutexGuard<'static, State>>);
+
+impl Held {
+    pub fn lock() -> Self {
+        Self(Some(State::the_one().lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Does what is on a stream, up to an event if one is named.
+    pub fn drain(&mut self, handle: u64, until: Option<u64>) -> c_int {
+        while let Some(stream) = self.streams.get_mut(&handle) {
+            if until.is_some_and(|event| !stream.comes_to(event)) {
+                break;
+            }
+            if stream.is_busy {
+                self.wait();
+            } else if let Some(work) = stream.queue.pop_front() {
+                self.perform(handle, work);
+            } else {
+                break;
+            }
+        }
+        self.set_others_going(); // they wait for nobody who would do what is left here
+        self.sticky
+    }
+
+    pub fn drain_all(&mut self) -> c_int {
+        let streams: Vec<u64> = self.streams.keys().copied().collect();
+        for stream in streams {
+            self.drain(stream, None);
+        }
+        self.sticky
+    }
+
+    /// Has a thread do what is on a stream where a kernel of another device runs.
+    pub fn set_others_going(&self) {
+        for (&handle, _) in self.streams.iter().filter(|(_, stream)| self.goes_on(stream)) {
+            thread::spawn(move || {
+                let mut state = Self::lock();
+                while let Some(work) = state.next_of_those_that_go_on(handle) {
+                    state.perform(handle, work);
+                }
+            });
+        }
+    }
+
+    fn goes_on(&self, stream: &Stream) -> bool {
+        let runs = self.streams.values().any(|other| other.is_busy && other.device != stream.device);
+        runs && !stream.is_busy && !stream.queue.is_empty()
+    }
+
+    fn next_of_those_that_go_on(&mut self, handle: u64) -> Option<Work> {
+        self.streams.get(&handle).filter(|stream| self.goes_on(stream))?;
+        self.streams.get_mut(&handle)?.queue.pop_front()
+    }
+
+    fn perform(&mut self, handle: u64, work: Work) {
+        match work {
+            Work::Launch(launch) if self.sticky == status::SUCCESS => self.run(handle, &launch),
+            work => self.perform_at_once(work),
+        }
+    }
+
+    fn run(&mut self, handle: u64, launch: &Launch) {
+        let hangs = self.orders.hangs();
+        let prepared = match self.orders.failure("kernel") {
+            Some(failure) => Err(failure),
+            None => launch.prepare(self),
+        };
+        let execution = match prepared {
+            Ok(execution) => execution,
+            Err(code) => return self.sticky = code,
+        };
+        self.set_busy(handle, true);
+        self.set_others_going();
+        self.0 = None;
+        // Whoever waits for it waits for ever.
+        while hangs {
+            thread::park();
+        }
+        let ran = execution.map_or(Ok(()), |execution| execution.run());
+        *self = Self::lock();
+        self.set_busy(handle, false);
+        ENDED.notify_all();
+        if let Err(why) = ran {
+            self.orders.tell(&format!("kernel failed: {why}"));
+            self.sticky = status::LAUNCH_FAILURE;
+        }
+    }
+
+    fn set_busy(&mut self, handle: u64, is_busy: bool) {
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.is_busy = is_busy;
+        }
+    }
+
+    fn wait(&mut self) {
+        let state = self.0.take().expect("held but while a kernel runs");
+        self.0 = Some(ENDED.wait(state).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Deref for Held {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("held but while a kernel runs")
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("held but while a kernel runs")
+    }
+}

@@ -1,0 +1,84 @@
+//! A model that several fake devices compute together, whose kernels wait for each other.
+
+use std::fs;
+use std::process::Output;
+
+use super::Room;
+use super::commands::text;
+use super::run::cache;
+use crate::object::hiprtc;
+
+const TWO: [&str; 2] = ["--tp", "2"];
+
+/// A room of two devices that execute kernels, which are in the cache already.
+fn two(more: &str) -> Room {
+    Room::new(&format!("arch = gfx1100, gfx1100\nkernels = {}\n{more}", cache().display()))
+}
+
+#[track_caller]
+fn said(output: &Output) -> String {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn several_devices_say_the_same_with_graphs_and_without() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let (room, simulated) = Room::executing("gfx1100", &TWO, "arch = gfx1100, gfx1100");
+    assert_eq!(said(&room.on("hip", &TWO)), simulated);
+    // Eight steps alike on two devices, the first of them launched, the second captured.
+    assert!(room.count("hipGraphLaunch") >= 14, "{} replays", room.count("hipGraphLaunch"));
+    room.assert_all_given_back();
+
+    let apart = two("");
+    let output = apart.command("hip", &TWO).env("GPTOSS_JIT_GRAPHS", "0").output().expect("it starts");
+    assert_eq!(said(&output), simulated);
+    assert_eq!((apart.count("hipStreamBeginCapture"), apart.count("hipGraphLaunch")), (0, 0));
+    assert!(apart.count("hipModuleLaunchKernel") > 2 * room.count("hipModuleLaunchKernel"));
+    assert!(!text(&output.stderr).contains("kernel by kernel"), "it was asked for: {}", text(&output.stderr));
+
+    // One replays and the other does not.
+    let mixed = two("fail = hipStreamBeginCapture:900:2");
+    let output = mixed.on("hip", &TWO);
+    assert_eq!(said(&output), simulated);
+    assert_eq!(mixed.count("hipStreamBeginCapture -> 900"), 1);
+    assert!(text(&output.stderr).contains("steps are launched kernel by kernel"), "{}", text(&output.stderr));
+    assert!(mixed.count("hipGraphLaunch") >= 7 && mixed.count("hipGraphLaunch") < room.count("hipGraphLaunch"));
+}
+
+#[test]
+fn logits_of_several_devices_are_the_same_bits_with_graphs_and_without() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let room = two("");
+    let at = |name: &str| room.path().join(name).to_str().expect("text").to_owned();
+    let line = (0..30).map(|i| (i * 37 % 500).to_string()).collect::<Vec<_>>().join(" ");
+    fs::write(at("ids.txt"), line).expect("written");
+    let logits = |device: &str, precision: &str, graphs: &str| {
+        let (ids, out) = (at("ids.txt"), at("logits.npy"));
+        let words = ["logits", "--ids", &ids, "-o", &out, "--chunk", "5", "--precision", precision, "--device", device];
+        let mut command = room.compiling(&[&words[..], &TWO].concat());
+        said(&command.env("GPTOSS_JIT_GRAPHS", graphs).output().expect("it starts"));
+        let bytes = fs::read(&out).expect("written");
+        fs::remove_file(&out).expect("it was there");
+        bytes
+    };
+    for precision in ["f32", "bf16"] {
+        let simulated = logits("sim:gfx1100", precision, "1");
+        let replays = || room.calls().iter().filter(|line| line.starts_with("hipGraphLaunch")).count();
+        // Six steps alike on two devices.
+        let before = if precision == "f32" { 0 } else { replays() };
+        assert!(logits("hip", precision, "1") == simulated, "{precision}");
+        let after = replays();
+        assert!(after - before >= 8, "{before}, then {after}");
+        assert!(logits("hip", precision, "0") == simulated, "{precision}");
+        assert_eq!(replays(), after);
+    }
+}
+
+#[test]
+fn what_the_environment_says_of_graphs_is_0_or_1() {
+    let room = two("");
+    let output = room.command("hip", &[]).env("GPTOSS_JIT_GRAPHS", "no").output().expect("it starts");
+    let err = text(&output.stderr);
+    assert!(err.contains("GPTOSS_JIT_GRAPHS is `no`, expected 0 or 1") && err.contains("hint: unset it"), "{err}");
+}
