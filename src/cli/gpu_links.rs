@@ -19,7 +19,7 @@ const COPIED: usize = 8 << 20;
 pub(super) struct Link {
     /// As `--device` names them.
     devices: [String; 2],
-    /// Bytes per second over 10^9 that the first copies from the second one's memory; null where it cannot, or need not.
+    /// Bytes per second over 10^9 that the first copies from the second one's memory; null with a problem.
     copy_gbps: Option<f64>,
     /// Why not, or null.
     problem: Option<String>,

@@ -78,8 +78,7 @@ pub(super) fn no_flags(arch: &str) -> String {
 impl Hint for PeersError {
     fn hint(&self) -> Option<String> {
         if let Self::NoFlags { .. } = self {
-            let text = "`run -m getp -g N` and `serve -g N` have a copy of the model on each of several GPUs, which wait \
-                        for nobody";
+            let text = "`run -m getp -g N` and `serve -g N` have a copy of the model on each of several GPUs";
             return Some(text.into());
         }
         Some(
