@@ -9,8 +9,7 @@ use bytes::Bytes;
 pub(super) struct Vocabulary {
     /// What a token prints, by id.
     pieces: Vec<Bytes>,
-    /// The lowest id with these bytes.
-    ids: HashMap<Bytes, u32>,
+    ids: Ids,
     /// Tokens that no text is merged to.
     specials: HashMap<Bytes, u32>,
     /// Lengths of the special tokens' names in bytes, longest first.
@@ -21,6 +20,13 @@ pub(super) struct Vocabulary {
     max_token_length: usize,
     /// Which pairs merge, where that is listed; else those do whose bytes together are a token, the lowest id first.
     merges: Option<Merges>,
+}
+
+/// The lowest id with these bytes.
+enum Ids {
+    Listed(HashMap<Bytes, u32>),
+    /// By a table that is part of the program.
+    BuiltIn(fn(&[u8]) -> Option<u32>),
 }
 
 /// A list of the pairs of tokens that merge.
@@ -59,22 +65,16 @@ pub(super) enum ByteNames {
 impl Vocabulary {
     /// Indexes tokens; their ids are their positions. Of tokens with the same bytes, text gives the lowest id.
     pub fn new(tokens: Vec<Token>, max_token_length: usize, byte_names: ByteNames) -> Self {
-        let mut vocabulary = Self {
-            pieces: Vec::with_capacity(tokens.len()),
-            ids: HashMap::with_capacity(tokens.len()),
-            specials: HashMap::new(),
-            special_lengths: Vec::new(),
-            byte_tokens: [None; 256],
-            max_token_length,
-            merges: None,
-        };
+        let mut ids = HashMap::with_capacity(tokens.len());
+        let pieces = Vec::with_capacity(tokens.len());
+        let mut vocabulary = Self::of(pieces, Ids::Listed(HashMap::new()), max_token_length);
         for (id, Token { bytes, kind }) in tokens.into_iter().enumerate() {
             let id = u32::try_from(id).expect("vocabularies have fewer than 2^32 tokens");
             if kind == TokenKind::Special {
                 vocabulary.add_special(bytes.clone(), id);
             }
             if kind != TokenKind::Unused {
-                vocabulary.ids.entry(bytes.clone()).or_insert(id);
+                ids.entry(bytes.clone()).or_insert(id);
             }
             let byte = (byte_names == ByteNames::Decoded).then(|| byte_named(&bytes)).flatten();
             vocabulary.pieces.push(match byte {
@@ -85,7 +85,27 @@ impl Vocabulary {
                 None => bytes,
             });
         }
+        vocabulary.ids = Ids::Listed(ids);
         vocabulary
+    }
+
+    /// Tokens whose index is part of the program, with the names of the special ones.
+    pub fn built_in(
+        pieces: Vec<Bytes>,
+        id: fn(&[u8]) -> Option<u32>,
+        specials: impl Iterator<Item = (Bytes, u32)>,
+    ) -> Self {
+        let longest = pieces.iter().map(Bytes::len).max().unwrap_or(0);
+        let mut vocabulary = Self::of(pieces, Ids::BuiltIn(id), longest);
+        for (name, id) in specials {
+            vocabulary.add_special(name, id);
+        }
+        vocabulary
+    }
+
+    fn of(pieces: Vec<Bytes>, ids: Ids, max_token_length: usize) -> Self {
+        let (specials, special_lengths) = (HashMap::new(), Vec::new());
+        Self { pieces, ids, specials, special_lengths, byte_tokens: [None; 256], max_token_length, merges: None }
     }
 
     /// Merges by a list from here on.
@@ -116,7 +136,10 @@ impl Vocabulary {
 
     /// The token with exactly these bytes.
     pub fn id(&self, bytes: &[u8]) -> Option<u32> {
-        self.ids.get(bytes).copied()
+        match &self.ids {
+            Ids::Listed(ids) => ids.get(bytes).copied(),
+            Ids::BuiltIn(id) => id(bytes),
+        }
     }
 
     /// The token that a word with these bytes is, without any merging.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use regex::Regex;
 
@@ -68,10 +69,12 @@ impl Source {
     /// The top-level modules that its code names, by `crate::` or by enough `super::`.
     fn uses(&self) -> BTreeSet<String> {
         let depth = self.module().len();
-        let direct = Regex::new(r"\bcrate::(\w+|\{|\*)").expect("a pattern");
-        let relative = Regex::new(r"\b((?:super::)+)(\w+|\{|\*)").expect("a pattern");
-        let mut used: BTreeSet<String> = direct.captures_iter(&self.code).map(|found| found[1].to_owned()).collect();
-        let to_root = relative.captures_iter(&self.code).filter(|found| found[1].matches("super").count() == depth);
+        // Compiled once: unoptimised, that takes longer than all of the search.
+        static DIRECT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(?-u)\bcrate::(\w+|\{|\*)").expect("a pattern"));
+        static RELATIVE: LazyLock<Regex> =
+            LazyLock::new(|| Regex::new(r"(?-u)\b((?:super::)+)(\w+|\{|\*)").expect("a pattern"));
+        let mut used: BTreeSet<String> = DIRECT.captures_iter(&self.code).map(|found| found[1].to_owned()).collect();
+        let to_root = RELATIVE.captures_iter(&self.code).filter(|found| found[1].matches("super").count() == depth);
         used.extend(to_root.map(|found| found[2].to_owned()));
         used
     }

@@ -1,17 +1,25 @@
 //! hipRTC, AMD's run-time compiler.
 
+use std::io::Seek;
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::{fs, io};
 
 use rtc_sys::Vendor;
 
-use super::host::contraction;
+use super::host::{contraction, unavailable};
 use super::job::{Failure, How, Job, Made, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
+use crate::object::key::Digest;
 use crate::target::{Platform, Target};
 use crate::template::Precision;
 
 /// The user's word on where hipRTC is: see [`Toolchain::hiprtc_in`].
 const ROOT_VARIABLE: &str = "GPTOSS_JIT_HIPRTC";
+
+/// The header that hipRTC has its compiler read before every source, and ours, which is read in its place.
+const HEADER_NAME: &str = "hiprtc_runtime.h";
+const HEADER: &str = include_str!("hiprtc_runtime.h");
 
 /// hipRTC, for AMD GPUs.
 #[derive(Debug)]
@@ -63,7 +71,18 @@ impl Compiler for Hiprtc {
     }
 
     fn compile(&self, job: &Job) -> Result<Made, Failure> {
-        rtc::compile(Vendor::Amd, job)
+        let cannot = |error: io::Error| unavailable(&format!("could not put `{HEADER_NAME}` into its folder: {error}"));
+        fs::write(HEADER_NAME, HEADER).map_err(cannot)?;
+        let made = match rtc::compile(Vendor::Amd, job) {
+            Err(Failure { how: How::Rejected, .. }) => {
+                fs::remove_file(HEADER_NAME).and_then(|()| forget_printed()).map_err(cannot)?;
+                rtc::compile(Vendor::Amd, job)
+            }
+            made => made,
+        };
+        // Another header is another compiler: it may make another object of the same source.
+        let fact = format!("{HEADER_NAME} {}", Digest::of(HEADER.as_bytes()));
+        made.map(|made| Made { facts: [made.facts, vec![fact]].concat(), ..made })
     }
 
     fn hint(&self, how: &How, target: &str) -> String {
@@ -74,6 +93,13 @@ impl Compiler for Hiprtc {
             _ => format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"),
         }
     }
+}
+
+/// Empties the file that holds what was printed: the parent is to see what the last attempt has to say.
+fn forget_printed() -> io::Result<()> {
+    let mut printed = fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    printed.set_len(0)?;
+    printed.rewind()
 }
 
 /// The options of every kernel but those of its precision and its chip.
@@ -118,7 +144,6 @@ impl Toolchain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn unpacked_packages_are_started_with_their_own_loader() {

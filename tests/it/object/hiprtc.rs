@@ -127,6 +127,19 @@ fn the_identity_names_the_library_and_differs_between_archs() {
 }
 
 #[test]
+fn a_kernel_is_compiled_with_the_workers_header_if_it_can_be() {
+    let Some(compiler) = compiler() else { return };
+    // A mark that hipRTC's header leaves.
+    let with_theirs = |word: &str| format!("#ifdef HIP_INCLUDE_HIP_HIP_RUNTIME_H\n#{word} theirs\n#endif\n{SMALL}");
+    assert_eq!(compiler.compile(&request(&with_theirs("error"), "gfx1100", &[])).expect("ours").log, "");
+    let source = with_theirs("warning").replace("threadIdx.x", "blockDim.x");
+    let log = compiler.compile(&request(&source, "gfx1100", &[])).expect("theirs has more").log;
+    assert!(log.contains("theirs") && !log.contains("error"), "{log}");
+    let identity = compiler.identity("hiprtc", "gfx1100").expect("it compiles");
+    assert!(identity.facts.iter().any(|fact| fact.starts_with("hiprtc_runtime.h ")), "{:?}", identity.facts);
+}
+
+#[test]
 fn a_broken_source_is_refused_with_its_line() {
     let Some(compiler) = compiler() else { return };
     let broken = SMALL.replace("1.0f", "no_such_name");

@@ -3,6 +3,7 @@
 //! there.
 
 use gptoss_jit::object::cache::{Cache, Limits};
+use gptoss_jit::object::compile::Request;
 use gptoss_jit::object::store::Store;
 use gptoss_jit::target::Target;
 use gptoss_jit::template::library::{Layer, Library};
@@ -198,6 +199,36 @@ fn templates_become_the_instructions_that_they_are_made_for() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_matrix > 0, "no template uses a matrix unit");
+}
+
+/// Of another word than the worker's own header has, which a kernel is compiled with first.
+const ANOTHER_WORD: &str = "\n__device__ static inline unsigned of_hiprtcs_header() { return blockDim.x; }\n";
+
+#[test]
+fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
+    let (Some(llvm), Some(compiler)) = (llvm("llvm-objdump"), hiprtc::compiler()) else { return };
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), hiprtc::options());
+    // Shuffles and exponentials, atomics and votes, double precision.
+    for (arch, op, variant) in [
+        ("gfx1100", "attention", "decode"),
+        ("gfx1100", "moe_sort", "block"),
+        ("gfx942", "sample", "block"),
+        ("gfx942", "rope_angles", "lane"),
+    ] {
+        let target = Target::gpu(arch).expect(arch);
+        let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
+        let selection = Selection { op: Some(op.into()), variant: Some(variant.into()), ..Selection::default() };
+        let kernel = checker.codes(&selection, &llvm).into_iter().next().expect("it fits");
+        let (rendered, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
+        let ours = Request::of(rendered, &target);
+        let theirs = Request { source: format!("{}{ANOTHER_WORD}", ours.source), ..ours };
+        let made = compiler.compile(&theirs).unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
+        assert_eq!(made.log, "", "what the first header lacks is not told");
+        let other = Code::of(&llvm, &made.object, &rendered.entry).expect("a kernel");
+        let text = |code: &Code| code.instructions.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
+        assert_eq!(text(code), text(&other), "{arch}: {op}/{variant}");
+    }
 }
 
 #[test]

@@ -381,7 +381,7 @@ fn parameters_that_only_a_table_chooses_are_run() {
     ];
     let folder = linear_in_a_folder(&edits);
     let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
-    let selection = |tables| Selection { variant: Some("plain".into()), tables, ..of_op("linear") };
+    let selection = |tables| Selection { variant: Some("plain".into()), tables, first_shape: true, ..of_op("linear") };
     let check = |tables| check(&library, &Target::host(), &selection(tables));
     assert!(failures(&check(None)).is_empty());
     let told = failures(&check(Some(Arc::new(tables))));
