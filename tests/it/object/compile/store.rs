@@ -67,15 +67,16 @@ fn an_error_at_a_line_is_remembered_and_retried_on_request() {
     let first = error(store(folder.path()));
     let StoreError::Compile(CompileError::Failed { source_path, .. }) = &first else { panic!("{first}") };
     let kept = fs::read_to_string(source_path.as_ref().expect("the cache keeps the source")).unwrap();
-    assert_eq!((kept, runs(&counter)), (source.clone(), 1));
+    // Once with the header that the worker brings, and once with hipRTC's own, which may have what that lacks.
+    assert_eq!((kept, runs(&counter)), (source.clone(), 2));
 
     let second = error(store(folder.path()));
     assert!(matches!(second, StoreError::FailedBefore { .. }), "{second}");
     assert!(second.to_string().ends_with("because"), "{second}");
-    assert_eq!(runs(&counter), 1, "it was not compiled again");
+    assert_eq!(runs(&counter), 2, "it was not compiled again");
 
     error(store(folder.path()).retrying_failed(true));
-    assert_eq!(runs(&counter), 2, "it was compiled again");
+    assert_eq!(runs(&counter), 4, "it was compiled again");
 }
 
 #[test]
