@@ -89,8 +89,10 @@ impl Held {
         self.set_others_going();
         self.0 = None;
         // Whoever waits for it waits for ever.
-        while hangs {
-            thread::park();
+        if hangs {
+            loop {
+                thread::park();
+            }
         }
         let ran = execution.map_or(Ok(()), |execution| execution.run());
         *self = Self::lock();

@@ -195,6 +195,8 @@ fn has_no_model(said: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -223,7 +225,9 @@ mod tests {
         let body: Vec<Instruction> = texts.iter().map(one).collect();
         let body: Vec<&Instruction> = body.iter().collect();
         match ask(&body, ITERATIONS, &llvm, "gfx90a") {
-            Err(IsaError::Llvm(LlvmError::NotFound { .. })) => eprintln!("skipped: there is no llvm-mca"),
+            Err(IsaError::Llvm(LlvmError::NotFound { .. })) => {
+                writeln!(std::io::stderr(), "skipped: there is no llvm-mca").unwrap();
+            }
             said => assert!(said.unwrap().unwrap().cycles >= f64::from(ITERATIONS)),
         }
     }

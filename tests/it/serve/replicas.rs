@@ -103,7 +103,7 @@ fn replicas_of_two_devices_each_answer_as_one_does() {
         let server = Server::start(&[&f32[..], more].concat());
         let ask = |seed: usize| {
             let body = json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": seed,
-                "ignore_eos": true, "temperature": if seed % 2 == 0 { 1.0 } else { 0.0 }});
+                "ignore_eos": true, "temperature": if seed.is_multiple_of(2) { 1.0 } else { 0.0 }});
             asking(&server, PATH, body)
         };
         let asked: Vec<_> = (0..6).map(ask).collect();
