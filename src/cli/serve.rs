@@ -137,7 +137,7 @@ pub struct Args {
 }
 
 /// From one event of a stream to the next where the cores that send it compute, too: for each request that runs.
-/// All of them together have 1,000 events a second then. Each takes 8 to 30 us by machine, half of it sending.
+/// All of them together have 1,000 events a second then. Each takes 7 to 32 us, by the machine, half of it sending.
 const INTERVAL_EACH: Duration = Duration::from_millis(1);
 
 /// More keys, besides those of the flags.

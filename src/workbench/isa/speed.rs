@@ -173,7 +173,7 @@ fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Resul
 }
 
 /// An addition or subtraction that carries, as one that does not: `llvm-mca` (22) never ends with some bodies that have
-/// both carries and MFMA, and takes as many cycles for either.
+/// both carries and MFMA. What waits for a carry alone is then not waited for.
 fn without_carry(text: &str) -> Option<String> {
     let (name, operands) = text.split_once(' ')?;
     let (name, width) = name.split_at(name.find("_e32").or_else(|| name.find("_e64")).unwrap_or(name.len()));
