@@ -53,10 +53,12 @@ pub enum LlvmError {
         source: io::Error,
     },
     /// It does not come to an end.
-    #[error("`{tool}` was not done after {SECONDS} s")]
+    #[error("`{tool}` was not done after {seconds} s")]
     Time {
         /// The tool.
         tool: &'static str,
+        /// Of processor time.
+        seconds: u64,
     },
     /// It says no.
     #[error("`{tool}` failed: {said}")]
@@ -118,7 +120,7 @@ impl Llvm {
         });
         let output = output.map_err(start)?;
         if output.status.signal() == Some(Signal::XCPU.as_raw()) {
-            return Err(LlvmError::Time { tool });
+            return Err(LlvmError::Time { tool, seconds });
         }
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
@@ -188,6 +190,6 @@ mod tests {
         fs::write(&tool, "#!/bin/sh\nwhile :; do :; done\n").unwrap();
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
         let error = Llvm::below(root.path()).run_for(1, "llvm-mca", &[], b"s_nop 0\n").expect_err("it never ends");
-        assert!(matches!(error, LlvmError::Time { tool: "llvm-mca" }), "{error}");
+        assert!(matches!(error, LlvmError::Time { tool: "llvm-mca", seconds: 1 }), "{error}");
     }
 }
