@@ -22,29 +22,26 @@
 typedef __SIZE_TYPE__ size_t;
 
 // ---- who a thread is ----
-extern "C" __attribute__((device, const)) size_t __ockl_get_local_id(unsigned);
-extern "C" __attribute__((device, const)) size_t __ockl_get_group_id(unsigned);
+extern "C" {
+__attribute__((device, const)) size_t __ockl_get_local_id(unsigned);
+__attribute__((device, const)) size_t __ockl_get_group_id(unsigned);
+__attribute__((device, const)) size_t __ockl_get_num_groups(unsigned);
+}
 struct hip_thread {
   __declspec(property(get = get_x)) unsigned x;
   HIP_WORD unsigned get_x() { return __ockl_get_local_id(0); }
 };
-struct hip_block {
-  __declspec(property(get = get_x)) unsigned x;
-  __declspec(property(get = get_y)) unsigned y;
-  __declspec(property(get = get_z)) unsigned z;
-  HIP_WORD unsigned get_x() { return __ockl_get_group_id(0); }
-  HIP_WORD unsigned get_y() { return __ockl_get_group_id(1); }
-  HIP_WORD unsigned get_z() { return __ockl_get_group_id(2); }
-};
-extern "C" __attribute__((device, const)) size_t __ockl_get_num_groups(unsigned);
-struct hip_grid {
-  __declspec(property(get = get_x)) unsigned x;
-  __declspec(property(get = get_y)) unsigned y;
-  __declspec(property(get = get_z)) unsigned z;
-  HIP_WORD unsigned get_x() { return __ockl_get_num_groups(0); }
-  HIP_WORD unsigned get_y() { return __ockl_get_num_groups(1); }
-  HIP_WORD unsigned get_z() { return __ockl_get_num_groups(2); }
-};
+#define HIP_THREE(name, number) \
+  struct name { \
+    __declspec(property(get = get_x)) unsigned x; \
+    __declspec(property(get = get_y)) unsigned y; \
+    __declspec(property(get = get_z)) unsigned z; \
+    HIP_WORD unsigned get_x() { return number(0); } \
+    HIP_WORD unsigned get_y() { return number(1); } \
+    HIP_WORD unsigned get_z() { return number(2); } \
+  };
+HIP_THREE(hip_block, __ockl_get_group_id)
+HIP_THREE(hip_grid, __ockl_get_num_groups)
 extern const __attribute__((device, weak)) hip_thread threadIdx;
 extern const __attribute__((device, weak)) hip_block blockIdx;
 extern const __attribute__((device, weak)) hip_grid gridDim;
