@@ -342,6 +342,12 @@ impl Target {
         std::iter::once(format!("-march={}", self.arch)).chain(options).collect()
     }
 
+    /// Whether a kernel that waits for the one before it by itself can be launched before that has ended: NVIDIA's
+    /// programmatic dependent launch.
+    pub fn launches_early(&self) -> bool {
+        self.features.contains("early_launch")
+    }
+
     /// The compute capability of an NVIDIA GPU, without its point: 90 of `sm_90`. 0 of others.
     pub fn capability(&self) -> u32 {
         assumption::capability(&self.arch).unwrap_or_default()

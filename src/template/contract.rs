@@ -63,6 +63,8 @@ pub struct Arg {
     pub may_alias: Option<String>,
     /// Workspace only: its memory is zero before every launch, and the kernel leaves it zero.
     pub is_zeroed: bool,
+    /// Whether it is the model's: nothing writes it while the model runs.
+    pub is_weights: bool,
     /// Where it is declared.
     pub place: Place,
 }

@@ -13,12 +13,13 @@ use super::source_file::{Place, SourceFile};
 use crate::dtype::Dtype;
 
 /// Names that the renderer defines; nothing else may have them.
-pub const RESERVED: [&str; 21] = [
+pub const RESERVED: [&str; 22] = [
     "signature",
     "entry",
     "arch",
     "wave_size",
     "lds_bytes",
+    "early_launch",
     "precision",
     "features",
     "block_size",
@@ -48,6 +49,8 @@ pub(super) struct ArgTable {
     when: Option<Spanned<String>>,
     #[serde(default)]
     zeroed: bool,
+    #[serde(default)]
+    weights: bool,
     pub may_alias: Option<Spanned<String>>,
 }
 
@@ -140,6 +143,7 @@ impl Toml<'_> {
             when: table.when.as_ref().map(|when| self.expression(when, conditions)).transpose()?,
             may_alias: table.may_alias.as_ref().map(|name| name.get_ref().clone()),
             is_zeroed: table.zeroed,
+            is_weights: table.weights,
             place: self.place(table.name.span()),
         };
         self.check_scalar(&arg, table)?;
@@ -173,6 +177,10 @@ impl Toml<'_> {
                 "dtype u32, i32 or f32, or a shape",
                 table.dtype.get_ref(),
             ));
+        }
+        if arg.is_weights && (arg.is_scalar() || arg.access != Access::Read) {
+            let item = format!("`weights` of `{}`", arg.name);
+            return Err(self.refuse(table.name.span(), item, "a tensor that is only read", "another argument"));
         }
         if arg.is_scalar() && (arg.access != Access::Read || arg.may_alias.is_some() || arg.when.is_some()) {
             let item = format!("the scalar `{}`", arg.name);

@@ -224,7 +224,7 @@ impl Reader<'_> {
     fn tuning_names(&self) -> BTreeSet<String> {
         let mut names = self.signature.condition_names();
         names.extend(self.params.union(&self.facts).cloned());
-        names.extend(["precision", "wave_size", "lds_bytes"].map(String::from));
+        names.extend(["precision", "wave_size", "lds_bytes", "early_launch"].map(String::from));
         names
     }
 

@@ -32,6 +32,8 @@ pub struct ArgSpec {
     pub may_alias: Option<String>,
     /// Workspace only: its memory is zero before every launch, and the kernel leaves it zero.
     pub is_zeroed: bool,
+    /// Whether nothing writes it while a model runs.
+    pub is_weights: bool,
     /// Elements per axis, row-major, outermost first; `None` for a scalar.
     axes: Option<Vec<Expression>>,
     scope: Arc<Scope>,
@@ -45,6 +47,7 @@ impl ArgSpec {
             access: arg.access,
             may_alias: arg.may_alias.clone(),
             is_zeroed: arg.is_zeroed,
+            is_weights: arg.is_weights,
             axes: arg.shape.clone(),
             scope: Arc::clone(scope),
         }

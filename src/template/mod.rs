@@ -299,6 +299,7 @@ impl Template {
         known.extend(params.iter().map(|(name, &value)| (name.clone(), value.into())));
         known.insert("wave_size".into(), target.wave_size.into());
         known.insert("lds_bytes".into(), target.lds_bytes.into());
+        known.insert("early_launch".into(), target.launches_early().into());
         known.insert("precision".into(), problem.precision.name().into());
         for (name, expression) in &self.facts {
             let value = expression.fact(&Arc::new(Scope::new(known.clone())))?;

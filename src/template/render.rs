@@ -26,6 +26,12 @@ const MAX_BLOCK_SIZE: u32 = 1024;
 /// What goes before a GPU's kernel when a CPU executes it.
 const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
 
+/// What a kernel calls that waits for the one before it by itself, as `lib/hip/previous_kernel` has it.
+const WAITS: &str = "wait_for_previous_kernel();";
+
+/// The parameter by which a tuning row says whether a kernel that can does so.
+const EARLY: &str = "early";
+
 /// A kernel, ready to be compiled and launched.
 #[derive(Clone, Debug)]
 pub struct Rendered {
@@ -51,6 +57,8 @@ pub struct Rendered {
     pub resources: Resources,
     /// How far it may be from the reference.
     pub tolerance: Tolerance,
+    /// Whether it may be launched before the kernel before it has ended.
+    pub is_early: bool,
 }
 
 impl Rendered {
@@ -69,6 +77,7 @@ impl Rendered {
             args: self.args.iter().map(ArgSpec::argument).chain(workspace).collect(),
             block_size: self.launch.block_size(),
             lds_bytes: self.launch.lds_bytes(),
+            is_early: self.is_early,
         }
     }
 
@@ -171,7 +180,9 @@ pub fn render(
     let wrong = |error| RenderError::Problem { label: label.clone(), problem: error };
     template.signature.check(problem).map_err(wrong)?;
     let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
-    let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
+    let is_early = is_early(template, &params, target);
+    let (entry, block_size) = (template.entry(), launch.block_size);
+    let head = Head { entry, args: &args, workspace: &workspace, block_size, is_early };
     let words = context(template, problem, &scope, target, &head);
     let body = text(library, &template.file, &words, &label)?;
     let source = match target.language() {
@@ -194,8 +205,13 @@ pub fn render(
         options: template.options.clone(),
         resources: template.resources,
         tolerance: template.tolerance(problem.precision),
+        is_early,
         label,
     })
+}
+
+fn is_early(template: &Template, params: &Params, target: &Target) -> bool {
+    target.launches_early() && template.file.text.contains(WAITS) && params.get(EARLY) != Some(&0)
 }
 
 /// The values that the body of a template sees.
@@ -208,8 +224,9 @@ pub(super) fn words(
     params: &Params,
     target: &Target,
 ) -> Result<Value, RenderError> {
-    let Parts { scope, args, workspace, launch, .. } = Parts::of(template, problem, params, target)?;
-    let head = Head { entry: template.entry(), args: &args, workspace: &workspace, block_size: launch.block_size };
+    let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
+    let (entry, block_size, is_early) = (template.entry(), launch.block_size, is_early(template, &params, target));
+    let head = Head { entry, args: &args, workspace: &workspace, block_size, is_early };
     Ok(Value::from_object(context(template, problem, &scope, target, &head)))
 }
 
@@ -338,6 +355,7 @@ struct Head<'a> {
     args: &'a [ArgSpec],
     workspace: &'a [ArgSpec],
     block_size: u32,
+    is_early: bool,
 }
 
 impl Head<'_> {
@@ -355,7 +373,10 @@ impl Head<'_> {
     /// Each argument's declaration, and its shape and type for a comment.
     fn lines(&self, restrict: &str) -> Vec<(String, String)> {
         let line = |arg: &ArgSpec| {
-            let restrict = if self.is_aliased(arg) { String::new() } else { format!(" {restrict}") };
+            // What an early kernel reads may be written while it waits, which is what `restrict` denies: NVIDIA's compiler
+            // moved such loads above the wait.
+            let is_shared = self.is_aliased(arg) || self.is_early && arg.access == Access::Read && !arg.is_weights;
+            let restrict = if is_shared { String::new() } else { format!(" {restrict}") };
             let declaration = match (arg.is_scalar(), arg.access) {
                 (true, _) => format!("{} {}", arg.dtype, arg.name),
                 (false, Access::Read) => format!("const {}*{restrict} {}", arg.dtype, arg.name),

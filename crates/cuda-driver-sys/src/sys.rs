@@ -58,6 +58,46 @@ pub const EVENT_DEFAULT: c_uint = 0;
 /// While a stream is captured, other threads may do what they like.
 pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 
+/// `CUlaunchConfig`.
+#[derive(Debug)]
+#[repr(C)]
+#[expect(missing_docs, reason = "the C structure's, whose names say it")]
+pub struct LaunchShape {
+    pub grid_x: c_uint,
+    pub grid_y: c_uint,
+    pub grid_z: c_uint,
+    pub block_x: c_uint,
+    pub block_y: c_uint,
+    pub block_z: c_uint,
+    pub dynamic_shared_bytes: c_uint,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub n_attributes: c_uint,
+}
+
+/// `CUlaunchAttribute`: its value is a union, of which all that is used is an int.
+#[derive(Debug)]
+#[repr(C, align(8))]
+pub struct LaunchAttribute {
+    /// `CUlaunchAttributeID`.
+    pub id: c_int,
+    _pad: c_int,
+    /// The int.
+    pub value: c_int,
+    _value: [c_int; 15],
+}
+
+impl LaunchAttribute {
+    /// An attribute whose value is an int.
+    pub const fn new(id: c_int, value: c_int) -> Self {
+        Self { id, _pad: 0, value, _value: [0; 15] }
+    }
+}
+
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin before the one before it has ended, and
+/// waits for that by itself. Of the GPUs before compute capability 9.0 none does so.
+pub const LAUNCH_EARLY: c_int = 6;
+
 macro_rules! functions {
     ($($field:ident, $symbol:literal: fn($($name:ident: $type:ty),* $(,)?);)*) => {
         /// The functions, valid as long as this lives.
@@ -140,20 +180,8 @@ functions! {
     module_unload, "cuModuleUnload": fn(module: Handle);
     module_get_function, "cuModuleGetFunction": fn(function: *mut Handle, module: Handle, name: *const c_char);
     func_set_attribute, "cuFuncSetAttribute": fn(function: Handle, attribute: c_int, value: c_int);
-    launch_kernel, "cuLaunchKernel":
-        fn(
-            function: Handle,
-            grid_x: c_uint,
-            grid_y: c_uint,
-            grid_z: c_uint,
-            block_x: c_uint,
-            block_y: c_uint,
-            block_z: c_uint,
-            dynamic_shared_bytes: c_uint,
-            stream: Handle,
-            arguments: *mut *mut c_void,
-            extra: *mut *mut c_void,
-        );
+    launch_kernel, "cuLaunchKernelEx":
+        fn(shape: *const LaunchShape, function: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void);
     stream_begin_capture, "cuStreamBeginCapture_v2": fn(stream: Handle, mode: c_int);
     stream_end_capture, "cuStreamEndCapture": fn(stream: Handle, graph: *mut Handle);
     graph_instantiate, "cuGraphInstantiateWithFlags": fn(executable: *mut Handle, graph: Handle, flags: u64);

@@ -352,6 +352,7 @@ mod tests {
             ],
             block_size: 1,
             lds_bytes: 0,
+            is_early: false,
         }
     }
 

@@ -21,6 +21,9 @@ pub struct KernelSpec {
     /// NVIDIA: shared memory of a block that a launch asks for, beside what the object declares, in bytes. Elsewhere
     /// kernels declare all.
     pub lds_bytes: u32,
+    /// NVIDIA: whether the kernel waits for the one before it by itself, so that it may be launched before that has
+    /// ended.
+    pub is_early: bool,
 }
 
 /// One argument of a kernel.

@@ -210,13 +210,24 @@ impl Calls for CudaCalls {
     }
 
     unsafe fn launch(&self, function: Handle, shape: &Shape, stream: Handle, arguments: &mut [*mut c_void]) -> Called {
-        let ([x, y, z], block) = (shape.grid, shape.block);
-        let (arguments, extra) = (arguments.as_mut_ptr(), ptr::null_mut());
-        // SAFETY: as above; when it was loaded, the kernel was allowed the dynamic shared memory.
-        let code = unsafe {
-            (self.cuda().launch_kernel)(function, x, y, z, block, 1, 1, shape.lds_bytes, stream, arguments, extra)
+        let [grid_x, grid_y, grid_z] = shape.grid;
+        let early = [sys::LaunchAttribute::new(sys::LAUNCH_EARLY, 1)];
+        let shape = sys::LaunchShape {
+            grid_x,
+            grid_y,
+            grid_z,
+            block_x: shape.block,
+            block_y: 1,
+            block_z: 1,
+            dynamic_shared_bytes: shape.lds_bytes,
+            stream,
+            attributes: early.as_ptr(),
+            n_attributes: shape.is_early.into(),
         };
-        self.cuda().check("cuLaunchKernel", code)
+        // SAFETY: as above; when it was loaded, the kernel was allowed the dynamic shared memory. The attribute outlives
+        // the call, and an early kernel waits for the one before it.
+        let code = unsafe { (self.cuda().launch_kernel)(&shape, function, arguments.as_mut_ptr(), ptr::null_mut()) };
+        self.cuda().check("cuLaunchKernelEx", code)
     }
 
     fn has_graphs(&self) -> bool {

@@ -33,6 +33,8 @@ pub(crate) struct Shape {
     pub block: u32,
     /// NVIDIA: shared memory of a block beside what the kernel declares, in bytes.
     pub lds_bytes: u32,
+    /// Whether it may begin before what was launched before it has ended: it waits for that by itself.
+    pub is_early: bool,
 }
 
 /// The calls for one device. All but [`Self::enter`] are for the device that the calling thread entered.

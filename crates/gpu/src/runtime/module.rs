@@ -17,6 +17,7 @@ pub(crate) struct Function {
     module: Module,
     block_size: u32,
     lds_bytes: u32,
+    is_early: bool,
 }
 
 /// Why an object was not loaded.
@@ -57,7 +58,7 @@ impl Function {
         })?;
         let module = Module { device: Arc::clone(device), module, _image: image };
         let function = module.function(&spec.entry)?;
-        Ok(Self { function, module, block_size: spec.block_size, lds_bytes: spec.lds_bytes })
+        Ok(Self { function, module, block_size: spec.block_size, lds_bytes: spec.lds_bytes, is_early: spec.is_early })
     }
 
     /// The runtime's own, for questions about it.
@@ -98,7 +99,8 @@ impl Function {
                 Argument::F32(value) => (&raw const *value).cast_mut().cast(),
             })
             .collect();
-        let shape = Shape { grid: launch.grid, block: self.block_size, lds_bytes: self.lds_bytes };
+        let shape =
+            Shape { grid: launch.grid, block: self.block_size, lds_bytes: self.lds_bytes, is_early: self.is_early };
         // SAFETY: function and stream are alive; the object's own description of its arguments was compared with the
         // spec when it was loaded, and the launch's with the spec now, so there are as many pointers as the kernel has
         // arguments, each to a value of its size. Staying inside the lengths is the template's contract.
