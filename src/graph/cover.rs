@@ -280,6 +280,39 @@ mod tests {
     }
 
     #[test]
+    fn what_a_contract_calls_weights_no_kernel_writes() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let graph = graph(Precision::Bf16);
+        let mut weights = 0;
+        for node in &graph.nodes {
+            let contract = library.contract(&node.problem.ops[0]).expect("built in");
+            for (name, tensor) in &node.args {
+                let arg = contract.args.iter().find(|arg| &arg.name == name).expect("declared");
+                let is_weight = matches!(graph.tensors[tensor.0].storage, Storage::Weight(_));
+                weights += usize::from(arg.is_weights);
+                // The rows that give logits are embedded from the residual stream, so a table can be either.
+                assert!(arg.is_weights == is_weight || node.problem.ops == ["embedding"], "{}: {name}", node.label);
+            }
+        }
+        // In a layer two norms, three projections with a bias, sinks, and the experts' two with factors and a bias;
+        // at the end a norm and the unembedding.
+        assert_eq!(weights, 24 * (2 + 3 * 2 + 1 + 2 * 3) + 2);
+    }
+
+    #[test]
+    fn experts_are_chosen_before_the_kernel_that_the_second_projection_follows() {
+        // `moe_mlp2/dot4` looks for its weights while that kernel still runs.
+        let graph = graph(Precision::Bf16);
+        let chooser = chooser("sm_90", TuningTables::load(&[]).expect("right"));
+        for n in [1, 2, 8, 256] {
+            let all = launches(&graph, &chooser, n, StepKind::Decode);
+            let before = all.windows(2).filter(|pair| pair[1].problem.ops == ["moe_mlp2"]);
+            let before: Vec<&[String]> = before.map(|pair| pair[0].problem.ops.as_slice()).collect();
+            assert_eq!(before, [["moe_mlp1"]; 24], "{n} rows");
+        }
+    }
+
+    #[test]
     fn attention_of_many_single_rows_is_not_that_of_a_prompt() {
         // Of a layer with a window two hundred rows of a prompt are as fast one by one, on an H200 and by prediction.
         let graph = graph(Precision::Bf16);

@@ -345,7 +345,7 @@ impl Target {
     /// Whether a kernel that waits for the one before it by itself can be launched before that has ended: NVIDIA's
     /// programmatic dependent launch.
     pub fn launches_early(&self) -> bool {
-        self.features.contains("early_launch")
+        self.features.contains("early_launch_sm90")
     }
 
     /// The compute capability of an NVIDIA GPU, without its point: 90 of `sm_90`. 0 of others.

@@ -373,8 +373,8 @@ impl Head<'_> {
     /// Each argument's declaration, and its shape and type for a comment.
     fn lines(&self, restrict: &str) -> Vec<(String, String)> {
         let line = |arg: &ArgSpec| {
-            // What an early kernel reads may be written while it waits, which is what `restrict` denies: NVIDIA's compiler
-            // moved such loads above the wait.
+            // What an early kernel reads may be written while it waits, which is what `restrict` denies: NVIDIA's
+            // compiler moved such loads above the wait.
             let is_shared = self.is_aliased(arg) || self.is_early && arg.access == Access::Read && !arg.is_weights;
             let restrict = if is_shared { String::new() } else { format!(" {restrict}") };
             let declaration = match (arg.is_scalar(), arg.access) {

@@ -94,8 +94,8 @@ impl LaunchAttribute {
     }
 }
 
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin before the one before it has ended, and
-/// waits for that by itself. Of the GPUs before compute capability 9.0 none does so.
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may begin before the one before it has ended,
+/// and waits for that by itself. Of the GPUs before compute capability 9.0 none does so.
 pub const LAUNCH_EARLY: c_int = 6;
 
 macro_rules! functions {

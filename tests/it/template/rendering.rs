@@ -1,6 +1,7 @@
 //! The template library from the outside: folders of templates in, rendered source or an error with its line out.
 
 mod commands;
+mod early_launch;
 mod fused;
 mod mistakes;
 

@@ -224,8 +224,8 @@ impl Calls for CudaCalls {
             attributes: early.as_ptr(),
             n_attributes: shape.is_early.into(),
         };
-        // SAFETY: as above; when it was loaded, the kernel was allowed the dynamic shared memory. The attribute outlives
-        // the call, and an early kernel waits for the one before it.
+        // SAFETY: as above; when it was loaded, the kernel was allowed the dynamic shared memory. The attribute
+        // outlives the call, and an early kernel waits for the one before it.
         let code = unsafe { (self.cuda().launch_kernel)(&shape, function, arguments.as_mut_ptr(), ptr::null_mut()) };
         self.cuda().check("cuLaunchKernelEx", code)
     }
