@@ -12,6 +12,8 @@ use crate::runtime::{Called, Calls, Handle, Shape};
 /// The functions, for the device of a context.
 pub(super) struct CudaCalls {
     pub context: Arc<Context>,
+    /// Whether kernels that wait by themselves are launched early.
+    pub launches_early: bool,
 }
 
 impl CudaCalls {
@@ -222,7 +224,7 @@ impl Calls for CudaCalls {
             dynamic_shared_bytes: shape.lds_bytes,
             stream,
             attributes: early.as_ptr(),
-            n_attributes: shape.is_early.into(),
+            n_attributes: (shape.is_early && self.launches_early).into(),
         };
         // SAFETY: as above; when it was loaded, the kernel was allowed the dynamic shared memory. The attribute
         // outlives the call, and an early kernel waits for the one before it.

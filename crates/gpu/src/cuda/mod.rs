@@ -15,13 +15,17 @@ use cuda_driver_sys::nvml::PowerMeter;
 use crate::code_object::{CodeObject, DeviceLimits};
 use crate::launch::KernelSpec;
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
-use crate::{DeviceFacts, GpuError};
+use crate::{DeviceFacts, GpuError, GpuRuntime};
 use calls::CudaCalls;
 use context::Context;
 pub use devices::CudaRuntime;
 
 /// An NVIDIA GPU.
 pub type CudaDriver = Gpu<CudaChip>;
+
+/// The first release of CUDA whose graphs say when a kernel may begin (`cudaGraphKernelNodePortProgrammatic`
+/// in its headers): in older ones, a captured launch could not be early.
+const EARLY_IN_GRAPHS: (u32, u32) = (12, 3);
 
 /// What is known of an NVIDIA GPU.
 pub struct CudaChip {
@@ -39,7 +43,8 @@ impl CudaDriver {
     pub fn new(runtime: &CudaRuntime, ordinal: usize) -> Result<Self, GpuError> {
         let (context, facts) = runtime.open_device(ordinal)?;
         let context = Arc::new(context);
-        let calls = CudaCalls { context: Arc::clone(&context) };
+        let launches_early = runtime.release().is_some_and(|release| release >= EARLY_IN_GRAPHS);
+        let calls = CudaCalls { context: Arc::clone(&context), launches_early };
         Self::open(Box::new(calls), format!("cuda:{ordinal}"), CudaChip { facts, context, meter: OnceLock::new() })
     }
 
