@@ -49,7 +49,7 @@ fn errors(
         let (dims, dtypes, inputs) = (problem.dims.clone(), problem.dtypes.clone(), test.inputs.clone());
         let scalars: BTreeMap<String, f64> =
             test.scalars.iter().map(|(name, of)| (name.clone(), of.values()[0])).collect();
-        let case = Case { dims, constants: BTreeMap::new(), flags, dtypes, inputs, scalars: scalars.clone() };
+        let case = Case { dims, flags, dtypes, inputs, scalars: scalars.clone(), ..Case::default() };
         let inputs = reference::inputs(&template.ops, &case, 11).expect("inputs");
         let want = &reference::run(&template.ops, &case, &inputs).expect("a reference")["y"];
         let allowed = template.tolerance(precision);

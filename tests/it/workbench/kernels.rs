@@ -135,6 +135,7 @@ fn case(problem: &Problem, scalars: &BTreeMap<String, f64>) -> Case {
         constants: problem.constants.clone(),
         flags: problem.flags.clone(),
         dtypes: problem.dtypes.clone(),
+        activation: Some(problem.precision.activation()),
         inputs: None,
         scalars: scalars.clone(),
     }
