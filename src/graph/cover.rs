@@ -196,6 +196,7 @@ mod tests {
 
     use crate::target::Target;
     use crate::template::Precision;
+    use crate::template::contract::ArgDtype;
     use crate::template::library::{Layer, Library};
     use crate::tuning::TuningTables;
 
@@ -253,6 +254,25 @@ mod tests {
             // Many rows: route + sort.
             assert_eq!(count(&bf16, &built_in, 256), 24 * 10 + 7, "{arch}");
             assert_eq!(count(&f32, &built_in, 1), 24 * 11 + 7, "{arch}: parity is summed op by op");
+        }
+    }
+
+    #[test]
+    fn every_tensor_is_of_the_type_that_its_contracts_say() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        for (precision, activation) in [(Precision::F32, Dtype::F32), (Precision::Bf16, Dtype::Bf16)] {
+            let graph = graph(precision);
+            let mut n_activations = 0;
+            for node in &graph.nodes {
+                let contract = library.contract(&node.problem.ops[0]).expect("built in");
+                for arg in contract.args.iter().filter(|arg| node.args.contains_key(&arg.name)) {
+                    let tensor = graph.tensor_of(node.args[&arg.name]);
+                    assert_eq!(arg.dtype.resolve(&node.problem), Some(tensor.dtype), "{}: {}", node.label, tensor.name);
+                    n_activations += usize::from(arg.dtype == ArgDtype::Activation && tensor.dtype == activation);
+                }
+            }
+            // In a layer two norms, qkv, attention, out, gate, x and y of mlp1, mlp2; at the end norm and unembedding.
+            assert_eq!(n_activations, 24 * 9 + 2);
         }
     }
 

@@ -201,7 +201,7 @@ impl Forward<'_> {
         let (table, k_cache, v_cache) = self.cache(l);
         let group = self.kv.group_of_layer(l);
         let sinks = self.weight(&format!("block.{l}.attn.sinks"));
-        let y = self.graph.activation(format!("block.{l}.attn.mixed"), Dtype::F32);
+        let y = self.graph.activation(format!("block.{l}.attn.mixed"), self.handed());
         self.graph
             .node(format!("block.{l}.attn"), "attention")
             .dim("num_attention_heads", self.config.num_attention_heads)
@@ -314,7 +314,7 @@ impl Forward<'_> {
 
     /// swiglu(mlp1[e] x + bias[e]) for every assignment.
     fn mlp1(&mut self, block: &str, x: TensorId, routing: &Routing) -> TensorId {
-        let y = self.graph.activation(format!("{block}.activated"), Dtype::F32);
+        let y = self.graph.activation(format!("{block}.activated"), self.handed());
         let swiglu_limit = self.config.swiglu_limit;
         self.experts(&format!("{block}.mlp1"), "moe_mlp1", x, routing)
             .constant("swiglu_limit", swiglu_limit)
@@ -357,7 +357,7 @@ impl Forward<'_> {
     /// x * rsqrt(mean(x^2) + eps) * scale
     fn rmsnorm(&mut self, name: &str, x: TensorId) -> TensorId {
         let scale = self.weight(&format!("{name}.scale"));
-        let y = self.graph.activation(format!("{name}.y"), Dtype::F32);
+        let y = self.graph.activation(format!("{name}.y"), self.handed());
         self.graph
             .node(name, "rmsnorm")
             .dim("hidden_size", self.config.hidden_size)
@@ -409,6 +409,11 @@ impl Forward<'_> {
         if let Some(residual) = residual {
             node.arg("residual", residual);
         }
+    }
+
+    /// The type of what contracts call `activation`: all that a matrix is multiplied by.
+    fn handed(&self) -> Dtype {
+        self.options.precision.activation()
     }
 
     fn weight(&mut self, name: &str) -> TensorId {

@@ -23,6 +23,7 @@ use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
 use super::{Graph, Rows, StepShape, Storage, buckets, cover};
 use crate::checkpoint::Checkpoint;
+use crate::dtype::Dtype;
 use crate::pipeline::{LoadedKernel, Pipeline};
 use crate::template::contract::Access;
 
@@ -34,13 +35,13 @@ pub struct Written<'a> {
     pub template: &'a str,
     /// The tensor's name.
     pub tensor: &'a str,
-    /// Its elements that this step's rows fill, f32; all of them, if it is kept.
+    /// Its elements that this step's rows fill, as f32; all of them, if it is kept.
     pub values: &'a [f32],
     /// Whether other steps write elements of it as well, as in the cache, of which some may never have been written.
     pub is_kept: bool,
 }
 
-/// Called after every launch with every f32 tensor that it wrote.
+/// Called after every launch with every tensor of f32 or bf16 that it wrote.
 pub type Observer<'a> = &'a mut (dyn FnMut(&Written<'_>) + Send);
 
 /// Kernels, memory, and launches in order.
@@ -383,20 +384,31 @@ impl Executor {
         for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
             let Argument::Memory { view, required_bytes } = arg else { continue };
             let Some(id) = planned.args.get(&spec.name) else { continue }; // a workspace
-            if spec.access == Access::Read || spec.dtype != crate::dtype::Dtype::F32 {
+            if spec.access == Access::Read || !matches!(spec.dtype, Dtype::F32 | Dtype::Bf16) {
                 continue;
             }
-            let mut values = vec![0.0_f32; required_bytes / 4];
+            let mut bytes = vec![0; *required_bytes];
             self.pipeline
                 .driver()
-                .read(view, bytemuck::cast_slice_mut(&mut values))
+                .read(view, &mut bytes)
                 .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+            let values = f32s(&bytes, spec.dtype);
             let tensor = self.graph.tensor_of(*id);
             let is_kept = spec.access == Access::ReadWrite && matches!(tensor.storage, Storage::External(_));
             let template = &planned.kernel.rendered.label;
             observer(&Written { label: &planned.label, template, tensor: &tensor.name, values: &values, is_kept });
         }
         Ok(())
+    }
+}
+
+/// Elements of f32 or bf16, as they lie in memory.
+fn f32s(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::Bf16 => {
+            bytes.chunks_exact(2).map(|two| f32::from_bits(u32::from_le_bytes([0, 0, two[0], two[1]]))).collect()
+        }
+        _ => bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect(),
     }
 }
 

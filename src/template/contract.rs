@@ -92,14 +92,17 @@ pub enum ArgDtype {
     Fixed(Dtype),
     /// A name from `[dtypes]`.
     Named(String),
+    /// `activation`: what kernels hand to each other in the type that the precision gives them.
+    Activation,
 }
 
 impl ArgDtype {
-    /// The type, given the types of a problem; `None` if it is named and they do not tell it.
-    pub fn resolve(&self, dtypes: &BTreeMap<String, Dtype>) -> Option<Dtype> {
+    /// The type in a problem; `None` if it is named and the problem does not tell it.
+    pub fn resolve(&self, problem: &Problem) -> Option<Dtype> {
         match self {
             Self::Fixed(dtype) => Some(*dtype),
-            Self::Named(name) => dtypes.get(name).copied(),
+            Self::Named(name) => problem.dtypes.get(name).copied(),
+            Self::Activation => Some(problem.precision.activation()),
         }
     }
 }

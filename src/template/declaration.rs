@@ -12,8 +12,12 @@ use super::library_error::LibraryError;
 use super::source_file::{Place, SourceFile};
 use crate::dtype::Dtype;
 
+/// The type of an argument that the precision gives it: [`ArgDtype::Activation`].
+const ACTIVATION: &str = "activation";
+
 /// Names that the renderer defines; nothing else may have them.
-pub const RESERVED: [&str; 22] = [
+pub const RESERVED: [&str; 23] = [
+    ACTIVATION,
     "signature",
     "entry",
     "arch",
@@ -159,10 +163,14 @@ impl Toml<'_> {
         if let Some(fixed) = Dtype::from_name(name) {
             return Ok(ArgDtype::Fixed(fixed));
         }
+        if name == ACTIVATION {
+            return Ok(ArgDtype::Activation);
+        }
         if dtypes.contains_key(name) {
             return Ok(ArgDtype::Named(name.clone()));
         }
-        let known: Vec<&str> = Dtype::ALL.iter().map(|d| d.name()).chain(dtypes.keys().map(String::as_str)).collect();
+        let fixed = Dtype::ALL.iter().map(|d| d.name()).chain([ACTIVATION]);
+        let known: Vec<&str> = fixed.chain(dtypes.keys().map(String::as_str)).collect();
         let expected = format!("a type or a name from [dtypes]: {}", known.join(", "));
         Err(self.refuse(dtype.span(), "dtype", expected, format!("`{name}`")))
     }

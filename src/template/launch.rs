@@ -58,7 +58,7 @@ impl ArgSpec {
     /// # Panics
     /// If the problem lacks the argument's dtype: problems are checked against their contracts when they are rendered.
     pub fn of(arg: &Arg, problem: &Problem) -> Self {
-        let dtype = arg.dtype.resolve(&problem.dtypes).expect("the problem gives every dtype of its contract");
+        let dtype = arg.dtype.resolve(problem).expect("the problem gives every dtype of its contract");
         Self::new(arg, dtype, &Arc::new(Scope::new(Signature::scope(problem))))
     }
 

@@ -13,7 +13,8 @@ use crate::dtype::Dtype;
 pub enum Precision {
     /// The seeds' parity mode: f32 storage, sums in index order, no fast math.
     F32,
-    /// Matrix units, f32 accumulation, f32 residual stream.
+    /// Matrix units, f32 accumulation, f32 residual stream; other activations are stored as bf16, which is what matrix
+    /// units take.
     Bf16,
 }
 
@@ -23,6 +24,14 @@ impl Precision {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+        }
+    }
+
+    /// The type of what a contract calls `activation`.
+    pub const fn activation(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
         }
     }
 }

@@ -255,7 +255,7 @@ fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<
     for arg in args {
         let exists = arg.when.as_ref().map_or(Ok(true), |when| when.holds(scope))?;
         if exists {
-            let dtype = arg.dtype.resolve(&problem.dtypes).expect("the problem was checked against the contract");
+            let dtype = arg.dtype.resolve(problem).expect("the problem was checked against the contract");
             specs.push(ArgSpec::new(arg, dtype, scope));
         }
     }

@@ -250,7 +250,7 @@ impl Signature {
     fn check_joints(&self, problem: &Problem) -> Result<(), ProblemError> {
         let scope = Arc::new(Scope::new(Self::scope(problem)));
         for Joint { written, taken, .. } in &self.joints {
-            let (a, b) = (written.dtype.resolve(&problem.dtypes), taken.dtype.resolve(&problem.dtypes));
+            let (a, b) = (written.dtype.resolve(problem), taken.dtype.resolve(problem));
             if a != b {
                 let name = |dtype: Option<Dtype>| dtype.map_or("none".to_owned(), |dtype| dtype.to_string());
                 return Err(ProblemError {

@@ -23,6 +23,8 @@ pub struct Case {
     pub flags: BTreeMap<String, bool>,
     /// The contract's `[dtypes]`.
     pub dtypes: BTreeMap<String, Dtype>,
+    /// The type of what contracts call `activation`; f32 if nobody says. Outputs are not rounded to it.
+    pub activation: Option<Dtype>,
     /// The kind of random inputs, by a name that the op knows: for what the usual mixture meets rarely.
     pub inputs: Option<String>,
     /// The scalar arguments, `n_tokens` above all.
@@ -105,6 +107,10 @@ impl Case {
 
     pub(super) fn dtype(&self, name: &str) -> Result<Dtype, ReferenceError> {
         self.dtypes.get(name).copied().ok_or_else(|| missing("dtype", name))
+    }
+
+    pub(super) fn activation(&self) -> Dtype {
+        self.activation.unwrap_or(Dtype::F32)
     }
 
     pub(super) fn number(&self, name: &str) -> Result<f64, ReferenceError> {

@@ -54,7 +54,7 @@ pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors,
     let (n_tokens, weight) = (case.n_tokens()?, case.dtype("weight")?);
     let (in_features, out_features) = (case.dim("in_features")?, case.dim("out_features")?);
     let mut inputs = named([
-        ("x", random.normals(Dtype::F32, n_tokens * in_features, 1.0)),
+        ("x", random.normals(case.activation(), n_tokens * in_features, 1.0)),
         ("weight", random.normals(weight, out_features * in_features, (in_features as f64).powf(-0.5))),
     ]);
     if case.flag("has_bias")? {

@@ -149,9 +149,9 @@ const WIDE_SCALES: &str = "wide_scales";
 fn activations(case: &Case, n: usize, random: &mut Random) -> Tensor {
     match case.inputs.as_deref() {
         Some(WIDE_SCALES) => {
-            Tensor::rounded(Dtype::F32, (0..n).map(|_| (32.0 * random.normal()).round() / 32.0).collect())
+            Tensor::rounded(case.activation(), (0..n).map(|_| (32.0 * random.normal()).round() / 32.0).collect())
         }
-        _ => random.normals(Dtype::F32, n, 1.0),
+        _ => random.normals(case.activation(), n, 1.0),
     }
 }
 

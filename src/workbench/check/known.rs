@@ -61,7 +61,8 @@ pub(super) fn prepared(trial: &Trial, scalars: &Scalars) -> Result<Arc<(Tensors,
     PREPARED.get(trial.problem_key(scalars), len_elements, || trial.prepare(scalars))
 }
 
-/// In bf16 precision, what the op gives of these inputs when activations are rounded to bf16.
+/// In bf16 precision, what the op gives of these inputs when activations are rounded to bf16; of activations that are
+/// bf16 as they come, what it gives of them as they were drawn.
 pub(super) fn of_rounded(
     trial: &Trial,
     kernel: &Rendered,
@@ -76,6 +77,9 @@ pub(super) fn of_rounded(
     let key = format!("{} {names:?}", trial.problem_key(scalars));
     let len_elements = |outputs: &Option<Outputs>| outputs.as_ref().map_or(0, len_of_outputs);
     OF_ROUNDED.get(key, len_elements, || {
+        if let Some(unrounded) = trial.of_unrounded(scalars) {
+            return unrounded.map(Some);
+        }
         let inputs = rounding::rounded(inputs, names.iter().copied());
         inputs.map(|inputs| trial.reference(scalars, &inputs)).transpose()
     })

@@ -8,8 +8,8 @@ use crate::reference::{Output, Outputs, Tensor, Tensors};
 /// doubled.
 const MOST: f64 = 1.0 / 128.0;
 
-/// How much worse than rounding the activations to bf16 a kernel may be: it rounds them, and what it computes on the
-/// way.
+/// How much worse than rounding the activations to bf16 a kernel may be: it rounds them where they are not bf16 as they
+/// come, and what it computes on the way.
 const MOST_TIMES: f64 = 3.0;
 
 /// Outputs of fewer elements have no norm to speak of: one rounding decides it.
@@ -23,7 +23,8 @@ const F32_SUMS: f64 = 1e-6;
 pub struct Rounding {
     /// |got - want| / |want|, in the Euclidean norm.
     pub relative: f64,
-    /// The same for what the op gives, exactly, when its first f32 tensor is rounded to bf16.
+    /// The same for what the op gives, exactly, when its first f32 tensor is rounded to bf16; of activations that are
+    /// bf16 as they come, when they are not rounded.
     pub of_activations: f64,
 }
 

@@ -7,7 +7,7 @@ use super::Selection;
 use crate::dtype::Dtype;
 use crate::reference::{self, Case, Outputs, ReferenceError, Tensors};
 use crate::target::Target;
-use crate::template::contract::TestShape;
+use crate::template::contract::{Access, Arg, ArgDtype, TestShape};
 use crate::template::{Params, Precision, Problem, Template};
 use crate::tuning::TuningTables;
 
@@ -26,6 +26,8 @@ pub(super) struct Trial {
     pub problem: Problem,
     pub params: Params,
     pub scalars: Vec<Scalars>,
+    /// The type of the activations that it reads; none where it reads none.
+    activation: Option<Dtype>,
     /// The kind of random inputs that the test asks for.
     inputs: Option<String>,
     /// Whether the parameters are not the ones taken by default.
@@ -63,6 +65,8 @@ pub(crate) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
 /// run there with the parameters that tables can choose, another one everywhere.
 pub(super) fn trials(template: &Template, precision: Precision, target: &Target, which: &Selection) -> Vec<Trial> {
     let mut trials = Vec::new();
+    let is_activation = |arg: &Arg| arg.dtype == ArgDtype::Activation && arg.access != Access::Write;
+    let activation = template.signature.args.iter().any(is_activation).then(|| precision.activation());
     let of_ops = template.signature.tests();
     let of_ops = if which.own_tests { &[][..] } else { &of_ops };
     for (i, test) in of_ops.iter().chain(&template.tests).enumerate() {
@@ -96,7 +100,8 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                     scalars = every_other(scalars, half + k);
                 }
                 let (is_varied, is_thin) = (n > 0, which.is_thin);
-                trials.push(Trial { problem, params, scalars, inputs, is_varied, is_thin, seed: i as u64 });
+                let seed = i as u64;
+                trials.push(Trial { problem, params, scalars, activation, inputs, is_varied, is_thin, seed });
             }
         }
     }
@@ -236,12 +241,20 @@ impl Trial {
         Ok((inputs, want))
     }
 
+    /// What should come out if activations were not rounded; none where they are not, or it reads none.
+    pub fn of_unrounded(&self, scalars: &Scalars) -> Option<Result<Outputs, ReferenceError>> {
+        self.activation.filter(|dtype| *dtype != Dtype::F32)?;
+        let unrounded = Self { activation: Some(Dtype::F32), ..self.clone() };
+        Some(unrounded.prepare(scalars).map(|(_, want)| want))
+    }
+
     /// What should come out of these inputs.
     pub fn reference(&self, scalars: &Scalars, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
         reference::run(&self.problem.ops, &self.case(scalars), inputs)
     }
 
-    /// All that inputs and reference depend on: neither template nor chip, parameters or precision.
+    /// All that inputs and reference depend on: neither template nor chip, parameters or, but for the type of
+    /// activations, precision.
     pub fn problem_key(&self, scalars: &Scalars) -> String {
         format!("{:?} {:?} {}", self.problem.ops, self.case(scalars), self.seed)
     }
@@ -253,6 +266,7 @@ impl Trial {
             constants: constants.clone(),
             flags: flags.clone(),
             dtypes: dtypes.clone(),
+            activation: self.activation,
             inputs: self.inputs.clone(),
             scalars: scalars.clone(),
         }
@@ -279,6 +293,7 @@ mod tests {
             },
             params: Params::new(),
             scalars: rows.iter().map(|&rows| Scalars::from([(ROWS.to_owned(), f64::from(rows))])).collect(),
+            activation: None,
             inputs: None,
             is_varied: false,
             is_thin: false,

@@ -367,7 +367,8 @@ fn entered<T: Send>(driver: &dyn Driver, work: impl FnOnce() -> T + Send) -> T {
 pub(super) fn case(problem: &Problem, setup: &Setup) -> Case {
     let Problem { dims, constants, flags, dtypes, .. } = problem.clone();
     let scalars = setup.scalars.iter().map(|(name, &value)| (name.clone(), value as f64)).collect();
-    Case { dims, constants, flags, dtypes, inputs: setup.inputs.clone(), scalars }
+    let activation = Some(problem.precision.activation());
+    Case { dims, constants, flags, dtypes, activation, inputs: setup.inputs.clone(), scalars }
 }
 
 /// Launches of one kernel, as drivers take them.

@@ -89,11 +89,11 @@ fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn
         keeps: BTreeSet::new(),
     };
     let scalars = [("n_tokens".to_owned(), 1.0)].into();
-    let outputs = checker.outputs(template, &problem, &Params::new(), &scalars, &inputs()).expect("runs");
+    let outputs = checker.outputs(template, &problem, &Params::new(), &scalars, &inputs(precision)).expect("runs");
     outputs["y"].values().iter().map(|value| *value as f32).collect()
 }
 
-fn inputs() -> Tensors {
+fn inputs(precision: Precision) -> Tensors {
     let whole = |value: u32| Tensor::from_bytes(Dtype::U32, &value.to_le_bytes());
     let floats = |value: f64, n: usize| Tensor::rounded(Dtype::F32, vec![value; n]);
     let n_rows = N_SCALES * N_CODES;
@@ -104,7 +104,7 @@ fn inputs() -> Tensors {
     }
     let scales: Vec<u8> = (0..n_rows).map(|row| (row / N_CODES) as u8).collect();
     let inputs = [
-        ("x", floats(1.0, 32)),
+        ("x", Tensor::rounded(precision.activation(), vec![1.0; 32])),
         ("weight", Tensor::from_bytes(Dtype::Mxfp4, &codes)),
         ("scale", Tensor::from_bytes(Dtype::U8, &scales)),
         ("bias", Tensor::rounded(Dtype::Bf16, vec![0.0; n_rows])),

@@ -46,15 +46,19 @@ fn one_wrong_value_fails_and_its_place_is_named() {
 
 #[test]
 fn bf16_is_near_f32_and_is_not_f32() {
-    // Rounding to 8 bits of mantissa at every product, over two to four layers of logits with a deviation of 6.5.
+    // Rounding to 8 bits of mantissa at every product, over two to four layers of logits with a deviation of 6.5. A row
+    // whose router has two experts nearly alike may be sent to the other: in f32 precision those of row 152 of `gqa8`
+    // have 0.351 and 0.344, in bf16 0.3496 and 0.3508, and its logits move by up to 2.2.
     for name in ["bf16", "gqa8", "odd"] {
         let fixture = Fixture::open(name);
         let expect = fixture.path("logits.npy");
-        let args = ["--precision", "bf16", "--rtol", "0", "--atol", "100", "--json", "--expect", &expect];
-        let near = logits(&fixture, &args).ok().json();
+        let args = ["--precision", "bf16", "--rtol", "0", "--atol", "0.5", "--json", "--expect", &expect];
+        let near = logits(&fixture, &args).json();
         assert_eq!(keys(&near), ["schema", "values", "beyond", "largest_difference", "rtol", "atol"].into());
         let largest = near["largest_difference"].as_f64().expect("a number");
-        assert!((1e-3..1.5).contains(&largest), "{name}: {largest}");
+        assert!((1e-3..3.0).contains(&largest), "{name}: {largest}");
+        let [beyond, values] = ["beyond", "values"].map(|key| near[key].as_u64().expect("a number"));
+        assert!(beyond * 200 < values, "{name}: {beyond} of {values}");
     }
 }
 

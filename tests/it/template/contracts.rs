@@ -87,11 +87,12 @@ const MXFP4_DOT: &str = r"
 static const f32 E2M1[16] = { 0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6 };
 enum { BLOCKS = (K + 31) / 32 };  // of a row
 
-INLINE double dot(const f32* x, const mxfp4* weight, const u8* scale, size_t row) {
+INLINE double dot(const activation* x, const mxfp4* weight, const u8* scale, size_t row) {
   double sum = 0.0;
   for (u32 k = 0; k < K; ++k) {
     const u32 bits = weight[row * BLOCKS * 16 + k / 2] >> NIBBLE & 15;
-    sum += (double)x[k] * E2M1[bits] * __builtin_ldexp(1.0, (int)scale[row * BLOCKS + k / 32] - 127);
+    const double factor = __builtin_ldexp(1.0, (int)scale[row * BLOCKS + k / 32] - 127);
+    sum += (double)f32_from_activation(x[k]) * E2M1[bits] * factor;
   }
   return sum;
 }
@@ -107,7 +108,7 @@ dtypes = { weight = ["mxfp4"] }
 [launch]
 grid = ["n_tokens * experts_per_token"]
 #}
-{% include "lib/host/types.c.j2" %}
+{% include "lib/host/activation.c.j2" %}
 enum { K = {{ hidden_size }}, N = {{ intermediate_size }} };
 DOT
 {{ signature }} {
@@ -122,7 +123,7 @@ DOT
       h[j] = dot(x + (size_t)(a / {{ experts_per_token }}) * K, weight, scale, row) + f32_from_{{ bias }}(bias[row]);
     }
     const double gate = h[0] > limit ? limit : h[0], up = h[1] > limit ? limit : h[1] < -limit ? -limit : h[1];
-    y[(size_t)a * N + i] = (f32)(gate / (1.0 + __builtin_exp(-1.702 * gate)) * (up + 1.0));
+    y[(size_t)a * N + i] = activation_from_f32((f32)(gate / (1.0 + __builtin_exp(-1.702 * gate)) * (up + 1.0)));
   }
 }
 "#;
@@ -137,7 +138,7 @@ dtypes = { weight = ["mxfp4"] }
 [launch]
 grid = ["n_tokens"]
 #}
-{% include "lib/host/types.c.j2" %}
+{% include "lib/host/activation.c.j2" %}
 enum { K = {{ intermediate_size }}, N = {{ hidden_size }}, N_CHOSEN = {{ experts_per_token }} };
 DOT
 {{ signature }} {
@@ -191,13 +192,14 @@ name  = "noise"
 dtype = "f32"
 shape = ["n_tokens", "out_features"]
 #}
-{% include "lib/host/types.c.j2" %}
+{% include "lib/host/activation.c.j2" %}
 
 {{ signature }} {
   const size_t K = {{ in_features }}, N = {{ out_features }}, t = block_x, half = (N + 1) / 2;
   for (size_t n = block_y * half; n < (block_y == 0 ? half : N); ++n) {
     double sum = 0.0;
-    for (size_t k = 0; k < K; ++k) sum += (double)x[t * K + k] * f32_from_{{ weight }}(weight[n * K + k]);
+    for (size_t k = 0; k < K; ++k)
+      sum += (double)f32_from_activation(x[t * K + k]) * f32_from_{{ weight }}(weight[n * K + k]);
 {% if has_bias %}
     sum += f32_from_{{ weight }}(bias[n]);
 {% endif %}

@@ -7,7 +7,7 @@ use gptoss_jit::dtype::Dtype;
 use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
 use gptoss_jit::object::store::Store;
-use gptoss_jit::reference::{self, Case};
+use gptoss_jit::reference::{self, Case, Tensor};
 use gptoss_jit::target::Target;
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::template::{Params, Precision, Problem, Template};
@@ -49,15 +49,17 @@ fn errors(
         let (dims, dtypes, inputs) = (problem.dims.clone(), problem.dtypes.clone(), test.inputs.clone());
         let scalars: BTreeMap<String, f64> =
             test.scalars.iter().map(|(name, of)| (name.clone(), of.values()[0])).collect();
-        let case = Case { dims, constants: BTreeMap::new(), flags, dtypes, inputs, scalars: scalars.clone() };
+        let case = Case { dims, flags, dtypes, inputs, scalars: scalars.clone(), ..Case::default() };
         let inputs = reference::inputs(&template.ops, &case, 11).expect("inputs");
         let want = &reference::run(&template.ops, &case, &inputs).expect("a reference")["y"];
         let allowed = template.tolerance(precision);
         for (causal, worst) in [0, 1].into_iter().zip(&mut worst) {
             let params = Params::from([("causal".to_owned(), causal)]);
             let got = checker.outputs(template, &problem, &params, &scalars, &inputs).expect("runs");
+            let rounding = Tensor::unit_roundoff(got["y"].dtype());
             for (i, got) in got["y"].values().iter().enumerate() {
-                let error = (got - want.values[i]).abs() / (allowed.atol + allowed.rtol * want.scale[i]);
+                let most = allowed.atol + allowed.rtol * want.scale[i] + rounding * want.values[i].abs();
+                let error = (got - want.values[i]).abs() / most;
                 *worst = worst.max(if error.is_nan() { f64::INFINITY } else { error });
             }
         }

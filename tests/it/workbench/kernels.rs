@@ -135,6 +135,7 @@ fn case(problem: &Problem, scalars: &BTreeMap<String, f64>) -> Case {
         constants: problem.constants.clone(),
         flags: problem.flags.clone(),
         dtypes: problem.dtypes.clone(),
+        activation: Some(problem.precision.activation()),
         inputs: None,
         scalars: scalars.clone(),
     }
@@ -220,14 +221,15 @@ summary = "plain loops"
 [launch]
 grid = ["n_tokens"]
 #}
-{% include "lib/host/types.c.j2" %}
+{% include "lib/host/activation.c.j2" %}
 
 {{ signature }} {
   const size_t K = {{ in_features }}, N = {{ out_features }}, t = block_x;
   BEFORE
   for (size_t n = 0; n < N; ++n) {
     double sum = 0.0;
-    for (size_t k = 0; k < LENGTH; ++k) sum += (double)x[t * K + k] * f32_from_{{ weight }}(weight[n * K + k]);
+    for (size_t k = 0; k < LENGTH; ++k)
+      sum += (double)f32_from_activation(x[t * K + k]) * f32_from_{{ weight }}(weight[n * K + k]);
 {% if has_bias %}
     sum += f32_from_{{ weight }}(bias[n]);
 {% endif %}

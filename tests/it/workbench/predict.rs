@@ -56,12 +56,12 @@ fn predictions_are_held_against_a_journal_and_drawn() {
         let one = kernels.iter().find(|one| one["rows"] == rows).expect("it is there");
         one["predicted_us"].as_f64().expect("a number")
     };
-    // x and y in f32, each once, at 95 % of 960 GB/s, and a launch of 2 us: less is not to be had. What waits and what
-    // the last cache serves beside it was predicted to be a sixth more of many rows, a third of 64.
+    // x in f32 and y in bf16, each once, at 95 % of 960 GB/s, and a launch of 2 us: less is not to be had. What waits
+    // and what the last cache serves beside it was predicted to be 18 % more of many rows, 45 % of 64.
     for rows in rows {
-        let least_us = 2.0 * 4.0 * 2880.0 * f64::from(rows) / 960e9 * 1e6;
+        let least_us = (4.0 + 2.0) * 2880.0 * f64::from(rows) / 960e9 * 1e6;
         assert!(
-            predicted(rows) > least_us / 0.95 + 2.0 && predicted(rows) < 1.35 * least_us + 2.0,
+            predicted(rows) > least_us / 0.95 + 2.0 && predicted(rows) < 1.5 * least_us + 2.0,
             "{rows}: {}",
             predicted(rows)
         );
