@@ -110,6 +110,25 @@ fn templates_are_right_on_every_matrix_unit() {
     }
 }
 
+/// What one chip leaves out, the other has to run.
+#[test]
+fn chips_that_share_cases_take_the_same_templates() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let taken = |arch: &str| {
+        let target = Target::gpu(arch).expect(arch).simulated();
+        let fitting = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
+        fitting.map(|template| template.label()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let plain = taken(PLAIN);
+    assert!(plain.len() > 20);
+    for arch in ["gfx1100", "gfx90a"] {
+        assert!(plain.is_subset(&taken(arch)), "{arch}: each has a half of these, in waves of its own size");
+    }
+    for [one, other] in [["gfx1100", "gfx1201"], ["gfx90a", "gfx950"]] {
+        assert_eq!(taken(one), taken(other), "{one}, {other}");
+    }
+}
+
 /// Tiles that a shape does not fill, fills, and more than fills, at all parameters that Hopper's table can choose.
 #[test]
 fn hoppers_templates_are_right_around_their_tiles() {
