@@ -122,7 +122,9 @@ pub struct Selection {
     /// At a template's first test one more number of rows, above those that it has.
     pub more_rows: bool,
     /// Half of the cases: a shape's numbers of rows go in turn to its types and precisions, so that any two of rows,
-    /// types and precision still meet. An even and an odd number give halves that are all cases together.
+    /// types and precision still meet; where a shape is run with every combination of types, every other combination is
+    /// run, at all rows, as the other ones are at the other precision. An even and an odd number give halves that are
+    /// all cases together.
     pub half: Option<usize>,
     /// Of each kernel's numbers of rows only the first and the last are run with tensors in the memory of others, and
     /// over workspace that was used before, too.
