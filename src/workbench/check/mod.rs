@@ -107,6 +107,8 @@ impl Running<'_> {
 pub struct Selection {
     /// Only templates that cover this op.
     pub op: Option<String>,
+    /// Of those only what is a template of nothing besides.
+    pub op_alone: bool,
     /// Only variants of this name.
     pub variant: Option<String>,
     /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that
@@ -164,7 +166,7 @@ impl Checker<'_> {
     pub fn selected(&self, selection: &Selection) -> impl Iterator<Item = &Arc<Template>> {
         let matches = |template: &&Arc<Template>| {
             let joined = template.ops.join("+");
-            selection.op.as_ref().is_none_or(|op| *op == joined || template.ops.contains(op))
+            selection.op.as_ref().is_none_or(|op| *op == joined || !selection.op_alone && template.ops.contains(op))
                 && selection.variant.as_ref().is_none_or(|variant| *variant == template.variant)
                 && template.fits_target(self.target).is_ok()
         };
