@@ -75,6 +75,6 @@ fn spec(facts: &KernelFacts, abi: String) -> KernelSpec {
     let kind = |size: u32| if size == 8 { ArgumentKind::Write } else { ArgumentKind::U32 };
     let sizes = facts.explicit_args().map(|arg| arg.size).enumerate();
     let args = sizes.map(|(i, size)| ArgumentSpec::new(format!("argument {i}"), kind(size)));
-    let block_size = facts.max_block_size;
-    KernelSpec { entry: facts.name.clone(), abi, args: args.collect(), block_size, lds_bytes: 0, is_early: false }
+    let (entry, block_size) = (facts.name.clone(), facts.max_block_size);
+    KernelSpec { entry, abi, args: args.collect(), block_size, ..KernelSpec::default() }
 }
