@@ -189,7 +189,8 @@ mod tests {
                     .collect();
                 let mut found: Vec<usize> = table.applying(&query, step, n_tokens).iter().map(|row| row.line).collect();
                 n_found += found.len();
-                (expected.sort_unstable(), found.sort_unstable());
+                expected.sort_unstable();
+                found.sort_unstable();
                 assert_eq!(found, expected, "{query:?} {n_tokens:?} {step}");
             }
         }
