@@ -42,6 +42,17 @@ def let_atomics_return(emulator):
     emulator._iattr = attribute
 
 
+def let_flat_be_without_base(emulator):
+    """CDNA's FLAT instructions have zeros where those of GLOBAL name the register of a base: no register, where the
+    emulator reads s0."""
+    real = emulator._Ctx.optional_field
+
+    def field(self, instruction, name):
+        return None if name == "saddr" and isinstance(instruction, emulator.irc.FLAT) else real(self, instruction, name)
+
+    emulator._Ctx.optional_field = field
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -56,6 +67,7 @@ class Teacher:
 
         if not hasattr(self, "emu"):
             let_atomics_return(emu)
+            let_flat_be_without_base(emu)
             self.emu = emu
         return self.emu
 
