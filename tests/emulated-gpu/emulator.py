@@ -6,6 +6,7 @@ Needs EMULATED_GPU_ARCH, EMULATED_GPU_LEARNT (the folder of both files), TINYGRA
 
 import fcntl
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -53,6 +54,20 @@ def let_flat_be_without_base(emulator):
     emulator._Ctx.optional_field = field
 
 
+def let_flat_know_its_address(emulator):
+    """RDNA4's FLAT instructions ask for where scratch lies, which the emulator has no name for: the address in their
+    registers is the address here, as for the others."""
+    real = emulator.get_pcode
+
+    def text(operation):
+        text = real(operation)
+        if "CalcFlatAddr" not in text:
+            return text
+        return re.sub(r"addr\s*=\s*CalcFlatAddr\([^)]*\)\s*;?\n?", "", text).replace("MEM[addr", "MEM[ADDR")
+
+    emulator.get_pcode = text
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -68,6 +83,7 @@ class Teacher:
         if not hasattr(self, "emu"):
             let_atomics_return(emu)
             let_flat_be_without_base(emu)
+            let_flat_know_its_address(emu)
             self.emu = emu
         return self.emu
 
