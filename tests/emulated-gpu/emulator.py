@@ -5,6 +5,7 @@ Needs EMULATED_GPU_ARCH, EMULATED_GPU_LEARNT (the folder of both files), TINYGRA
 """
 
 import fcntl
+import inspect
 import os
 import re
 import struct
@@ -68,6 +69,21 @@ def let_flat_know_its_address(emulator):
     emulator.get_pcode = text
 
 
+def let_wmma_add_to_constants(emulator):
+    """What RDNA's matrix instructions add to may be a constant, 0 above all: 128 is one, and no v128."""
+    source = inspect.getsource(emulator._compile_wmma)
+    for old, new in (
+        ("  src2_r = (src2_r >=", "  in_registers, constant = src2_r >= 256, src2_r\n  src2_r = (src2_r >="),
+        ("mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
+         "mat_c = [in_registers.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)),"
+         " ctx.rsgpr_dyn(in_registers.where(_c(128), constant))).bitcast(out_dt)"),
+    ):  # fmt: skip
+        if source.count(old) != 1:
+            raise NotImplementedError("another _compile_wmma than that of the checkout that docs/emulator.md names")
+        source = source.replace(old, new)
+    exec(source, vars(emulator))
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -84,6 +100,7 @@ class Teacher:
             let_atomics_return(emu)
             let_flat_be_without_base(emu)
             let_flat_know_its_address(emu)
+            let_wmma_add_to_constants(emu)
             self.emu = emu
         return self.emu
 
