@@ -5,7 +5,9 @@ Needs EMULATED_GPU_ARCH, EMULATED_GPU_LEARNT (the folder of both files), TINYGRA
 """
 
 import fcntl
+import inspect
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -42,6 +44,46 @@ def let_atomics_return(emulator):
     emulator._iattr = attribute
 
 
+def let_flat_be_without_base(emulator):
+    """CDNA's FLAT instructions have zeros where those of GLOBAL name the register of a base: no register, where the
+    emulator reads s0."""
+    real = emulator._Ctx.optional_field
+
+    def field(self, instruction, name):
+        return None if name == "saddr" and isinstance(instruction, emulator.irc.FLAT) else real(self, instruction, name)
+
+    emulator._Ctx.optional_field = field
+
+
+def let_flat_know_its_address(emulator):
+    """RDNA4's FLAT instructions ask for where scratch lies, which the emulator has no name for: the address in their
+    registers is the address here, as for the others."""
+    real = emulator.get_pcode
+
+    def text(operation):
+        text = real(operation)
+        if "CalcFlatAddr" not in text:
+            return text
+        return re.sub(r"addr\s*=\s*CalcFlatAddr\([^)]*\)\s*;?\n?", "", text).replace("MEM[addr", "MEM[ADDR")
+
+    emulator.get_pcode = text
+
+
+def let_wmma_add_to_constants(emulator):
+    """What RDNA's matrix instructions add to may be a constant, 0 above all: 128 is one, and no v128."""
+    source = inspect.getsource(emulator._compile_wmma)
+    for old, new in (
+        ("  src2_r = (src2_r >=", "  in_registers, constant = src2_r >= 256, src2_r\n  src2_r = (src2_r >="),
+        ("mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
+         "mat_c = [in_registers.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)),"
+         " ctx.rsgpr_dyn(in_registers.where(_c(128), constant))).bitcast(out_dt)"),
+    ):  # fmt: skip
+        if source.count(old) != 1:
+            raise NotImplementedError("another _compile_wmma than that of the checkout that docs/emulator.md names")
+        source = source.replace(old, new)
+    exec(source, vars(emulator))
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -56,6 +98,9 @@ class Teacher:
 
         if not hasattr(self, "emu"):
             let_atomics_return(emu)
+            let_flat_be_without_base(emu)
+            let_flat_know_its_address(emu)
+            let_wmma_add_to_constants(emu)
             self.emu = emu
         return self.emu
 
