@@ -69,19 +69,37 @@ def let_flat_know_its_address(emulator):
     emulator.get_pcode = text
 
 
-def let_wmma_add_to_constants(emulator):
-    """What RDNA's matrix instructions add to may be a constant, 0 above all: 128 is one, and no v128."""
-    source = inspect.getsource(emulator._compile_wmma)
-    for old, new in (
-        ("  src2_r = (src2_r >=", "  in_registers, constant = src2_r >= 256, src2_r\n  src2_r = (src2_r >="),
-        ("mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
-         "mat_c = [in_registers.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)),"
-         " ctx.rsgpr_dyn(in_registers.where(_c(128), constant))).bitcast(out_dt)"),
-    ):  # fmt: skip
-        if source.count(old) != 1:
-            raise NotImplementedError("another _compile_wmma than that of the checkout that docs/emulator.md names")
+def rewrite(emulator, function, replaced):
+    """A function of the emulator's with parts of its text replaced, each found as often as told."""
+    real = getattr(emulator, function)
+    source = inspect.getsource(real)
+    for times, old, new in replaced:
+        if source.count(old) != times:
+            raise NotImplementedError(f"another {function} than that of the checkout that docs/emulator.md names")
         source = source.replace(old, new)
     exec(source, vars(emulator))
+    handlers = emulator._INST_HANDLERS
+    handlers.update({kind: getattr(emulator, function) for kind, handler in handlers.items() if handler is real})
+
+
+def let_wmma_add_to_constants(emulator):
+    """What RDNA's matrix instructions add to may be a constant, 0 above all: 128 is one, and no v128."""
+    rewrite(emulator, "_compile_wmma", (
+        (1, "  src2_r = (src2_r >=", "  in_registers, constant = src2_r >= 256, src2_r\n  src2_r = (src2_r >="),
+        (1, "mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
+         "mat_c = [in_registers.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)),"
+         " ctx.rsgpr_dyn(in_registers.where(_c(128), constant))).bitcast(out_dt)"),
+    ))  # fmt: skip
+
+
+def let_lds_take_accumulators(emulator):
+    """CDNA's instructions of LDS store accumulators too, where their `acc` bit says so: the emulator heeds it at what
+    they load alone."""
+    data = "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)"
+    rewrite(emulator, "_compile_mem_op", (
+        (8, "ctx.rvgpr_dyn(vdata_reg", f"{data}(vdata_reg"),
+        (3, "ctx.rvgpr_dyn(data1_reg", f"{data}(data1_reg"),
+    ))  # fmt: skip
 
 
 class Teacher:
@@ -101,6 +119,7 @@ class Teacher:
             let_flat_be_without_base(emu)
             let_flat_know_its_address(emu)
             let_wmma_add_to_constants(emu)
+            let_lds_take_accumulators(emu)
             self.emu = emu
         return self.emu
 
