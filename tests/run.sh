@@ -23,6 +23,8 @@ unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_GRAP
 unset GPTOSS_JIT_ADVERSARY_RUNS GPTOSS_JIT_ADVERSARY_SEED
 unset GPTOSS_JIT_WALKS GPTOSS_JIT_WALKS_SEED GPTOSS_JIT_HARMONY_PROMPTS GPTOSS_JIT_ALL_ARCHS
 export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$scratch/cache"
+# One test more than there are cores: some wait for a deadline.
+[ -n "${RUST_TEST_THREADS:-}" ] || { cores=$(nproc 2>/dev/null) && export RUST_TEST_THREADS=$((cores + 1)); }
 
 # What is fetched comes from elsewhere, and is unpacked: the build goes on meanwhile.
 fetch() {

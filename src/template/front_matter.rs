@@ -219,8 +219,8 @@ impl Reader<'_> {
         Ok(params)
     }
 
-    /// What constraints may use: dims, flags, dtypes, parameters, named facts, `precision`, `wave_size` and
-    /// `lds_bytes`.
+    /// What constraints may use: dims, flags, dtypes, parameters, named facts, `precision`, `wave_size`, `lds_bytes`
+    /// and `early_launch`.
     fn tuning_names(&self) -> BTreeSet<String> {
         let mut names = self.signature.condition_names();
         names.extend(self.params.union(&self.facts).cloned());

@@ -73,7 +73,7 @@ pub fn merged(name: &str, text: &str, rows: &[NewRow], provenance: &Provenance) 
         table.set_position(table.position().map(|position| ROOM * (position + 1)));
     });
     let (mut kept, mut comments) = (Vec::new(), Vec::new());
-    for (row, old) in table.rows.iter().zip(taken_rows(&mut document)) {
+    for (row, old) in table.rows().iter().zip(taken_rows(&mut document)) {
         let ranges = left(row, rows);
         if ranges.is_empty() {
             comments.push((old.position().unwrap_or_default(), comment_of(&old)));
@@ -389,7 +389,11 @@ provenance = \"hand\"
 
     fn rows(text: &str) -> Vec<String> {
         let table = Table::parse("t", "t", text).expect("a table");
-        table.rows.iter().map(|row| format!("{} {} {} {}", row.op, row.tokens, row.template, row.provenance)).collect()
+        table
+            .rows()
+            .iter()
+            .map(|row| format!("{} {} {} {}", row.op, row.tokens, row.template, row.provenance))
+            .collect()
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl TuningTables {
                 .flat_map(|layer| in_order(layer).into_iter().map(|at| &layer[at]).collect::<Vec<_>>())
                 .collect();
             for (i, table) in tables.iter().enumerate() {
-                let behind = || tables[i + 1..].iter().flat_map(|table| &table.rows);
+                let behind = || tables[i + 1..].iter().flat_map(|table| table.rows());
                 let open = table.gaps().into_iter().filter(|gap| !is_filled(gap, behind()));
                 lines.extend(open.map(|gap| gap.to_string()));
             }
@@ -118,7 +118,7 @@ impl TuningTables {
         for layer in &self.layers {
             for name in &families {
                 let tables = layer.iter().filter(|table| table.name == *name);
-                let mut rows: Vec<&Row> = tables.flat_map(|table| &table.rows).collect();
+                let mut rows: Vec<&Row> = tables.flat_map(|table| table.rows()).collect();
                 rows.sort_by_key(|row| std::cmp::Reverse(row.facts.len() + usize::from(row.step.is_some())));
                 order.extend(rows);
             }
@@ -332,8 +332,8 @@ mod tests {
         };
         let amd: Vec<(&str, BTreeSet<String>)> = tables.layers[0]
             .iter()
-            .filter(|table| table.rows.len() > 1 && !table.name.starts_with("sm_") && table.name != "host")
-            .map(|table| (&*table.name, table.rows.iter().map(says).collect()))
+            .filter(|table| table.rows().len() > 1 && !table.name.starts_with("sm_") && table.name != "host")
+            .map(|table| (&*table.name, table.rows().iter().map(says).collect()))
             .collect();
         assert!(amd.len() > 4, "{amd:?}");
         for (i, (one, rows)) in amd.iter().enumerate() {

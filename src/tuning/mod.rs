@@ -4,8 +4,8 @@
 //! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
 
 pub mod edit;
+mod index;
 pub mod lint;
-mod overlap;
 pub mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +155,7 @@ impl TuningTables {
     pub fn rows_for<'a>(&'a self, target: &Target) -> impl Iterator<Item = &'a Row> + use<'a> {
         let families = target.families();
         let tables = self.layers.iter().flatten().filter(move |table| families.contains(&table.name));
-        tables.flat_map(|table| &table.rows)
+        tables.flat_map(|table| table.rows())
     }
 
     /// Tables from texts, one layer: name without `.toml`, and text.
@@ -174,7 +174,7 @@ impl TuningTables {
         let mut families = target.families();
         families.pop();
         for table in tables.layers.iter_mut().flatten().filter(|table| families.contains(&table.name)) {
-            table.rows.clear();
+            table.remove_rows();
         }
         tables
     }
@@ -215,7 +215,7 @@ impl TuningTables {
     /// Where a row's numbers come from.
     pub fn provenance(&self, row: &Row) -> Option<&Provenance> {
         let mut tables = self.layers.iter().flatten();
-        tables.find(|table| table.rows.iter().any(|own| own.place == row.place))?.provenance.get(&row.provenance)
+        tables.find(|table| table.rows().iter().any(|own| own.place == row.place))?.provenance.get(&row.provenance)
     }
 
     /// Whether any row that concerns a target uses this template.

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::Spanned;
 
-use super::overlap::Earlier;
+use super::index::Index;
 use super::{Query, TuningError};
 use crate::target::TargetFacts;
 
@@ -77,7 +77,8 @@ pub struct Table {
     /// Where the rows' numbers come from.
     pub provenance: BTreeMap<String, Provenance>,
     /// In the order of the file. No two apply at once.
-    pub rows: Vec<Row>,
+    rows: Vec<Row>,
+    index: Index,
 }
 
 /// For an op, some shapes and some numbers of tokens: a template and its parameters.
@@ -286,22 +287,27 @@ impl Table {
             line: line(error.span().map_or(0, |span| span.start)),
             message: error.message().trim().to_owned(),
         })?;
-        let rows = table.rows.iter().map(|row| Row::new(row.get_ref().clone(), file, line(row.span().start))).collect();
-        let table = Self {
-            name: name.to_owned(),
-            file: file.to_owned(),
-            target: table.target,
-            provenance: table.provenance,
-            rows,
-        };
-        table.check()?;
-        Ok(table)
+        let rows: Vec<Row> =
+            table.rows.iter().map(|row| Row::new(row.get_ref().clone(), file, line(row.span().start))).collect();
+        let index = indexed(file, &table.provenance, &rows)?;
+        let (name, file) = (name.to_owned(), file.to_owned());
+        Ok(Self { name, file, target: table.target, provenance: table.provenance, rows, index })
+    }
+
+    /// In the order of the file. No two apply at once.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// What is known of the chip stays.
+    pub(super) fn remove_rows(&mut self) {
+        (self.rows, self.index) = Default::default();
     }
 
     /// The rows that apply at so many tokens, or at some number of them, those that want more of the problem first.
     pub fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&Row> {
-        let is_at = |row: &Row| n_tokens.is_none_or(|n_tokens| row.tokens.contains(n_tokens));
-        let mut rows: Vec<&Row> = self.rows.iter().filter(|row| is_at(row) && row.applies(query, step)).collect();
+        let places = self.index.applying(&self.rows, query, step, n_tokens);
+        let mut rows: Vec<&Row> = places.into_iter().map(|i| &self.rows[i]).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.n_wants()));
         rows
     }
@@ -341,26 +347,19 @@ impl Table {
     fn falls_back(&self, row: &Row) -> bool {
         self.rows.iter().any(|other| other.op == row.op && row.wants_more(other))
     }
+}
 
-    fn check(&self) -> Result<(), TuningError> {
-        let mut earlier = Earlier::default();
-        for row in &self.rows {
-            if !self.provenance.contains_key(&row.provenance) {
-                return Err(TuningError::NoProvenance {
-                    file: self.file.clone(),
-                    line: row.line,
-                    name: row.provenance.clone(),
-                    known: self.provenance.keys().cloned().collect(),
-                });
-            }
-            if let Some((other, tokens)) = earlier.overlap(row) {
-                let (file, op) = (self.file.clone(), row.op.clone());
-                return Err(TuningError::Overlap { file, line: row.line, other: other.line, op, tokens });
-            }
-            earlier.add(row);
-        }
-        Ok(())
+/// The rows by what they want, if each says where its numbers come from and no two apply at once.
+fn indexed(file: &str, provenance: &BTreeMap<String, Provenance>, rows: &[Row]) -> Result<Index, TuningError> {
+    let file = || file.to_owned();
+    if let Some(row) = rows.iter().find(|row| !provenance.contains_key(&row.provenance)) {
+        let known = provenance.keys().cloned().collect();
+        return Err(TuningError::NoProvenance { file: file(), line: row.line, name: row.provenance.clone(), known });
     }
+    Index::new(rows).map_err(|(row, other, tokens)| {
+        let (row, other) = (&rows[row], &rows[other]);
+        TuningError::Overlap { file: file(), line: row.line, other: other.line, op: row.op.clone(), tokens }
+    })
 }
 
 impl Row {

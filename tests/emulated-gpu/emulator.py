@@ -5,7 +5,9 @@ Needs EMULATED_GPU_ARCH, EMULATED_GPU_LEARNT (the folder of both files), TINYGRA
 """
 
 import fcntl
+import inspect
 import os
+import re
 import struct
 import sys
 from pathlib import Path
@@ -42,6 +44,64 @@ def let_atomics_return(emulator):
     emulator._iattr = attribute
 
 
+def let_flat_be_without_base(emulator):
+    """CDNA's FLAT instructions have zeros where those of GLOBAL name the register of a base: no register, where the
+    emulator reads s0."""
+    real = emulator._Ctx.optional_field
+
+    def field(self, instruction, name):
+        return None if name == "saddr" and isinstance(instruction, emulator.irc.FLAT) else real(self, instruction, name)
+
+    emulator._Ctx.optional_field = field
+
+
+def let_flat_know_its_address(emulator):
+    """RDNA4's FLAT instructions ask for where scratch lies, which the emulator has no name for: the address in their
+    registers is the address here, as for the others."""
+    real = emulator.get_pcode
+
+    def text(operation):
+        text = real(operation)
+        if "CalcFlatAddr" not in text:
+            return text
+        return re.sub(r"addr\s*=\s*CalcFlatAddr\([^)]*\)\s*;?\n?", "", text).replace("MEM[addr", "MEM[ADDR")
+
+    emulator.get_pcode = text
+
+
+def rewrite(emulator, function, replaced):
+    """A function of the emulator's with parts of its text replaced, each found as often as told."""
+    real = getattr(emulator, function)
+    source = inspect.getsource(real)
+    for times, old, new in replaced:
+        if source.count(old) != times:
+            raise NotImplementedError(f"another {function} than that of the checkout that docs/emulator.md names")
+        source = source.replace(old, new)
+    exec(source, vars(emulator))
+    handlers = emulator._INST_HANDLERS
+    handlers.update({kind: getattr(emulator, function) for kind, handler in handlers.items() if handler is real})
+
+
+def let_wmma_add_to_constants(emulator):
+    """What RDNA's matrix instructions add to may be a constant, 0 above all: 128 is one, and no v128."""
+    rewrite(emulator, "_compile_wmma", (
+        (1, "  src2_r = (src2_r >=", "  in_registers, constant = src2_r >= 256, src2_r\n  src2_r = (src2_r >="),
+        (1, "mat_c = [ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)).bitcast(out_dt)",
+         "mat_c = [in_registers.where(ctx.rvgpr_dyn(src2_r + _c(vgpr), UOp.const(lane, dtypes.int)),"
+         " ctx.rsgpr_dyn(in_registers.where(_c(128), constant))).bitcast(out_dt)"),
+    ))  # fmt: skip
+
+
+def let_lds_take_accumulators(emulator):
+    """CDNA's instructions of LDS store accumulators too, where their `acc` bit says so: the emulator heeds it at what
+    they load alone."""
+    data = "(ctx.raccvgpr_dyn if use_acc else ctx.rvgpr_dyn)"
+    rewrite(emulator, "_compile_mem_op", (
+        (8, "ctx.rvgpr_dyn(vdata_reg", f"{data}(vdata_reg"),
+        (3, "ctx.rvgpr_dyn(data1_reg", f"{data}(data1_reg"),
+    ))  # fmt: skip
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -56,6 +116,10 @@ class Teacher:
 
         if not hasattr(self, "emu"):
             let_atomics_return(emu)
+            let_flat_be_without_base(emu)
+            let_flat_know_its_address(emu)
+            let_wmma_add_to_constants(emu)
+            let_lds_take_accumulators(emu)
             self.emu = emu
         return self.emu
 

@@ -1,7 +1,7 @@
 //! Launches, executed: the cache of the program keeps the text beside every object, and the same text compiled for the
 //! simulator under another key. That one runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,23 @@ use gpu::{ArgumentKind, ArgumentSpec, Buffer, Driver, Kernel, KernelSpec};
 /// The simulator, by device and wave size, made when it is needed: one runs one kernel at a time.
 pub struct Simulator {
     drivers: BTreeMap<(c_int, u32), Arc<SimDriver>>,
+    compiled: Compiled,
+}
+
+/// What a cache was found to have. The program compiles while it loads: what is not here may have come since.
+#[derive(Default)]
+struct Compiled {
+    /// The entries that were read.
+    entries: BTreeSet<PathBuf>,
+    /// An entry by its object.
+    objects: BTreeMap<Vec<u8>, PathBuf>,
+    /// The entries of kernels for the simulator, by the kernel's name.
+    simulated: BTreeMap<String, Vec<PathBuf>>,
 }
 
 impl Simulator {
     pub fn new() -> Self {
-        Self { drivers: BTreeMap::new() }
+        Self { drivers: BTreeMap::new(), compiled: Compiled::default() }
     }
 
     pub fn driver(&mut self, device: c_int, wave_size: u32) -> Arc<SimDriver> {
@@ -32,19 +44,18 @@ impl Simulator {
 
     /// Finds the kernel of an object among those that were compiled for the simulator.
     pub fn load(&mut self, device: c_int, cache: &Path, object: &[u8], said: &CodeObject) -> Result<Kernel, String> {
-        let entries = entries(cache);
-        let same = |path: &&PathBuf| fs::read(path.join("object")).is_ok_and(|bytes| bytes == object);
-        let origin = entries.iter().find(same).ok_or("the object is not in the cache")?;
+        self.compiled.read(cache);
+        let origin = self.compiled.objects.get(object).ok_or("the object is not in the cache")?;
         let text = fs::read_to_string(origin.join("source")).map_err(|error| error.to_string())?;
         let [facts] = said.kernels.as_slice() else { return Err("not one kernel".to_owned()) };
-        let abi_line = format!("const char {}_abi[] = \"", facts.name);
         let abi_of = |source: &str| {
             let is_of_it = source.contains(text.trim_end()) && source.contains(shared_with_the_simulator());
-            let (_, abi) = source.split_once(&abi_line).filter(|_| is_of_it)?;
-            Some(abi.split('"').next().unwrap_or_default().to_owned())
+            let (_, abi) = simulated(source).filter(|_| is_of_it)?;
+            Some(abi.to_owned())
         };
         let mut why = format!("`{}` was not compiled for the simulator", facts.name);
-        for path in entries.iter().filter(|path| *path != origin) {
+        let paths = self.compiled.simulated.get(&facts.name).cloned().unwrap_or_default();
+        for path in paths {
             let source = fs::read_to_string(path.join("source")).unwrap_or_default();
             let (Some(abi), Ok(bytes)) = (abi_of(&source), fs::read(path.join("object"))) else { continue };
             match self.driver(device, facts.wave_size).load(&bytes, spec(facts, abi)) {
@@ -54,6 +65,30 @@ impl Simulator {
         }
         Err(why)
     }
+}
+
+impl Compiled {
+    /// Reads the entries that were not there the last time.
+    fn read(&mut self, cache: &Path) {
+        for path in entries(cache).into_iter().filter(|path| !self.entries.contains(path)).collect::<Vec<_>>() {
+            let (Ok(source), Ok(object)) = (fs::read_to_string(path.join("source")), fs::read(path.join("object")))
+            else {
+                continue; // it is being written
+            };
+            match simulated(&source) {
+                Some((name, _)) => self.simulated.entry(name.to_owned()).or_default().push(path.clone()),
+                None => _ = self.objects.insert(object, path.clone()),
+            }
+            self.entries.insert(path);
+        }
+    }
+}
+
+/// The kernel's name and its ABI, in a source for the simulator: `const char NAME_abi[] = "ABI";`.
+fn simulated(source: &str) -> Option<(&str, &str)> {
+    let (before, behind) = source.split_once("_abi[] = \"")?;
+    let (_, name) = before.rsplit_once("const char ")?;
+    Some((name, behind.split('"').next()?))
 }
 
 /// What a text and the simulator that is linked here have to agree about. Objects for older ones may be in the cache
@@ -75,6 +110,6 @@ fn spec(facts: &KernelFacts, abi: String) -> KernelSpec {
     let kind = |size: u32| if size == 8 { ArgumentKind::Write } else { ArgumentKind::U32 };
     let sizes = facts.explicit_args().map(|arg| arg.size).enumerate();
     let args = sizes.map(|(i, size)| ArgumentSpec::new(format!("argument {i}"), kind(size)));
-    let block_size = facts.max_block_size;
-    KernelSpec { entry: facts.name.clone(), abi, args: args.collect(), block_size, lds_bytes: 0, is_early: false }
+    let (entry, block_size) = (facts.name.clone(), facts.max_block_size);
+    KernelSpec { entry, abi, args: args.collect(), block_size, ..KernelSpec::default() }
 }

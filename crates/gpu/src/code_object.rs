@@ -367,14 +367,7 @@ mod tests {
     fn spec(kinds: &[ArgumentKind]) -> KernelSpec {
         let name = |i: usize| format!("a{i}");
         let args = kinds.iter().enumerate().map(|(i, &kind)| ArgumentSpec::new(name(i), kind)).collect();
-        KernelSpec {
-            entry: "linear_tile".into(),
-            abi: String::new(),
-            args,
-            block_size: 256,
-            lds_bytes: 0,
-            is_early: false,
-        }
+        KernelSpec { entry: "linear_tile".into(), args, block_size: 256, ..KernelSpec::default() }
     }
 
     fn tile_spec() -> KernelSpec {

@@ -170,14 +170,7 @@ mod tests {
     fn spec() -> KernelSpec {
         let kinds = [ArgumentKind::Read, ArgumentKind::Read, ArgumentKind::Write, ArgumentKind::U32];
         let args = kinds.map(|kind| ArgumentSpec::new("a", kind)).to_vec();
-        KernelSpec {
-            entry: "rmsnorm_row".into(),
-            abi: String::new(),
-            args,
-            block_size: 256,
-            lds_bytes: 0,
-            is_early: false,
-        }
+        KernelSpec { entry: "rmsnorm_row".into(), args, block_size: 256, ..KernelSpec::default() }
     }
 
     #[test]

@@ -351,8 +351,7 @@ mod tests {
                 arg("factor", ArgumentKind::F32),
             ],
             block_size: 1,
-            lds_bytes: 0,
-            is_early: false,
+            ..KernelSpec::default()
         }
     }
 

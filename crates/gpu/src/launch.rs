@@ -8,7 +8,7 @@ use crate::GpuError;
 use crate::memory::BufferView;
 
 /// What a kernel's arguments must be; made from the op's contract by whoever rendered it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct KernelSpec {
     /// Name of the kernel in the object.
     pub entry: String,

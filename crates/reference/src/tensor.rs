@@ -1,6 +1,5 @@
 //! Elements with their type: exact as f64, whatever the type.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -166,11 +165,12 @@ fn e2m1(bits: u8) -> f64 {
     if bits & 8 == 0 { size } else { -size }
 }
 
-/// The four bits of the nearest value, of two equally near ones that with an even code; beyond 6 it is 6.
+/// The four bits of the nearest value, of two equally near ones that with an even code; beyond 6 it is 6. By the
+/// middles between the values: weights are most of what a reference is given, and all of them are rounded here.
 fn e2m1_code(value: f64) -> u8 {
-    let distance = |code: &usize| ((value.abs() - E2M1[*code]).abs(), code % 2);
-    let nearest = (0..8).min_by(|a, b| distance(a).partial_cmp(&distance(b)).unwrap_or(Ordering::Equal));
-    nearest.expect("there are eight") as u8 | u8::from(value.is_sign_negative()) << 3
+    let size = value.abs();
+    let passed = [size > 0.25, size >= 0.75, size > 1.25, size >= 1.75, size > 2.5, size >= 3.5, size > 5.0];
+    passed.into_iter().map(u8::from).sum::<u8>() | u8::from(value.is_sign_negative()) << 3
 }
 
 #[cfg(test)]
@@ -185,6 +185,19 @@ mod tests {
             assert_eq!(bytes.len(), dtype.len_bytes(4));
             assert_eq!(Tensor::from_bytes(dtype, &bytes), tensor);
         }
+    }
+
+    #[test]
+    fn codes_of_mxfp4_are_the_nearest_and_of_two_the_even_one() {
+        for i in -700..=700 {
+            for value in [f64::from(i) / 100.0, f64::from(i) / 100.0 + 1e-9, f64::from(i) / 64.0] {
+                let distance = |code: &u8| ((value.abs() - e2m1(*code)).abs(), code % 2);
+                let nearest = (0..8).min_by(|a, b| distance(a).partial_cmp(&distance(b)).expect("numbers"));
+                assert_eq!(Some(e2m1_code(value) & 7), nearest, "{value}");
+                assert_eq!(e2m1_code(value) >> 3 == 1, value.is_sign_negative(), "{value}");
+            }
+        }
+        assert_eq!([0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY].map(e2m1_code), [0, 8, 7, 15]);
     }
 
     #[test]

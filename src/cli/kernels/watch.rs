@@ -31,7 +31,7 @@ use crate::workbench::timing::{Bench, Candidate, ROUNDS, Setup, Weights};
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the cases of a precision may take, where nobody says.
+/// How long the cases of all precisions may take, where nobody says how long those of one.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// What a last cache holds where no table says it, in bytes.
@@ -186,7 +186,8 @@ impl Watch<'_> {
         let (checked, times) = thread::scope(|scope| {
             let elsewhere = beside.as_ref().filter(|_| matches!(on, On::Simulator));
             let thread = elsewhere.map(|beside| scope.spawn(|| predicted(&choosers, beside, store)));
-            let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, store, library);
+            let within = self.within.unwrap_or_else(|| WITHIN / template.precisions().count() as u32);
+            let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, store, library, within);
             (checked, thread.map(|thread| thread.join().expect("it does not panic")))
         });
         let checked = checked?;
@@ -210,8 +211,8 @@ impl Watch<'_> {
         on: &On,
         store: &Store,
         library: &Library,
+        within: Duration,
     ) -> anyhow::Result<Vec<Checked>> {
-        let within = self.within.unwrap_or(WITHIN);
         let mut words: Vec<OsString> = vec![CHECK_WORKER.into(), "kernels".into(), "check".into()];
         words.extend(["--templates".into(), place.templates.clone().into_os_string()]);
         words.extend(["--op".into(), place.op.clone().into(), "--variant".into(), place.variant.clone().into()]);
@@ -228,8 +229,15 @@ impl Watch<'_> {
         };
         let children = Children { program: this_program(), words, deadline: self.deadline };
         let (op, variant) = (Some(place.op.clone()), Some(place.variant.clone()));
-        let selection =
-            Selection { op, variant, within: Some(within), more_rows: true, is_fenced: true, ..Selection::default() };
+        let selection = Selection {
+            op,
+            op_alone: true,
+            variant,
+            within: Some(within),
+            more_rows: true,
+            is_fenced: true,
+            ..Selection::default()
+        };
         let checker = Checker { library, target: &target, store, runner: None, compute_unit: None };
         Ok(checker.check_in_children(&selection, &children, &mut |_| ())?)
     }

@@ -19,9 +19,11 @@ const VARIABLE: &str = "CC";
 /// Of what a compiler says of itself, this much of the beginning is looked at.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
-/// Before and after the job's options. Part of the identity, so that changing them changes every key.
-const BEFORE: [&str; 2] = ["-shared", "-fPIC"];
-const AFTER: [&str; 1] = ["-lm"];
+/// Before and after the job's options. Part of the identity, so that changing them changes every key. A kernel needs
+/// none of what a program starts with, and what of libc the compiler calls (memcpy) is there when it is loaded: to look
+/// into libc took the linker as long as all else.
+const BEFORE: [&str; 3] = ["-shared", "-nostdlib", "-fPIC"];
+const AFTER: [&str; 2] = ["-lm", "-lgcc"];
 
 /// `cc`, `gcc` or `clang`.
 #[derive(Debug)]

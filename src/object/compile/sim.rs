@@ -15,8 +15,8 @@ const VARIABLE: &str = "CXX";
 
 /// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel
 /// is C: it needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's
-/// time.
-const LINK: [&str; 8] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", "compiled.o", "-lm", "-lc", "-lgcc", "-o"];
+/// time; what of libc the compiler calls is there when it is loaded.
+const LINK: [&str; 7] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", "compiled.o", "-lm", "-lgcc", "-o"];
 
 /// `c++`, `g++` or `clang++`.
 #[derive(Debug)]

@@ -107,6 +107,8 @@ impl Running<'_> {
 pub struct Selection {
     /// Only templates that cover this op.
     pub op: Option<String>,
+    /// Of those only what is a template of nothing besides.
+    pub op_alone: bool,
     /// Only variants of this name.
     pub variant: Option<String>,
     /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that
@@ -122,7 +124,9 @@ pub struct Selection {
     /// At a template's first test one more number of rows, above those that it has.
     pub more_rows: bool,
     /// Half of the cases: a shape's numbers of rows go in turn to its types and precisions, so that any two of rows,
-    /// types and precision still meet. An even and an odd number give halves that are all cases together.
+    /// types and precision still meet; where a shape is run with every combination of types, every other combination is
+    /// run, at all rows, as the other ones are at the other precision. An even and an odd number give halves that are
+    /// all cases together.
     pub half: Option<usize>,
     /// Of each kernel's numbers of rows only the first and the last are run with tensors in the memory of others, and
     /// over workspace that was used before, too.
@@ -162,7 +166,7 @@ impl Checker<'_> {
     pub fn selected(&self, selection: &Selection) -> impl Iterator<Item = &Arc<Template>> {
         let matches = |template: &&Arc<Template>| {
             let joined = template.ops.join("+");
-            selection.op.as_ref().is_none_or(|op| *op == joined || template.ops.contains(op))
+            selection.op.as_ref().is_none_or(|op| *op == joined || !selection.op_alone && template.ops.contains(op))
                 && selection.variant.as_ref().is_none_or(|variant| *variant == template.variant)
                 && template.fits_target(self.target).is_ok()
         };

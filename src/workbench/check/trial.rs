@@ -86,8 +86,11 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         if which.first_shape && !trials.is_empty() {
             break;
         }
-        let problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
-        let half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
+        let mut problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
+        let mut half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
+        if let Some(kept) = half.filter(|_| trials.is_empty()).and_then(|half| every_other_choice(&problems, half)) {
+            (problems, half) = (kept, None); // each of them at all of its rows
+        }
         for (k, problem) in problems.into_iter().enumerate() {
             // Around its tiles, other types are no other tiles.
             let tables = tables.filter(|_| k == 0 || template.tests.is_empty());
@@ -187,6 +190,28 @@ fn with_every_dtype(mut problems: Vec<Problem>) -> Vec<Problem> {
             }
         }
     }
+}
+
+/// Of every combination of dtypes the even ones or the odd ones, as the fields of a chessboard are light or dark: each
+/// dtype of one name is still there with each of another at one of two `n`. `None` where only one name has several, or
+/// where a dtype would be left out.
+fn every_other_choice(problems: &[Problem], n: usize) -> Option<Vec<Problem>> {
+    let mut seen: BTreeMap<&str, Vec<Dtype>> = BTreeMap::new();
+    for (name, dtype) in problems.iter().flat_map(|problem| &problem.dtypes) {
+        let dtypes = seen.entry(name).or_default();
+        if !dtypes.contains(dtype) {
+            dtypes.push(*dtype);
+        }
+    }
+    if seen.values().filter(|dtypes| dtypes.len() > 1).count() < 2 {
+        return None;
+    }
+    let place = |(name, dtype): (&String, &Dtype)| seen[name.as_str()].iter().position(|one| one == dtype);
+    let is_kept = |problem: &&Problem| (problem.dtypes.iter().filter_map(place).sum::<usize>() + n).is_multiple_of(2);
+    let kept: Vec<Problem> = problems.iter().filter(is_kept).cloned().collect();
+    let entries =
+        |problems: &[Problem]| problems.iter().flat_map(|one| &one.dtypes).map(owned).collect::<BTreeSet<_>>();
+    (entries(&kept) == entries(problems)).then_some(kept)
 }
 
 fn owned((name, dtype): (&String, &Dtype)) -> (String, Dtype) {
@@ -318,7 +343,7 @@ mod tests {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let template = library.template("linear/gemv", Language::Hip).expect("built in");
         let target = Target::gpu("gfx1100").expect("known").simulated();
-        // (shape, type of weights, precision, rows)
+        // (shape, types, precision, rows)
         let cases = |half| {
             let which = Selection { half, ..Selection::default() };
             let of = |precision| {
@@ -327,7 +352,7 @@ mod tests {
                     let dims: Vec<u32> = problem.dims.values().copied().collect();
                     let case = move |one: &Scalars| {
                         let rows = one[ROWS] as u64;
-                        (dims.clone(), problem.dtypes["weight"].name(), precision.name(), rows)
+                        (dims.clone(), list(&problem.dtypes), precision.name(), rows)
                     };
                     scalars.iter().map(case).collect::<Vec<_>>()
                 })
@@ -339,15 +364,49 @@ mod tests {
         assert_eq!(even.union(&odd).cloned().collect::<BTreeSet<_>>(), all);
         for half in [even, odd] {
             let met = |cases: &BTreeSet<_>| {
-                let pairs = |(dims, dtype, precision, rows): &(Vec<u32>, &str, &str, u64)| {
-                    let rows = rows.to_string();
-                    [(*dtype, *precision), (*dtype, &rows), (*precision, &rows)]
-                        .map(|(one, other)| (dims.clone(), one.to_owned(), other.to_owned()))
+                let pairs = |(dims, dtypes, precision, rows): &(Vec<u32>, String, &str, u64)| {
+                    let (rows, precision) = (rows.to_string(), precision.to_string());
+                    let with = |dtype: &str| {
+                        let dtype = dtype.to_owned();
+                        [(dtype.clone(), precision.clone()), (dtype, rows.clone()), (precision.clone(), rows.clone())]
+                    };
+                    let of_weight = dtypes.split(", ").find(|dtype| dtype.starts_with("weight ")).expect("it has one");
+                    with(of_weight).map(|(one, other)| (dims.clone(), one, other))
                 };
                 cases.iter().flat_map(pairs).collect::<BTreeSet<_>>()
             };
             assert_eq!(met(&half), met(&all));
         }
+    }
+
+    #[test]
+    fn of_two_halves_each_has_every_type_and_both_have_every_combination_at_the_first_shape() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let mut n_thinned = 0;
+        // As `tests/it/workbench/gpu_kernels.rs` shares a template's combinations: with its second chip.
+        for arch in ["gfx1100", "gfx90a"] {
+            let target = Target::gpu(arch).expect("known").simulated();
+            for template in library.templates().iter().filter(|template| template.fits_target(&target).is_ok()) {
+                for precision in template.precisions() {
+                    let first = |half| {
+                        let which = Selection { half, first_shape: true, ..Selection::default() };
+                        let trials = trials(template, precision, &target, &which);
+                        trials.into_iter().map(|trial| trial.problem.dtypes).collect::<BTreeSet<_>>()
+                    };
+                    let (all, halves) = (first(None), [0, 1].map(|half| first(Some(half))));
+                    assert_eq!(
+                        halves[0].union(&halves[1]).cloned().collect::<BTreeSet<_>>(),
+                        all,
+                        "{}",
+                        template.label()
+                    );
+                    let types = |of: &BTreeSet<BTreeMap<_, _>>| of.iter().flatten().map(owned).collect::<BTreeSet<_>>();
+                    assert!(halves.iter().all(|half| types(half) == types(&all)), "{}", template.label());
+                    n_thinned += usize::from(halves[0].len() < all.len());
+                }
+            }
+        }
+        assert!(n_thinned > 10, "{n_thinned}");
     }
 
     #[test]

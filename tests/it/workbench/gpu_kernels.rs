@@ -25,8 +25,9 @@ const PLAIN: &str = "gfx1030";
 /// Runs the templates that `wanted` picks of those that fit the arch, half of the cases. Of two precisions, any two of
 /// rows, types and precision meet, but not all three, for which none has code of its own. Of a matrix unit's templates,
 /// which have one precision, two chips of RDNA have a half each, and two of CDNA; of the others of one precision, whose
-/// types are only the bias's, rows go in turn to these. Tensors that lie in others' and used workspace, which no kernel
-/// asks the number of rows about, are tried at the fewest and the most rows. All at once, by hand:
+/// types are only the bias's, rows go in turn to these. A template's combinations of types at its first shape are all
+/// run: on the two chips of its unit, or in the two sizes of waves. Tensors that lie in others' and used workspace,
+/// which no kernel asks the number of rows about, are tried at the fewest and the most rows. All at once, by hand:
 /// `kernels check --arch sim:gfx1100`.
 fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let half = Some(usize::from(["gfx1201", "gfx90a"].contains(&arch)));
@@ -106,6 +107,25 @@ fn templates_are_right_on_every_matrix_unit() {
         let checked = check(arch, |template| template.fits_target(&plain).is_err());
         all_right(arch, &checked);
         assert!(checked.len() >= 4, "{arch}: linear, attention and both products of the experts");
+    }
+}
+
+/// What one chip leaves out, the other has to run.
+#[test]
+fn chips_that_share_cases_take_the_same_templates() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let taken = |arch: &str| {
+        let target = Target::gpu(arch).expect(arch).simulated();
+        let fitting = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
+        fitting.map(|template| template.label()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let plain = taken(PLAIN);
+    assert!(plain.len() > 20);
+    for arch in ["gfx1100", "gfx90a"] {
+        assert!(plain.is_subset(&taken(arch)), "{arch}: each has a half of these, in waves of its own size");
+    }
+    for [one, other] in [["gfx1100", "gfx1201"], ["gfx90a", "gfx950"]] {
+        assert_eq!(taken(one), taken(other), "{one}, {other}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::{io, ptr};
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use super::context::{CALLS, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Stamp};
+use super::context::{CALLS, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Slot, Stamp};
 use super::object::{Entry, Object};
 use super::order::Order;
 use super::schedule::Schedule;
@@ -142,7 +142,7 @@ impl<'a> Worker<'a> {
 
 fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void], block: u64) -> Result<(), Stop> {
     object.forget_lds();
-    let mut slots = vec![0; 2 * grid.wave_size as usize * SLOT_BYTES];
+    let mut slots = vec![Slot([0; SLOT_BYTES]); 2 * grid.wave_size as usize];
     let mut context = Context {
         stamp: 0,
         wave_floor: 0,
@@ -150,7 +150,7 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
         block: grid.index(block),
         grid: grid.blocks,
         parity: 0,
-        slots: slots.as_mut_ptr(),
+        slots: slots.as_mut_ptr().cast(),
         calls: CALLS,
         floor: 0,
         wave_size: grid.wave_size,

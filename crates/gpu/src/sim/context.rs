@@ -157,6 +157,11 @@ impl Stamp {
 /// Bytes that a lane can leave for the others.
 pub(super) const SLOT_BYTES: usize = 256;
 
+/// Those bytes, in one piece with those of the next lane, and aligned as the object's vectors are.
+#[derive(Clone)]
+#[repr(align(16))]
+pub(super) struct Slot(#[expect(dead_code, reason = "objects alone look at it")] pub [u8; SLOT_BYTES]);
+
 /// What a thread waits for, or why it stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pause {

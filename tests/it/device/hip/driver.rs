@@ -17,7 +17,7 @@ const TILE: &[u8] = include_bytes!("../../../fixtures/objects/linear_tile.gfx90a
 fn spec(entry: &str, kinds: &[ArgumentKind]) -> KernelSpec {
     let arg = |(i, &kind)| ArgumentSpec::new(format!("a{i}"), kind);
     let args = kinds.iter().enumerate().map(arg).collect();
-    KernelSpec { entry: entry.into(), abi: String::new(), args, block_size: 64, lds_bytes: 0, is_early: false }
+    KernelSpec { entry: entry.into(), args, block_size: 64, ..KernelSpec::default() }
 }
 
 fn gemv() -> KernelSpec {

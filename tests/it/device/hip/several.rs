@@ -51,7 +51,7 @@ fn logits_of_several_devices_are_the_same_bits_with_graphs_and_without() {
     let Some(_) = hiprtc::compiler() else { return };
     let room = two("");
     let at = |name: &str| room.path().join(name).to_str().expect("text").to_owned();
-    let line = (0..30).map(|i| (i * 37 % 500).to_string()).collect::<Vec<_>>().join(" ");
+    let line = (0..20).map(|i| (i * 37 % 500).to_string()).collect::<Vec<_>>().join(" ");
     fs::write(at("ids.txt"), line).expect("written");
     let logits = |device: &str, precision: &str, graphs: &str| {
         let (ids, out) = (at("ids.txt"), at("logits.npy"));
@@ -65,11 +65,11 @@ fn logits_of_several_devices_are_the_same_bits_with_graphs_and_without() {
     for precision in ["f32", "bf16"] {
         let simulated = logits("sim:gfx1100", precision, "1");
         let replays = || room.calls().iter().filter(|line| line.starts_with("hipGraphLaunch")).count();
-        // Six steps alike on two devices.
+        // Four steps alike on two devices, of which the first is launched and the second captured.
         let before = if precision == "f32" { 0 } else { replays() };
         assert!(logits("hip", precision, "1") == simulated, "{precision}");
         let after = replays();
-        assert!(after - before >= 8, "{before}, then {after}");
+        assert!(after - before >= 4, "{before}, then {after}");
         assert!(logits("hip", precision, "0") == simulated, "{precision}");
         assert_eq!(replays(), after);
     }
