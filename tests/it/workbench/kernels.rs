@@ -326,7 +326,7 @@ fn a_read_past_the_end_spoils_the_result() {
 
 #[test]
 fn a_write_to_what_is_only_read_is_caught() {
-    let checked = check_linear(&[("AFTER", "((f32*)x)[t * K] += 1.0f;")]);
+    let checked = check_linear(&[("AFTER", "((activation*)x)[t * K] = activation_from_f32(7.0f);")]);
     let is_told = |wrong: &Wrong| matches!(wrong, Wrong::ReadOnly { argument } if argument == "x");
     assert!(wrongs(&checked).into_iter().any(is_told), "{}", failures(&checked));
 }
