@@ -1,6 +1,8 @@
 """What the kernel driver would show below /sys/devices/virtual/kfd/kfd for one processor and one GPU. Sizes are of a
 chip that was sold; clocks, ids and what nobody asks for are made up."""
 
+import os
+
 # Compute units, of which SIMDs each, their waves, arrays, LDS in KiB, version as the driver writes it, PCI device,
 # chiplets. RDNA's driver counts SIMDs of 32 lanes, CDNA's of 16.
 CHIPS = {
@@ -75,4 +77,9 @@ def write(folder, arch, memory_bytes, units=0):
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, dict):
             content = "".join(f"{key} {value}\n" for key, value in content.items())
-        path.write_text(content)
+        if path.exists() and path.read_text() == content:
+            continue
+        # Another process may be reading them: a file is there as a whole or not at all.
+        fresh = folder / f"{name.replace('/', '-')}.{os.getpid()}"
+        fresh.write_text(content)
+        fresh.replace(path)
