@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
+use half::bf16;
 
 use super::error::PlanError;
 use super::inputs::Inputs;
@@ -405,10 +406,8 @@ impl Executor {
 /// Elements of f32 or bf16, as they lie in memory.
 fn f32s(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     match dtype {
-        Dtype::Bf16 => {
-            bytes.chunks_exact(2).map(|two| f32::from_bits(u32::from_le_bytes([0, 0, two[0], two[1]]))).collect()
-        }
-        _ => bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect(),
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&two| bf16::from_le_bytes(two).to_f32()).collect(),
+        _ => bytemuck::pod_collect_to_vec(bytes),
     }
 }
 
