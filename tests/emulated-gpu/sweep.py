@@ -197,7 +197,8 @@ CELLS = {
     "logits, f32": logits("f32"),
     "a chat's turn": chat,
     "steps replayed as a graph": generate(),
-    "each op alone (`-f 1`)": generate("-f", "1"),
+    # Too little memory to measure the chip's limits beside the ops, which reads 4 GiB thirty times.
+    "each op alone (`-f 1`)": generate("-f", "1", EMULATED_GPU_MEMORY=str(1 << 29)),
     "compiled by its own hipRTC": generate(OWN_HIPRTC="1"),
     "waves in random order": generate(EMULATED_GPU_SEED="7"),
     "two processes at once": two,
@@ -248,8 +249,10 @@ def run(cell, name, arch, hip, args):
         machine = Machine(arch, hip, args.binary.resolve(), Path(folder), args.limit)
         try:
             done = cell(machine)
-            if "the HIP runtime finds 0" in done["note"]:
-                done["status"] = "not known"  # the runtime is older than the chip
+            # The runtime is older than the chip. HIP 5.7, whose lower half may know one that its upper half does not,
+            # then frees what it never had.
+            if re.search("the HIP runtime finds 0|^free..: invalid pointer", done["note"]):
+                done["status"] = "not known"
         except emulated_gpu.Unavailable as missing:
             print(f"skipped: not available here: {missing}", file=sys.stderr)
             sys.exit(3)
