@@ -189,9 +189,14 @@ impl Graph {
         self.tensor(name.clone(), dtype, Storage::Weight(name))
     }
 
-    /// A tensor that the engine keeps.
+    /// A tensor that the engine keeps: one, however often it is asked for, so that an id tells who reads what another
+    /// node writes.
     pub fn external(&mut self, name: &str, dtype: Dtype) -> TensorId {
-        self.tensor(name.to_string(), dtype, Storage::External(name.to_string()))
+        let storage = Storage::External(name.to_string());
+        match self.tensors.iter().position(|tensor| tensor.storage == storage) {
+            Some(known) => TensorId(known),
+            None => self.tensor(name.to_string(), dtype, storage),
+        }
     }
 
     /// A tensor in the arena.

@@ -102,6 +102,18 @@ def let_lds_take_accumulators(emulator):
     ))  # fmt: skip
 
 
+def let_registers_be_chosen(emulator):
+    """RDNA's v_movrels_b32 takes the register that M0 counts from the one it names: the emulator cannot say which."""
+    first = "  if op_name in ('V_READFIRSTLANE_B32_E32'"
+    rewrite(emulator, "_compile_vop12", (
+        (1, first, "  if op_name == 'V_MOVRELS_B32_E32':\n"
+         "    lane, exec_mask, kind = ctx.range(), ctx.rexec(), type(inst)\n"
+         "    chosen = ctx.rvgpr_dyn(ctx.inst_field(kind.src0) - _c(256) + ctx.rsgpr_dyn(_c(125)), lane)\n"
+         "    stored = ctx.wvgpr_dyn(ctx.inst_field(kind.vdst), lane, chosen, exec_mask)\n"
+         f"    return UOp.sink(stored.end(lane), *ctx.inc_pc())\n{first}"),
+    ))  # fmt: skip
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -120,6 +132,7 @@ class Teacher:
             let_flat_know_its_address(emu)
             let_wmma_add_to_constants(emu)
             let_lds_take_accumulators(emu)
+            let_registers_be_chosen(emu)
             self.emu = emu
         return self.emu
 

@@ -164,9 +164,9 @@ def generate(*options, **variables):
     return cell
 
 
-def runs(*command):
+def runs(*command, **variables):
     def cell(machine):
-        code, out, err = machine.gpu(*command)
+        code, out, err = machine.gpu(*command, **variables)
         return verdict(code == 0 and bool(out.strip()), "" if code == 0 else last_words(err))
 
     return cell
@@ -197,7 +197,8 @@ CELLS = {
     "logits, f32": logits("f32"),
     "a chat's turn": chat,
     "steps replayed as a graph": generate(),
-    "each op alone (`-f 1`)": generate("-f", "1"),
+    # Too little memory to measure the chip's limits beside the ops, which reads 4 GiB thirty times.
+    "each op alone (`-f 1`)": generate("-f", "1", EMULATED_GPU_MEMORY=str(1 << 29)),
     "compiled by its own hipRTC": generate(OWN_HIPRTC="1"),
     "waves in random order": generate(EMULATED_GPU_SEED="7"),
     "two processes at once": two,
@@ -207,7 +208,10 @@ CELLS = {
     ),
     "the GPU goes away": fails("HW Exception by GPU|launch failure", codes=(1, -6), EMULATED_GPU_LOST_AFTER="60"),
     "`tune --op rmsnorm`": runs("tune", "--op", "rmsnorm", "--tokens", "1", "--most", "3"),
-    "`bench --kernels`": runs(*"bench --kernels --work decode -b 2 --context 8 -n 3 --repeats 1".split()),
+    # So little memory that the chip's limits are measured on 1 GiB and not on 4; less is refused.
+    "`bench --kernels`": runs(
+        *"bench --kernels --work decode -b 1 --context 1 -n 1 --repeats 1".split(), EMULATED_GPU_MEMORY=str(3 << 29)
+    ),
 } | {f"kernels {op}": kernels(op, variant) for op, variant in KERNELS}  # fmt: skip
 
 
@@ -248,8 +252,10 @@ def run(cell, name, arch, hip, args):
         machine = Machine(arch, hip, args.binary.resolve(), Path(folder), args.limit)
         try:
             done = cell(machine)
-            if "the HIP runtime finds 0" in done["note"]:
-                done["status"] = "not known"  # the runtime is older than the chip
+            # The runtime is older than the chip. HIP 5.7, whose lower half may know one that its upper half does not,
+            # then frees what it never had.
+            if re.search("the HIP runtime finds 0|^free..: invalid pointer", done["note"]):
+                done["status"] = "not known"
         except emulated_gpu.Unavailable as missing:
             print(f"skipped: not available here: {missing}", file=sys.stderr)
             sys.exit(3)

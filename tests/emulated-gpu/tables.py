@@ -65,6 +65,8 @@ def programs(records):
     columns = in_order((one["hip"], one["arch"]) for one in records)
     columns.sort(key=lambda column: RUNTIMES.index(column[0]))
     found = {(one["hip"], one["arch"], one["cell"]): one for one in records}
+    # Where a runtime has no device one cell says so, for all of them.
+    unknown = {(one["hip"], one["arch"]) for one in records if one["status"] == "not known"}
     remarks = []
     yield row(["what runs", *(f"{hip} {arch}" for hip, arch in columns)])
     yield row(["---"] * (1 + len(columns)))
@@ -73,7 +75,7 @@ def programs(records):
         for hip, arch in columns:
             one = found.get((hip, arch, name))
             if one is None:
-                cells.append("")
+                cells.append("not known" if (hip, arch) in unknown else "")
                 continue
             cells.append(LONG.get(one["status"], one["status"]))
             if one["status"] != "ok":

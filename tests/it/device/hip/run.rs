@@ -74,9 +74,9 @@ fn the_tiny_model_says_on_hip_what_it_says_on_the_cpu() {
 #[test]
 fn the_profile_takes_times_on_the_device() {
     let Some(_) = hiprtc::compiler() else { return };
-    // One step: the fake runs it some thirty times over.
-    let (room, simulated) = Room::executing("gfx1100", &["--max-new-tokens", "1"], "");
-    let output = room.on("hip", &["--profile", "--max-new-tokens", "1"]);
+    // Two steps, of which the second takes its token from the first: the fake runs each some thirty times over.
+    let (room, simulated) = Room::executing("gfx1100", &["--max-new-tokens", "2"], "");
+    let output = room.on("hip", &["--profile", "--max-new-tokens", "2"]);
     assert_eq!(text(&output.stdout), simulated, "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("block.*.attn.qkv"), "{}", text(&output.stderr));
     assert!(
