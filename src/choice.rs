@@ -102,7 +102,7 @@ pub struct Ranking {
     /// Never empty. A choice that cannot compile or launch gives way to the next.
     pub choices: Vec<Choice>,
     /// The other templates of these ops, each with why it is no choice.
-    pub misfits: Vec<(Arc<Template>, Misfit)>,
+    pub misfits: Vec<(Arc<str>, Misfit)>,
     /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
     /// it.
     pub rows: Vec<Row>,
@@ -307,7 +307,9 @@ pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -
         }
         for row in tables.rows_for(target).filter(|row| row.template != APART) {
             // A row of a family may be for those of its archs that the template is for.
-            if !library.templates().iter().any(|template| template.is_labelled(&row.template)) {
+            let of_its_ops = row.template.rsplit_once('/').map_or("", |(ops, _)| ops);
+            let mut templates = library.templates_where(|ops, _| ops == of_its_ops);
+            if !templates.any(|template| template.is_labelled(&row.template)) {
                 add(&row.place, format!("there is no template `{}`", row.template));
             }
         }
@@ -357,7 +359,7 @@ pub fn choose(
             None => {
                 let refused = template.resolve_params(&Params::new(), problem, target).err();
                 let constraint = refused.map_or_else(String::new, |error| error.to_string());
-                ranking.misfits.push((template, Misfit::NoLegalParams { constraint }));
+                ranking.misfits.push((template.label().into(), Misfit::NoLegalParams { constraint }));
             }
         }
     }

@@ -95,7 +95,7 @@ struct Listed {
 fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
     let source = &args.target.source;
     let (library, target) = (source.library()?, args.target.target(&source.tables()?)?);
-    let mut listed: Vec<Listed> = library.templates().iter().map(|template| listed(template, &target)).collect();
+    let mut listed: Vec<Listed> = library.templates().map(|template| listed(template, &target)).collect();
     listed.extend(library.broken().iter().map(|broken| {
         let (op, file) = broken.name.split_once('/').unwrap_or(("", &broken.name));
         Listed {
@@ -122,7 +122,7 @@ fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
     }
     let rows: Vec<Vec<String>> = listed.iter().map(|row| row.cells(args.why)).collect();
     output.table(&["op", "variant", "language", "origin", "shadows", "fits"], &rows, &[])?;
-    output.note(&format!("{} templates, for {}", library.templates().len(), target.id()));
+    output.note(&format!("{} templates, for {}", library.templates().count(), target.id()));
     for broken in library.broken() {
         output.warning(&broken.error.to_string());
     }

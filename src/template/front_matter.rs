@@ -361,7 +361,7 @@ pub(super) fn front_matter(file: &SourceFile) -> Result<(usize, &str), LibraryEr
 }
 
 /// `dot` of `linear/dot.c.j2`.
-fn variant_of(name: &str) -> &str {
+pub(super) fn variant_of(name: &str) -> &str {
     let file = name.rsplit('/').next().unwrap_or(name);
     file.split('.').next().unwrap_or(file)
 }

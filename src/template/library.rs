@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::{env, fs, io};
 
 use minijinja::Environment;
@@ -14,9 +14,11 @@ use super::bounded;
 use super::contract::{self, Contract};
 use super::environment::environment;
 use super::expression::describe;
+use super::front_matter::variant_of;
 use super::lib_header::LibHeader;
 use super::library_error::LibraryError;
 use super::names::{LookedUp, Walk, looked_up, reached};
+use super::overlay::{Kind, kind, overlay};
 use super::signature::Signature;
 use super::source_file::{Origin, SourceFile};
 use super::{Misfit, Problem, Template};
@@ -33,15 +35,41 @@ const GLOBALS: [&str; 6] = ["signature", "entry", "arch", "wave_size", "precisio
 #[derive(Debug)]
 pub struct Library {
     origins: Vec<Origin>,
-    contracts: BTreeMap<String, Arc<Contract>>,
-    templates: Vec<Arc<Template>>,
-    broken: Vec<Broken>,
-    files: BTreeMap<String, SourceFile>,
-    /// What the files of `lib/` say of themselves.
-    headers: BTreeMap<String, LibHeader>,
+    /// By op.
+    contracts: BTreeMap<String, Read<Contract>>,
+    /// By name of the file.
+    templates: BTreeMap<String, Entry>,
+    /// What is wrong with files whatever they say of themselves.
+    unusable: BTreeMap<String, LibraryError>,
+    files: Arc<BTreeMap<String, SourceFile>>,
+    /// What lies behind the first file of a name.
+    shadows: BTreeMap<String, Vec<Origin>>,
+    /// What bodies are held to as they are read: those that are all built in are held to it by a test.
+    names: Option<Names>,
     environment: Environment<'static>,
     /// What renders templates of people's own; without it they are rendered in this process.
     program: Option<PathBuf>,
+}
+
+/// What a file says, read when somebody asks for it first: most commands need few files, in one language.
+type Read<T> = OnceLock<Result<Arc<T>, LibraryError>>;
+
+/// A template, and what its file's name says.
+#[derive(Debug)]
+struct Entry {
+    /// The ops: `linear`, `rmsnorm+linear`.
+    folder: String,
+    label: Arc<str>,
+    language: Language,
+    read: Read<Template>,
+}
+
+/// What the names that bodies use are held against.
+#[derive(Debug)]
+struct Names {
+    /// What the files of `lib/` say of themselves.
+    headers: BTreeMap<String, LibHeader>,
+    looked_up: LookedUp,
 }
 
 /// The templates of a problem's ops.
@@ -49,8 +77,8 @@ pub struct Library {
 pub struct Examined {
     /// Those that fit: the highest priority first, then by name.
     pub candidates: Vec<Arc<Template>>,
-    /// The others, each with the first requirement that does not hold.
-    pub misfits: Vec<(Arc<Template>, Misfit)>,
+    /// The labels of the others, each with the first requirement that does not hold.
+    pub misfits: Vec<(Arc<str>, Misfit)>,
 }
 
 /// A file that cannot be used, and why.
@@ -107,42 +135,75 @@ impl Library {
         Self::assembled(layers, true)
     }
 
-    fn assembled(layers: Vec<Layer>, checks_names: bool) -> Self {
+    fn assembled(layers: Vec<Layer>, is_checked: bool) -> Self {
         let origins = layers.iter().map(|layer| layer.origin.clone()).collect();
-        let mut broken = BTreeMap::new();
-        let (files, shadows) = overlay(layers, &mut broken);
-        let environment = compile(&files, &mut broken);
-        let headers = read_headers(&files, &mut broken);
-        let (contracts, templates) = (BTreeMap::new(), Vec::new());
-        let mut library =
-            Self { origins, contracts, templates, broken: Vec::new(), files, headers, environment, program: None };
-        library.read_contracts(&mut broken);
-        library.read_templates(&shadows, &mut broken, checks_names);
-        library.broken = broken
-            .into_iter()
-            .map(|(name, error)| Broken { origin: library.files[&name].origin.clone(), name, error: Arc::new(error) })
-            .collect();
+        let mut unusable = BTreeMap::new();
+        let (files, shadows) = overlay(layers, &mut unusable);
+        let files = Arc::new(files);
+        let (environment, names) = if is_checked {
+            let environment = compile(&files, &mut unusable);
+            let headers = read_headers(&files, &mut unusable);
+            let looked_up = looked_up(&environment, &files);
+            (environment, Some(Names { headers, looked_up }))
+        } else {
+            (compiled_when_used(&files), None)
+        };
+        let (mut contracts, mut templates) = (BTreeMap::new(), BTreeMap::new());
+        for name in files.keys().filter(|name| !unusable.contains_key(*name)) {
+            match kind(name) {
+                Kind::Contract { op } => drop(contracts.insert(op.to_owned(), OnceLock::new())),
+                Kind::Template { folder, language } => {
+                    let label = format!("{folder}/{}", variant_of(name)).into();
+                    let entry = Entry { folder: folder.to_owned(), label, language, read: OnceLock::new() };
+                    templates.insert(name.clone(), entry);
+                }
+                _ => {}
+            }
+        }
+        let library =
+            Self { origins, contracts, templates, unusable, files, shadows, names, environment, program: None };
+        if is_checked {
+            library.broken(); // here, where there may be a stack for it
+        }
         library
     }
 
     /// Every usable template, by op and variant.
-    pub fn templates(&self) -> &[Arc<Template>] {
-        &self.templates
+    pub fn templates(&self) -> impl Iterator<Item = &Arc<Template>> {
+        self.templates_where(|_, _| true)
+    }
+
+    /// The usable templates of those ops, or runs of ops (`rmsnorm+linear`), and languages that are wanted. Others are
+    /// not read.
+    pub fn templates_where(&self, is_wanted: impl Fn(&str, Language) -> bool) -> impl Iterator<Item = &Arc<Template>> {
+        let wanted = self.templates.iter().filter(move |(_, entry)| is_wanted(&entry.folder, entry.language));
+        wanted.filter_map(|(name, entry)| self.read(name, entry).ok())
     }
 
     /// Every contract, by op.
     pub fn contracts(&self) -> impl Iterator<Item = &Arc<Contract>> {
-        self.contracts.values()
+        self.contracts.iter().filter_map(|(op, read)| self.read_contract(op, read).ok())
     }
 
     /// The files that cannot be used.
-    pub fn broken(&self) -> &[Broken] {
-        &self.broken
+    pub fn broken(&self) -> Vec<Broken> {
+        self.files.keys().filter_map(|name| self.broken_file(name)).collect()
+    }
+
+    /// What is wrong with a file, if anything is.
+    fn broken_file(&self, name: &str) -> Option<Broken> {
+        let of_template = || self.read(name, self.templates.get(name)?).err();
+        let of_contract = || {
+            let op = name.strip_suffix("/op.toml")?;
+            self.read_contract(op, self.contracts.get(op)?).err()
+        };
+        let error = self.unusable.get(name).or_else(of_template).or_else(of_contract)?.clone();
+        Some(Broken { name: name.to_owned(), origin: self.files[name].origin.clone(), error: Arc::new(error) })
     }
 
     /// Whether any template comes from a folder.
     pub fn has_own_templates(&self) -> bool {
-        self.templates.iter().any(|template| template.file.origin != Origin::BuiltIn)
+        self.origins.len() > 1 && self.templates().any(|template| template.file.origin != Origin::BuiltIn)
     }
 
     /// The contract of an op.
@@ -150,13 +211,11 @@ impl Library {
     /// # Errors
     /// If there is none, or it is broken.
     pub fn contract(&self, op: &str) -> Result<&Arc<Contract>, LibraryError> {
-        if let Some(contract) = self.contracts.get(op) {
-            return Ok(contract);
-        }
-        let name = format!("{op}/op.toml");
-        match self.broken.iter().find(|broken| broken.name == name) {
-            Some(broken) => Err(broken.to_error()),
-            None => Err(self.no_contract(op)),
+        match self.contracts.get(op).map(|read| self.read_contract(op, read)) {
+            Some(Ok(contract)) => Ok(contract),
+            _ => {
+                Err(self.broken_file(&format!("{op}/op.toml")).map_or_else(|| self.no_contract(op), |it| it.to_error()))
+            }
         }
     }
 
@@ -165,14 +224,13 @@ impl Library {
     /// # Errors
     /// If there is none, or it is broken.
     pub fn template(&self, label: &str, language: Language) -> Result<&Arc<Template>, LibraryError> {
-        let extension = language.extension();
-        let name = format!("{label}{extension}");
-        if let Some(template) = self.templates.iter().find(|template| template.file.name == name) {
-            return Ok(template);
-        }
-        match self.broken.iter().find(|broken| broken.name == name) {
-            Some(broken) => Err(broken.to_error()),
-            None => Err(LibraryError::NoTemplate { label: label.to_owned() }),
+        let name = format!("{label}{}", language.extension());
+        match self.templates.get(&name).map(|entry| self.read(&name, entry)) {
+            Some(Ok(template)) => Ok(template),
+            _ => {
+                let none = || LibraryError::NoTemplate { label: label.to_owned() };
+                Err(self.broken_file(&name).map_or_else(none, |broken| broken.to_error()))
+            }
         }
     }
 
@@ -189,25 +247,44 @@ impl Library {
     /// # Errors
     /// If a broken file could be one of them.
     pub fn examined(&self, problem: &Problem, target: &Target) -> Result<Examined, LibraryError> {
-        if let Some(broken) = self.broken.iter().find(|broken| broken.concerns(problem, target)) {
+        let folder = problem.ops.join("+");
+        let contracts = problem.ops.iter().map(|op| format!("{op}/op.toml"));
+        let of_folder = self.files_of(&folder).map(|(name, _)| name.clone()).filter(|name| {
+            let is_of = |language: &Language| name.ends_with(language.extension());
+            !Language::ALL.iter().any(|language| *language != target.language() && is_of(language))
+        });
+        if let Some(broken) = contracts.chain(of_folder).find_map(|name| self.broken_file(&name)) {
             return Err(broken.to_error());
         }
         let mut examined = Examined { candidates: Vec::new(), misfits: Vec::new() };
-        for template in self.templates.iter().filter(|template| template.ops == problem.ops) {
+        for (name, _) in self.files_of(&folder) {
+            let Some(entry) = self.templates.get(name) else { continue };
+            if entry.language != target.language() {
+                let misfit = Misfit::Language { needs: entry.language, found: target.language() };
+                examined.misfits.push((Arc::clone(&entry.label), misfit));
+                continue;
+            }
+            let Ok(template) = self.read(name, entry) else { continue };
             match template.fits(problem, target) {
                 Ok(()) => examined.candidates.push(Arc::clone(template)),
-                Err(misfit) => examined.misfits.push((Arc::clone(template), misfit)),
+                Err(misfit) => examined.misfits.push((Arc::clone(&entry.label), misfit)),
             }
         }
         examined.candidates.sort_by(|a, b| a.rank().cmp(&b.rank()));
         Ok(examined)
     }
 
+    /// The files of an op's folder, or a run's.
+    fn files_of<'a>(&'a self, folder: &'a str) -> impl Iterator<Item = (&'a String, &'a SourceFile)> {
+        let is_below = move |name: &str| name.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+        self.files.range(format!("{folder}/")..).take_while(move |(name, _)| is_below(name))
+    }
+
     /// The runs of ops that templates for a target fuse, the longest first.
     pub fn fusions(&self, target: &Target) -> Vec<Arc<Signature>> {
         let mut runs: Vec<Arc<Signature>> = Vec::new();
-        for template in &self.templates {
-            let is_new = template.ops.len() > 1 && !runs.iter().any(|run| run.ops == template.ops);
+        for template in self.templates_where(|ops, language| ops.contains('+') && language == target.language()) {
+            let is_new = !runs.iter().any(|run| run.ops == template.ops);
             if is_new && template.fits_target(target).is_ok() {
                 runs.push(Arc::clone(&template.signature));
             }
@@ -216,15 +293,10 @@ impl Library {
         runs
     }
 
-    /// The templates of a problem's ops that do not fit, each with the first requirement that does not hold.
-    pub fn misfits(&self, problem: &Problem, target: &Target) -> Vec<(Arc<Template>, Misfit)> {
-        let of_these_ops = self.templates.iter().filter(|template| template.ops == problem.ops);
-        of_these_ops.filter_map(|t| t.fits(problem, target).err().map(|misfit| (Arc::clone(t), misfit))).collect()
-    }
-
     /// The error for a problem that has no candidate, with every template's reason.
     pub fn none_fits(&self, problem: &Problem, target: &Target) -> LibraryError {
-        LibraryError::none_fits(problem, target, &self.misfits(problem, target))
+        let misfits = self.examined(problem, target).map_or_else(|_| Vec::new(), |examined| examined.misfits);
+        LibraryError::none_fits(problem, target, &misfits)
     }
 
     pub(super) fn environment(&self) -> &Environment<'static> {
@@ -251,79 +323,42 @@ impl Library {
         LibraryError::NoContract { op: op.to_owned(), searched: self.origins.iter().map(ToString::to_string).collect() }
     }
 
-    fn read_contracts(&mut self, broken: &mut BTreeMap<String, LibraryError>) {
-        for (name, file) in &self.files {
-            let Some(op) = name.strip_suffix("/op.toml") else { continue };
-            if broken.contains_key(name) {
-                continue;
-            }
-            match Contract::parse(op, file) {
-                Ok(contract) => drop(self.contracts.insert(op.to_owned(), Arc::new(contract))),
-                Err(error) => drop(broken.insert(name.clone(), error)),
-            }
-        }
+    fn read_contract<'a>(&'a self, op: &str, read: &'a Read<Contract>) -> Result<&'a Arc<Contract>, &'a LibraryError> {
+        read.get_or_init(|| Contract::parse(op, &self.files[&format!("{op}/op.toml")]).map(Arc::new)).as_ref()
     }
 
-    fn read_templates(
-        &mut self,
-        shadows: &BTreeMap<String, Vec<Origin>>,
-        broken: &mut BTreeMap<String, LibraryError>,
-        checks_names: bool,
-    ) {
-        let (mut templates, mut failed) = (Vec::new(), BTreeMap::new());
-        let looked_up = checks_names.then(|| looked_up(&self.environment, &self.files));
-        for (name, file) in self.files.iter().filter(|(name, _)| !broken.contains_key(*name)) {
-            let Kind::Template { folder, language } = kind(name) else { continue };
-            let hidden = shadows.get(name).cloned().unwrap_or_default();
-            match self.read_template(folder, file, language, hidden, broken, looked_up.as_ref()) {
-                Ok(template) => templates.push(Arc::new(template)),
-                Err(error) => drop(failed.insert(name.clone(), error)),
-            }
-        }
-        self.templates = templates;
-        broken.extend(failed);
+    fn read<'a>(&'a self, name: &str, entry: &'a Entry) -> Result<&'a Arc<Template>, &'a LibraryError> {
+        entry.read.get_or_init(|| self.parse(&self.files[name], entry).map(Arc::new)).as_ref()
     }
 
-    fn read_template(
-        &self,
-        folder: &str,
-        file: &SourceFile,
-        language: Language,
-        shadows: Vec<Origin>,
-        broken: &BTreeMap<String, LibraryError>,
-        looked_up: Option<&LookedUp>,
-    ) -> Result<Template, LibraryError> {
-        let contract = |op: &str| match (self.contracts.get(op), broken.get(&format!("{op}/op.toml"))) {
-            (Some(contract), _) => Ok(Arc::clone(contract)),
-            (None, Some(error)) => Err(error.clone()),
-            (None, None) => Err(self.no_contract(op)),
+    fn parse(&self, file: &SourceFile, entry: &Entry) -> Result<Template, LibraryError> {
+        let contract = |op: &str| match self.contracts.get(op).map(|read| self.read_contract(op, read)) {
+            Some(contract) => contract.cloned().map_err(Clone::clone),
+            None => Err(self.unusable.get(&format!("{op}/op.toml")).cloned().unwrap_or_else(|| self.no_contract(op))),
         };
-        let contracts: Vec<Arc<Contract>> = folder.split('+').map(contract).collect::<Result<_, _>>()?;
+        let contracts: Vec<Arc<Contract>> = entry.folder.split('+').map(contract).collect::<Result<_, _>>()?;
         let mut signature = Signature::of(&contracts)?;
-        if let Some(tests) = self.files.get(&format!("{folder}/tests.toml")) {
+        if let Some(tests) = self.files.get(&format!("{}/tests.toml", entry.folder)) {
             signature.own_tests = Some(contract::run_tests(&signature, tests)?);
         }
-        let template = Template::parse(file, shadows, language, signature)?;
-        if let Some(looked_up) = looked_up {
-            self.check_names(&template, broken, looked_up)?;
+        let shadows = self.shadows.get(&file.name).cloned().unwrap_or_default();
+        let template = Template::parse(file, shadows, entry.language, signature)?;
+        if let Some(names) = &self.names {
+            self.check_names(&template, names)?;
         }
         Ok(template)
     }
 
     /// Every name that the body uses is declared, and every parameter is used.
-    fn check_names(
-        &self,
-        template: &Template,
-        broken: &BTreeMap<String, LibraryError>,
-        looked_up: &LookedUp,
-    ) -> Result<(), LibraryError> {
+    fn check_names(&self, template: &Template, names: &Names) -> Result<(), LibraryError> {
         let signature = &template.signature;
         let mut known: BTreeSet<String> = signature.condition_names();
         known.extend(signature.constants.iter().chain(template.params.keys()).cloned());
         known.extend(template.facts.iter().map(|(name, _)| name.clone()));
         known.extend(GLOBALS.map(String::from));
         known.extend(template.launch.block_size.is_some().then(|| "block_size".to_owned()));
-        let walk = Walk { looked_up, files: &self.files, headers: &self.headers, broken };
+        let Names { headers, looked_up } = names;
+        let walk = Walk { looked_up, files: &self.files, headers, broken: &self.unusable };
         let mut used = walk.check(&template.file, &known)?;
         used.extend(template.expression_names());
         let params = template.params.keys().map(|name| (name, "parameter", format!("params.{name}")));
@@ -342,17 +377,6 @@ impl Broken {
     /// The error to give when this file is needed.
     pub fn to_error(&self) -> LibraryError {
         LibraryError::Broken { name: self.name.clone(), source: Arc::clone(&self.error) }
-    }
-
-    /// Whether the file could be a candidate, or is the contract that the candidates obey.
-    fn concerns(&self, problem: &Problem, target: &Target) -> bool {
-        let Some((folder, file)) = self.name.split_once('/') else { return false };
-        let is_contract = file == "op.toml" && problem.ops.iter().any(|op| op == folder);
-        is_contract
-            || (folder == problem.ops.join("+")
-                && Language::ALL
-                    .iter()
-                    .all(|language| *language == target.language() || !file.ends_with(language.extension())))
     }
 }
 
@@ -404,61 +428,6 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
     read().map_err(|source| LibraryError::Read { path: folder.to_path_buf(), source: Arc::new(source) })
 }
 
-/// What a file is, by its name.
-enum Kind<'a> {
-    Contract,
-    Tests,
-    Template { folder: &'a str, language: Language },
-    Lib,
-    Stray(&'static str),
-}
-
-fn kind(name: &str) -> Kind<'_> {
-    let Some((folder, file)) = name.split_once('/') else { return Kind::Stray("a folder for each op") };
-    let is_name =
-        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    let language =
-        Language::ALL.into_iter().find(|language| file.strip_suffix(language.extension()).is_some_and(is_name));
-    match (folder, file, language) {
-        ("lib", _, _) if file.ends_with(".j2") => Kind::Lib,
-        ("lib", _, _) => Kind::Stray("`*.j2` in lib"),
-        (_, "op.toml", _) if is_name(folder) => Kind::Contract,
-        (_, "tests.toml", _) if folder.contains('+') && folder.split('+').all(is_name) => Kind::Tests,
-        (_, _, Some(language)) if folder.split('+').all(is_name) => Kind::Template { folder, language },
-        _ => Kind::Stray(
-            "`op.toml` (of a run `tests.toml`), `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _",
-        ),
-    }
-}
-
-/// The first file of each name, with the places of those that it hides.
-fn overlay(
-    layers: Vec<Layer>,
-    broken: &mut BTreeMap<String, LibraryError>,
-) -> (BTreeMap<String, SourceFile>, BTreeMap<String, Vec<Origin>>) {
-    let mut files: BTreeMap<String, SourceFile> = BTreeMap::new();
-    let mut shadows: BTreeMap<String, Vec<Origin>> = BTreeMap::new();
-    for layer in layers {
-        for (name, text) in layer.files {
-            if files.contains_key(&name) {
-                shadows.entry(name).or_default().push(layer.origin.clone());
-                continue;
-            }
-            let unreadable = text.as_ref().err().cloned();
-            let file =
-                SourceFile { origin: layer.origin.clone(), name: name.clone(), text: text.unwrap_or_default().into() };
-            if let Some(source) = unreadable {
-                let path = PathBuf::from(file.place(0).file);
-                broken.insert(name.clone(), LibraryError::Read { path, source });
-            } else if let Kind::Stray(expected) = kind(&name) {
-                broken.insert(name.clone(), LibraryError::StrayFile { place: file.place(0), expected });
-            }
-            files.insert(name, file);
-        }
-    }
-    (files, shadows)
-}
-
 /// Reads what the files of `lib/` say of themselves; those that say nothing, or what is not so, become broken.
 fn read_headers(
     files: &BTreeMap<String, SourceFile>,
@@ -494,5 +463,12 @@ fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, L
             broken.insert(name.clone(), LibraryError::Syntax { place, message: describe(&error) });
         }
     }
+    environment
+}
+
+/// An engine that compiles a body when it is rendered or included first. A syntax error is told where it is used.
+fn compiled_when_used(files: &Arc<BTreeMap<String, SourceFile>>) -> Environment<'static> {
+    let (mut environment, files) = (environment(), Arc::clone(files));
+    environment.set_loader(move |name| Ok(files.get(name).map(|file| bounded::compiled_text(name, &file.text))));
     environment
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::expression::ExpressionError;
 use super::source_file::Place;
-use super::{Misfit, Problem, Template};
+use super::{Misfit, Problem};
 use crate::error::Hint;
 use crate::target::Target;
 
@@ -177,7 +177,7 @@ pub enum LibraryError {
 
 impl LibraryError {
     /// No template is to be had for a problem, each for its reason.
-    pub(crate) fn none_fits(problem: &Problem, target: &Target, misfits: &[(Arc<Template>, Misfit)]) -> Self {
+    pub(crate) fn none_fits(problem: &Problem, target: &Target, misfits: &[(Arc<str>, Misfit)]) -> Self {
         Self::NoneFits {
             op: problem.ops.join("+"),
             target: target.arch.clone(),

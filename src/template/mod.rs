@@ -22,6 +22,7 @@ pub mod library;
 pub mod library_error;
 mod names;
 pub mod origins;
+mod overlay;
 pub mod params;
 mod problem;
 pub mod render;

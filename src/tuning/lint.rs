@@ -1,7 +1,7 @@
 //! What is no error in tables and yet deserves a look.
 
-use super::TuningTables;
 use super::table::{Gap, ProvenanceKind, Row, StepKind, Table, Tokens};
+use super::{HeldTable, TuningTables};
 use crate::target::Target;
 
 /// Measured times of two rows that are no further apart than this are the same, as a fraction.
@@ -92,13 +92,13 @@ impl TuningTables {
         let mut lines = Vec::new();
         for target in targets {
             let names = target.families();
-            let in_order = |layer: &'_ Vec<Table>| -> Vec<usize> {
+            let in_order = |layer: &'_ Vec<HeldTable>| -> Vec<usize> {
                 names.iter().filter_map(|name| layer.iter().position(|table| table.name == *name)).collect()
             };
             let tables: Vec<&Table> = self
                 .layers
                 .iter()
-                .flat_map(|layer| in_order(layer).into_iter().map(|at| &layer[at]).collect::<Vec<_>>())
+                .flat_map(|layer| in_order(layer).into_iter().map(|at| &*layer[at]).collect::<Vec<_>>())
                 .collect();
             for (i, table) in tables.iter().enumerate() {
                 let behind = || tables[i + 1..].iter().flat_map(|table| table.rows());

@@ -9,8 +9,9 @@ pub mod lint;
 pub mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::{fs, io};
 
 use crate::embedded;
@@ -22,9 +23,34 @@ use table::{Facts, Provenance, Row, StepKind, Table};
 #[derive(Clone, Debug, Default)]
 pub struct TuningTables {
     /// One for each folder, the first one searched first; the built-in ones last.
-    layers: Vec<Vec<Table>>,
+    layers: Vec<Vec<HeldTable>>,
     /// Files of folders that are no tables, by their names without `.toml`: no obstacle where their chip is not.
     broken: Vec<(String, TuningError)>,
+}
+
+/// A table; one that is built in is read when it is asked for first: most commands need two of them.
+#[derive(Clone, Debug)]
+struct HeldTable {
+    name: String,
+    read: OnceLock<Table>,
+    /// What is read, if it was not.
+    built_in: &'static str,
+}
+
+impl From<Table> for HeldTable {
+    fn from(table: Table) -> Self {
+        Self { name: table.name.clone(), read: OnceLock::from(table), built_in: "" }
+    }
+}
+
+impl Deref for HeldTable {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        let file = || format!("<built in>/{}.toml", self.name);
+        let parsed = || Table::parse(&self.name, &file(), self.built_in).expect("a test reads every built-in table");
+        self.read.get_or_init(parsed)
+    }
 }
 
 /// What is asked of the tables.
@@ -121,13 +147,10 @@ impl TuningTables {
     pub fn load(search: &[PathBuf]) -> Result<Self, TuningError> {
         let mut broken = Vec::new();
         let read = |folder: &PathBuf| read_folder(folder, &mut broken);
-        let mut layers: Vec<Vec<Table>> = search.iter().map(read).collect::<Result<_, _>>()?;
+        let mut layers: Vec<Vec<HeldTable>> = search.iter().map(read).collect::<Result<_, _>>()?;
         let built_in = embedded::TUNING.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
-        layers.push(
-            built_in
-                .map(|(name, text)| Table::parse(name, &format!("<built in>/{name}.toml"), text))
-                .collect::<Result<_, _>>()?,
-        );
+        let unread = |name: &str, built_in| HeldTable { name: name.to_owned(), read: OnceLock::new(), built_in };
+        layers.push(built_in.map(|(name, text)| unread(name, *text)).collect());
         Ok(Self { layers, broken })
     }
 
@@ -163,7 +186,8 @@ impl TuningTables {
     /// # Errors
     /// The first that is wrong.
     pub fn from_texts(texts: &[(&str, &str)]) -> Result<Self, TuningError> {
-        let tables = texts.iter().map(|(name, text)| Table::parse(name, &format!("{name}.toml"), text));
+        let parsed = |(name, text): &(&str, &str)| Table::parse(name, &format!("{name}.toml"), text);
+        let tables = texts.iter().map(|table| parsed(table).map(HeldTable::from));
         Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new() })
     }
 
@@ -174,7 +198,9 @@ impl TuningTables {
         let mut families = target.families();
         families.pop();
         for table in tables.layers.iter_mut().flatten().filter(|table| families.contains(&table.name)) {
-            table.remove_rows();
+            let mut without = Table::clone(table);
+            without.remove_rows();
+            *table = without.into();
         }
         tables
     }
@@ -192,7 +218,7 @@ impl TuningTables {
             0
         });
         tables.layers[layer].retain(|other| other.name != table.name);
-        tables.layers[layer].push(table);
+        tables.layers[layer].push(table.into());
         Ok(tables)
     }
 
@@ -245,6 +271,9 @@ impl TuningTables {
     /// # Errors
     /// If it is of a family that nothing is known about.
     pub fn gpu(&self, arch: &str) -> Result<Target, TargetError> {
+        if let Some(facts) = self.facts(arch) {
+            return Ok(Target::from_facts(arch, facts));
+        }
         let built_in = target::built_in();
         let known = self.layers.iter().flatten().filter_map(|table| Some((&*table.name, table.target.as_ref()?)));
         let known: Vec<_> = known.chain(built_in.iter().map(|(name, facts)| (&**name, facts))).collect();
@@ -298,7 +327,7 @@ impl TuningTables {
 pub const MAX_TABLE_BYTES: u64 = 64 << 20;
 
 /// The tables of a folder; those that are wrong go to `broken`.
-fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result<Vec<Table>, TuningError> {
+fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result<Vec<HeldTable>, TuningError> {
     let wrong = |path: &Path| {
         let path = path.to_path_buf();
         move |source| TuningError::Read { path, source: Arc::new(source) }
@@ -312,7 +341,7 @@ fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = mapped_file::read_to_string(&path, MAX_TABLE_BYTES).map_err(wrong(&path));
         match text.and_then(|text| Table::parse(&name, &path.display().to_string(), &text)) {
-            Ok(table) => tables.push(table),
+            Ok(table) => tables.push(table.into()),
             Err(error) => broken.push((name, error)),
         }
     }

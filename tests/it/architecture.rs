@@ -9,6 +9,8 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
+use crate::fixtures::program::shared_cache;
+
 /// Longer than [`MAX_LINES`], because they are one thing.
 const LONG_FILES: [&str; 0] = [];
 
@@ -367,7 +369,7 @@ fn the_kernel_in_the_contributors_guide_is_right() {
     let mut n_tried = 0;
     for arguments in tried {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
-        command.args(&arguments).current_dir(&room).env("GPTOSS_JIT_CACHE", room.path().join("cache"));
+        command.args(&arguments).current_dir(&room).env("GPTOSS_JIT_CACHE", shared_cache());
         let output = command.output().expect("the program starts");
         let said = String::from_utf8_lossy(&output.stderr);
         let told = String::from_utf8_lossy(&output.stdout);

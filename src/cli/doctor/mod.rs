@@ -219,7 +219,7 @@ fn templates() -> anyhow::Result<Vec<String>> {
     let search = Library::default_search(None);
     let library = crate::cli::source::library(&search)?;
     let origins = search.into_iter().map(Origin::Folder).chain([Origin::BuiltIn]);
-    let count = |origin: &Origin| library.templates().iter().filter(|t| t.file.origin == *origin).count();
+    let count = |origin: &Origin| library.templates().filter(|t| t.file.origin == *origin).count();
     let mut details: Vec<String> = origins.map(|origin| format!("{origin}: {} templates", count(&origin))).collect();
     details.extend(library.broken().iter().map(|broken| format!("broken: {}", broken.error)));
     Ok(details)

@@ -35,10 +35,10 @@ impl Setup {
         let library = crate::cli::source::library(&Library::default_search(None))?;
         let target = Target::host();
         let folder = format!("{OP}/");
-        if let Some(broken) = library.broken().iter().find(|broken| broken.name.starts_with(&folder)) {
+        if let Some(broken) = library.broken().into_iter().find(|broken| broken.name.starts_with(&folder)) {
             return Err(broken.to_error().into());
         }
-        let fits = library.templates().iter().find(|t| t.ops == [OP] && t.fits_target(&target).is_ok());
+        let fits = library.templates_where(|ops, _| ops == OP).find(|template| template.fits_target(&target).is_ok());
         let variant = fits.with_context(|| format!("no template of `{OP}` fits {}", target.id()))?.variant.clone();
         let store = Store::new(Cache::in_memory(), CompilerOptions::default());
         Ok(Self { library, target, store, variant })
@@ -50,11 +50,12 @@ impl Setup {
     }
 
     fn selection(&self) -> Selection {
-        Selection { op: Some(OP.into()), variant: Some(self.variant.clone()), ..Selection::default() }
+        let (op, variant) = (Some(OP.into()), Some(self.variant.clone()));
+        Selection { op, variant, first_shape: true, ..Selection::default() }
     }
 }
 
-/// Checks the kernel as `kernels check` would: in a process that it may end.
+/// Checks the kernel as `kernels check` would, at one shape: in a process that it may end.
 pub(super) fn run() -> anyhow::Result<Vec<String>> {
     let setup = Setup::new()?;
     let words = vec![CHECK_WORKER.into(), "doctor".into()];

@@ -243,7 +243,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError(message).into());
     }
     let (compute_unit, checker, selection) = (setup.compute_unit(), setup.checker(None), setup.selection(args));
-    let broken: Vec<&Broken> = broken(library, args).collect();
+    let broken: Vec<Broken> = broken(library, args).collect();
     if broken.is_empty() && checker.selected(&selection).next().is_none() {
         let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
         return Err(UsageError(message).into());
@@ -281,8 +281,8 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
 }
 
 /// The files that cannot be used and that the selection does not exclude.
-fn broken<'a>(library: &'a Library, args: &'a CheckArgs) -> impl Iterator<Item = &'a Broken> {
-    library.broken().iter().filter(|broken| {
+fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
+    library.broken().into_iter().filter(|broken| {
         let folder = broken.name.split('/').next().unwrap_or_default();
         args.op.as_ref().is_none_or(|op| folder == op || folder.split('+').any(|part| part == op) || folder == "lib")
     })
@@ -384,7 +384,7 @@ impl UsesRow {
     }
 }
 
-fn print(rows: &[Row], broken: &[&Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
+fn print(rows: &[Row], broken: &[Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
     let of_gpu = target.is_real_gpu();
     const TIMES: &str = "x rounding";

@@ -21,7 +21,7 @@ use crate::error::chain;
 use crate::object::store::Store;
 use crate::pipeline::Pipeline;
 use crate::target::{Language, Target};
-use crate::template::library::Library;
+use crate::template::library::{Broken, Library};
 use crate::tuning::TuningTables;
 use crate::workbench::check::parent::Children;
 use crate::workbench::check::{Checked, Checker, Selection};
@@ -170,11 +170,8 @@ impl Watch<'_> {
         let library = choosers.library();
         let label = format!("{}/{}", place.op, place.variant);
         let prefix = format!("{label}.");
-        let mut broken = library
-            .broken()
-            .iter()
-            .filter(|broken| broken.name.starts_with("lib/") || broken.name.starts_with(&prefix));
-        if let Some(broken) = broken.next() {
+        let is_of_it = |broken: &Broken| broken.name.starts_with("lib/") || broken.name.starts_with(&prefix);
+        if let Some(broken) = library.broken().into_iter().find(is_of_it) {
             return Ok(format!("broken: {}", chain(&*broken.error)));
         }
         let template = Arc::clone(library.template(&label, place.language)?);

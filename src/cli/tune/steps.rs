@@ -147,7 +147,7 @@ impl Engines<'_> {
         // The tables behind the new rows, and the templates, decide too.
         let behind = self.tables.rows_for(setup.target()).map(|row| format!("{row:?}"));
         let behind = Digest::of(behind.collect::<String>().as_bytes()).to_string();
-        let library = setup.chooser.library().templates().iter().map(|template| &*template.file.text);
+        let library = setup.chooser.library().templates().map(|template| &*template.file.text);
         let library = Digest::of(library.collect::<String>().as_bytes()).to_string();
         let model = format!("{:?} {:?} {nth}", setup.checkpoint.config, setup.precision);
         let about = json!({ "device": device, "work": work.name, "rows": rows, "nth": nth });

@@ -34,11 +34,8 @@ impl LdsFill {
     /// If it cannot be rendered, compiled or loaded.
     pub fn new(library: &Library, store: &Store, target: &Target, driver: &dyn Driver) -> Result<Option<Self>, Wrong> {
         let problem = Problem::plain(OP, Precision::F32);
-        let templates = library.templates().iter();
-        let Some(template) = templates.into_iter().find(|one| one.ops == [OP] && one.fits(&problem, target).is_ok())
-        else {
-            return Ok(None);
-        };
+        let mut templates = library.templates_where(|ops, _| ops == OP);
+        let Some(template) = templates.find(|one| one.fits(&problem, target).is_ok()) else { return Ok(None) };
         // The most that the device grants: what a block may have is not the same on all devices of an arch's family.
         let mut legal: Vec<Params> = template.legal_params(&problem, target).collect();
         legal.sort_by_key(|params| std::cmp::Reverse(params.values().copied().max()));

@@ -164,13 +164,15 @@ impl Checker<'_> {
 
     /// The selected templates that fit the target.
     pub fn selected(&self, selection: &Selection) -> impl Iterator<Item = &Arc<Template>> {
-        let matches = |template: &&Arc<Template>| {
-            let joined = template.ops.join("+");
-            selection.op.as_ref().is_none_or(|op| *op == joined || !selection.op_alone && template.ops.contains(op))
-                && selection.variant.as_ref().is_none_or(|variant| *variant == template.variant)
+        let is_selected =
+            |ops: &str, op: &String| ops == op || !selection.op_alone && ops.split('+').any(|one| one == op);
+        let of_op = self.library.templates_where(move |ops, language| {
+            language == self.target.language() && selection.op.as_ref().is_none_or(|op| is_selected(ops, op))
+        });
+        of_op.filter(|template| {
+            selection.variant.as_ref().is_none_or(|variant| *variant == template.variant)
                 && template.fits_target(self.target).is_ok()
-        };
-        self.library.templates().iter().filter(matches)
+        })
     }
 
     fn check_template(
@@ -213,8 +215,9 @@ impl Checker<'_> {
 
     /// Whether a kernel is the same text with the templates of another library.
     fn is_like(&self, library: &Library, template: &Template, trial: &Trial, kernel: &Rendered) -> bool {
-        let label = template.label();
-        let Some(other) = library.templates().iter().find(|other| other.label() == label) else { return false };
+        let (ops, label) = (template.ops.join("+"), template.label());
+        let mut others = library.templates_where(|others, _| others == ops);
+        let Some(other) = others.find(|other| other.label() == label) else { return false };
         let other = render(library, other, &trial.problem, &trial.params, self.target);
         other.is_ok_and(|other| other.source == kernel.source)
     }

@@ -386,7 +386,7 @@ mod tests {
         // As `tests/it/workbench/gpu_kernels.rs` shares a template's combinations: with its second chip.
         for arch in ["gfx1100", "gfx90a"] {
             let target = Target::gpu(arch).expect("known").simulated();
-            for template in library.templates().iter().filter(|template| template.fits_target(&target).is_ok()) {
+            for template in library.templates().filter(|template| template.fits_target(&target).is_ok()) {
                 for precision in template.precisions() {
                     let first = |half| {
                         let which = Selection { half, first_shape: true, ..Selection::default() };

@@ -8,6 +8,8 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::fixtures::program::shared_cache;
+
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/hf/odd/model.bin");
 const VOCAB_SIZE: u32 = 131;
 
@@ -52,7 +54,7 @@ fn tokenizer(room: &TempDir) -> PathBuf {
 /// What `run` prints for these flags.
 fn run(room: &TempDir, tokenizer: &Path, flags: &[&str]) -> Vec<u8> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
-    command.env("GPTOSS_JIT_CACHE", room.path().join("cache")).env("XDG_CONFIG_HOME", room.path());
+    command.env("GPTOSS_JIT_CACHE", shared_cache()).env("XDG_CONFIG_HOME", room.path());
     command.env_remove("GPTOSS_JIT_TEMPLATES").args(["run", MODEL, "-i"]).arg(OsStr::from_bytes(PROMPT));
     let output = command.arg("-z").arg(tokenizer).args(flags).output().expect("the program starts");
     assert!(output.status.success(), "{flags:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -97,7 +97,7 @@ fn scalars(n_tokens: u64) -> BTreeMap<String, u64> {
 fn the_fixtures_are_whole() {
     let library = library();
     assert!(library.broken().is_empty(), "{:?}", library.broken());
-    assert_eq!(library.templates().len(), 3);
+    assert_eq!(library.templates().count(), 3);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn lds_that_a_launch_asks_for_is_in_the_spec() {
 /// The error of the broken file of that name.
 fn broken(files: &[(&str, &str)], name: &str) -> String {
     let (folder, library) = library_under(files);
-    let broken = library.broken().iter().find(|broken| broken.name == name);
+    let broken = library.broken().into_iter().find(|broken| broken.name == name);
     let broken = broken.unwrap_or_else(|| panic!("{name} is not broken: {:?}", library.broken()));
     broken.error.to_string().replace(&format!("{}/", folder.path().display()), "")
 }

@@ -116,7 +116,7 @@ fn chips_that_share_cases_take_the_same_templates() {
     let library = Library::from_layers(vec![Layer::built_in()]);
     let taken = |arch: &str| {
         let target = Target::gpu(arch).expect(arch).simulated();
-        let fitting = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
+        let fitting = library.templates().filter(|template| template.fits_target(&target).is_ok());
         fitting.map(|template| template.label()).collect::<std::collections::BTreeSet<_>>()
     };
     let plain = taken(PLAIN);

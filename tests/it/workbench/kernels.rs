@@ -104,7 +104,7 @@ struct Setting {
 fn settings(library: &Library) -> Vec<Setting> {
     let host = Target::host();
     let mut settings = Vec::new();
-    for template in library.templates().iter().filter(|template| template.language == Language::C) {
+    for template in library.templates().filter(|template| template.language == Language::C) {
         let test = template.signature.tests().remove(0);
         for precision in [Precision::F32, Precision::Bf16] {
             for dtype in [Dtype::F32, Dtype::Bf16] {

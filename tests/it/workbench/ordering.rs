@@ -236,7 +236,7 @@ fn templates_with_atomics_are_right_in_other_orders() {
     texts(&repository().join("templates"), "", &mut all);
     let target = Target::gpu("gfx1100").expect("known").simulated();
     let fits = |name: &str| {
-        library.templates().iter().find(|template| {
+        library.templates().find(|template| {
             template.fits_target(&target).is_ok()
                 && format!("{}/{}.hip.j2", template.ops.join("+"), template.variant) == name
         })
@@ -347,7 +347,7 @@ fn seen(all: &BTreeMap<String, String>, name: &str, text: &str, mutant: &str) ->
     let all_params = Selection { all_params: true, ..first.clone() };
     for (how, arch) in [&first, &every_shape, &all_params].into_iter().flat_map(|how| ARCHS.map(|arch| (how, arch))) {
         let target = Target::gpu(arch).expect("known").simulated();
-        let users = library.templates().iter().filter(|template| template.fits_target(&target).is_ok());
+        let users = library.templates().filter(|template| template.fits_target(&target).is_ok());
         // What other chips have as well was tried there.
         let elsewhere = Target::gpu(ARCHS[0]).expect("known").simulated();
         for template in users.filter(|template| arch != "sm_90" || template.fits_target(&elsewhere).is_err()) {

@@ -337,7 +337,7 @@ fn ops(device: &str) -> anyhow::Result<Vec<String>> {
     let library = source::library(&Library::default_search(None))?;
     let language = if device == "cpu" { Language::C } else { Language::Hip };
     let mut ops = Vec::new();
-    for template in library.templates().iter().filter(|template| template.language == language) {
+    for template in library.templates_where(|_, of| of == language) {
         for op in template.ops.iter().filter(|_| template.ops.len() == 1) {
             if !ops.contains(op) {
                 ops.push(op.clone());

@@ -327,7 +327,7 @@ fn why_behind(choice: &Choice, winner: &Choice) -> String {
 
 fn misfits(ranking: &Ranking) -> impl Iterator<Item = Misfit> {
     let all = ranking.misfits.iter();
-    all.map(|(template, why)| Misfit { template: template.label(), why: why.to_string() })
+    all.map(|(template, why)| Misfit { template: template.to_string(), why: why.to_string() })
 }
 
 fn unfused(line: &Line<'_>) -> impl Iterator<Item = Unfused> {

@@ -6,13 +6,14 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 use super::Room;
+use crate::fixtures::program::shared_cache;
 
 impl Room {
-    /// The program, with this runtime and a cache of its own.
+    /// The program, with this runtime and the cache of all tests.
     pub(super) fn program(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptoss-jit"));
         command.args(arguments).env("GPTOSS_JIT_HIP", self.path()).env("XDG_CONFIG_HOME", self.path());
-        command.env("GPTOSS_JIT_CACHE", self.path().join("cache"));
+        command.env("GPTOSS_JIT_CACHE", shared_cache());
         // The fake takes its time.
         command.env("GPTOSS_JIT_STEP_TIMEOUT", "0");
         for name in

@@ -190,7 +190,7 @@ fn parameters_are_checked_by_name() {
         refused(&[], &narrow),
         "`linear/dot`: a block has at least one row: `tile_n <= out_features` does not hold for out_features = 1, tile_n = 2"
     );
-    let legal: Vec<Params> = library.templates()[0].legal_params(&narrow, &host()).collect();
+    let legal: Vec<Params> = library.templates().next().expect("one").legal_params(&narrow, &host()).collect();
     assert_eq!(legal, [Params::from([("tile_n".into(), 1)])]);
 }
 
