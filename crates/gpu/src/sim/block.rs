@@ -2,50 +2,14 @@
 
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{io, ptr};
 
-use corosensei::stack::{DefaultStack, Stack, StackPointer};
-use corosensei::{Coroutine, CoroutineResult, Yielder};
-
-use super::context::{CALLS, Context, Fault, FaultKind, Pause, Range, SLOT_BYTES, Slot, Stamp};
-use super::object::{Entry, Object};
+use super::context::{CALLS, Context, Fault, FaultKind, Pause, PauseKind, Range, SLOT_BYTES, Slot, Stamp, suspend};
+use super::coroutine::{Coroutine, Link, ThreadStack};
+use super::object::Object;
 use super::order::Order;
 use super::schedule::Schedule;
 use super::watch::{Cell, cells};
-
-/// Stack of a thread. GPU threads have little private memory; the pages that are not touched cost nothing.
-const STACK_BYTES: usize = 256 << 10;
-
-/// A thread's stack. As the system gives them, all begin at the same place of a page, and so in the same few lines of
-/// the processor's first cache, out of which they would keep each other: each begins a line further down.
-struct ThreadStack {
-    stack: DefaultStack,
-    skipped_bytes: usize,
-}
-
-impl ThreadStack {
-    const LINE_BYTES: usize = 64;
-    const PAGE_BYTES: usize = 4096;
-
-    fn new() -> io::Result<Self> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let skipped_bytes = NEXT.fetch_add(Self::LINE_BYTES, Ordering::Relaxed) % Self::PAGE_BYTES;
-        Ok(Self { stack: DefaultStack::new(STACK_BYTES)?, skipped_bytes })
-    }
-}
-
-// SAFETY: it is the stack that it holds, whose guard page is at the other end, without less than a page of its
-// beginning; a line is a multiple of any alignment that stacks have.
-unsafe impl Stack for ThreadStack {
-    fn base(&self) -> StackPointer {
-        StackPointer::new(self.stack.base().get() - self.skipped_bytes).expect("a stack is longer than a page")
-    }
-
-    fn limit(&self) -> StackPointer {
-        self.stack.limit()
-    }
-}
 
 /// What all blocks of a launch have in common.
 pub(super) struct Grid<'a> {
@@ -76,7 +40,7 @@ pub(super) enum Why {
     Apart {
         at: Pause,
         other_thread: u32,
-        other: Option<Pause>,
+        other: Pause,
     },
     /// The coroutine has no stack.
     NoStack(io::Error),
@@ -94,22 +58,14 @@ impl Grid<'_> {
 
 /// A GPU thread.
 struct Thread {
-    coroutine: Coroutine<(), Pause, (), ThreadStack>,
-    state: State,
-    yielder: *const Yielder<(), Pause>,
+    coroutine: Coroutine,
+    pause: Pause,
     parity: u32,
     /// Counts what orders it among others.
     time: u32,
     /// The time of its wave's last barrier.
     wave_floor: u32,
     stack: [usize; 2],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Ready,
-    Waiting(Pause),
-    Done,
 }
 
 thread_local! {
@@ -156,15 +112,18 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
         wave_size: grid.wave_size,
         stack: [0; 2],
         ranges,
-        recent: [0; 256],
-        yielder: ptr::null(),
+        recent: [ptr::null(); 256],
+        entry: object.entry(),
+        args: args.as_ptr(),
+        link: Link::NONE,
+        pause: Pause::NONE,
         fault: None,
         order: grid.order,
     };
     let context = &raw mut context;
     object.bind(context);
     let mut running = Running { context, threads: Vec::new(), grid, block };
-    running.start(object.entry(), args, grid.block_size)?;
+    running.start(grid.block_size)?;
     running.run()
 }
 
@@ -175,32 +134,23 @@ struct Running<'a> {
     block: u64,
 }
 
-/// What a coroutine is started with. Everything behind the pointers outlives the block.
-struct Start {
-    entry: Entry,
-    args: *const *const c_void,
-    context: *mut Context,
+/// Runs the thread that the context is set to.
+unsafe extern "C" fn body(context: *mut Context) -> ! {
+    // SAFETY: `run` keeps the context and the arguments until no coroutine runs any more, and holds no reference to the
+    // context while one runs; the entry takes the arguments that `Kernel::check` compared with its contract.
+    unsafe { ((*context).entry)((*context).args) };
+    loop {
+        suspend(context, Pause::new(PauseKind::End, 0));
+    }
 }
 
 impl Running<'_> {
-    fn start(&mut self, entry: Entry, args: &[*const c_void], block_size: u32) -> Result<(), Stop> {
+    fn start(&mut self, block_size: u32) -> Result<(), Stop> {
         for thread in 0..block_size {
             let stack = STACKS.with_borrow_mut(Vec::pop).map_or_else(ThreadStack::new, Ok);
             let stack = stack.map_err(|error| Stop { thread, why: Why::NoStack(error) })?;
-            let bounds = [stack.limit().get(), stack.base().get()];
-            let start = Start { entry, args: args.as_ptr(), context: self.context };
-            let coroutine = Coroutine::with_stack(stack, move |yielder: &Yielder<(), Pause>, ()| {
-                let start = start;
-                // SAFETY: `block::run` keeps the context and the arguments until all coroutines are done or reset, and
-                // holds no reference to the context while one runs; the entry takes the arguments that
-                // `Kernel::check` compared with its contract.
-                unsafe {
-                    (*start.context).yielder = yielder;
-                    (start.entry)(start.args);
-                }
-            });
-            let (state, yielder) = (State::Ready, ptr::null());
-            let thread = Thread { coroutine, state, yielder, parity: 0, time: 1, wave_floor: 0, stack: bounds };
+            let (bounds, coroutine) = (stack.bounds(), Coroutine::new(stack, body));
+            let thread = Thread { coroutine, pause: Pause::NONE, parity: 0, time: 1, wave_floor: 0, stack: bounds };
             self.threads.push(thread);
         }
         Ok(())
@@ -214,7 +164,7 @@ impl Running<'_> {
             for wave in self.grid.schedule.order(n_waves, [self.block, round]) {
                 self.run_wave(wave * wave_size, round)?;
             }
-            if self.threads.iter().all(|thread| thread.state == State::Done) {
+            if self.threads.iter().all(|thread| thread.pause.is(PauseKind::End)) {
                 break;
             }
             self.all_alike(0, self.threads.len())?;
@@ -226,7 +176,7 @@ impl Running<'_> {
             // SAFETY: no coroutine runs, so nothing else uses the context.
             unsafe { (*self.context).floor = latest };
             for thread in &mut self.threads {
-                (thread.state, thread.time) = (State::Ready, latest + 1);
+                (thread.pause, thread.time) = (Pause::NONE, latest + 1);
             }
         }
         Ok(())
@@ -237,19 +187,19 @@ impl Running<'_> {
         let end = (first + self.grid.wave_size as usize).min(self.threads.len());
         loop {
             for lane in self.grid.schedule.order(end - first, [first as u64, round]) {
-                if self.threads[first + lane].state == State::Ready {
+                if self.threads[first + lane].pause == Pause::NONE {
                     self.resume(first + lane)?;
                 }
             }
-            let waits = |thread: &Thread| matches!(thread.state, State::Waiting(Pause::Wave { .. }));
-            if !self.threads[first..end].iter().any(waits) {
-                return Ok(());
-            }
-            self.all_alike(first, end)?;
-            // While nobody runs: behind it a lane may do what the others are not to know.
-            let joins = matches!(self.threads[first].state, State::Waiting(Pause::Wave { joins: true, .. }));
             let wave = &mut self.threads[first..end];
-            if joins {
+            let pause = wave[0].pause;
+            let are_alike = wave.iter().all(|thread| thread.pause == pause);
+            if !are_alike || !pause.is_of_wave() {
+                let is_apart = wave.iter().any(|thread| thread.pause.is_of_wave());
+                return if is_apart { self.all_alike(first, end) } else { Ok(()) };
+            }
+            // While nobody runs: behind it a lane may do what the others are not to know.
+            if pause.is(PauseKind::WaveBarrier) {
                 self.grid.order.join(self.block, first as u32..end as u32);
                 let latest = wave.iter().map(|thread| thread.time).max().unwrap_or_default();
                 for thread in &mut *wave {
@@ -257,28 +207,23 @@ impl Running<'_> {
                     (thread.wave_floor, thread.time) = (latest, Stamp::MAX_TIME.min(latest + 1));
                 }
             }
-            wave.iter_mut().for_each(|thread| thread.state = State::Ready);
+            wave.iter_mut().for_each(|thread| thread.pause = Pause::NONE);
         }
     }
 
     /// Makes sure that these threads wait in the same place.
     fn all_alike(&self, first: usize, end: usize) -> Result<(), Stop> {
         // Who waits for others is told of who does not come; a wave operation is the narrower of two places.
-        let waiting = |wanted: fn(&Pause) -> bool| {
-            (first..end).find_map(|i| match self.threads[i].state {
-                State::Waiting(at) if wanted(&at) => Some((i, at)),
-                _ => None,
-            })
+        let waiting = |wanted: fn(Pause) -> bool| {
+            (first..end).map(|i| (i, self.threads[i].pause)).find(|(_, pause)| wanted(*pause))
         };
-        let at_wave = waiting(|pause| matches!(pause, Pause::Wave { .. }));
-        let Some((thread, at)) = at_wave.or_else(|| waiting(|_| true)) else { return Ok(()) };
-        match (first..end).find(|&i| self.threads[i].state != State::Waiting(at)) {
+        let Some((thread, at)) = waiting(Pause::is_of_wave).or_else(|| waiting(Pause::is_waiting)) else {
+            return Ok(());
+        };
+        match (first..end).find(|&i| self.threads[i].pause != at) {
             None => Ok(()),
             Some(other_thread) => {
-                let other = match self.threads[other_thread].state {
-                    State::Waiting(pause) => Some(pause),
-                    State::Ready | State::Done => None,
-                };
+                let other = self.threads[other_thread].pause;
                 let why = Why::Apart { at, other_thread: other_thread as u32, other };
                 Err(Stop { thread: thread as u32, why })
             }
@@ -293,26 +238,22 @@ impl Running<'_> {
             (*self.context).stamp = Stamp::new(self.block, index as u32, thread.time).0;
             (*self.context).wave_floor = thread.wave_floor;
             (*self.context).parity = thread.parity;
-            (*self.context).yielder = thread.yielder;
             (*self.context).stack = thread.stack;
         }
-        let result = thread.coroutine.resume(());
-        // SAFETY: as above: it is suspended or done again.
+        // SAFETY: the context is the block's, and so is the link in it.
+        unsafe { thread.coroutine.resume(self.context, &raw mut (*self.context).link) };
+        // SAFETY: as above: it is suspended again.
         unsafe {
-            thread.yielder = (*self.context).yielder;
             thread.parity = (*self.context).parity;
             thread.time = Stamp((*self.context).stamp).time();
             thread.wave_floor = (*self.context).wave_floor;
+            thread.pause = (*self.context).pause;
         }
-        thread.state = match result {
-            CoroutineResult::Return(()) => State::Done,
-            CoroutineResult::Yield(Pause::Fault) => {
-                // SAFETY: as above.
-                let fault = unsafe { (*self.context).fault }.expect("it says what it did");
-                return Err(Stop { thread: index as u32, why: Why::Fault(fault) });
-            }
-            CoroutineResult::Yield(pause) => State::Waiting(pause),
-        };
+        if thread.pause.is(PauseKind::Fault) {
+            // SAFETY: as above.
+            let fault = unsafe { (*self.context).fault }.expect("it says what it did");
+            return Err(Stop { thread: index as u32, why: Why::Fault(fault) });
+        }
         Ok(())
     }
 }
@@ -320,16 +261,8 @@ impl Running<'_> {
 impl Drop for Running<'_> {
     /// Keeps the stacks for the next block.
     fn drop(&mut self) {
-        for mut thread in self.threads.drain(..) {
-            if thread.coroutine.started() && !thread.coroutine.done() {
-                // SAFETY: what lies on its stack is the kernel's frames, which own nothing, and `Start`, which is
-                // pointers.
-                unsafe { thread.coroutine.force_reset() };
-            } else if !thread.coroutine.started() {
-                continue; // it still holds its closure, and goes with its stack
-            }
-            STACKS.with_borrow_mut(|stacks| stacks.push(thread.coroutine.into_stack()));
-        }
+        let stacks = self.threads.drain(..).filter_map(|thread| thread.coroutine.into_stack());
+        STACKS.with_borrow_mut(|kept| kept.extend(stacks));
     }
 }
 
@@ -338,23 +271,23 @@ impl Stop {
     pub fn line(&self, object: &Object) -> Option<u32> {
         match &self.why {
             Why::Fault(fault) => object.line(fault.pc),
-            Why::Apart { at: Pause::Barrier { line } | Pause::Wave { line, .. }, .. } => Some(*line),
-            Why::Apart { .. } | Why::NoStack(_) | Why::TooLong => None,
+            Why::Apart { at, .. } => Some(at.line()),
+            Why::NoStack(_) | Why::TooLong => None,
         }
     }
 
     /// What happened, in words.
     pub fn what<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
-        let place = |pause: &Pause| match pause {
-            Pause::Barrier { line } => format!("waits at the barrier in line {line}"),
-            Pause::Wave { line, .. } => format!("waits at the wave operation in line {line}"),
-            Pause::Fault => "stopped".to_owned(),
+        let place = |pause: &Pause| match pause.kind() {
+            PauseKind::Barrier => format!("waits at the barrier in line {}", pause.line()),
+            PauseKind::Wave | PauseKind::WaveBarrier => format!("waits at the wave operation in line {}", pause.line()),
+            PauseKind::End => "has ended".to_owned(),
+            PauseKind::Fault | PauseKind::Nothing => "stopped".to_owned(),
         };
         match &self.why {
             Why::Fault(fault) => fault.what(object, grid, argument),
             Why::Apart { at, other_thread, other } => {
-                let other = other.as_ref().map_or("has ended".to_owned(), place);
-                format!("{}, which thread {other_thread} does not reach: it {other}", place(at))
+                format!("{}, which thread {other_thread} does not reach: it {}", place(at), place(other))
             }
             Why::NoStack(error) => format!("has no stack: {error}"),
             Why::TooLong => "passes more barriers and fences than the simulator tells apart".to_owned(),

@@ -1,12 +1,14 @@
 //! What a running block shares with the object: the same structs as in `templates/lib/hip/simulator.hip.j2`.
 
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use corosensei::Yielder;
-
+use super::access::access;
+use super::coroutine::Link;
+use super::object::Entry;
 use super::order::Order;
-use super::watch::{Cell, access, cells};
+use super::watch::{Cell, cells};
 
 /// Addresses that a kernel may use.
 #[derive(Clone, Debug)]
@@ -162,15 +164,59 @@ pub(super) const SLOT_BYTES: usize = 256;
 #[repr(align(16))]
 pub(super) struct Slot(#[expect(dead_code, reason = "objects alone look at it")] pub [u8; SLOT_BYTES]);
 
-/// What a thread waits for, or why it stopped.
+/// What a thread waits for, or why it stopped, and in which line. One word: it is copied whenever a thread gives way,
+/// and a processor waits for what is read in other pieces than it was just written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pause {
+pub(super) struct Pause(u64);
+
+/// The first three as the object counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PauseKind {
     /// All threads of the block.
-    Barrier { line: u32 },
-    /// All lanes of the wave; `joins`: what each of them knew is then known to all, as behind a barrier.
-    Wave { line: u32, joins: bool },
+    Barrier,
+    /// All lanes of the wave.
+    Wave,
+    /// The same, and what each of them knew is then known to all, as behind a barrier.
+    WaveBarrier,
     /// It did something that it must not: [`Context::fault`].
     Fault,
+    /// It is done.
+    End,
+    /// Nothing: it can run.
+    Nothing,
+}
+
+impl Pause {
+    /// It can run.
+    pub const NONE: Self = Self::new(PauseKind::Nothing, 0);
+
+    pub const fn new(kind: PauseKind, line: u32) -> Self {
+        Self((kind as u64) << 32 | line as u64)
+    }
+
+    pub fn line(self) -> u32 {
+        self.0 as u32
+    }
+
+    pub fn kind(self) -> PauseKind {
+        use PauseKind::{Barrier, End, Fault, Nothing, Wave, WaveBarrier};
+        let is = |kind: &PauseKind| *kind as u64 == self.0 >> 32;
+        [Barrier, Wave, WaveBarrier, Fault, End].into_iter().find(is).unwrap_or(Nothing)
+    }
+
+    pub fn is(self, kind: PauseKind) -> bool {
+        self.0 >> 32 == kind as u64
+    }
+
+    /// Whether it is for the lanes of its wave.
+    pub fn is_of_wave(self) -> bool {
+        self.is(PauseKind::Wave) || self.is(PauseKind::WaveBarrier)
+    }
+
+    /// Whether it is for others.
+    pub fn is_waiting(self) -> bool {
+        self.is(PauseKind::Barrier) || self.is_of_wave()
+    }
 }
 
 /// An access that was refused.
@@ -215,9 +261,15 @@ pub(super) struct Context {
     /// Where the running thread's stack begins and ends.
     pub stack: [usize; 2],
     pub ranges: *const [Range],
-    /// Numbers of ranges by the place in the code.
-    pub recent: [u16; 256],
-    pub yielder: *const Yielder<(), Pause>,
+    /// Ranges of these by the place in the code that used them last.
+    pub recent: [*const Range; 256],
+    /// What a thread begins with.
+    pub entry: Entry,
+    pub args: *const *const c_void,
+    /// The running coroutine's.
+    pub link: Link,
+    /// Why it was suspended.
+    pub pause: Pause,
     /// What the running thread did that it must not. Here, because pauses are many and small.
     pub fault: Option<Fault>,
     /// What of all blocks orders accesses.
@@ -236,7 +288,12 @@ pub(super) const CALLS: Calls = Calls { wait, access, fence };
 
 /// Called by the object when the running thread has to wait.
 extern "C" fn wait(context: *mut Context, what: u32, line: u32) {
-    suspend(context, if what == 0 { Pause::Barrier { line } } else { Pause::Wave { line, joins: what == 2 } });
+    let kind = match what {
+        0 => PauseKind::Barrier,
+        1 => PauseKind::Wave,
+        _ => PauseKind::WaveBarrier,
+    };
+    suspend(context, Pause::new(kind, line));
 }
 
 /// The running thread must not go on.
@@ -245,7 +302,7 @@ pub(super) fn stop(context: *mut Context, kind: FaultKind, address: usize, len_b
     // SAFETY: as in `suspend`.
     unsafe { (*context).fault = Some(Fault { kind, address, len_bytes, pc, parties }) };
     loop {
-        suspend(context, Pause::Fault); // nobody resumes it: the block is given up
+        suspend(context, Pause::new(PauseKind::Fault, 0)); // nobody resumes it: the block is given up
     }
 }
 
@@ -277,25 +334,27 @@ fn now<'a>(context: *mut Context) -> Now<'a> {
 /// Where a place in the code touched memory last, if these bytes lie there too: most touch one tensor.
 #[inline(always)]
 pub(super) fn recent_range<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
-    // SAFETY: as in `suspend`; the ranges are a slice of the worker's, which lives as long as the block runs.
-    let (ranges, recent) = unsafe { (&*(*context).ranges, (*context).recent[pc >> 2 & 255]) };
-    ranges.get(usize::from(recent)).filter(|range| range.has(begin, end))
+    // SAFETY: as in `suspend`; the ranges are the worker's, which live as long as the block runs.
+    let recent = unsafe { (*context).recent[pc >> 2 & 255].as_ref() };
+    recent.filter(|range| range.has(begin, end))
 }
 
 /// Where these bytes lie.
 pub(super) fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
-    if let Some(range) = recent_range(context, begin, end, pc) {
-        return Some(range);
-    }
     // SAFETY: as above.
     let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
-    let i = ranges.iter().position(|range| range.has(begin, end))?;
-    *recent = u16::try_from(i).unwrap_or_default();
-    Some(&ranges[i])
+    let range = ranges.iter().find(|range| range.has(begin, end))?;
+    *recent = range;
+    Some(range)
 }
 
-fn suspend(context: *mut Context, pause: Pause) {
+/// Gives way to others, until it is resumed.
+#[inline(always)]
+pub(super) fn suspend(context: *mut Context, pause: Pause) {
     // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and no
-    // reference to it is held meanwhile; the yielder is the running coroutine's, set before it was resumed.
-    unsafe { (*(*context).yielder).suspend(pause) };
+    // reference to it is held meanwhile; the link is what the running thread was resumed with.
+    unsafe {
+        (*context).pause = pause;
+        Link::suspend(&raw mut (*context).link);
+    }
 }

@@ -2,14 +2,17 @@
 //!
 //! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
-//! [`block`] runs the threads of a block as coroutines; [`context`] is what it shares with the object, and [`watch`]
-//! what is called back; [`object`] loads objects and knows their lines; [`order`] knows which block knows of which,
-//! [`schedule`] who runs first. What a GPU would do silently is an error here: access outside of the arguments and of
-//! LDS, misaligned vectors, races in LDS and in global memory, reads of what nobody wrote, more LDS or threads than a
-//! block may have, a barrier or a wave operation that not all threads reach. Memory starts as NaN.
+//! [`block`] runs the threads of a block, each a [`coroutine`]; [`context`] is what it shares with the object,
+//! [`access`] what is called back, and [`watch`] what it remembers; [`object`] loads objects and knows their lines;
+//! [`order`] knows which block knows of which, [`schedule`] who runs first. What a GPU would do silently is an error
+//! here: access outside of the arguments and of LDS, misaligned vectors, races in LDS and in global memory, reads of
+//! what nobody wrote, more LDS or threads than a block may have, a barrier or a wave operation that not all threads
+//! reach. Memory starts as NaN.
 
+mod access;
 mod block;
 mod context;
+mod coroutine;
 mod object;
 mod order;
 mod schedule;

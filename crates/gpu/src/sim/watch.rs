@@ -1,12 +1,11 @@
-//! What the object calls before every access to memory, and what is wrong with one.
+//! What is known of memory, and what is wrong with an access to it.
 //!
 //! Of what a launch writes every element is watched, and of LDS every word: a [`Cell`] has the stamps of who wrote it
-//! last and who read it last. Where threads have parts of one, each of its bytes gets a cell. Compiled with the
-//! program, not with each kernel: it is more text than most of them.
+//! last and who read it last. Where threads have parts of one, each of its bytes gets a cell.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::context::{Context, FaultKind, Range, Stamp, Watch, range_of, recent_range, stop};
+use super::context::{Context, FaultKind, Range, Stamp, stop};
 use super::order::Order;
 
 /// What is known of an element of global memory or of a word of LDS. Blocks that run at once may look at it at once; of
@@ -32,11 +31,14 @@ pub(super) fn cells(n: usize) -> Box<[Cell]> {
 }
 
 /// How memory is accessed: a plain load is 0, a plain store this.
-const IS_WRITE: u32 = 1;
-const IS_ATOMIC: u32 = 2;
+pub(super) const IS_WRITE: u32 = 1;
+pub(super) const IS_ATOMIC: u32 = 2;
 
 /// Bytes of a cell, in a stamp and in `defined`.
 const MASK: u64 = Stamp::MASK;
+
+/// Of a stamp that stands for several threads.
+const MANY: u64 = Stamp::LANES | Stamp::WAVES;
 
 /// What is wrong with an access to a cell, or with the cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +50,7 @@ enum Apart {
 }
 
 /// The running thread.
-struct Own<'a> {
+pub(super) struct Own<'a> {
     context: *mut Context,
     stamp: u64,
     /// The time of the block's last barrier: whatever its threads did up to then, all of them know.
@@ -61,78 +63,29 @@ struct Own<'a> {
 
 /// An access to memory.
 #[derive(Clone, Copy)]
-struct Access {
-    begin: usize,
-    len_bytes: u32,
-    how: u32,
+pub(super) struct Access {
+    pub begin: usize,
+    pub len_bytes: u32,
+    pub how: u32,
     /// Where in the object's code.
-    pc: usize,
+    pub pc: usize,
 }
 
-/// Called by the object before the running thread accesses memory. Does not return from an access that is wrong.
-pub(super) extern "C" fn access(
-    context: *mut Context,
-    begin: usize,
-    len_bytes: u32,
-    alignment: u32,
-    how: u32,
-    pc: usize,
-) {
-    // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and
-    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `recent_range`
-    // and `range_of`.
-    let [stack_begin, stack_end] = unsafe { (*context).stack };
-    let end = begin.saturating_add(len_bytes as usize);
-    if begin >= stack_begin && end <= stack_end {
-        return;
-    }
-    // Most accesses are of this kind: what follows is a function of its own, so that they do not prepare for it.
-    let is_aligned = begin & (alignment as usize).wrapping_sub(1) == 0;
-    if how == 0
-        && is_aligned
-        && recent_range(context, begin, end, pc).is_some_and(|range| range.watch == Watch::Nothing)
-    {
-        return;
-    }
-    access_watched(context, begin, len_bytes, alignment, how, pc);
-}
-
-/// The same, of what may be wrong, or is to be remembered.
-#[inline(never)]
-fn access_watched(context: *mut Context, begin: usize, len_bytes: u32, alignment: u32, how: u32, pc: usize) {
-    let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
-    let fault = |kind| stop(context, kind, begin, len_bytes, pc, 0);
-    let Some(range) = range_of(context, begin, end, pc) else {
-        return fault(if is_write { FaultKind::Write } else { FaultKind::Read });
-    };
-    if is_write && !range.is_writable {
-        fault(FaultKind::ReadOnly);
-    }
-    debug_assert!(alignment.is_power_of_two());
-    if begin & (alignment as usize - 1) != 0 {
-        fault(FaultKind::Misaligned);
-    }
-    if range.watch == Watch::Nothing {
-        return;
-    }
-    // SAFETY: as above; the order lives as long, and is only used by shared reference.
-    let own = unsafe {
-        Own {
-            context,
-            stamp: (*context).stamp,
-            floor: (*context).floor,
-            wave_floor: (*context).wave_floor,
-            wave_size: (*context).wave_size,
-            order: &*(*context).order,
+impl<'a> Own<'a> {
+    #[inline(always)]
+    pub fn of(context: *mut Context) -> Self {
+        // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as
+        // the order does, and nobody else uses it while one of its threads runs; no reference to it is held.
+        unsafe {
+            Self {
+                context,
+                stamp: (*context).stamp,
+                floor: (*context).floor,
+                wave_floor: (*context).wave_floor,
+                wave_size: (*context).wave_size,
+                order: &*(*context).order,
+            }
         }
-    };
-    let access = Access { begin, len_bytes, how, pc };
-    if range.watch == Watch::Lds {
-        return own.touch_all::<true>(range, access);
-    }
-    own.touch_all::<false>(range, access);
-    if how & IS_ATOMIC != 0 {
-        own.order.synchronise(Stamp(own.stamp), begin);
     }
 }
 
@@ -160,11 +113,17 @@ impl Own<'_> {
         Stamp(stamp ^ self.stamp).block_bits() != 0 || Stamp(stamp).time() <= self.floor
     }
 
+    /// The running thread's atomic on a word.
+    pub fn synchronise(&self, address: usize) {
+        self.order.synchronise(Stamp(self.stamp), address);
+    }
+
     fn knows(&self, stamp: u64) -> bool {
         self.order.knows(Stamp(self.stamp), Stamp(stamp))
     }
 
-    fn touch_all<const IS_LDS: bool>(&self, range: &Range, access: Access) {
+    /// Bytes of a range. Does not return if something is wrong with that.
+    pub fn touch_all<const IS_LDS: bool>(&self, range: &Range, access: Access) {
         let Access { begin, len_bytes, how, pc } = access;
         let shift = if IS_LDS { 2 } else { range.cell_shift };
         let cell_bytes = 1u32 << shift;
@@ -202,7 +161,56 @@ impl Own<'_> {
     }
 
     /// Bytes of a range's cell, those in `mask`. Gives the stamp of an access that nothing orders before this one.
+    #[inline(always)]
     fn touch_of<const IS_LDS: bool>(
+        &self,
+        range: &Range,
+        i: usize,
+        defined: &mut u32,
+        mask: u32,
+        how: u32,
+    ) -> Option<u64> {
+        if *defined & IS_SPLIT == 0 && self.is_plain::<IS_LDS>(range.cell(i), mask.into(), how) {
+            return None;
+        }
+        self.touch_any::<IS_LDS>(range, i, defined, mask, how)
+    }
+
+    /// Whether there is nothing to find out about bytes of one cell: the same was done before, or all that was done
+    /// came before the block's last barrier. Most accesses are of this kind. What is new is left in the cell.
+    #[inline(always)]
+    fn is_plain<const IS_LDS: bool>(&self, cell: &Cell, mask: u64, how: u32) -> bool {
+        let kind = if how & IS_ATOMIC != 0 { Stamp::ATOMIC } else { 0 };
+        let mine = self.stamp | mask | kind;
+        let is_shared = how != IS_WRITE;
+        let [shared, write] = [&cell.shared, &cell.write].map(|word| word.load(Ordering::Relaxed));
+        let old = if is_shared { shared } else { write };
+        if old & !(MANY | Stamp::ELSEWHERE) == mine {
+            return true;
+        }
+        if !IS_LDS {
+            return false;
+        }
+        // By others of its wave, or of several waves, at the same time: a write that came before all of theirs came
+        // before this too, and none came since, or there was a race. One lane alone may have read what it wrote.
+        let differs = old ^ mine;
+        if is_shared && differs & !(MANY | Stamp::THREADS) == 0 {
+            let is_of_wave = old & Stamp::LANES != 0 && Stamp(differs).thread() < self.wave_size;
+            if is_of_wave || old & Stamp::WAVES != 0 {
+                return true;
+            }
+        }
+        let is_new = self.is_before_floor(shared) && self.is_before_floor(write);
+        if is_new {
+            let word = if is_shared { &cell.shared } else { &cell.write };
+            word.store(mine, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// The same as `touch_of`, whatever was there.
+    #[inline(never)]
+    fn touch_any<const IS_LDS: bool>(
         &self,
         range: &Range,
         i: usize,
@@ -266,7 +274,6 @@ impl Own<'_> {
     /// Bytes of one cell, those in `mask`.
     fn touch<const IS_LDS: bool>(&self, cell: &Cell, mask: u64, how: u32) -> Result<(), Apart> {
         const ELSEWHERE: u64 = Stamp::ELSEWHERE;
-        const MANY: u64 = Stamp::LANES | Stamp::WAVES;
         let peek = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let leave = |word: &AtomicU64, stamp| word.store(stamp, Ordering::Relaxed);
         let kind = if how & IS_ATOMIC != 0 { Stamp::ATOMIC } else { 0 };
