@@ -44,8 +44,9 @@ pub struct Library {
     files: Arc<BTreeMap<String, SourceFile>>,
     /// What lies behind the first file of a name.
     shadows: BTreeMap<String, Vec<Origin>>,
-    /// What bodies are held to as they are read: those that are all built in are held to it by a test.
-    names: Option<Names>,
+    /// The files whose names are checked as they are read.
+    held: BTreeSet<String>,
+    names: Names,
     environment: Environment<'static>,
     /// What renders templates of people's own; without it they are rendered in this process.
     program: Option<PathBuf>,
@@ -117,7 +118,7 @@ impl Library {
     pub fn load(search: &[PathBuf]) -> Result<Self, LibraryError> {
         let mut layers: Vec<Layer> = search.iter().map(|folder| Layer::read(folder)).collect::<Result<_, _>>()?;
         let Some(first) = search.first().filter(|_| layers.iter().any(|layer| !layer.files.is_empty())) else {
-            return Ok(Self::assembled(vec![Layer::built_in()], false)); // its names are right: the tests check them
+            return Ok(Self::from_layers(vec![Layer::built_in()]));
         };
         layers.push(Layer::built_in());
         let no_thread = |source| LibraryError::Read { path: first.clone(), source: Arc::new(source) };
@@ -130,24 +131,27 @@ impl Library {
         Self { program: Some(program), ..self }
     }
 
-    /// The library of these layers alone, the first one searched first.
+    /// The library of these layers alone, the first one searched first. What depends on nobody's own files is taken to
+    /// be right: a test holds [`Self::checked`] to it.
     pub fn from_layers(layers: Vec<Layer>) -> Self {
+        Self::assembled(layers, false)
+    }
+
+    /// The same, with every file read and checked.
+    pub fn checked(layers: Vec<Layer>) -> Self {
         Self::assembled(layers, true)
     }
 
-    fn assembled(layers: Vec<Layer>, is_checked: bool) -> Self {
+    fn assembled(layers: Vec<Layer>, checks_all: bool) -> Self {
         let origins = layers.iter().map(|layer| layer.origin.clone()).collect();
         let mut unusable = BTreeMap::new();
         let (files, shadows) = overlay(layers, &mut unusable);
         let files = Arc::new(files);
-        let (environment, names) = if is_checked {
-            let environment = compile(&files, &mut unusable);
-            let headers = read_headers(&files, &mut unusable);
-            let looked_up = looked_up(&environment, &files);
-            (environment, Some(Names { headers, looked_up }))
-        } else {
-            (compiled_when_used(&files), None)
-        };
+        let held = if checks_all { files.values().collect() } else { depending_on_own(&files) };
+        let environment = compile(&files, &held, &mut unusable);
+        let headers = read_headers(&held, &mut unusable);
+        let names = Names { headers, looked_up: looked_up(&environment, &held) };
+        let held: BTreeSet<String> = held.into_iter().map(|file| file.name.clone()).collect();
         let (mut contracts, mut templates) = (BTreeMap::new(), BTreeMap::new());
         for name in files.keys().filter(|name| !unusable.contains_key(*name)) {
             match kind(name) {
@@ -161,9 +165,9 @@ impl Library {
             }
         }
         let library =
-            Self { origins, contracts, templates, unusable, files, shadows, names, environment, program: None };
-        if is_checked {
-            library.broken(); // here, where there may be a stack for it
+            Self { origins, contracts, templates, unusable, files, shadows, held, names, environment, program: None };
+        for name in &library.held {
+            library.broken_file(name); // here, where there may be a stack for it
         }
         library
     }
@@ -203,7 +207,8 @@ impl Library {
 
     /// Whether any template comes from a folder.
     pub fn has_own_templates(&self) -> bool {
-        self.origins.len() > 1 && self.templates().any(|template| template.file.origin != Origin::BuiltIn)
+        let mut own = self.templates.iter().filter(|(name, _)| self.files[*name].origin != Origin::BuiltIn);
+        own.any(|(name, entry)| self.read(name, entry).is_ok())
     }
 
     /// The contract of an op.
@@ -343,21 +348,21 @@ impl Library {
         }
         let shadows = self.shadows.get(&file.name).cloned().unwrap_or_default();
         let template = Template::parse(file, shadows, entry.language, signature)?;
-        if let Some(names) = &self.names {
-            self.check_names(&template, names)?;
+        if self.held.contains(&file.name) {
+            self.check_names(&template)?;
         }
         Ok(template)
     }
 
     /// Every name that the body uses is declared, and every parameter is used.
-    fn check_names(&self, template: &Template, names: &Names) -> Result<(), LibraryError> {
+    fn check_names(&self, template: &Template) -> Result<(), LibraryError> {
         let signature = &template.signature;
         let mut known: BTreeSet<String> = signature.condition_names();
         known.extend(signature.constants.iter().chain(template.params.keys()).cloned());
         known.extend(template.facts.iter().map(|(name, _)| name.clone()));
         known.extend(GLOBALS.map(String::from));
         known.extend(template.launch.block_size.is_some().then(|| "block_size".to_owned()));
-        let Names { headers, looked_up } = names;
+        let Names { headers, looked_up } = &self.names;
         let walk = Walk { looked_up, files: &self.files, headers, broken: &self.unusable };
         let mut used = walk.check(&template.file, &known)?;
         used.extend(template.expression_names());
@@ -428,28 +433,51 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
     read().map_err(|source| LibraryError::Read { path: folder.to_path_buf(), source: Arc::new(source) })
 }
 
-/// Reads what the files of `lib/` say of themselves; those that say nothing, or what is not so, become broken.
-fn read_headers(
-    files: &BTreeMap<String, SourceFile>,
-    broken: &mut BTreeMap<String, LibraryError>,
-) -> BTreeMap<String, LibHeader> {
+/// The files that are somebody's own, the templates that depend on one, and all that these include. Nearly all templates
+/// may include one of `lib/`.
+fn depending_on_own(files: &BTreeMap<String, SourceFile>) -> Vec<&SourceFile> {
+    let is_own = |name: &str| files.get(name).is_some_and(|file| file.origin != Origin::BuiltIn);
+    let own: Vec<&str> = files.keys().map(String::as_str).filter(|name| is_own(name)).collect();
+    if own.iter().any(|name| name.starts_with("lib/")) {
+        return files.values().collect();
+    }
+    let folders: Vec<&str> =
+        own.iter().filter_map(|name| name.strip_suffix(".toml")?.rsplit_once('/')).map(|(folder, _)| folder).collect();
+    let has_own_contract = |name: &str| {
+        let folder = name.split('/').next().unwrap_or_default();
+        folders.iter().any(|own| *own == folder || folder.split('+').any(|op| op == *own))
+    };
+    let roots = files.values().filter(|file| is_own(&file.name) || !folders.is_empty() && has_own_contract(&file.name));
+    let held: BTreeMap<&str, &SourceFile> =
+        roots.flat_map(|root| reached(files, root)).map(|file| (&*file.name, file)).collect();
+    held.into_values().collect()
+}
+
+/// Reads what files of `lib/` say of themselves; those that say nothing, or what is not so, become broken.
+fn read_headers(held: &[&SourceFile], broken: &mut BTreeMap<String, LibraryError>) -> BTreeMap<String, LibHeader> {
     let mut headers = BTreeMap::new();
-    for (name, file) in files.iter().filter(|(name, _)| matches!(kind(name), Kind::Lib)) {
-        if broken.contains_key(name) {
+    for file in held.iter().filter(|file| matches!(kind(&file.name), Kind::Lib)) {
+        if broken.contains_key(&file.name) {
             continue;
         }
         match LibHeader::parse(file) {
-            Ok(header) => drop(headers.insert(name.clone(), header)),
-            Err(error) => drop(broken.insert(name.clone(), error)),
+            Ok(header) => drop(headers.insert(file.name.clone(), header)),
+            Err(error) => drop(broken.insert(file.name.clone(), error)),
         }
     }
     headers
 }
 
-/// Compiles every body; those that are no templates become broken.
-fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, LibraryError>) -> Environment<'static> {
+/// Compiles these bodies; those that are no templates become broken. What is built in besides is compiled when it is
+/// rendered or included first.
+fn compile(
+    files: &Arc<BTreeMap<String, SourceFile>>,
+    held: &[&SourceFile],
+    broken: &mut BTreeMap<String, LibraryError>,
+) -> Environment<'static> {
     let mut environment = environment();
-    for (name, file) in files {
+    for file in held {
+        let name = &file.name;
         if !matches!(kind(name), Kind::Template { .. } | Kind::Lib) || broken.contains_key(name) {
             continue;
         }
@@ -463,12 +491,10 @@ fn compile(files: &BTreeMap<String, SourceFile>, broken: &mut BTreeMap<String, L
             broken.insert(name.clone(), LibraryError::Syntax { place, message: describe(&error) });
         }
     }
-    environment
-}
-
-/// An engine that compiles a body when it is rendered or included first. A syntax error is told where it is used.
-fn compiled_when_used(files: &Arc<BTreeMap<String, SourceFile>>) -> Environment<'static> {
-    let (mut environment, files) = (environment(), Arc::clone(files));
-    environment.set_loader(move |name| Ok(files.get(name).map(|file| bounded::compiled_text(name, &file.text))));
+    let files = Arc::clone(files);
+    environment.set_loader(move |name| {
+        let built_in = files.get(name).filter(|file| file.origin == Origin::BuiltIn);
+        Ok(built_in.map(|file| bounded::compiled_text(name, &file.text)))
+    });
     environment
 }

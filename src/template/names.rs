@@ -25,13 +25,13 @@ const MAX_DEPTH: usize = 32;
 /// By file, the names that it looks up, and does not set itself.
 pub(super) type LookedUp = BTreeMap<String, BTreeSet<String>>;
 
-/// What every file looks up. The engine compiles a file once more to tell: not for each that includes it.
-pub(super) fn looked_up(environment: &Environment<'static>, files: &BTreeMap<String, SourceFile>) -> LookedUp {
-    let of_file = |(name, file): (&String, &SourceFile)| {
-        let names = environment.get_template(name).ok()?.undeclared_variables(false);
+/// What each file looks up. The engine compiles a file once more to tell: not for each that includes it.
+pub(super) fn looked_up(environment: &Environment<'static>, files: &[&SourceFile]) -> LookedUp {
+    let of_file = |file: &&SourceFile| {
+        let names = environment.get_template(&file.name).ok()?.undeclared_variables(false);
         let own: BTreeSet<String> = tags(&file.text).iter().flat_map(|tag| assigned(tag.content)).collect();
         let is_foreign = |name: &String| !own.contains(name) && !FUNCTIONS.contains(&name.as_str());
-        Some((name.clone(), names.into_iter().filter(is_foreign).collect()))
+        Some((file.name.clone(), names.into_iter().filter(is_foreign).collect()))
     };
     files.iter().filter_map(of_file).collect()
 }

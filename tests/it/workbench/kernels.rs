@@ -27,7 +27,7 @@ fn store() -> Store {
 }
 
 fn built_in() -> Library {
-    let library = Library::from_layers(vec![Layer::built_in()]);
+    let library = Library::checked(vec![Layer::built_in()]);
     let broken: Vec<String> = library.broken().iter().map(|broken| broken.error.to_string()).collect();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
     library

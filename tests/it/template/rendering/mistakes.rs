@@ -110,9 +110,10 @@ fn an_undefined_name_in_an_include_is_told_with_the_include() {
         ("{#\n[takes]\njinja = [\"lanes\"]\n#}\nint x;\n", "linear/dot.c.j2:18: includes"),
     ] {
         let (folder, library) = library_under(&[("lib/prelude.c.j2", text)]);
-        let names: Vec<&str> = library.broken().iter().map(|broken| broken.name.as_str()).collect();
+        let broken = library.broken();
+        let names: Vec<&str> = broken.iter().map(|broken| broken.name.as_str()).collect();
         assert_eq!(names, ["linear/dot.c.j2", "rmsnorm+linear/naive.c.j2"]);
-        let found = library.broken()[0].error.to_string();
+        let found = broken[0].error.to_string();
         let found = found.replace(&format!("{}/", folder.path().display()), "");
         let found = found.replace(&format!("{}/", fixtures().display()), "");
         assert!(found.starts_with(error), "{found}");
