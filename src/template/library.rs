@@ -433,8 +433,8 @@ fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
     read().map_err(|source| LibraryError::Read { path: folder.to_path_buf(), source: Arc::new(source) })
 }
 
-/// The files that are somebody's own, the templates that depend on one, and all that these include. Nearly all templates
-/// may include one of `lib/`.
+/// The files that are somebody's own, the templates that depend on one, and all that these include. One of `lib/`
+/// may be included by any.
 fn depending_on_own(files: &BTreeMap<String, SourceFile>) -> Vec<&SourceFile> {
     let is_own = |name: &str| files.get(name).is_some_and(|file| file.origin != Origin::BuiltIn);
     let own: Vec<&str> = files.keys().map(String::as_str).filter(|name| is_own(name)).collect();

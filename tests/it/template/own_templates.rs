@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use gptoss_jit::template::library::{Layer, Library};
 use serde_json::Value;
 
 use crate::fixtures::models::{Counter, letters};
@@ -259,4 +260,36 @@ fn files_that_include_each_other_without_end_and_parameters_without_number_are_r
     workshop.put("embedding/greedy.c.j2", &[("\n[launch]", &format!("{params}\n[launch]"))]);
     let stderr = run(&["kernels", "show", "embedding/greedy", "--templates", &workshop.templates()]).fails(1);
     assert!(stderr.contains("expected at most 65536 choices of all parameters together"), "{stderr}");
+}
+
+/// The files that cannot be used where these are somebody's own, the others built in.
+fn broken_beside_built_in(files: &[(&str, &str)]) -> Vec<String> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (name, text) in files {
+        let _ = file(folder.path(), name, text.as_bytes());
+    }
+    let library = Library::from_layers(vec![Layer::read(folder.path()).expect("readable"), Layer::built_in()]);
+    library.broken().into_iter().map(|broken| broken.name).collect()
+}
+
+#[test]
+fn built_in_templates_that_depend_on_an_own_file_are_checked_with_it() {
+    let own = "{#\nop = \"rmsnorm\"\nsummary = \"x\"\n[launch]\ngrid = [\"n_tokens\"]\n#}\nNAME\n";
+    assert!(broken_beside_built_in(&[("rmsnorm/own.c.j2", &own.replace("NAME", ""))]).is_empty());
+    let wrong = own.replace("NAME", "{{ nobody_s }}");
+    assert_eq!(broken_beside_built_in(&[("rmsnorm/own.c.j2", &wrong)]), ["rmsnorm/own.c.j2"]);
+    // What they include takes what they do not give.
+    let takes = "{#\n[takes]\njinja = [\"nobody_s\"]\n#}\n{{ nobody_s }}\n";
+    let broken = broken_beside_built_in(&[("lib/host/types.c.j2", takes)]);
+    for name in ["rmsnorm/rows.c.j2", "embedding/rows.c.j2"] {
+        assert!(broken.iter().any(|broken| broken == name), "{name}: {broken:?}");
+    }
+    // What a contract declared it no longer does: of its op, and of a run that has it.
+    let contract = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/rmsnorm/op.toml"));
+    let contract =
+        contract.expect("a contract").replace("eps = \"added", "epsilon = \"added").replace("eps = 1e", "epsilon = 1e");
+    let broken = broken_beside_built_in(&[("rmsnorm/op.toml", &contract)]);
+    assert!(broken.iter().any(|name| name == "rmsnorm/rows.c.j2"), "{broken:?}");
+    assert!(broken.iter().any(|name| name.starts_with("rmsnorm+linear/")), "{broken:?}");
+    assert!(broken.iter().all(|name| name.contains("rmsnorm")), "{broken:?}");
 }
