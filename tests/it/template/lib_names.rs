@@ -11,7 +11,7 @@ use serde::Deserialize;
 const ALTERNATIVES: [&[&str]; 3] = [
     &["lib/host/dot_f32.c.j2", "lib/host/dot_bf16.c.j2", "lib/host/dot_mxfp4.c.j2"],
     &["lib/attention/matrix_softmax.hip.j2", "lib/attention/matrix_softmax8.hip.j2"],
-    &["lib/wgmma/panels.hip.j2", "lib/wgmma/unpacked.hip.j2"],
+    &["lib/wgmma/panels.hip.j2", "lib/wgmma/quads.hip.j2"],
 ];
 
 /// Constants of a block's tile, which mean the same wherever a file of its own shape gives them.
