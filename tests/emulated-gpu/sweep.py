@@ -197,8 +197,7 @@ CELLS = {
     "logits, f32": logits("f32"),
     "a chat's turn": chat,
     "steps replayed as a graph": generate(),
-    # Too little memory to measure the chip's limits beside the ops, which reads 4 GiB thirty times.
-    "each op alone (`-f 1`)": generate("-f", "1", EMULATED_GPU_MEMORY=str(1 << 29)),
+    "each op alone (`-f 1`)": generate("-f", "1"),
     "compiled by its own hipRTC": generate(OWN_HIPRTC="1"),
     "waves in random order": generate(EMULATED_GPU_SEED="7"),
     "two processes at once": two,
@@ -209,10 +208,7 @@ CELLS = {
     "the GPU goes away": fails("HW Exception by GPU|launch failure", codes=(1, -6), EMULATED_GPU_LOST_AFTER="60"),
     # So little time that no whole steps decide, which would be gpt-oss-20b's.
     "`tune --op rmsnorm`": runs(*"tune --op rmsnorm --tokens 1 --most 3 --within 2s --journal tune.jsonl".split()),
-    # So little memory that the chip's limits are measured on 1 GiB and not on 4; less is refused.
-    "`bench --kernels`": runs(
-        *"bench --kernels --work decode -b 1 --context 1 -n 1 --repeats 1".split(), EMULATED_GPU_MEMORY=str(3 << 29)
-    ),
+    "`bench --kernels`": runs(*"bench --kernels --work decode -b 1 --context 1 -n 1 --repeats 1".split()),
 } | {f"kernels {op}": kernels(op, variant) for op, variant in KERNELS}  # fmt: skip
 
 
