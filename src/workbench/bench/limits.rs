@@ -62,8 +62,18 @@ impl Hint for LimitsError {
 pub enum Care {
     /// Where they are the point.
     Usual,
-    /// Where they stand beside something else: a part of the memory and of the time.
+    /// Where they stand beside something else: less time, and on a processor less memory.
     Little,
+}
+
+impl Care {
+    /// What the runs of one figure may take together. A large GPU's take 10 to 200 ms.
+    fn budget(self) -> Duration {
+        match self {
+            Self::Usual => Duration::from_secs(2),
+            Self::Little => Duration::from_millis(500),
+        }
+    }
 }
 
 /// How fast a template drives the matrix unit.
@@ -166,30 +176,32 @@ struct Effort {
     target: Duration,
     /// The best of so many runs each is taken, since other work can only slow them down.
     repeats: usize,
+    /// No further run once they took so long together. A device on which they would reads less memory at a time.
+    budget: Duration,
 }
 
 impl Effort {
     fn of(target: &Target, care: Care) -> Self {
+        let (block_elements, budget) = (if target.is_real_gpu() { &ALL_SIZES[..] } else { &LARGE }, care.budget());
+        let of = |memory_bytes, ms, repeats| Self {
+            memory_bytes,
+            block_elements,
+            target: Duration::from_millis(ms),
+            repeats,
+            budget,
+        };
         match target.platform {
-            _ if target.is_simulated => {
-                Self { memory_bytes: 1 << 21, block_elements: &LARGE, target: Duration::ZERO, repeats: 1 }
-            }
-            Platform::Host if care == Care::Little => {
-                let target = Duration::from_millis(20);
-                Self { memory_bytes: 1 << 28, block_elements: &LARGE, target, repeats: 3 }
-            }
-            Platform::Host => {
-                // In a few milliseconds, the system may not have spread the threads over the cores yet.
-                let target = Duration::from_millis(30);
-                Self { memory_bytes: 1 << 30, block_elements: &LARGE, target, repeats: 10 }
-            }
-            _ => {
-                let target = Duration::from_millis(20);
-                Self { memory_bytes: 4 << 30, block_elements: &ALL_SIZES, target, repeats: 10 }
-            }
+            _ if target.is_simulated => of(1 << 21, 0, 1),
+            Platform::Host if care == Care::Little => of(1 << 28, 20, 3),
+            // In a few milliseconds, the system may not have spread the threads over the cores yet.
+            Platform::Host => of(1 << 30, 30, 10),
+            _ => of(4 << 30, 20, 10),
         }
     }
 }
+
+/// What is read before anything else, to see how fast that is. A device that takes long for it has smaller caches.
+const FIRST_BYTES: usize = 64 << 20;
 
 /// 512 KiB, like a few dozen rows of weights.
 const LARGE: [usize; 1] = [128 * 1024];
@@ -202,6 +214,9 @@ const CHAINS: usize = 256;
 
 /// What a block multiplies: rows of one matrix, rows of the other, and their length.
 const TILE: [usize; 3] = [128, 256, 32];
+
+/// Rounds of a kernel that only computes, at most: where a clock stands still, too.
+const MAX_ROUNDS: u32 = 100_000_000;
 
 /// Launches of the graph that does nothing.
 const EMPTY_LAUNCHES: usize = 200;
@@ -231,35 +246,54 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// Bytes per second of a read, and of a copy.
     fn bandwidths(&self) -> Result<(f64, f64), LimitsError> {
-        let (memory, n_bytes) = self.memory()?;
-        let half = |i: usize| memory.slice(i * n_bytes / 2, n_bytes / 2).expect("inside");
+        let wanted = self.bytes_in_time()?;
+        // A quarter where that is not to be had.
+        let memory = self.filled(wanted).or_else(|_| self.filled(wanted / 4))?;
         let (mut read_s, mut copy_s) = (f64::INFINITY, f64::INFINITY);
         for &block_elements in self.effort.block_elements {
-            let n_blocks = n_bytes / (4 * block_elements);
-            let sum = self.allocate(4 * n_blocks)?;
-            let read = self.load(&problem("peak_read", &[("block_elements", block_elements)]))?;
-            let args = [all_of(&memory), all_of(&sum), Argument::U32(n_blocks as u32)];
-            read_s = read_s.min(self.best_time(&read, n_blocks, &args)?);
-
-            let copy = self.load(&problem("peak_copy", &[("block_elements", block_elements)]))?;
-            let args = [all_of(&half(0)), all_of(&half(1)), Argument::U32(n_blocks as u32 / 2)];
-            copy_s = copy_s.min(self.best_time(&copy, n_blocks / 2, &args)?);
+            read_s = read_s.min(self.read_time(&memory, block_elements)?);
+            copy_s = copy_s.min(self.copy_time(&memory, block_elements)?);
         }
-        Ok((n_bytes as f64 / read_s, n_bytes as f64 / copy_s))
+        let n_bytes = memory.len_bytes() as f64;
+        Ok((n_bytes / read_s, n_bytes / copy_s))
     }
 
-    /// Memory to read, a quarter of what is wanted where that is not to be had. Every page is written: untouched ones
-    /// could all be the same zero page.
-    fn memory(&self) -> Result<(BufferView, usize), LimitsError> {
-        let wanted = self.effort.memory_bytes;
-        let allocated = self.allocate(wanted).map(|view| (view, wanted));
-        let (view, n_bytes) = allocated.or_else(|_| self.allocate(wanted / 4).map(|view| (view, wanted / 4)))?;
+    /// Bytes to read: all that are wanted, or as many as this device reads in its time.
+    fn bytes_in_time(&self) -> Result<usize, LimitsError> {
+        let Effort { memory_bytes, block_elements, repeats, budget, .. } = self.effort;
+        if memory_bytes <= FIRST_BYTES {
+            return Ok(memory_bytes);
+        }
+        let first_s = self.read_time(&self.filled(FIRST_BYTES)?, block_elements[0])?;
+        let times = budget.as_secs_f64() / repeats as f64 / first_s;
+        Ok(memory_bytes.min(FIRST_BYTES * times.clamp(1.0, 1e3) as usize))
+    }
+
+    fn read_time(&self, memory: &BufferView, block_elements: usize) -> Result<f64, LimitsError> {
+        let n_blocks = memory.len_bytes() / (4 * block_elements);
+        let sum = self.allocate(4 * n_blocks)?;
+        let kernel = self.load(&problem("peak_read", &[("block_elements", block_elements)]))?;
+        self.best_time(&kernel, n_blocks, &[all_of(memory), all_of(&sum), Argument::U32(n_blocks as u32)])
+    }
+
+    /// Of a copy from the first half to the second.
+    fn copy_time(&self, memory: &BufferView, block_elements: usize) -> Result<f64, LimitsError> {
+        let half_bytes = memory.len_bytes() / 2;
+        let n_blocks = half_bytes / (4 * block_elements);
+        let [from, to] = [0, half_bytes].map(|offset| all_of(&memory.slice(offset, half_bytes).expect("inside")));
+        let kernel = self.load(&problem("peak_copy", &[("block_elements", block_elements)]))?;
+        self.best_time(&kernel, n_blocks, &[from, to, Argument::U32(n_blocks as u32)])
+    }
+
+    /// Memory of which every page is written: untouched ones could all be the same zero page.
+    fn filled(&self, n_bytes: usize) -> Result<BufferView, LimitsError> {
+        let view = self.allocate(n_bytes)?;
         let chunk: Vec<u8> =
             random_f32(n_bytes.min(16 << 20) / 4).iter().flat_map(|value| value.to_le_bytes()).collect();
         for offset in (0..n_bytes).step_by(chunk.len()) {
             self.pipeline.driver().write(&view.slice(offset, chunk.len()).expect("inside"), &chunk)?;
         }
-        Ok((view, n_bytes))
+        Ok(view)
     }
 
     fn multiply_add(&self) -> Result<f64, LimitsError> {
@@ -304,10 +338,7 @@ impl Bench<'_> {
         let args = [all_of(&y), Argument::U32(0), Argument::U32(n_blocks as u32)];
         let launches = vec![(&kernel.kernel, launch(n_blocks, &args)); EMPTY_LAUNCHES];
         let Some(graph) = driver.capture(&launches)? else { return Ok(None) };
-        let mut best = Duration::MAX;
-        for _ in 0..self.effort.repeats {
-            best = best.min(driver.replay_timed(&graph)?);
-        }
+        let best = self.best_of(|| driver.replay_timed(&graph))?;
         Ok(Some(best / EMPTY_LAUNCHES as u32))
     }
 
@@ -316,29 +347,40 @@ impl Bench<'_> {
         self.pipeline.driver().parallelism() * if self.effort.target.is_zero() { 1 } else { 8 }
     }
 
-    /// Seconds for one of many rounds: as many as take the time that is to be spent.
+    /// Seconds for one of many rounds: as many as take the time that is to be spent, or half of it.
     fn time_per_round<const N: usize>(
         &self,
         kernel: &LoadedKernel,
         n_blocks: usize,
         args: impl Fn(u32) -> [Argument; N],
     ) -> Result<f64, LimitsError> {
-        let mut n_rounds = if self.effort.target.is_zero() { 1 } else { 1000 };
-        let mut seconds = self.best_time(kernel, n_blocks, &args(n_rounds))?;
         let target_s = self.effort.target.as_secs_f64();
-        if seconds < target_s {
-            n_rounds = (f64::from(n_rounds) * target_s / seconds.max(1e-6)).min(1e8) as u32;
-            seconds = self.best_time(kernel, n_blocks, &args(n_rounds))?;
+        let mut n_rounds = 1;
+        loop {
+            let seconds = self.best_time(kernel, n_blocks, &args(n_rounds))?;
+            if seconds >= target_s / 2.0 || n_rounds == MAX_ROUNDS {
+                return Ok(seconds / f64::from(n_rounds));
+            }
+            // A launch takes time of its own, so that this is too few rather than too many.
+            n_rounds = (f64::from(n_rounds) * target_s / seconds.max(1e-6)).min(f64::from(MAX_ROUNDS)) as u32;
         }
-        Ok(seconds / f64::from(n_rounds))
     }
 
     fn best_time(&self, kernel: &LoadedKernel, n_blocks: usize, args: &[Argument]) -> Result<f64, LimitsError> {
-        let mut best = Duration::MAX;
+        let run = || self.pipeline.driver().launch_timed(&kernel.kernel, &launch(n_blocks, args));
+        Ok(self.best_of(run)?.as_secs_f64())
+    }
+
+    fn best_of(&self, mut run: impl FnMut() -> Result<Duration, GpuError>) -> Result<Duration, LimitsError> {
+        let (mut best, mut spent) = (Duration::MAX, Duration::ZERO);
         for _ in 0..self.effort.repeats {
-            best = best.min(self.pipeline.driver().launch_timed(&kernel.kernel, &launch(n_blocks, args))?);
+            let time = run()?;
+            (best, spent) = (best.min(time), spent + time);
+            if spent >= self.effort.budget {
+                break;
+            }
         }
-        Ok(best.as_secs_f64())
+        Ok(best)
     }
 
     /// The first template that fits.

@@ -105,7 +105,7 @@ pub fn load_watched(
     Engine::load(checkpoint, EngineOptions { pipeline, peers, model, watchdog }, &()).map_err(Box::new)
 }
 
-fn pipeline(driver: Arc<dyn Driver>) -> Pipeline {
+pub fn pipeline(driver: Arc<dyn Driver>) -> Pipeline {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");

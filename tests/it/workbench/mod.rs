@@ -6,6 +6,7 @@ pub mod deadly_kernels;
 pub mod gpu_kernels;
 pub mod isa;
 pub mod kernels;
+mod limits;
 pub mod occupancy;
 mod ordering;
 mod predict;
