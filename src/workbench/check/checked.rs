@@ -230,7 +230,7 @@ impl Checked {
 
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
 /// whose tensors then lie otherwise, and the first. Of a thin trial only the first and the last are launched twice over
-/// the same workspace, and lie otherwise.
+/// the same workspace, and lie otherwise, then once: where a workspace lies does not change what may be in it.
 fn cases<'a>(
     on: &Running<'_>,
     trial: &'a Trial,
@@ -251,7 +251,7 @@ fn cases<'a>(
     let lies_otherwise = move |i: usize| is_awkward && is_whole(i);
     let again = all.rev().filter(move |(i, _)| lies_otherwise(*i) || is_host || *i == 0).map(move |(i, scalars)| {
         let placement = if is_awkward { Placement::Awkward } else { Placement::Plain };
-        Case { i, scalars, placement, fence: end, is_again: !is_awkward, is_twice: is_whole(i) }
+        Case { i, scalars, placement, fence: end, is_again: !is_awkward, is_twice: !trial.is_thin }
     });
     first.chain(again)
 }
