@@ -37,21 +37,22 @@ def kernels(records):
 
 
 def steps(of_hip):
-    """Letters for what was right: C compiled, A its ABI, S simulated, E emulated alone, and the HIPs that launched it.
-    What was wrong is bold, with a question mark; a dot is what was not done."""
+    """Letters for what was right: C compiled, A its ABI, S simulated, E executed by the emulator (alone, or else below
+    a HIP), and the HIPs that launched it. What was wrong is bold, with a question mark; a dot is what was not done."""
     if not of_hip:
         return ""
     launched = [one for hip in ("simulator", *RUNTIMES) for one in of_hip.get(hip, ())]
     failures = [failure for one in launched for failure in one.get("failures", ())]
     refused = [failure for failure in failures if "the object" in failure or "compile" in failure]
     found = [mark("CA", not refused)]
+    below_a_hip = [one for hip in RUNTIMES for one in of_hip.get(hip, ())]
     for letter, hip in (("S", "simulator"), ("E", "isa"), *((hip, hip) for hip in RUNTIMES)):
-        done = of_hip.get(hip, ())
+        done = of_hip.get(hip) or (below_a_hip if hip == "isa" else ())
         if done:
             found.append(mark(letter, all(one["status"].startswith("ok") for one in done)))
         elif hip in ("simulator", "isa"):
             found.append("·")
-    errors = [one["worst_error"] for hip in RUNTIMES for one in of_hip.get(hip, ()) if one["worst_error"] is not None]
+    errors = [one["worst_error"] for one in below_a_hip if one["worst_error"] is not None]
     return " ".join(found) + (f", {100 * max(errors):.0f} %" if errors else "")
 
 
