@@ -1,4 +1,5 @@
-//! Attention that is not causal: the parameter of the templates that have it, against the reference.
+//! Attention that is not causal: the parameter of the templates that have it, against the reference. And attention
+//! whose scores grow from chunk to chunk.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -104,4 +105,77 @@ fn nothing_chooses_attention_that_is_not_causal() {
     assert_eq!(template.params["causal"].values, [1, 0]);
     let all: Vec<u32> = template.legal_params(&problem, &target).map(|params| params["causal"]).collect();
     assert_eq!(all, [1]);
+}
+
+/// What rows subtract of their scores on Hopper has to grow with them: here by 46 powers of 2 in each chunk of 64 keys,
+/// so that sums of weights that are too large to begin with become infinite in the third.
+#[test]
+fn scores_that_grow_from_chunk_to_chunk_weigh_what_they_should() {
+    const HEADS: usize = 8;
+    const HEAD_DIM: usize = 64;
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let target = Target::gpu("sm_90").expect("known").simulated();
+    let driver = SimDriver::new("sm_90", target.wave_size, 0)
+        .expect("threads")
+        .with_lds([target.lds_bytes, target.lds_bytes_at_launch()]);
+    let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
+    let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+    let runner = Some(Runner { target: &target, driver: &driver });
+    let checker = Checker { library: &library, target: &target, store: &store, runner, compute_unit: None };
+    let template = library.template("attention/wgmma", target.language()).expect("built in");
+    for window in [0, 128] {
+        let dims = [
+            ("num_attention_heads", HEADS as u32),
+            ("num_key_value_heads", 1),
+            ("half_head_dim", HEAD_DIM as u32 / 2),
+            ("window", window),
+            ("block_tokens", 64),
+        ];
+        let problem = Problem {
+            ops: template.ops.clone(),
+            dims: dims.map(|(name, n)| (name.to_owned(), n)).into(),
+            constants: BTreeMap::new(),
+            flags: [("matrix_layout".to_owned(), true)].into(),
+            dtypes: [("kv".to_owned(), Dtype::Bf16), ("sinks".to_owned(), Dtype::F32)].into(),
+            precision: Precision::Bf16,
+            keeps: template.keeps.clone(),
+        };
+        let scalars: BTreeMap<String, f64> = [("n_tokens", 20.0), ("n_slots", 2.0), ("table_blocks", 5.0)]
+            .into_iter()
+            .chain([("n_blocks", 10.0)])
+            .map(|(name, n)| (name.to_owned(), n))
+            .collect();
+        let case = Case {
+            dims: problem.dims.clone(),
+            flags: problem.flags.clone(),
+            dtypes: problem.dtypes.clone(),
+            inputs: Some("end".to_owned()), // the last positions of a slot
+            scalars: scalars.clone(),
+            ..Case::default()
+        };
+        let mut inputs = reference::inputs(&template.ops, &case, 3).expect("inputs");
+        // The first channel of each query is 8, that of the key at position p is p / 2, and so is its part of the score.
+        let mut qkv = inputs["qkv"].values().to_vec();
+        for row in qkv.chunks_mut((HEADS + 2) * HEAD_DIM) {
+            row[..HEADS * HEAD_DIM].iter_mut().step_by(HEAD_DIM).for_each(|q| *q = 8.0);
+        }
+        let mut keys = inputs["k_cache"].values().to_vec();
+        let last = inputs["position"].values().iter().fold(0.0, |one: f64, &other| one.max(other)) as usize;
+        for p in (last + 1).saturating_sub(5 * 64)..=last {
+            let block = inputs["block_table"].values()[p / 64 % 5] as usize;
+            keys[(block * 64 + p % 64) * HEAD_DIM] = p as f64 / 2.0;
+        }
+        inputs.insert("qkv".to_owned(), Tensor::rounded(Dtype::F32, qkv));
+        inputs.insert("k_cache".to_owned(), Tensor::rounded(Dtype::Bf16, keys));
+        let want = &reference::run(&template.ops, &case, &inputs).expect("a reference")["y"];
+        let allowed = template.tolerance(Precision::Bf16);
+        let params = Params::from([("groups", 1), ("blocks", 2), ("ring", 2)].map(|(name, n)| (name.to_owned(), n)));
+        let got = &checker.outputs(template, &problem, &params, &scalars, &inputs).expect("runs")["y"];
+        let rounding = Tensor::unit_roundoff(got.dtype());
+        for (i, got) in got.values().iter().enumerate() {
+            let most = allowed.atol + allowed.rtol * want.scale[i] + rounding * want.values[i].abs();
+            let error = (got - want.values[i]).abs();
+            assert!(error <= most, "window {window}, {i}: {got}, expected {} to {most}", want.values[i]);
+        }
+    }
 }
