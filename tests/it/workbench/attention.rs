@@ -154,7 +154,7 @@ fn scores_that_grow_from_chunk_to_chunk_weigh_what_they_should() {
             ..Case::default()
         };
         let mut inputs = reference::inputs(&template.ops, &case, 3).expect("inputs");
-        // The first channel of each query is 8, that of the key at position p is p / 2, and so is its part of the score.
+        // The first channel of each query is 8, that of the key at position p is p / 2, as is its part of the score.
         let mut qkv = inputs["qkv"].values().to_vec();
         for row in qkv.chunks_mut((HEADS + 2) * HEAD_DIM) {
             row[..HEADS * HEAD_DIM].iter_mut().step_by(HEAD_DIM).for_each(|q| *q = 8.0);

@@ -15,9 +15,10 @@ impl Signals {
     pub(super) fn watch() -> io::Result<Self> {
         let (came, is_second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         for signal in heeded() {
+            // First that it came: a signal between two of these must not be lost.
+            signal_hook::flag::register_usize(signal, came.clone(), signal as usize)?;
             signal_hook::flag::register_conditional_default(signal, is_second.clone())?;
             signal_hook::flag::register(signal, is_second.clone())?;
-            signal_hook::flag::register_usize(signal, came.clone(), signal as usize)?;
         }
         Ok(Self(came))
     }
