@@ -155,9 +155,15 @@ fn in_a_loop(code: &Code, what: fn(&Instruction) -> bool) -> bool {
     code.loops().iter().any(|found| found.all.iter().any(|&i| what(&code.instructions[i])))
 }
 
+/// Two 4-bit numbers times a power of two to bf16, which only CDNA4 can do.
+fn is_fp4_conversion(instruction: &Instruction) -> bool {
+    instruction.text.starts_with("v_cvt_scalef32_pk_bf16_fp4")
+}
+
 /// What is wrong with the code of a kernel. `uses_matrix_unit` says whether it is to.
 fn faults(source: &str, code: &Code, variant: &str) -> Vec<&'static str> {
     let uses_matrix_unit = source.contains("__builtin_amdgcn_wmma_") || source.contains("__builtin_amdgcn_mfma_");
+    let converts = source.contains("__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4");
     let has = |what: fn(&Instruction) -> bool| code.instructions.iter().any(what);
     // A wave of 64 takes a row of 2880 in few enough steps, six runs of 8, for none of them to be left a loop.
     let is_unrolled = code.instructions.iter().filter(|instruction| instruction.is_wide_load()).count() >= 6;
@@ -165,6 +171,7 @@ fn faults(source: &str, code: &Code, variant: &str) -> Vec<&'static str> {
         (has(Instruction::is_scratch), "it uses private memory"),
         (uses_matrix_unit && !in_a_loop(code, Instruction::is_matrix), "no matrix instruction in a loop"),
         (uses_matrix_unit && !has(Instruction::is_wide_load), "no load of 128 bits"),
+        (uses_matrix_unit && converts && !in_a_loop(code, is_fp4_conversion), "no conversion of mxfp4 in a loop"),
         (!uses_matrix_unit && has(Instruction::is_matrix), "matrix instructions that its source does not ask for"),
         (
             variant == "gemv" && !in_a_loop(code, Instruction::is_wide_load) && !is_unrolled,
@@ -189,7 +196,7 @@ fn templates_become_the_instructions_that_they_are_made_for_on_rdna() {
 }
 
 fn become_their_instructions(archs: &[(&str, usize)]) {
-    let (mut wrong, mut n_matrix) = (Vec::new(), 0);
+    let (mut wrong, mut n_matrix, mut n_fp4) = (Vec::new(), 0, 0);
     let all = std::env::var_os(OTHERS_TOO).is_some();
     for &(arch, half) in archs {
         let Some(kernels) = kernels(arch, Some(half).filter(|_| !all)) else { return };
@@ -197,7 +204,9 @@ fn become_their_instructions(archs: &[(&str, usize)]) {
             match &kernel.made {
                 Err(error) => wrong.push(format!("{}: {error}", name(arch, kernel))),
                 Ok((rendered, code)) => {
-                    n_matrix += usize::from(code.instructions.iter().any(Instruction::is_matrix));
+                    let is_matrix = code.instructions.iter().any(Instruction::is_matrix);
+                    n_matrix += usize::from(is_matrix);
+                    n_fp4 += usize::from(is_matrix && in_a_loop(code, is_fp4_conversion));
                     let found = faults(&rendered.source, code, &kernel.variant);
                     wrong.extend(found.into_iter().map(|what| format!("{}: {what}", name(arch, kernel))));
                 }
@@ -206,6 +215,8 @@ fn become_their_instructions(archs: &[(&str, usize)]) {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_matrix > 0, "no template uses a matrix unit");
+    let has_fp4 = archs.iter().any(|&(arch, _)| arch == "gfx950");
+    assert_eq!(n_fp4 >= 2, has_fp4, "both products of the experts, where there is the instruction: {n_fp4}");
 }
 
 /// Of another word than the worker's own header has, which a kernel is compiled with first.
@@ -251,6 +262,10 @@ fn the_wrong_instructions_are_seen() {
     assert_eq!(faults(source, &code(&[matrix, wide, back, end]), "matrix"), [""; 0]);
     assert_eq!(faults(source, &code(&[wide, back, matrix, end]), "matrix"), ["no matrix instruction in a loop"]);
     assert_eq!(faults(source, &code(&[matrix, back, end]), "matrix"), ["no load of 128 bits"]);
+    let (fp4, both) =
+        ("v_cvt_scalef32_pk_bf16_fp4 v0, v1, v2", format!("{source} __builtin_amdgcn_cvt_scalef32_pk_bf16_fp4"));
+    assert_eq!(faults(&both, &code(&[matrix, wide, fp4, back, end]), "matrix"), [""; 0]);
+    assert_eq!(faults(&both, &code(&[matrix, wide, back, fp4, end]), "matrix"), ["no conversion of mxfp4 in a loop"]);
     assert_eq!(faults("", &code(&[matrix, back, end]), "tile").len(), 1);
     let narrow = ["no loads of 128 bits, neither in a loop nor one after the other"];
     assert_eq!(faults("", &code(&["v_add_f32 v0, v1, v2", back, wide, end]), "gemv"), narrow);
