@@ -21,7 +21,8 @@ use crate::object::hiprtc;
 /// One arch of every instruction set that is promised, and which half of the kernels is compiled for it: half of a
 /// template's types at one precision, the others at the other one. Templates of two precisions need no matrix unit, and
 /// are the same text for all chips of a wave size: both halves are compiled in either size. (gfx950's text with mxfp4
-/// is its own, and one half of these is.) Those of a matrix unit have one precision, and are compiled whole for each chip.
+/// is its own, and one half of these is.) Those of a matrix unit have one precision, and are compiled whole for each
+/// chip.
 const CDNA: [(&str, usize); 3] = [("gfx90a", 0), ("gfx942", 1), ("gfx950", 0)];
 const RDNA: [(&str, usize); 3] = [("gfx1030", 0), ("gfx1100", 1), ("gfx1201", 0)];
 /// The others: gfx1151 has gfx1100's instructions (and scalar arithmetic besides), gfx1200 has all of gfx1201's. They
