@@ -114,6 +114,39 @@ def let_registers_be_chosen(emulator):
     ))  # fmt: skip
 
 
+def let_fp4_be_converted(emulator):
+    """CDNA4's v_cvt_scalef32_pk_bf16_fp4: the emulator has AMD's text of it, but neither the function that this calls
+    for one number of 4 bits and the exponent of a factor, nor a register's byte that a text names by OPSEL. The two
+    bits that choose the byte are reversed, as LLVM writes them and AMD's text of RDNA4's v_cvt_f32_fp8 says: that of
+    CDNA4 takes them as they are."""
+    from test.mockgpu.amd import pcode
+
+    def fp4_to_bf16_scale(code, scale):
+        code, scale = (value.cast(pcode.dtypes.uint32) for value in (code, scale))
+        magnitude = code & pcode._u32(7)
+        # e2m1: 2^(e - 1) (1 + m / 2) with a bias of 1, and 0 and 0.5 where e is 0.
+        bits = (magnitude << pcode._u32(22)) + pcode._u32(126 << 23)
+        bits = magnitude.eq(pcode._u32(0)).where(pcode._u32(0), bits)
+        bits = magnitude.eq(pcode._u32(1)).where(pcode._u32(126 << 23), bits)
+        bits = bits | (code >> pcode._u32(3)) << pcode._u32(31)
+        factor = scale.eq(pcode._u32(0)).where(pcode._u32(1 << 22), scale << pcode._u32(23))
+        factor = scale.eq(pcode._u32(255)).where(pcode._u32(0x7FC00000), factor)
+        return pcode._f32_to_bf16(bits.bitcast(pcode.dtypes.float32) * factor.bitcast(pcode.dtypes.float32))
+
+    pcode._FUNCS["fp4_to_bf16_scale"] = fp4_to_bf16_scale
+    real = emulator.get_pcode
+
+    def text(operation):
+        text = real(operation)
+        if "fp4_to_bf16_scale" not in text:
+            return text
+        byte = "((OPSEL.u32 & 1) * 2 + ((OPSEL.u32 & 2) >> 1))"
+        text = text.replace("OPSEL[1 : 0].i32", byte).replace(".fp4", "").replace("scale.u8", "scale")
+        return text.replace("VGPR[laneId][SRC0.u32][srcbyte + 7 : srcbyte].b8", "(S0.u32 >> srcbyte) & 255")
+
+    emulator.get_pcode = text
+
+
 class Teacher:
     def __init__(self, arch, folder):
         self.family, self.places = family(arch), {}
@@ -133,6 +166,7 @@ class Teacher:
             let_wmma_add_to_constants(emu)
             let_lds_take_accumulators(emu)
             let_registers_be_chosen(emu)
+            let_fp4_be_converted(emu)
             self.emu = emu
         return self.emu
 

@@ -137,19 +137,6 @@ def scalar_registers(properties, arguments_at, private_bytes):
     return tuple(register for has, part in zip(asked, found) if has for register in part)
 
 
-def let_atomics_return(emulator):
-    """An atomic gives back what was there if a bit says so: `glc` on RDNA3, which the emulator asks for; `sc0` on CDNA3 and
-    the lowest of `th` on RDNA4, for which it gives nothing back."""
-    real = emulator._iattr
-
-    def attribute(instruction, name, default=0):
-        if name != "glc" or hasattr(instruction, "glc"):
-            return real(instruction, name, default)
-        return (real(instruction, "sc0") | real(instruction, "th")) & 1
-
-    emulator._iattr = attribute
-
-
 def give_lds_room(emulator):
     """The emulator reads and writes LDS for inactive lanes as well, at whatever address their registers hold, and puts back
     what it read. So its LDS must lie at the start of all that 32 bits can address; pages that nobody touches cost nothing."""
@@ -250,10 +237,13 @@ def run(folder):
 
 def serve(pipe):
     sys.path.insert(0, os.environ["TINYGRAD"])
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulated-gpu"))
+    from emulator import let_atomics_return, let_fp4_be_converted
     from test.mockgpu.amd import emu
 
     give_lds_room(emu)
     let_atomics_return(emu)
+    let_fp4_be_converted(emu)
     while True:
         pipe.send(run(pipe.recv()))
 
