@@ -128,7 +128,12 @@ fn fused(graph: &Graph, run: &Signature, within: Range<usize>) -> Option<Cover> 
     let mut scalars = BTreeMap::new();
     for (i, node) in nodes.iter().enumerate() {
         let (before, after) = (i.checked_sub(1).map(|before| &run.joints[before]), run.joints.get(i));
-        let own = node.args.iter().filter(|(name, _)| before.is_none_or(|joint| joint.taken.name != **name));
+        // A tensor that the later node changes in place is the run's under that node's name.
+        let is_own = |name: &String| {
+            before.is_none_or(|joint| joint.is_changed() || joint.taken.name != *name)
+                && after.is_none_or(|joint| !joint.is_changed() || joint.written.name != *name)
+        };
+        let own = node.args.iter().filter(|(name, _)| is_own(name));
         let name_in_run = |name: &String| match after {
             Some(joint) if joint.written.name == *name => joint.kept_name(),
             _ => name.clone(),
@@ -158,7 +163,8 @@ fn is_needed(graph: &Graph, joint: &Joint, range: &Range<usize>, i: usize) -> Op
         return None;
     }
     let everywhere: usize = graph.nodes.iter().map(reads).sum();
-    Some(everywhere > in_run || graph.tensor_of(*between).storage != Storage::Arena)
+    let is_needed = everywhere > in_run || graph.tensor_of(*between).storage != Storage::Arena;
+    Some(is_needed && !joint.is_changed())
 }
 
 /// Whether no tensor that the run writes is another of its arguments too: one node's result would be another one's
