@@ -320,3 +320,21 @@ pub struct ProblemError {
     /// What the problem gives.
     pub found: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::library::{Layer, Library};
+
+    #[test]
+    fn what_the_next_op_changes_in_place_is_an_output_and_cannot_be_kept() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let contracts = ["rmsnorm", "linear", "rope_kv"].map(|op| Arc::clone(library.contract(op).expect("built in")));
+        let mut signature = Signature::of(&contracts).expect("they can be fused");
+        assert!(signature.args.iter().all(|arg| arg.name != "y"));
+        let qkv = signature.args.iter().find(|arg| arg.name == "qkv").expect("an output");
+        assert_eq!(qkv.access, Access::Write);
+        assert_eq!(signature.joints.iter().map(Joint::is_changed).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(signature.keep("linear.y"), Err("a tensor between its ops: rmsnorm.y".to_owned()));
+    }
+}

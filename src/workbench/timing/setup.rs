@@ -53,3 +53,30 @@ impl Setup {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::template::Precision;
+
+    #[test]
+    fn a_run_that_stores_in_the_cache_has_the_positions_of_its_last_op() {
+        let problem = |ops: &[&str]| Problem {
+            ops: ops.iter().map(|&op| op.to_owned()).collect(),
+            dims: BTreeMap::from([("block_tokens".to_owned(), 64)]),
+            constants: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            dtypes: BTreeMap::new(),
+            precision: Precision::Bf16,
+            keeps: BTreeSet::new(),
+        };
+        for step in [StepKind::Decode, StepKind::Mixed] {
+            let setup = |ops: &[&str]| Setup::of(&problem(ops), 200, step, 512, 0);
+            let (alone, run) = (setup(&["rope_kv"]), setup(&["rmsnorm", "linear", "rope_kv"]));
+            assert!(alone.inputs.is_some());
+            assert_eq!((alone.scalars, alone.inputs), (run.scalars, run.inputs));
+        }
+    }
+}
