@@ -2,7 +2,8 @@
 //!
 //! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; what is left
 //! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. A
-//! tensor that would vanish and that others need is kept: it follows last, under the name of its op and its own.
+//! tensor that would vanish and that others need is kept: it follows last, under the name of its op and its own. One
+//! that the next op changes in place does not vanish: what the run leaves in it is an output, under the next op's name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -55,6 +56,11 @@ impl Joint {
     pub fn kept_name(&self) -> String {
         self.path.replace('.', "_")
     }
+
+    /// Whether the later op changes it in place: what it leaves there is the run's to write.
+    pub fn is_changed(&self) -> bool {
+        self.taken.access == Access::ReadWrite
+    }
 }
 
 impl Signature {
@@ -79,8 +85,9 @@ impl Signature {
     /// # Errors
     /// If there is no such tensor, or an argument has its name; says what was expected.
     pub fn keep(&mut self, path: &str) -> Result<(), String> {
-        let Some(joint) = self.joints.iter().find(|joint| joint.path == path) else {
-            let known: Vec<&str> = self.joints.iter().map(|joint| joint.path.as_str()).collect();
+        let vanished = || self.joints.iter().filter(|joint| !joint.is_changed());
+        let Some(joint) = vanished().find(|joint| joint.path == path) else {
+            let known: Vec<&str> = vanished().map(|joint| joint.path.as_str()).collect();
             return Err(format!("a tensor between its ops: {}", known.join(", ")));
         };
         let name = joint.kept_name();
@@ -178,7 +185,8 @@ impl Signature {
         let joint = self.joint(next).map_err(refuse)?;
         let (written, mut args) = (joint.written.name.clone(), self.args.clone());
         args.retain(|arg| arg.name != written);
-        for arg in &next.args[1..] {
+        let changed = joint.is_changed().then(|| Arg { access: Access::Write, ..joint.taken.clone() });
+        for arg in changed.iter().chain(&next.args[1..]) {
             match args.iter().find(|other| other.name == arg.name) {
                 Some(other) if other.is_scalar() && arg.is_scalar() && other.dtype == arg.dtype => {}
                 Some(_) => return Err(refuse(format!("both have an argument `{}`", arg.name))),
@@ -311,4 +319,22 @@ pub struct ProblemError {
     pub expected: String,
     /// What the problem gives.
     pub found: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::library::{Layer, Library};
+
+    #[test]
+    fn what_the_next_op_changes_in_place_is_an_output_and_cannot_be_kept() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let contracts = ["rmsnorm", "linear", "rope_kv"].map(|op| Arc::clone(library.contract(op).expect("built in")));
+        let mut signature = Signature::of(&contracts).expect("they can be fused");
+        assert!(signature.args.iter().all(|arg| arg.name != "y"));
+        let qkv = signature.args.iter().find(|arg| arg.name == "qkv").expect("an output");
+        assert_eq!(qkv.access, Access::Write);
+        assert_eq!(signature.joints.iter().map(Joint::is_changed).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(signature.keep("linear.y"), Err("a tensor between its ops: rmsnorm.y".to_owned()));
+    }
 }

@@ -87,7 +87,7 @@ fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, us
 }
 
 /// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to
-/// the cache. What is left of k in qkv is open.
+/// the cache. What is left of k and v in qkv is open.
 pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let layout = Layout::of(case)?;
     let (slot, position, table) =
@@ -110,7 +110,7 @@ pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, Referenc
             store(&mut k_cache, layout.k(block, g, d, p), values[k + i], scale[k + i]);
             store(&mut v_cache, layout.v(block, g, d, p), values[v + i], scale[v + i]);
         }
-        scale[k..v].fill(f64::INFINITY);
+        scale[k..].fill(f64::INFINITY);
     }
     Ok(Outputs::from([("qkv".into(), qkv), ("k_cache".into(), k_cache), ("v_cache".into(), v_cache)]))
 }

@@ -9,7 +9,7 @@ use crate::tuning::table::StepKind;
 
 impl Setup {
     /// The scalars and the kind of inputs of a problem with so many rows. What comes into a run of ops from outside is
-    /// its first op's.
+    /// its first op's, but for positions in the cache, which are those of the op that looks at them.
     ///
     /// - `step`: whether each row is alone in its slot, or all are of one; matters only to ops that look at positions
     /// - `context`: positions that the last row of a slot sees; a prompt's are at least its rows
@@ -21,7 +21,8 @@ impl Setup {
             StepKind::Decode => (n, 1),
             StepKind::Mixed => (1, n),
         };
-        let op = problem.ops.first().map_or("", String::as_str);
+        let stores = problem.ops.iter().find(|op| *op == "rope_kv");
+        let op = stores.or(problem.ops.first()).map_or("", String::as_str);
         let table_blocks = match window {
             _ if op == "rope_kv" => run.div_ceil(BLOCK_TOKENS),
             0 => context.max(run).div_ceil(BLOCK_TOKENS),
@@ -50,5 +51,32 @@ impl Setup {
             self.scalars.entry(name.clone()).or_insert(value.into());
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::template::Precision;
+
+    #[test]
+    fn a_run_that_stores_in_the_cache_has_the_positions_of_its_last_op() {
+        let problem = |ops: &[&str]| Problem {
+            ops: ops.iter().map(|&op| op.to_owned()).collect(),
+            dims: BTreeMap::from([("block_tokens".to_owned(), 64)]),
+            constants: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            dtypes: BTreeMap::new(),
+            precision: Precision::Bf16,
+            keeps: BTreeSet::new(),
+        };
+        for step in [StepKind::Decode, StepKind::Mixed] {
+            let setup = |ops: &[&str]| Setup::of(&problem(ops), 200, step, 512, 0);
+            let (alone, run) = (setup(&["rope_kv"]), setup(&["rmsnorm", "linear", "rope_kv"]));
+            assert!(alone.inputs.is_some());
+            assert_eq!((alone.scalars, alone.inputs), (run.scalars, run.inputs));
+        }
     }
 }
