@@ -185,8 +185,7 @@ fn gpt_oss_20b_is_planned_for_chips_that_are_not_here() {
         let layers: Vec<usize> =
             at(&plan, ".attn", 1).iter().map(|one| one["layers"].as_array().expect("a list").len()).collect();
         assert_eq!(layers, [12, 12], "{arch}");
-        // A step of one row has the launches that `cover.rs` counts; three more if it asks for all.
-        let of_layer = if arch == "sm_90" { 6 } else { 7 };
+        // A step of one row has the launches that `cover.rs` counts: 24 * 7 + 6; three more if it asks for all.
         let asked_for = |one: &&&Value| ["changed", "logprobs"].map(Some).contains(&one["rows"]["of"].as_str());
         assert_eq!(at(&plan, "", 1).iter().filter(asked_for).count(), 3);
         let n_launches: usize = at(&plan, "", 1)
@@ -194,7 +193,7 @@ fn gpt_oss_20b_is_planned_for_chips_that_are_not_here() {
             .filter(|one| !asked_for(one))
             .map(|one| one["layers"].as_array().expect("a list").len().max(1))
             .sum();
-        assert_eq!(n_launches, 24 * of_layer + 6, "{arch}");
+        assert_eq!(n_launches, 24 * 7 + 6, "{arch}");
         for launch in launches(&plan) {
             check_row(&launch["row"]);
             launch["other_rows"].as_array().expect("a list").iter().for_each(check_row);
