@@ -187,7 +187,7 @@ impl HostDriver {
     /// Hands the blocks out one by one, so that a slow block does not hold up a share of the grid.
     fn on_all_cores(&self, n_blocks: u64, run: &(impl Fn(u64) + Sync)) {
         let next = AtomicU64::new(0);
-        self.pool.broadcast(|_| {
+        let work = || {
             loop {
                 let block = next.fetch_add(1, Ordering::Relaxed);
                 if block >= n_blocks {
@@ -195,7 +195,18 @@ impl HostDriver {
                 }
                 run(block);
             }
-        });
+        };
+        let n_threads = n_blocks.min(self.pool.current_num_threads() as u64);
+        self.pool.install(|| with_others(n_threads, &work));
+    }
+}
+
+/// Does the work, and offers it to others until so many threads do it. Whoever does not come before all is done is not
+/// waited for: to wake a thread may take longer than the blocks of a small launch.
+fn with_others(n_threads: u64, work: &(impl Fn() + Sync)) {
+    match n_threads {
+        0 | 1 => work(),
+        n => drop(rayon::join(|| with_others(n - n / 2, work), || with_others(n / 2, work))),
     }
 }
 
