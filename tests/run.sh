@@ -15,7 +15,8 @@ skip() { printf 'skipped: %s\n' "$*"; skipped=$((skipped + 1)); }
 count() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi; }
 
 scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+clients=
+trap '[ -z "$clients" ] || kill "$clients" 2>/dev/null; rm -rf "$scratch"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 mkdir -p target "$scratch/tmp" "$scratch/config" || exit 1
@@ -74,6 +75,11 @@ else
     fetched llvm GPTOSS_JIT_LLVM "LLVM's tools cannot be fetched here: what is not on PATH is not tested below"
 fi
 
+# OpenAI's own clients against the server, where Python's and npm's packages can be had: beside the tests, since most of
+# it is waiting for packages.
+GPTOSS_JIT_BINARY="$PWD/target/ci/gptoss-jit" tests/clients/quick.sh >"$scratch/clients" 2>&1 &
+clients=$!
+
 say "cargo test"
 {
     cargo test --profile ci --locked --workspace --no-fail-fast 2>&1
@@ -97,9 +103,10 @@ elif [ "$1" -eq 0 ]; then
     echo "FAILED: no test ran" && count 1
 fi
 
-# OpenAI's own clients against the server, where Python's and npm's packages can be had.
 say "tests/clients/quick.sh"
-GPTOSS_JIT_BINARY="$PWD/target/ci/gptoss-jit" tests/clients/quick.sh 2>&1 | tee "$scratch/clients"
+wait "$clients"
+clients=
+cat "$scratch/clients"
 counts=$(sed -n '$s/^\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$scratch/clients")
 # shellcheck disable=SC2086 # three numbers
 set -- $counts

@@ -9,7 +9,6 @@ use super::decisions::{Decision, Decisions};
 use crate::choice::{Chooser, NotFused};
 use crate::target::Target;
 use crate::template::Template;
-use crate::template::source_file::Origin;
 use crate::tuning::TuningTables;
 use crate::tuning::table::{APART, StepKind};
 
@@ -62,8 +61,7 @@ impl Overruled {
         for decision in decisions.distinct() {
             let range = (decision.step, decision.first_row_count, decision.last_row_count);
             for (template, by) in overruled(graph, chooser, decisions, decision) {
-                let is_own = template.file.origin != Origin::BuiltIn;
-                if !is_own || chooser.tables().use_template(&template.label(), chooser.target()) {
+                if !template.file.is_own() || chooser.tables().use_template(&template.label(), chooser.target()) {
                     continue;
                 }
                 match all.iter_mut().find(|known| known.by == by && known.template.file.name == template.file.name) {

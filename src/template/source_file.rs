@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::embedded;
+
 /// Where a file came from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Origin {
@@ -50,6 +52,12 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
+    /// Whether it is in a folder and not the copy of a file that is built in.
+    pub fn is_own(&self) -> bool {
+        let is_built_in = |(name, text): &(&str, &str)| *name == self.name && *text == &*self.text;
+        self.origin != Origin::BuiltIn && !embedded::TEMPLATES.iter().any(is_built_in)
+    }
+
     /// The given line, counted from 1; 0 is the file as a whole.
     pub fn place(&self, line: usize) -> Place {
         let file = match &self.origin {

@@ -300,6 +300,18 @@ fn a_template_whose_op_is_fused_is_told_and_a_row_has_the_ops_done_apart() {
     assert_eq!(own.warnings(), Vec::<String>::new());
 }
 
+/// Who copies the folder to change one file of it wrote none of the others.
+#[test]
+fn a_copy_of_a_built_in_template_is_nobodys_own() {
+    let own = Own::new();
+    let text = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/rmsnorm/rows.c.j2"));
+    file(own.folder.path(), "templates/rmsnorm/rows.c.j2", &text.expect("a built-in template"));
+    let plan = own.plan(&[]);
+    assert_eq!(at(&plan, ".attn.norm + qkv", 1).len(), 1, "the built-in rows fuse: {plan}");
+    assert_eq!(plan["overruled"], json!([]));
+    assert_eq!(own.warnings(), Vec::<String>::new());
+}
+
 #[test]
 fn a_fused_template_that_no_row_asks_for_is_told() {
     let own = Own::new();
