@@ -1,8 +1,10 @@
 //! `run --device hip`, whole: kernels compiled by real hipRTC, on a fake device that executes them in the simulator.
 
-use std::env;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::{env, fs};
+
+use tempfile::TempDir;
 
 use super::Room;
 use super::commands::text;
@@ -98,22 +100,36 @@ fn a_runtime_without_graphs_or_a_capture_that_fails_launches_one_by_one() {
     room.assert_all_given_back();
 }
 
+/// What is in the shared cache now: `v1/<two digits>/<digest>/<file>`. What another test is writing may be missing.
+fn copy_of_the_cache() -> TempDir {
+    let copy = tempfile::tempdir().expect("a temporary folder");
+    let inside = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let entries = inside(&cache().join("v1")).flat_map(|digits| inside(&digits).collect::<Vec<_>>());
+    for file in entries.flat_map(|entry| inside(&entry).collect::<Vec<_>>()) {
+        let to = copy.path().join(file.strip_prefix(cache()).expect("it is inside"));
+        fs::create_dir_all(to.parent().expect("it has a folder")).expect("made");
+        let _ = fs::copy(&file, &to);
+    }
+    copy
+}
+
 #[test]
 fn an_object_that_the_device_does_not_take_is_compiled_again_once() {
     let Some(_) = hiprtc::compiler() else { return };
     let (room, simulated) = Room::executing("gfx1100", &[], "");
     room.on("hip", &[]); // what is needed is in the cache
+    // An object that is refused is thrown away, and others run meanwhile.
+    let own = copy_of_the_cache();
+    let on_hip = |room: &Room| room.command("hip", &[]).env("GPTOSS_JIT_CACHE", own.path()).output().expect("starts");
     // For another arch; and for another arch or of a newer version than the runtime knows.
     for (status, name) in [(209, "hipErrorNoBinaryForGpu (209)"), (303, "hipErrorSharedObjectInitFailed (303)")] {
         let orders = format!("kernels = {}\nfail = hipModuleLoadData:{status}:1", cache().display());
-        let again = Room::new(&orders);
-        let output = again.on("hip", &[]);
+        let output = on_hip(&Room::new(&orders));
         let err = text(&output.stderr);
         assert_eq!(text(&output.stdout), simulated, "{err}");
         assert!(err.contains("is compiled again: kernel `") && err.contains("1 compiled"), "{err}");
 
-        let never = Room::new(&format!("fail = hipModuleLoadData:{status}"));
-        let output = never.on("hip", &[]);
+        let output = on_hip(&Room::new(&format!("fail = hipModuleLoadData:{status}")));
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1));
         let expected = "was compiled for gfx1100 (code object v5), and hip:0, a gfx1100, does not take it";
