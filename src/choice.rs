@@ -2,7 +2,7 @@
 //! function for `run`, `tune` and `kernels plan`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
@@ -178,6 +178,15 @@ pub fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -
     let n: usize = files.values().sum();
     let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
     (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
+}
+
+/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for each
+/// work.
+pub fn warn_once(warning: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
+        tracing::warn!("{warning}");
+    }
 }
 
 /// SHA-256 of some bytes, in hex, as tables have it.

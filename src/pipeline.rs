@@ -1,7 +1,6 @@
 //! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
 //! loaded. What the graph asks, and all it asks.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gpu::code_object::KernelFacts;
@@ -187,12 +186,9 @@ impl Pipeline {
         progress: &dyn Progress,
     ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel<PipelineError>> {
         let mut attempts: Vec<Attempt> = Vec::new();
-        let mut warned = BTreeSet::new();
         let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
         for (request, ranking) in &rankings.distinct {
-            for warning in ranking.warnings.iter().filter(|warning| warned.insert((*warning).clone())) {
-                tracing::warn!("{warning}");
-            }
+            ranking.warnings.iter().for_each(|warning| choice::warn_once(warning));
             attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
         }
         while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
@@ -205,7 +201,7 @@ impl Pipeline {
             ranking.row().filter(|row| choice::is_stale(row, &attempt.problem, source))
         });
         if let Some(warning) = choice::stale_warning(taken, self.target()) {
-            tracing::warn!("{warning}");
+            choice::warn_once(&warning);
         }
         let loaded = |&ranking: &usize| {
             let attempt = &attempts[attempt_of_ranking[ranking]];

@@ -11,7 +11,7 @@ use super::error::PlanError;
 use super::overruled::Overruled;
 use super::segment::{Bucket, PlannedLaunch, Segment};
 use super::{Graph, Rows, StepLimits, StepShape};
-use crate::choice::{Chooser, KernelRequest, NoKernel};
+use crate::choice::{Chooser, KernelRequest, NoKernel, warn_once};
 use crate::error::chain;
 use crate::object::store::Progress;
 use crate::pipeline::{LoadedKernel, Pipeline, PipelineError};
@@ -51,7 +51,7 @@ pub(super) fn load_all(
     if chooser.library().has_own_templates() {
         let overruled = Overruled::all(graph, chooser, &Decisions::of(&planned, rankings));
         if let Some(warning) = Overruled::warning(&overruled, chooser.target()) {
-            tracing::warn!("{warning}");
+            warn_once(&warning);
         }
     }
     Ok(segments(planned, kernels))
