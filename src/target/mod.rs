@@ -86,6 +86,9 @@ pub struct Target {
 /// Shared memory that a block of an NVIDIA GPU gets at most, if its launch asks, in bytes: compute capability 9.0.
 const NVIDIA_LDS_BYTES: u32 = 227 << 10;
 
+/// The host's matrix unit, by its feature: Intel's AMX.
+const HOST_MATRIX_UNIT: &str = "amx_bf16";
+
 /// The tuning table of all AMD GPUs that have a matrix unit.
 const MATRIX_TABLE: &str = "matrix";
 
@@ -167,7 +170,8 @@ const X86_LEVELS: [(&str, &[&str]); 4] =
     [("x86-64", &[]), ("x86-64-v2", &["sse4_2"]), ("x86-64-v3", &["avx2", "fma", "f16c"]), ("x86-64-v4", &["avx512"])];
 
 /// Instruction sets beyond the levels that templates may ask for, with the compiler option that allows each.
-const X86_EXTENSIONS: [(&str, &str); 4] = [
+const X86_EXTENSIONS: [(&str, &str); 5] = [
+    ("amx_bf16", "-mamx-bf16"),
     ("avx512bf16", "-mavx512bf16"),
     ("avx512fp16", "-mavx512fp16"),
     ("avx512vnni", "-mavx512vnni"),
@@ -312,8 +316,8 @@ impl Target {
     }
 
     /// The names of tuning tables that concern it, the closest first: `gfx1100`, `gfx11`, `wmma_gfx11`, `matrix`,
-    /// `generic`, or `x86-64-v4`, `x86-64`, `host`. Features of AMD's GPUs are those of their matrix units, the newest
-    /// of which is the closest.
+    /// `generic`, or `x86-64-v4`, `x86-64`, `amx_bf16`, `host`. Features of AMD's GPUs are those of their matrix units,
+    /// the newest of which is the closest; of the host's one is a matrix unit.
     pub fn families(&self) -> Vec<String> {
         let arch = self.arch.split(':').next().unwrap_or_default();
         let (family, last) = match self.platform {
@@ -322,9 +326,13 @@ impl Target {
             // The last two characters of a gfx name are its minor version and stepping.
             Platform::Amd => (arch.len().checked_sub(2).and_then(|end| arch.get(..end)), "generic"),
         };
-        let units = self.features.iter().rev().filter(|_| self.platform == Platform::Amd).map(String::as_str);
-        let units: Vec<&str> = units.collect();
-        let matrix = units.first().map(|_| MATRIX_TABLE);
+        let is_unit = |feature: &&String| match self.platform {
+            Platform::Host => *feature == HOST_MATRIX_UNIT,
+            Platform::Amd => true,
+            Platform::Nvidia => false,
+        };
+        let units: Vec<&str> = self.features.iter().rev().filter(is_unit).map(String::as_str).collect();
+        let matrix = units.first().filter(|_| self.platform == Platform::Amd).map(|_| MATRIX_TABLE);
         let closest = [Some(arch), self.like.as_deref(), family].into_iter().flatten();
         let names = closest.chain(units).chain(matrix).chain([last]);
         let mut names: Vec<String> = names.map(String::from).collect();
@@ -396,6 +404,7 @@ fn detected_level() -> usize {
 fn detected_extensions() -> Vec<&'static str> {
     use std::is_x86_feature_detected as has;
     let detected = [
+        ("amx_bf16", gpu::amx::multiplies_bf16()),
         ("avx512bf16", has!("avx512bf16")),
         ("avx512fp16", has!("avx512fp16")),
         ("avx512vnni", has!("avx512vnni")),
@@ -419,6 +428,9 @@ mod tests {
         assert_eq!(families("sm_103"), "sm_103 sm_90 generic");
         assert_eq!(families("x86-64-v3"), "x86-64-v3 x86-64 host");
         assert_eq!(families("x86-64"), "x86-64 host");
+        let mut with_amx = Target::x86_64(3);
+        with_amx.features.insert("amx_bf16".into());
+        assert_eq!(with_amx.families().join(" "), "x86-64-v4 x86-64 amx_bf16 host");
     }
 
     #[test]

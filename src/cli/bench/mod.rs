@@ -101,7 +101,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let (pipeline, device) = args.device.pipeline(&checkpoint, output)?;
     let chosen = DeviceArgs { device, ..args.device.clone() };
     let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
-    let limits = limits::measure(&pipeline, limits::Care::Usual)?;
+    let limits = limits::measure(&pipeline, limits::Care::Usual)?.at(precision);
     let suite = Suite::of(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());

@@ -95,6 +95,15 @@ impl Limits {
         Self { read_bytes_per_s, copy_bytes_per_s, multiply_add_flop_per_s, matrix, launch, is_gpu }
     }
 
+    /// Those of a run at this precision: f32 sums in index order are not what a matrix unit does.
+    #[must_use]
+    pub fn at(mut self, precision: Precision) -> Self {
+        if precision == Precision::F32 {
+            self.matrix.clear();
+        }
+        self
+    }
+
     /// Whether they were measured.
     pub fn are_known(&self) -> bool {
         !self.read_bytes_per_s.is_nan()
