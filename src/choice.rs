@@ -180,8 +180,8 @@ pub fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -
     (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
 }
 
-/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for each
-/// work.
+/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for
+/// each work.
 pub fn warn_once(warning: &str) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
