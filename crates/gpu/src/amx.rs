@@ -45,6 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::print_stderr, reason = "what a test skips is counted by what it says")]
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     fn the_permission_holds_for_threads_that_were_there_before() {
         use std::sync::mpsc;

