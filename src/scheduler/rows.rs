@@ -41,10 +41,11 @@ impl Scheduler {
     /// What is expected of a slot behind its next row, as far as the step and the slot's blocks have room for it: half
     /// of what the slots leave of a step is for prompts, and a block is taken only if nobody will need it sooner.
     fn drafts_of(&mut self, slot: usize, step: &Step, n_allowed: NAllowed<'_>) -> Vec<u32> {
+        let Some(options) = self.options.drafts else { return Vec::new() };
         let n_running = self.slots.iter().flatten().count();
         let left_in_step = (self.options.max_rows - self.slots.len()) / 2;
-        let options = self.options.drafts.filter(|options| n_running <= options.max_sequences);
-        let (Some(options), Some(sequence)) = (options, &mut self.slots[slot]) else { return Vec::new() };
+        let may_draft = n_running <= options.max_sequences;
+        let Some(sequence) = self.slots[slot].as_mut().filter(|_| may_draft) else { return Vec::new() };
         sequence.drafts.follow(&sequence.tokens, sequence.n_prompt);
         let most = options.max_rows.min(left_in_step.saturating_sub(step.n_drafts())).min(sequence.n_draftable());
         let mut drafts = sequence.drafts.draft(&sequence.tokens, most, options.min_probability);
