@@ -118,7 +118,8 @@ pub(super) struct JobArgs {
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 
-    /// Numbers of rows [default: those of usual steps, up to 256 sequences and prompts of up to 4096 rows]
+    /// Numbers of rows, whose whole steps decide too [default: those of usual steps, up to 256 sequences and prompts of
+    /// up to 4096 rows]
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: Vec<u32>,
 

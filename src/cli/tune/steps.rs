@@ -1,6 +1,6 @@
 //! Whole steps with the rows that were found and without them, beside what the machine could do at most.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
@@ -29,8 +29,11 @@ use crate::workbench::tune::step::{Decision, Outcome, Steps, Work, decide as dec
 /// How often old and new are measured in turn.
 const PAIRS: usize = 3;
 
-/// Batches whose steps decide, as far as steps have so many rows.
-const BATCHES: [u32; 4] = [1, 8, 32, 256];
+/// Batches whose steps decide where nobody says which, as far as steps have so many rows.
+const BATCHES: [u32; 5] = [1, 2, 8, 32, 256];
+
+/// More rows than these are prompts'.
+const MOST_BATCH: u32 = 1024;
 
 /// What whole steps say.
 pub(super) struct Decided {
@@ -90,12 +93,11 @@ pub(super) fn decide(
 
 fn works(setup: &Setup) -> Vec<Work> {
     let counts = setup.counts();
-    let most = counts.decode.iter().max().copied().unwrap_or(0);
-    let batches = BATCHES.into_iter().filter(|batch| *batch <= most.max(1));
-    let mut steps: Vec<(String, StepKind, u32)> = Vec::new();
-    if !counts.decode.is_empty() {
-        steps.extend(batches.map(|batch| (format!("decode, batch {batch}"), StepKind::Decode, batch)));
-    }
+    let is_asked = !setup.args().tokens.is_empty();
+    let decides = |&batch: &u32| if is_asked { batch <= MOST_BATCH } else { BATCHES.contains(&batch) };
+    let batches: BTreeSet<u32> = counts.decode.iter().copied().filter(decides).collect();
+    let step = |batch: u32| (format!("decode, batch {batch}"), StepKind::Decode, batch);
+    let mut steps: Vec<(String, StepKind, u32)> = batches.into_iter().map(step).collect();
     if let Some(&rows) = counts.prompt.iter().max() {
         let rows = rows.min(setup.checkpoint.config.max_seq_len as u32 / 2).max(2);
         steps.push((format!("prefill {rows}"), StepKind::Mixed, rows));

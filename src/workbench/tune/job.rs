@@ -74,11 +74,14 @@ const LAUNCH_BYTES: f64 = 1e6;
 impl Counts {
     /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
     pub fn of(target: &Target) -> Self {
-        let (decode, prompt): (&[u32], &[u32]) = match target.is_gpu() {
-            true => (&[1, 2, 4, 8, 16, 32, 64, 128, 256], &[64, 256, 512, 2048, 4096]),
-            false => (&[1, 2, 4, 8, 16, 32], &[16, 64, 512]),
+        let (decode, prompt, searched): (&[u32], &[u32], &[u32]) = match target.is_gpu() {
+            true => {
+                let decode = &[1, 2, 4, 8, 16, 32, 64, 128, 256];
+                (decode, &[64, 256, 512, 2048, 4096], &[1, 2, 8, 32, 256, 512, 4096])
+            }
+            false => (&[1, 2, 4, 8, 16, 32], &[16, 64, 512], &[1, 8, 32, 512]),
         };
-        Self { decode: decode.to_vec(), prompt: prompt.to_vec(), searched: vec![1, 8, 32, 256, 512, 4096] }
+        Self { decode: decode.to_vec(), prompt: prompt.to_vec(), searched: searched.to_vec() }
     }
 
     /// These alone, of steps of both kinds, and all of them are searched.
