@@ -46,7 +46,7 @@ pub struct HostDriver {
 /// Private memory of a thread that is there without a question, in bytes: asking the system at every launch takes time.
 const MAX_UNASKED_SCRATCH_BYTES: usize = 16 << 20;
 
-/// Of as many runs as would be equally long for each thread, the first ones are so long.
+/// How many runs each thread would take, were all as long as the first.
 const RUNS_OF_A_THREAD: u64 = 4;
 
 fn out_of_memory(len_bytes: usize, free_bytes: Option<usize>) -> GpuError {
