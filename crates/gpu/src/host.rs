@@ -46,6 +46,9 @@ pub struct HostDriver {
 /// Private memory of a thread that is there without a question, in bytes: asking the system at every launch takes time.
 const MAX_UNASKED_SCRATCH_BYTES: usize = 16 << 20;
 
+/// How many runs each thread would take, were all as long as the first.
+const RUNS_OF_A_THREAD: u64 = 4;
+
 fn out_of_memory(len_bytes: usize, free_bytes: Option<usize>) -> GpuError {
     GpuError::OutOfMemory { device: "cpu".into(), len_bytes, free_bytes }
 }
@@ -184,19 +187,18 @@ impl HostDriver {
         Ok(())
     }
 
-    /// Hands the blocks out one by one, so that a slow block does not hold up a share of the grid.
+    /// Hands the blocks out in runs of neighbours: what a block asks the memory for ahead is mostly its own thread's
+    /// next block. Runs get shorter, down to one block, so that a slow one does not hold up a share of the grid.
     fn on_all_cores(&self, n_blocks: u64, run: &(impl Fn(u64) + Sync)) {
+        let n_threads = n_blocks.min(self.pool.current_num_threads() as u64);
+        let run_end = |begin: u64| begin + ((n_blocks - begin) / (RUNS_OF_A_THREAD * n_threads)).max(1);
         let next = AtomicU64::new(0);
+        let taken = |begin| (begin < n_blocks).then(|| run_end(begin));
         let work = || {
-            loop {
-                let block = next.fetch_add(1, Ordering::Relaxed);
-                if block >= n_blocks {
-                    break;
-                }
-                run(block);
+            while let Ok(begin) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken) {
+                (begin..run_end(begin)).for_each(run);
             }
         };
-        let n_threads = n_blocks.min(self.pool.current_num_threads() as u64);
         self.pool.install(|| with_others(n_threads, &work));
     }
 }

@@ -20,6 +20,7 @@ use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 
 use crate::fixtures::program::shared_cache;
+use crate::fixtures::skipped;
 
 const N_SCALES: usize = 256;
 const N_CODES: usize = 16;
@@ -128,6 +129,16 @@ fn kernels_of_the_cpu_decode_every_code_under_every_scale() {
             assert_same(&got, true, &format!("{} at {precision}", target.arch));
         }
     }
+}
+
+#[test]
+fn kernels_of_the_matrix_unit_decode_every_code_under_every_scale() {
+    let host = Target::host();
+    if !host.features.contains("amx_bf16") {
+        return skipped("no AMX with bf16 that this process may use");
+    }
+    let got = by_kernels("amx", Precision::Bf16, &host, &HostDriver::new(2).expect("threads"));
+    assert_same(&got, true, "AMX");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `kernels plan`: what it says is what is loaded, with the reasons; and what is said of a template that loses to a
 //! row.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use serde_json::{Value, json};
 
 use crate::fixtures::models::Fixture;
 use crate::fixtures::program::{Ran, argument, file, run, shared_cache};
+use crate::fixtures::skipped;
 
 /// A folder with templates and tables of one's own.
 struct Own {
@@ -237,6 +238,35 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
     assert!(stderr.contains("--op convolution: not in the forward pass, expected one of: take_token, "), "{stderr}");
     let stderr = run(&["kernels", "plan", "--arch", "gfx9999"]).fails_with_hint(1);
     assert!(stderr.contains("nothing is known about the arch `gfx9999`"), "{stderr}");
+}
+
+/// So that an answer does not depend on how many run beside it.
+#[test]
+fn a_host_with_a_matrix_unit_has_one_template_for_a_node_of_gpt_oss_whatever_the_rows() {
+    if !Target::host().features.contains("amx_bf16") {
+        return skipped("no AMX with bf16 that this process may use");
+    }
+    for shape in ["gpt-oss-20b", "gpt-oss-120b"] {
+        let plan = run(&["kernels", "plan", "--device", "cpu", "--json", "--shape", shape]).ok().json();
+        for (op, want) in [
+            ("linear", ["linear/amx", "linear/dot"]), // the router's matrix is small
+            ("moe_mlp1", ["moe_mlp1/amx"; 2]),
+            ("moe_mlp2", ["moe_mlp2/amx"; 2]),
+            ("attention", ["attention/amx"; 2]),
+        ] {
+            let mut of_nodes = BTreeMap::<String, BTreeSet<&str>>::new();
+            let does = |launch: &&Value| launch["ops"].as_array().expect("a list").contains(&op.into());
+            for launch in launches(&plan).iter().filter(does) {
+                let template = launch["template"].as_str().expect("a name");
+                of_nodes.entry(launch["nodes"].to_string()).or_default().insert(template);
+            }
+            assert!(!of_nodes.is_empty(), "{op}: {plan}");
+            for (nodes, templates) in of_nodes {
+                let is_one = templates.len() == 1 && templates.iter().all(|template| want.contains(template));
+                assert!(is_one, "{shape}, {nodes}: {templates:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -183,6 +183,49 @@ fn a_row_gives_the_same_bits_alone_and_among_others() {
     assert_eq!(ops, ["attention", "linear", "moe_mlp1", "moe_mlp2", "rmsnorm+linear", "rmsnorm"]);
 }
 
+/// Sizes at which those of the matrix unit have full bands and others, several panels, and tiles of all kinds.
+#[test]
+fn a_row_gives_the_same_bits_on_the_matrix_unit_alone_and_among_70() {
+    let host = Target::host();
+    if !host.features.contains("amx_bf16") {
+        return skipped("no AMX with bf16 that this process may use");
+    }
+    let library = built_in();
+    let experts = [("hidden_size", 320), ("intermediate_size", 352), ("num_experts", 2), ("experts_per_token", 2)];
+    let cases = [
+        ("linear/amx", Dtype::Bf16, &[("in_features", 320), ("out_features", 144)][..]),
+        ("linear/amx", Dtype::Bf16, &[("in_features", 300), ("out_features", 70)]),
+        ("moe_mlp1/amx", Dtype::Mxfp4, &experts),
+        ("moe_mlp2/amx", Dtype::Mxfp4, &experts),
+        ("moe_mlp1/amx", Dtype::Bf16, &experts),
+    ];
+    for (name, dtype, dims) in cases {
+        let template = library.template(name, Language::C).expect("built in");
+        let test = template.signature.tests().remove(0);
+        let of = |name: &String| if name == "weight" { dtype } else { Dtype::Bf16 };
+        let problem = Problem {
+            ops: template.ops.clone(),
+            dims: dims.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect(),
+            constants: test.constants.clone(),
+            flags: test.flags.clone(),
+            dtypes: template.signature.dtypes.keys().map(|name| (name.clone(), of(name))).collect(),
+            precision: Precision::Bf16,
+            keeps: template.keeps.clone(),
+        };
+        for n_tokens in [3_usize, 16, 30, 70] {
+            let scalars = BTreeMap::from([("n_tokens".to_owned(), n_tokens as f64)]);
+            let inputs = reference::inputs(&problem.ops, &case(&problem, &scalars), 7).unwrap();
+            let setting = Setting { template: Arc::clone(template), problem: problem.clone(), scalars, inputs };
+            let together = bits(&outputs(&library, 2, &setting)).remove(0);
+            for t in [0, n_tokens / 2, n_tokens - 1] {
+                let row = &together[t * together.len() / n_tokens..][..together.len() / n_tokens];
+                let alone = bits(&outputs(&library, 2, &alone(&setting, t))).remove(0);
+                assert!(alone == row, "row {t} of {n_tokens}, {name}, {dtype:?}");
+            }
+        }
+    }
+}
+
 /// The setting with row t as its only row.
 fn alone(setting: &Setting, t: usize) -> Setting {
     let n_tokens = setting.scalars["n_tokens"] as usize;
