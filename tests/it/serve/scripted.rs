@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use axum::serve::ListenerExt as _;
 use gptoss_jit::grammar::Grammars;
 use gptoss_jit::harmony::Harmony;
 use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, TokenMask};
@@ -186,6 +187,8 @@ impl Scripted {
         listener.set_nonblocking(true).expect("a socket");
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).expect("in a runtime");
+            // As `serve` does: else what it sends second waits 40 ms for an acknowledgement.
+            let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("a socket"));
             axum::serve(listener, router(Arc::new(server))).await.expect("serves");
         });
         Self { script, tokenizer, address, connection: Mutex::default(), _runtime: runtime }
