@@ -50,7 +50,7 @@ impl Setup {
     }
 
     fn selection(&self) -> Selection {
-        let (op, variant) = (Some(OP.into()), Some(self.variant.clone()));
+        let (op, variant) = (vec![OP.into()], vec![self.variant.clone()]);
         Selection { op, variant, first_shape: true, ..Selection::default() }
     }
 }

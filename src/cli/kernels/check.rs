@@ -35,13 +35,13 @@ pub(super) struct CheckArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Only the templates that cover this op
-    #[arg(long)]
-    op: Option<String>,
+    /// Only the templates that cover one of these ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,…")]
+    op: Vec<String>,
 
-    /// Only the variants of this name
-    #[arg(long)]
-    variant: Option<String>,
+    /// Only the variants of these names
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    variant: Vec<String>,
 
     /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
     #[arg(long)]
@@ -244,8 +244,16 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     }
     let (compute_unit, checker, selection) = (setup.compute_unit(), setup.checker(None), setup.selection(args));
     let broken: Vec<Broken> = broken(library, args).collect();
-    if broken.is_empty() && checker.selected(&selection).next().is_none() {
-        let message = format!("no template for {} matches; `gptoss-jit kernels ls --why` lists them", target.id());
+    // Each name that was typed is to be of some use: else one that is misspelled is taken for one that is right.
+    let of_op = |op: &String| (format!(" `{op}`"), Selection { op: vec![op.clone()], ..selection.clone() });
+    let of_variant =
+        |one: &String| (format!(" `{one}`"), Selection { variant: vec![one.clone()], ..selection.clone() });
+    let mut asked = args.op.iter().map(of_op).chain(args.variant.iter().map(of_variant)).collect::<Vec<_>>();
+    asked.push((String::new(), selection.clone()));
+    let no_use = asked.iter().find(|(_, one)| checker.selected(one).next().is_none());
+    if let Some((name, _)) = no_use.filter(|_| broken.is_empty()) {
+        let id = target.id();
+        let message = format!("no template for {id} matches{name}; `gptoss-jit kernels ls --why` lists them");
         return Err(UsageError(message).into());
     }
     // No compiler is one error, not one for each kernel.
@@ -284,7 +292,8 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
 fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
     library.broken().into_iter().filter(|broken| {
         let folder = broken.name.split('/').next().unwrap_or_default();
-        args.op.as_ref().is_none_or(|op| folder == op || folder.split('+').any(|part| part == op) || folder == "lib")
+        let is_of = |op: &String| folder == op || folder.split('+').any(|part| part == op) || folder == "lib";
+        args.op.is_empty() || args.op.iter().any(is_of)
     })
 }
 

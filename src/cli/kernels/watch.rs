@@ -225,7 +225,7 @@ impl Watch<'_> {
             }
         };
         let children = Children { program: this_program(), words, deadline: self.deadline };
-        let (op, variant) = (Some(place.op.clone()), Some(place.variant.clone()));
+        let (op, variant) = (vec![place.op.clone()], vec![place.variant.clone()]);
         let selection = Selection {
             op,
             op_alone: true,

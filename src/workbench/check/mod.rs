@@ -105,12 +105,12 @@ impl Running<'_> {
 /// Which templates, and how thoroughly.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Only templates that cover this op.
-    pub op: Option<String>,
+    /// Only templates that cover one of these ops; all, if there is none.
+    pub op: Vec<String>,
     /// Of those only what is a template of nothing besides.
     pub op_alone: bool,
-    /// Only variants of this name.
-    pub variant: Option<String>,
+    /// Only variants of these names, likewise.
+    pub variant: Vec<String>,
     /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that
     /// differ from the default in one parameter.
     pub all_params: bool,
@@ -167,10 +167,11 @@ impl Checker<'_> {
         let is_selected =
             |ops: &str, op: &String| ops == op || !selection.op_alone && ops.split('+').any(|one| one == op);
         let of_op = self.library.templates_where(move |ops, language| {
-            language == self.target.language() && selection.op.as_ref().is_none_or(|op| is_selected(ops, op))
+            language == self.target.language()
+                && (selection.op.is_empty() || selection.op.iter().any(|op| is_selected(ops, op)))
         });
         of_op.filter(|template| {
-            selection.variant.as_ref().is_none_or(|variant| *variant == template.variant)
+            (selection.variant.is_empty() || selection.variant.contains(&template.variant))
                 && template.fits_target(self.target).is_ok()
         })
     }

@@ -25,7 +25,7 @@ fn folder(name: &str, text: &str) -> tempfile::TempDir {
 fn check_plain(op: &str, text: &str) -> Vec<Checked> {
     let folder = folder(&format!("{op}/plain.c.j2"), text);
     let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
-    check(&library, &Target::host(), &Selection { variant: Some("plain".into()), ..of_op(op) })
+    check(&library, &Target::host(), &Selection { variant: vec!["plain".into()], ..of_op(op) })
 }
 
 /// Nothing is wrong, and at least so many launches were compared at each precision.

@@ -48,8 +48,8 @@ fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> 
     let everything = Selection::default();
     let picked = checker.selected(&everything).filter(|template| wanted(template));
     let selections = picked.map(|template| Selection {
-        op: Some(template.ops.join("+")),
-        variant: Some(template.variant.clone()),
+        op: vec![template.ops.join("+")],
+        variant: vec![template.variant.clone()],
         ..how.clone()
     });
     selections.collect::<Vec<_>>().iter().flat_map(|selection| checker.check(selection, &mut |_| {})).collect()
@@ -164,7 +164,7 @@ fn exported_cases_hold_what_it_takes_to_run_and_to_judge_them() {
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), hiprtc::options());
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let selection = Selection { op: Some("embedding".into()), ..Selection::default() };
+    let selection = Selection { op: vec!["embedding".into()], ..Selection::default() };
     let n_cases = checker.export(&selection, folder.path()).expect("written");
     let mut n_f32 = 0;
     for case in cases_below(folder.path()) {

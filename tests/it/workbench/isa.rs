@@ -249,7 +249,7 @@ fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
     ] {
         let target = Target::gpu(arch).expect(arch);
         let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
-        let selection = Selection { op: Some(op.into()), variant: Some(variant.into()), ..Selection::default() };
+        let selection = Selection { op: vec![op.into()], variant: vec![variant.into()], ..Selection::default() };
         let kernel = checker.codes(&selection, &llvm).into_iter().next().expect("it fits");
         let (rendered, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
         let ours = Request::of(rendered, &target);

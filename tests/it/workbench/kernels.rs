@@ -18,7 +18,7 @@ use gptoss_jit::tuning::TuningTables;
 use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gpu::host::HostDriver;
 
-use crate::fixtures::program::shared_cache;
+use crate::fixtures::program::{run, shared_cache};
 use crate::fixtures::skipped;
 
 fn store() -> Store {
@@ -41,7 +41,7 @@ pub fn check(library: &Library, target: &Target, selection: &Selection) -> Vec<C
 }
 
 pub fn of_op(op: &str) -> Selection {
-    Selection { op: Some(op.into()), ..Selection::default() }
+    Selection { op: vec![op.into()], ..Selection::default() }
 }
 
 pub fn failures(checked: &[Checked]) -> String {
@@ -310,7 +310,7 @@ fn check_linear_everywhere(holes: &[(&str, &str)]) -> Vec<Checked> {
 fn check_linear_as(holes: &[(&str, &str)], selection: Selection) -> Vec<Checked> {
     let folder = linear_in_a_folder(holes);
     let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
-    let checked = check(&library, &Target::host(), &Selection { variant: Some("plain".into()), ..selection });
+    let checked = check(&library, &Target::host(), &Selection { variant: vec!["plain".into()], ..selection });
     assert_eq!(checked.len(), 2, "one for each precision");
     checked
 }
@@ -426,7 +426,7 @@ fn parameters_that_only_a_table_chooses_are_run() {
     ];
     let folder = linear_in_a_folder(&edits);
     let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
-    let selection = |tables| Selection { variant: Some("plain".into()), tables, first_shape: true, ..of_op("linear") };
+    let selection = |tables| Selection { variant: vec!["plain".into()], tables, first_shape: true, ..of_op("linear") };
     let check = |tables| check(&library, &Target::host(), &selection(tables));
     assert!(failures(&check(None)).is_empty());
     let told = failures(&check(Some(Arc::new(tables))));
@@ -495,7 +495,12 @@ fn the_command_fails_when_a_kernel_is_wrong_and_says_where() {
     let failures = report["templates"][0]["failures"].as_array().unwrap().len();
     assert_eq!(Some(failures as u64), report["templates"][0]["cases"].as_u64(), "a dropped term is seen in each case");
 
-    let (code, _, stderr) = kernels_check(right.path(), &["--op", "attention"]);
-    assert_eq!(code, Some(2));
-    assert!(stderr.contains("no template for "), "{stderr}");
+    for op in ["attention", "linear,attention"] {
+        let (code, _, stderr) = kernels_check(right.path(), &["--op", op]);
+        assert_eq!(code, Some(2));
+        assert!(stderr.contains("no template for ") && stderr.contains(" matches `attention`"), "{stderr}");
+    }
+    let two = run(&["kernels", "check", "--first-shape", "--op", "rope_angles,take_token"]).ok();
+    let two = two.text();
+    assert!(two.contains("\nrope_angles ") && two.contains("\ntake_token "), "{two}");
 }

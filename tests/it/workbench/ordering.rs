@@ -114,7 +114,7 @@ fn library_of(folder: &Path) -> Library {
 /// What `kernels check` finds wrong with a template of the library and of this folder, on its first shape, with its
 /// default parameters, in the order of a seed.
 fn failures_in(folder: &Path, arch: &str, seed: u64, op: &str, variant: &str) -> Vec<String> {
-    let (op, variant) = (Some(op.into()), Some(variant.into()));
+    let (op, variant) = (vec![op.into()], vec![variant.into()]);
     let how = Selection { op, variant, first_shape: true, ..Selection::default() };
     let (failures, n_cases) = checked(&library_of(folder), arch, seed, &how);
     assert!(n_cases > 0, "nothing was run");
@@ -246,7 +246,7 @@ fn templates_with_atomics_are_right_in_other_orders() {
     let waiting: Vec<_> = waiting.filter_map(|name| fits(name)).collect();
     assert!(waiting.len() >= 8, "{waiting:?}");
     for template in waiting {
-        let (op, variant) = (Some(template.ops.join("+")), Some(template.variant.clone()));
+        let (op, variant) = (vec![template.ops.join("+")], vec![template.variant.clone()]);
         let how = Selection { op, variant, first_shape: true, half: Some(0), ..Selection::default() };
         for seed in [1, 2] {
             let (failures, n_cases) = checked(&library, "gfx1100", seed, &how);
@@ -356,7 +356,7 @@ fn seen(all: &BTreeMap<String, String>, name: &str, text: &str, mutant: &str) ->
             if !all.contains_key(&user) || !includes(all, &user, name) {
                 continue;
             }
-            let how = Selection { op: Some(op), variant: Some(variant), ..how.clone() };
+            let how = Selection { op: vec![op], variant: vec![variant], ..how.clone() };
             let (failures, n_cases) = checked(&library, arch, 0, &how);
             // What does not compile says nothing of order.
             if let Some(failure) = failures.into_iter().find(|failure| !failure.contains("could not compile")) {
