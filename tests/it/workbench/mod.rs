@@ -10,6 +10,7 @@ mod limits;
 pub mod occupancy;
 mod ordering;
 mod predict;
+mod same_bits;
 pub mod tune;
 mod tuner;
 mod watch;
