@@ -21,6 +21,7 @@ pub mod harmony;
 pub mod json_entries;
 pub mod kernel_driver;
 pub mod launcher;
+pub mod lock_file;
 pub mod new_file;
 pub mod object;
 pub mod pipeline;

@@ -6,18 +6,19 @@
 
 mod error;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub(super) use error::RESTART_HINT;
 pub use error::RecordsError;
+
+use crate::lock_file::LockFile;
 
 /// The first line: what the answers were made with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,7 +101,7 @@ pub struct Records {
 #[derive(Debug)]
 enum Kept {
     /// Made when there is a first answer.
-    File { path: PathBuf, file: Option<File> },
+    File { path: PathBuf, file: Option<LockFile> },
     /// Where there is no place for a file.
     Memory(Vec<u8>),
 }
@@ -136,8 +137,8 @@ impl Records {
         if !file.metadata().map_err(io)?.is_file() {
             return Err(RecordsError::NoRecords { path });
         }
-        lock(&file, &path)?;
-        let mut reader = BufReader::new(&file);
+        let file = lock(file, &path)?;
+        let mut reader = BufReader::new(&*file);
         let mut line = Vec::new();
         reader.read_until(b'\n', &mut line).map_err(io)?;
         let is_whole = line.ends_with(b"\n");
@@ -262,11 +263,10 @@ impl Records {
                             io::ErrorKind::AlreadyExists => RecordsError::Busy { path: path.clone() },
                             _ => io(error),
                         })?;
-                        lock(&new, path)?;
-                        file.insert(new)
+                        file.insert(lock(new, path)?)
                     }
                 };
-                if let Err(error) = file.write_all(line) {
+                if let Err(error) = (&**file).write_all(line) {
                     let _ = file.set_len(self.len_bytes); // what came of it is no line
                     return Err(io(error));
                 }
@@ -335,11 +335,11 @@ impl Records {
     }
 }
 
-fn lock(file: &File, path: &Path) -> Result<(), RecordsError> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(RecordsError::Busy { path: path.to_owned() }),
-        Err(_) => Ok(()), // a file system without locks
+fn lock(file: File, path: &Path) -> Result<LockFile, RecordsError> {
+    let file = LockFile::from(file);
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(RecordsError::Busy { path: path.to_owned() }),
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file), // some file systems have no locks
     }
 }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::folder::Folder;
 use super::trust::{Distrust, trust_file, trust_folder};
 use crate::error::chain;
+use crate::lock_file::LockFile;
 use crate::object::key::{Digest, KernelKey, SCHEMA, digest_of_fields};
 
 /// No file of an entry comes near this; a foreign one must not fill the memory.
@@ -35,7 +36,7 @@ pub struct Entry {
     /// Its folder, unless it lives in memory alone.
     pub dir: Option<PathBuf>,
     /// The file `used`, under a shared lock.
-    pub(super) used: Option<Arc<File>>,
+    pub(super) used: Option<Arc<LockFile>>,
 }
 
 /// A fresh object.
@@ -382,11 +383,12 @@ impl OpenedEntry {
     ///
     /// # Errors
     /// [`BeingRemoved`] when another process holds it alone.
-    fn hold(&self) -> Result<Option<File>, BeingRemoved> {
+    fn hold(&self) -> Result<Option<LockFile>, BeingRemoved> {
         let Some(used) = self.open_file("used").ok().filter(|used| used.metadata().is_ok_and(|used| used.is_file()))
         else {
             return Ok(None);
         };
+        let used = LockFile::from(used);
         match used.try_lock_shared() {
             Ok(()) => Ok(Some(used)),
             Err(TryLockError::WouldBlock) => Err(BeingRemoved),

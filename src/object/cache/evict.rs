@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::folder::{CacheError, Folder, children, modified, remove};
 use super::inventory::Listed;
 use crate::error::chain;
+use crate::lock_file::LockFile;
 
 /// Failures are forgotten after a week: a template or a machine may have been mended in a way no key shows.
 const FAILURES_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -117,7 +118,8 @@ impl Folder {
     fn try_remove(&self, entry: &Listed) -> io::Result<bool> {
         let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
         // Without such a file, nobody can hold it. Opened for writing, as some network file systems ask.
-        let used = OpenOptions::new().read(true).write(true).custom_flags(flags).open(entry.path.join("used")).ok();
+        let used = OpenOptions::new().read(true).write(true).custom_flags(flags).open(entry.path.join("used"));
+        let used = used.map(LockFile::from).ok();
         match used.as_ref().map_or(Ok(()), |used| used.try_lock()) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(false),

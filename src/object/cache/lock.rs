@@ -1,6 +1,6 @@
 //! Of several processes that miss the same kernel, one compiles it.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::folder::Folder;
 use super::trust::own_folder;
+use crate::lock_file::LockFile;
 use crate::object::key::Digest;
 
 const POLL: Duration = Duration::from_millis(20);
@@ -15,7 +16,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// The right to compile a kernel, given back on drop and by the system when the process dies.
 #[derive(Debug)]
 pub struct CompileLock {
-    held: Option<File>,
+    held: Option<LockFile>,
 }
 
 impl CompileLock {
@@ -57,13 +58,14 @@ impl Folder {
 }
 
 /// Lock files are never deleted, so that two processes can never hold "the same" lock on two files.
-fn open_lock(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new()
+fn open_lock(path: &Path) -> std::io::Result<LockFile> {
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
         .custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32)
-        .open(path)
+        .open(path)?;
+    Ok(file.into())
 }

@@ -12,6 +12,7 @@ use super::entry::{Damage, Entry, Meta, Stored};
 use super::folder::{CacheError, Folder};
 use super::trust::{own_folder, trust_folder};
 use crate::error::chain;
+use crate::lock_file::LockFile;
 use crate::object::key::KernelKey;
 
 /// How often to try to take a name that is taken. One round puts away what is in the way; the others are for
@@ -34,7 +35,7 @@ impl Folder {
         let failed = |source| CacheError::Write { path: path.clone(), source };
 
         let staging = self.staging().map_err(failed)?;
-        let used = write_files(staging.path(), key, meta, log, object).map_err(failed)?;
+        let used = LockFile::from(write_files(staging.path(), key, meta, log, object).map_err(failed)?);
         let in_use = used.try_lock_shared().is_ok().then(|| Arc::new(used)); // before anyone can see it
         self.make_shard(&self.shard(&digest))?;
         let mut round = 1;
