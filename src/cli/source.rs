@@ -25,8 +25,8 @@ pub struct TargetArgs {
     #[command(flatten)]
     pub source: SourceArgs,
 
-    /// Target: a GPU (`gfx1100`, `sm_90`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`); left
-    /// out: this machine's cores
+    /// Target: a GPU (`gfx1100`, `sm_90`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`,
+    /// `x86-64-v4+amx_bf16`); left out: this machine's cores
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
 }

@@ -290,9 +290,7 @@ fn simulator(target: &Target, n_threads: usize) -> Result<SimDriver, DeviceError
 /// If the device cannot be set up.
 pub fn stand_in(target: &Target) -> Result<Option<Ready>, DeviceError> {
     match target.platform {
-        Platform::Host if target.features.is_subset(&Target::host().features) => {
-            Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?))))
-        }
+        Platform::Host if target.runs_on_host() => Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?)))),
         Platform::Amd | Platform::Nvidia => {
             let driver = simulator(target, 0)?;
             Ok(Some((target.clone().simulated(), Arc::new(driver))))

@@ -3,6 +3,7 @@
 pub mod assumption;
 pub mod code_object;
 pub mod compute_unit;
+mod error;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,8 +11,8 @@ use std::fmt;
 use serde::Deserialize;
 
 use crate::embedded;
-use crate::error::Hint;
 use compute_unit::{ComputeUnit, Product};
+pub use error::TargetError;
 
 /// What a template is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,25 +131,6 @@ fn release<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<(
     parts.map(Some).ok_or_else(|| serde::de::Error::custom(format!("`{text}`: expected a release, such as \"6.1\"")))
 }
 
-/// A chip that nothing is known about.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TargetError {
-    /// No table has facts about it.
-    #[error("nothing is known about the arch `{arch}`, expected one of: {}", known.join(", "))]
-    UnknownArch {
-        /// What was asked for.
-        arch: String,
-        /// What is known.
-        known: Vec<String>,
-    },
-}
-
-impl Hint for TargetError {
-    fn hint(&self) -> Option<String> {
-        Some("a file `tuning/<arch>.toml` with a [target] table teaches it: see `tuning/README.md`".into())
-    }
-}
-
 /// The archs that the built-in tables of `tuning/` have facts about, with their `[target]`.
 pub fn built_in() -> Vec<(String, TargetFacts)> {
     #[derive(Deserialize)]
@@ -200,7 +182,8 @@ impl Target {
         target
     }
 
-    /// A target by its arch: a GPU, this machine's own arch, or an x86-64 level to render and compile for.
+    /// A target by its arch: a GPU, this machine's own arch, or an x86-64 level to render and compile for, with what
+    /// there is beyond it, as [`Self::id`] says it: `x86-64-v4+avx512bf16`.
     ///
     /// # Errors
     /// If nothing is known about it.
@@ -209,10 +192,17 @@ impl Target {
         if arch == host.arch || arch == "host" {
             return Ok(host);
         }
-        match X86_LEVELS.iter().position(|(name, _)| *name == arch) {
-            Some(level) => Ok(Self::x86_64(level)),
-            None => Self::gpu(arch),
+        let mut names = arch.split('+');
+        let level = names.next().and_then(|level| X86_LEVELS.iter().position(|(name, _)| *name == level));
+        let Some(level) = level else { return Self::gpu(arch) };
+        let mut target = Self::x86_64(level);
+        for extension in names {
+            if !X86_EXTENSIONS.iter().any(|(name, _)| *name == extension) {
+                return Err(TargetError::UnknownExtension { extension: extension.to_owned() });
+            }
+            target.features.insert(extension.to_owned());
         }
+        Ok(target)
     }
 
     /// A GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`, `sm_90`. Facts come from the built-in tuning
@@ -361,6 +351,11 @@ impl Target {
         assumption::capability(&self.arch).unwrap_or_default()
     }
 
+    /// Whether this machine's processor has all instructions that kernels for a processor may have.
+    pub fn runs_on_host(&self) -> bool {
+        self.platform == Platform::Host && self.features.is_subset(&Self::host().features)
+    }
+
     /// An x86-64 of a level, without extensions.
     fn x86_64(level: usize) -> Self {
         let features = X86_LEVELS[..=level].iter().flat_map(|(_, adds)| adds.iter().map(|name| (*name).to_owned()));
@@ -428,9 +423,7 @@ mod tests {
         assert_eq!(families("sm_103"), "sm_103 sm_90 generic");
         assert_eq!(families("x86-64-v3"), "x86-64-v3 x86-64 host");
         assert_eq!(families("x86-64"), "x86-64 host");
-        let mut with_amx = Target::x86_64(3);
-        with_amx.features.insert("amx_bf16".into());
-        assert_eq!(with_amx.families().join(" "), "x86-64-v4 x86-64 amx_bf16 host");
+        assert_eq!(families("x86-64-v4+amx_bf16+avx512bf16"), "x86-64-v4 x86-64 amx_bf16 host");
     }
 
     #[test]
@@ -450,6 +443,11 @@ mod tests {
         assert_eq!(v4.id(), "x86-64-v4");
         assert!(["sse4_2", "avx2", "avx512"].iter().all(|level| v4.features.contains(*level)));
         assert_eq!(v4.c_options(), ["-march=x86-64-v4"]);
+        let more = Target::named("x86-64-v4+amx_bf16+avx512bf16").expect("known");
+        assert_eq!(more.id(), "x86-64-v4+amx_bf16+avx512bf16");
+        assert_eq!(more.c_options(), ["-march=x86-64-v4", "-mamx-bf16", "-mavx512bf16"]);
+        let error = Target::named("x86-64-v4+avx10").expect_err("unknown").to_string();
+        assert!(error.starts_with("nothing is known about the instruction set `avx10`, expected one of: amx_bf16, "));
     }
 
     #[test]

@@ -359,7 +359,10 @@ mod tests {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let mut targets: Vec<Target> =
             crate::target::built_in().iter().map(|(arch, _)| Target::gpu(arch).expect(arch)).collect();
-        targets.extend(["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"].map(|arch| Target::named(arch).expect(arch)));
+        // Above all others in what it has: its templates have to be shown on machines that are not like it.
+        let most = "x86-64-v4+amx_bf16+avx512bf16+avx512fp16+avx512vnni+avxvnni";
+        let levels = ["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", most];
+        targets.extend(levels.map(|arch| Target::named(arch).expect(arch)));
         for template in library.templates() {
             let fitting: Vec<&Target> = targets.iter().filter(|target| template.fits_target(target).is_ok()).collect();
             assert!(!fitting.is_empty(), "{template} is for no arch");

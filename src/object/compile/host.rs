@@ -175,7 +175,8 @@ pub(super) fn run(command: &mut Command) -> Result<(), Failure> {
 }
 
 /// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was
-/// asked last. The object is opened here, where it may take the process with it.
+/// asked last. The object is opened here, where it may take the process with it: one for another processor may have
+/// instructions in its constructors that this one does not have, and is not opened.
 pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<Made, Failure> {
     let (facts, files) = match job.stated.as_ref().and_then(Stated::facts_if_it_holds) {
         Some(facts) => (facts, Vec::new()),
@@ -187,7 +188,10 @@ pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<Made, Fail
     };
     let object = fs::read("object").map_err(|error| unavailable(&format!("it left no object: {error}")))?;
     let bad = |what| Failure { how: How::BadObject { what }, log: String::new() };
-    gpu::host::try_to_open(&object).map_err(bad)?;
+    let is_for_others = |target: Target| target.platform == Platform::Host && !target.runs_on_host();
+    if !Target::named(&job.target).is_ok_and(is_for_others) {
+        gpu::host::try_to_open(&object).map_err(bad)?;
+    }
     Ok(Made { object, log: String::new(), facts, files })
 }
 
