@@ -68,6 +68,11 @@ fn the_host_decodes_every_code_under_every_scale() {
 /// What kernels of `moe_mlp2` make of every code under every scale: each has a row of the one expert, in which all
 /// others are zero, and the one token is all ones, so that a row's sum is that number.
 fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn Driver) -> Vec<f32> {
+    sums(variant, precision, target, driver, inputs(precision))
+}
+
+/// The products of rows of weight with the one row of x, by a kernel of `moe_mlp2` with one expert.
+fn sums(variant: &str, precision: Precision, target: &Target, driver: &dyn Driver, inputs: Tensors) -> Vec<f32> {
     let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
     let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
     let library = Library::from_layers(vec![Layer::built_in()]);
@@ -75,8 +80,8 @@ fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn
     let runner = Some(Runner { target, driver });
     let checker = Checker { library: &library, target, store: &store, runner, compute_unit: None };
     let dims = [
-        ("hidden_size", (N_SCALES * N_CODES) as u32),
-        ("intermediate_size", 32),
+        ("hidden_size", inputs["bias"].values().len() as u32),
+        ("intermediate_size", inputs["x"].values().len() as u32),
         ("num_experts", 1),
         ("experts_per_token", 1),
     ];
@@ -90,13 +95,11 @@ fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn
         keeps: BTreeSet::new(),
     };
     let scalars = [("n_tokens".to_owned(), 1.0)].into();
-    let outputs = checker.outputs(template, &problem, &Params::new(), &scalars, &inputs(precision)).expect("runs");
+    let outputs = checker.outputs(template, &problem, &Params::new(), &scalars, &inputs).expect("runs");
     outputs["y"].values().iter().map(|value| *value as f32).collect()
 }
 
 fn inputs(precision: Precision) -> Tensors {
-    let whole = |value: u32| Tensor::from_bytes(Dtype::U32, &value.to_le_bytes());
-    let floats = |value: f64, n: usize| Tensor::rounded(Dtype::F32, vec![value; n]);
     let n_rows = N_SCALES * N_CODES;
     let mut codes = vec![0u8; 16 * n_rows];
     for row in 0..n_rows {
@@ -104,10 +107,17 @@ fn inputs(precision: Precision) -> Tensors {
         codes[16 * row + at / 2] = ((row % N_CODES) << (at % 2 * 4)) as u8;
     }
     let scales: Vec<u8> = (0..n_rows).map(|row| (row / N_CODES) as u8).collect();
+    inputs_of(Tensor::rounded(precision.activation(), vec![1.0; 32]), &codes, &scales, n_rows)
+}
+
+/// One token, sent to the one expert with weight 1, whose rows have these codes and scales.
+fn inputs_of(x: Tensor, codes: &[u8], scales: &[u8], n_rows: usize) -> Tensors {
+    let whole = |value: u32| Tensor::from_bytes(Dtype::U32, &value.to_le_bytes());
+    let floats = |value: f64, n: usize| Tensor::rounded(Dtype::F32, vec![value; n]);
     let inputs = [
-        ("x", Tensor::rounded(precision.activation(), vec![1.0; 32])),
-        ("weight", Tensor::from_bytes(Dtype::Mxfp4, &codes)),
-        ("scale", Tensor::from_bytes(Dtype::U8, &scales)),
+        ("x", x),
+        ("weight", Tensor::from_bytes(Dtype::Mxfp4, codes)),
+        ("scale", Tensor::from_bytes(Dtype::U8, scales)),
         ("bias", Tensor::rounded(Dtype::Bf16, vec![0.0; n_rows])),
         ("route_weight", floats(1.0, 1)),
         ("expert_begin", Tensor::from_bytes(Dtype::U32, &[0, 0, 0, 0, 1, 0, 0, 0])),
@@ -116,6 +126,60 @@ fn inputs(precision: Precision) -> Tensors {
         ("residual", floats(0.0, n_rows)),
     ];
     inputs.map(|(name, tensor)| (name.to_owned(), tensor)).into()
+}
+
+/// Kernels with AVX2 multiply integers: elements of a block of x whose sizes are 2^7 apart and more are rounded to a
+/// part of the largest, and that an element is no number is told by all sums that it is in. Others do better.
+#[test]
+fn kernels_of_the_cpu_take_elements_of_x_of_all_sizes() {
+    const K: usize = 160; // two steps of two blocks and one of one
+    let driver = HostDriver::new(2).expect("threads");
+    let host = Target::host();
+    let lower = ["x86-64-v3", "x86-64-v2"].map(|level| Target::named(level).ok()).into_iter().flatten();
+    let targets: Vec<Target> = [host.clone()].into_iter().chain(lower.filter(|lower| lower.arch < host.arch)).collect();
+    let n_rows = 48;
+    let mut state = 4_u64;
+    let mut below = |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407); // Knuth's
+        (state >> 33) % n
+    };
+    let codes: Vec<u8> = (0..n_rows * K / 2).map(|_| below(256) as u8).collect();
+    let scales: Vec<u8> = (0..n_rows * K / 32).map(|_| 100 + below(40) as u8).collect();
+    for spread in [0, 6, 20, 60] {
+        let mut one =
+            |_| (below(1 << 20) as f64 / 524_288.0 - 1.0) * (below(2 * spread + 1) as f64 - spread as f64).exp2();
+        let x = Tensor::rounded(Dtype::Bf16, (0..K).map(&mut one).collect());
+        for target in &targets {
+            let inputs = inputs_of(x.clone(), &codes, &scales, n_rows);
+            let got = sums("grouped", Precision::Bf16, target, &driver, inputs);
+            for (row, got) in got.iter().enumerate() {
+                let (mut want, mut tolerance) = (0.0, 0.0);
+                for block in 0..K / 32 {
+                    let x = &x.values()[32 * block..][..32];
+                    let largest = x.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
+                    for (k, x) in x.iter().enumerate() {
+                        let at = row * K + 32 * block + k;
+                        let code = codes[at / 2] >> (at % 2 * 4) & 15;
+                        let w = f64::from(specified(scales[at / 32].into(), code.into()));
+                        want += w * x;
+                        // Half of 2^-14 of the power of two below the largest, and sums of f32.
+                        tolerance += w.abs() * (largest * 0.5_f64.powi(15) + x.abs() * K as f64 * 0.5_f64.powi(24));
+                    }
+                }
+                let difference = (f64::from(*got) - want).abs();
+                assert!(difference <= tolerance, "{}, {spread}: {got:e}, expected {want:e}", target.arch);
+            }
+        }
+    }
+    for odd in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+        let x: Vec<f64> = (0..K).map(|k| if k == 77 { odd } else { 1.0 }).collect();
+        for target in &targets {
+            let inputs =
+                inputs_of(Tensor::rounded(Dtype::Bf16, x.clone()), &vec![0x22; n_rows * K / 2], &scales, n_rows);
+            let got = sums("grouped", Precision::Bf16, target, &driver, inputs);
+            assert!(got.iter().all(|sum| !sum.is_finite()), "{}, {odd}: {got:?}", target.arch);
+        }
+    }
 }
 
 #[test]
