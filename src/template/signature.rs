@@ -1,7 +1,8 @@
 //! The contracts of one op, or of a run of fused ops, as one: the arguments of a kernel, in order.
 //!
 //! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; what is left
-//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. A
+//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. Of
+//! two tensors of one name the later is under the name of its op and its own: `rmsnorm_scale`. A
 //! tensor that would vanish and that others need is kept: it follows last, under the name of its op and its own. One
 //! that the next op changes in place does not vanish: what the run leaves in it is an output, under the next op's name.
 
@@ -38,6 +39,8 @@ pub struct Signature {
     /// The shapes of the run's own, instead of those of its ops.
     pub own_tests: Option<Vec<TestShape>>,
     contracts: Vec<Arc<Contract>>,
+    /// Op, and argument of it that an earlier op has one of the name of.
+    renamed: BTreeSet<(usize, String)>,
 }
 
 /// A tensor that an op of a run hands to the next.
@@ -68,7 +71,7 @@ impl Signature {
     ///
     /// # Errors
     /// If the ops cannot be fused: the earlier one writes no tensor or several, the next one does not begin with
-    /// a tensor of that rank, two arguments that stay share a name, or two dtypes of one name have nothing in common.
+    /// a tensor of that rank, a name is a tensor's and a scalar's, or two dtypes of one name have nothing in common.
     ///
     /// # Panics
     /// If there is no contract.
@@ -96,6 +99,12 @@ impl Signature {
         }
         self.args.push(Arg { name, may_alias: None, ..joint.written.clone() });
         Ok(())
+    }
+
+    /// What an argument of the i-th op is called in the run.
+    pub fn name_in_run(&self, i: usize, arg: &str) -> String {
+        let is_renamed = self.renamed.contains(&(i, arg.to_owned()));
+        if is_renamed { format!("{}_{arg}", self.ops[i]) } else { arg.to_owned() }
     }
 
     /// The names that `when` conditions may use: dims, flags and dtypes.
@@ -172,6 +181,7 @@ impl Signature {
             numerics: contract.numerics,
             own_tests: None,
             contracts: vec![Arc::clone(contract)],
+            renamed: BTreeSet::new(),
         }
     }
 
@@ -186,9 +196,15 @@ impl Signature {
         let (written, mut args) = (joint.written.name.clone(), self.args.clone());
         args.retain(|arg| arg.name != written);
         let changed = joint.is_changed().then(|| Arg { access: Access::Write, ..joint.taken.clone() });
+        let mut renamed = BTreeSet::new();
         for arg in changed.iter().chain(&next.args[1..]) {
             match args.iter().find(|other| other.name == arg.name) {
                 Some(other) if other.is_scalar() && arg.is_scalar() && other.dtype == arg.dtype => {}
+                Some(other) if !other.is_scalar() && !arg.is_scalar() => {
+                    let name = format!("{}_{}", next.op, arg.name);
+                    renamed.insert((self.ops.len(), arg.name.clone()));
+                    args.push(Arg { name, ..arg.clone() });
+                }
                 Some(_) => return Err(refuse(format!("both have an argument `{}`", arg.name))),
                 None => args.push(arg.clone()),
             }
@@ -209,6 +225,7 @@ impl Signature {
         self.numerics.f32 = self.numerics.f32.max(next.numerics.f32);
         self.numerics.bf16 = self.numerics.bf16.max(next.numerics.bf16);
         (self.args, self.dtypes) = (args, dtypes);
+        self.renamed.append(&mut renamed);
         self.joints.push(joint);
         self.contracts.push(Arc::clone(next));
         Ok(())

@@ -117,7 +117,8 @@ const DRAWS: u64 = 16;
 const FEW_TOKENS: usize = 512;
 
 /// Random inputs that are valid for an op or a fused run, rounded to the arguments' types, so that the reference and a
-/// kernel see the same numbers. Tensors that are only written are not among them. Where a run chooses experts of few
+/// kernel see the same numbers. Tensors that are only written are not among them. Of two tensors of one name the later
+/// op's is under the name of the op and its own: `rmsnorm_scale`. Where a run chooses experts of few
 /// tokens by logits of its own, none is chosen so narrowly that the order of a sum decides.
 ///
 /// # Errors
@@ -147,7 +148,10 @@ fn draw(ops: &[String], case: &Case, seed: u64) -> Result<Tensors, ReferenceErro
         if i > 0 {
             own.remove(op.first);
         }
-        all.extend(own);
+        for (own_name, tensor) in own {
+            let is_taken = all.contains_key(&own_name);
+            all.insert(if is_taken { format!("{name}_{own_name}") } else { own_name }, tensor);
+        }
     }
     Ok(all)
 }
@@ -178,6 +182,11 @@ pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, Ref
         let op = find(name)?;
         if i > 0 {
             let (written, handed) = handed(&mut last, &ops[i - 1], op.first)?;
+            let own = inputs.iter().filter_map(|(key, tensor)| {
+                Some((key.strip_prefix(name.as_str())?.strip_prefix('_')?.to_owned(), tensor.clone()))
+            });
+            let own: Vec<_> = own.collect();
+            inputs.extend(own);
             inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values.clone()));
             outputs.insert(format!("{}_{written}", ops[i - 1]), handed);
         }

@@ -103,6 +103,43 @@ enum { N = {{ hidden_size }}, SLOTS = 2, TILE_T = 2, TILE_N = (N + 3) / 4 * 4, T
 }
 "#;
 
+/// Four blocks leave some of each row; when all have come, each row is copied by some block.
+const ALL_BLOCKS: &str = r#"{#
+op = "embedding"
+summary = "four blocks"
+[requires]
+precision = ["f32"]
+dtypes = { table = ["f32"] }
+[launch]
+grid = ["4"]
+block_size = "64"
+[[workspace]]
+name = "left"
+shape = ["n_tokens", "hidden_size"]
+dtype = "f32"
+[[workspace]]
+name = "counters"
+shape = ["4"]
+dtype = "u32"
+zeroed = true
+#}
+{% include "lib/hip/all_blocks.hip.j2" %}
+
+{{ signature }} {
+  AllBlocks all_blocks(counters, gridDim.x);
+  for (u32 t = 0; t < n_tokens; ++t)
+    for (u32 i = blockIdx.x * 64 + threadIdx.x; i < {{ hidden_size }}; i += gridDim.x * 64)
+      left[(size_t)t * {{ hidden_size }} + i] = table[(size_t)row[t] * {{ hidden_size }} + i];
+  all_blocks.share([&](u32 part) {
+    for (u32 t = part; t < n_tokens; t += gridDim.x)
+      for (u32 i = threadIdx.x; i < {{ hidden_size }}; i += 64) {
+        const size_t at = (size_t)t * {{ hidden_size }} + i;
+        y[at] = left[at];
+      }
+  });
+}
+"#;
+
 /// What templates are tried on.
 const ARCHS: [&str; 3] = ["gfx1100", "gfx942", "sm_90"];
 
@@ -226,6 +263,19 @@ fn nothing_that_orders_the_slots_of_a_token_can_be_spared() {
     none_can_be_spared(SLOTS, "lib/moe/slots.hip.j2", "n_complete = 0;", 7);
 }
 
+/// In the simulator blocks come one after another, so that none but the last has seen all begin, and it takes all parts
+/// alone: what orders several that take some is not tried. Of one block, all have begun.
+#[test]
+fn nothing_that_orders_all_blocks_can_be_spared() {
+    let name = "lib/hip/all_blocks.hip.j2";
+    let text = fs::read_to_string(repository().join("templates").join(name)).expect(name);
+    let (takes, hidden) = ("atomicAdd(counters + TAKEN", "sim::atomic_add(counters + TAKEN");
+    assert!(text.contains(takes));
+    none_can_be_spared_of(ALL_BLOCKS, name, &text.replace(takes, hidden), "void share", 9);
+    let alone = ALL_BLOCKS.replace("grid = [\"4\"]", "grid = [\"1\"]");
+    assert_eq!(failures(&alone, name, &text, 0), Vec::<String>::new());
+}
+
 /// Templates in which blocks or ranks wait for each other, or one goes on where others left off, are right in whichever
 /// order blocks, waves and lanes run. Of `logprobs`, whose rows are long, `lib/hip/last_block` alone.
 #[test]
@@ -247,7 +297,7 @@ fn templates_with_atomics_are_right_in_other_orders() {
     assert!(waiting.len() >= 8, "{waiting:?}");
     for template in waiting {
         let (op, variant) = (vec![template.ops.join("+")], vec![template.variant.clone()]);
-        let how = Selection { op, variant, first_shape: true, half: Some(0), ..Selection::default() };
+        let how = Selection { op, variant, first_shape: true, half: Some(0), op_alone: true, ..Selection::default() };
         for seed in [1, 2] {
             let (failures, n_cases) = checked(&library, "gfx1100", seed, &how);
             assert!(failures.is_empty() && n_cases > 0, "{}, seed {seed}: {failures:?}", template.variant);

@@ -10,7 +10,7 @@ use crate::tuning::table::StepKind;
 
 /// One line: a launch of some layers, for a range of row counts.
 pub(super) struct Line<'a> {
-    /// The nodes, with a place for the layers: `block.*.attn.norm + block.*.attn.qkv`.
+    /// The nodes, with a place for the layers: `block.*.attn.norm + block.*.attn.qkv`. The layer after is `block.next`.
     generic: String,
     /// The layers; empty outside of them.
     pub layers: BTreeSet<usize>,
@@ -87,7 +87,10 @@ impl<'a> Line<'a> {
         let prefix = first.rfind('.').map_or("", |dot| &first[..=dot]);
         let rest = parts.map(|part| part.strip_prefix(prefix).unwrap_or(part));
         let label = std::iter::once(first).chain(rest).collect::<Vec<_>>().join(" + ");
-        label.replace("block.*", &format!("block.{}", layers_text(&self.layers)))
+        let next = self.layers.iter().map(|layer| layer + 1).collect();
+        [("*", &self.layers), ("next", &next)].into_iter().fold(label, |label, (place, layers)| {
+            label.replace(&format!("block.{place}."), &format!("block.{}.", layers_text(layers)))
+        })
     }
 
     /// `1-8`, and `1-8 logits` where only these rows count.
@@ -161,7 +164,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A label with `block.*` for `block.N`, and the layer, if all parts are of the same one.
+/// A label with `block.*` for `block.N`, and the layer, if all parts are of the same one, or later ones of the next,
+/// `block.next`.
 fn generic(label: &str) -> (String, Option<usize>) {
     let of_part = |part: &str| -> Option<usize> {
         let (layer, _) = part.strip_prefix("block.")?.split_once('.')?;
@@ -169,8 +173,12 @@ fn generic(label: &str) -> (String, Option<usize>) {
     };
     let mut layers = label.split(" + ").map(of_part);
     match layers.next().flatten() {
-        Some(layer) if layers.all(|other| other == Some(layer)) => {
-            (label.replace(&format!("block.{layer}."), "block.*."), Some(layer))
+        Some(layer) if layers.all(|other| other == Some(layer) || other == Some(layer + 1)) => {
+            let places = [(layer, "*"), (layer + 1, "next")];
+            let generic = places.into_iter().fold(label.to_owned(), |label, (layer, place)| {
+                label.replace(&format!("block.{layer}."), &format!("block.{place}."))
+            });
+            (generic, Some(layer))
         }
         _ => (label.to_owned(), None),
     }
@@ -207,7 +215,11 @@ mod tests {
             generic("block.12.attn.norm + block.12.attn.qkv"),
             ("block.*.attn.norm + block.*.attn.qkv".into(), Some(12))
         );
-        assert_eq!(generic("block.1.mlp.mlp2 + block.2.attn.norm").1, None);
+        assert_eq!(
+            generic("block.1.mlp.mlp2 + block.2.attn.norm"),
+            ("block.*.mlp.mlp2 + block.next.attn.norm".into(), Some(1))
+        );
+        assert_eq!(generic("block.1.mlp.mlp2 + block.3.attn.norm").1, None);
         assert_eq!(generic("unembedding"), ("unembedding".into(), None));
     }
 }
