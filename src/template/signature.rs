@@ -39,7 +39,7 @@ pub struct Signature {
     /// The shapes of the run's own, instead of those of its ops.
     pub own_tests: Option<Vec<TestShape>>,
     contracts: Vec<Arc<Contract>>,
-    /// Op, and argument of it that an earlier op has one of the name of.
+    /// The arguments that are not under their names, as an earlier op has one of the name: number of the op, and name.
     renamed: BTreeSet<(usize, String)>,
 }
 
@@ -71,7 +71,8 @@ impl Signature {
     ///
     /// # Errors
     /// If the ops cannot be fused: the earlier one writes no tensor or several, the next one does not begin with
-    /// a tensor of that rank, a name is a tensor's and a scalar's, or two dtypes of one name have nothing in common.
+    /// a tensor of that rank, a name is a tensor's and a scalar's or three tensors', or two dtypes of one name have
+    /// nothing in common.
     ///
     /// # Panics
     /// If there is no contract.
@@ -198,12 +199,13 @@ impl Signature {
         let changed = joint.is_changed().then(|| Arg { access: Access::Write, ..joint.taken.clone() });
         let mut renamed = BTreeSet::new();
         for arg in changed.iter().chain(&next.args[1..]) {
-            match args.iter().find(|other| other.name == arg.name) {
+            let of_name = |name: &str| args.iter().find(|other| other.name == name);
+            let own_name = format!("{}_{}", next.op, arg.name);
+            match of_name(&arg.name) {
                 Some(other) if other.is_scalar() && arg.is_scalar() && other.dtype == arg.dtype => {}
-                Some(other) if !other.is_scalar() && !arg.is_scalar() => {
-                    let name = format!("{}_{}", next.op, arg.name);
+                Some(other) if !other.is_scalar() && !arg.is_scalar() && of_name(&own_name).is_none() => {
                     renamed.insert((self.ops.len(), arg.name.clone()));
-                    args.push(Arg { name, ..arg.clone() });
+                    args.push(Arg { name: own_name, ..arg.clone() });
                 }
                 Some(_) => return Err(refuse(format!("both have an argument `{}`", arg.name))),
                 None => args.push(arg.clone()),

@@ -118,8 +118,8 @@ const FEW_TOKENS: usize = 512;
 
 /// Random inputs that are valid for an op or a fused run, rounded to the arguments' types, so that the reference and a
 /// kernel see the same numbers. Tensors that are only written are not among them. Of two tensors of one name the later
-/// op's is under the name of the op and its own: `rmsnorm_scale`. Where a run chooses experts of few
-/// tokens by logits of its own, none is chosen so narrowly that the order of a sum decides.
+/// op's is under the name of the op and its own: `rmsnorm_scale`. Where a run chooses experts of few tokens by logits
+/// of its own, none is chosen so narrowly that the order of a sum decides.
 ///
 /// # Errors
 /// If an op has no reference, or the case does not fit it.
@@ -169,8 +169,8 @@ fn check_kind(ops: &[String], case: &Case) -> Result<(), ReferenceError> {
     Err(ReferenceError::UnknownInputs { kind: kind.clone(), ops: ops.join("+"), known })
 }
 
-/// What an op or a fused run should give. What one op of a run hands to the next is not rounded, and is among the
-/// outputs under the name of the op and its own: `rmsnorm_y`.
+/// What an op or a fused run should give, of inputs that are named as [`inputs`] names them. What one op of a run hands
+/// to the next is not rounded, and is among the outputs under the name of the op and its own: `rmsnorm_y`.
 ///
 /// # Errors
 /// If an op has no reference, the case does not fit it, or an input is missing.
@@ -283,6 +283,22 @@ mod tests {
         let outputs = run(&["moe_route".into()], &case, &inputs).unwrap();
         close(&outputs["expert"].values, &[0.0, 1.0, 0.0, 1.0]);
         close(&outputs["route_weight"].values, &[0.25, 0.75, 0.5, 0.5]);
+    }
+
+    #[test]
+    fn of_two_tensors_of_one_name_each_op_has_its_own() {
+        let mut case = case(&[("in_features", 3), ("out_features", 3)], 2);
+        case.flags.extend([("has_bias", false), ("has_residual", false)].map(|(name, flag)| (name.into(), flag)));
+        case.dtypes.insert("weight".into(), Dtype::F32);
+        let ops = ["linear", "linear"].map(str::to_owned);
+        let drawn = inputs(&ops, &case, 7).unwrap();
+        assert_eq!(drawn.keys().collect::<Vec<_>>(), ["linear_weight", "weight", "x"]);
+        let first =
+            run_one("linear", &case, named([("x", drawn["x"].clone()), ("weight", drawn["weight"].clone())]), "y");
+        let handed = Tensor::unrounded(Dtype::F32, first);
+        let want = run_one("linear", &case, named([("x", handed), ("weight", drawn["linear_weight"].clone())]), "y");
+        assert_ne!(drawn["weight"].values(), drawn["linear_weight"].values());
+        close(&run(&ops, &case, &drawn).unwrap()["y"].values, &want);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What orders a token's blocks in `templates/lib`: each fence, barrier and atomic is taken out in turn, and the
 //! simulator sees it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use gptoss_jit::object::cache::{Cache, Limits};
 use gptoss_jit::object::compile::CompilerOptions;
 use gptoss_jit::object::store::Store;
 use gptoss_jit::target::Target;
+use gptoss_jit::template::Template;
 use gptoss_jit::template::library::{Layer, Library};
 use gptoss_jit::workbench::check::{Checker, Runner, Selection};
 use gpu::sim::SimDriver;
@@ -17,27 +18,46 @@ use gpu::sim::SimDriver;
 use crate::fixtures::program::{file, repository, shared_cache};
 use crate::fixtures::say;
 
+/// A template of `embedding`: blocks of 64 threads, and workspaces by name, shape and type, of which those named in
+/// [`ZEROS`] are zero between launches.
+fn own(grid: &str, workspaces: &[[&str; 3]], text: &str) -> String {
+    let workspace = |[name, shape, dtype]: &[&str; 3]| {
+        let zeroed = ZEROS.contains(name);
+        format!("[[workspace]]\nname = \"{name}\"\nshape = [{shape}]\ndtype = \"{dtype}\"\nzeroed = {zeroed}\n")
+    };
+    let workspaces: String = workspaces.iter().map(workspace).collect();
+    format!(
+        "{{#\nop = \"embedding\"\nsummary = \"blocks that wait\"\n[requires]\nprecision = [\"f32\"]\n\
+         dtypes = {{ table = [\"f32\"] }}\n[launch]\ngrid = [{grid}]\nblock_size = \"64\"\n{workspaces}#}}\n{text}"
+    )
+}
+
+const ZEROS: [&str; 2] = ["arrived", "counters"];
+const ROWS: &str = r#""n_tokens", "hidden_size""#;
+
+fn last_block() -> String {
+    let workspaces = [["left", ROWS, "f32"], ["arrived", "\"n_tokens\"", "u32"]];
+    own(r#""n_tokens", "2""#, &workspaces, LAST_BLOCK)
+}
+
+fn slots() -> String {
+    let (given, assignments) = (r#""2 * n_tokens", "hidden_size""#, "\"2 * n_tokens\"");
+    let workspaces = [
+        ["given", given, "f32"],
+        ["before", ROWS, "f32"],
+        ["share", assignments, "f32"],
+        ["assignment", assignments, "u32"],
+        ["arrived", "\"n_tokens\"", "u32"],
+    ];
+    own(r#""n_tokens", "2""#, &workspaces, SLOTS)
+}
+
+fn all_blocks(n: u32) -> String {
+    own(&format!("\"{n}\""), &[["left", ROWS, "f32"], ["counters", "\"4\"", "u32"]], ALL_BLOCKS)
+}
+
 /// Two blocks a row leave half of it each; the last copies what both left.
-const LAST_BLOCK: &str = r#"{#
-op = "embedding"
-summary = "two blocks a row"
-[requires]
-precision = ["f32"]
-dtypes = { table = ["f32"] }
-[launch]
-grid = ["n_tokens", "2"]
-block_size = "64"
-[[workspace]]
-name = "left"
-shape = ["n_tokens", "hidden_size"]
-dtype = "f32"
-[[workspace]]
-name = "arrived"
-shape = ["n_tokens"]
-dtype = "u32"
-zeroed = true
-#}
-{% include "lib/hip/last_block.hip.j2" %}
+const LAST_BLOCK: &str = r#"{% include "lib/hip/last_block.hip.j2" %}
 
 {{ signature }} {
   const u32 t = blockIdx.x, own = threadIdx.x;
@@ -50,38 +70,7 @@ zeroed = true
 "#;
 
 /// Two experts of each token, of which the first gives the row and the second nothing.
-const SLOTS: &str = r#"{#
-op = "embedding"
-summary = "two experts a token"
-[requires]
-precision = ["f32"]
-dtypes = { table = ["f32"] }
-[launch]
-grid = ["n_tokens", "2"]
-block_size = "64"
-[[workspace]]
-name = "given"
-shape = ["2 * n_tokens", "hidden_size"]
-dtype = "f32"
-[[workspace]]
-name = "before"
-shape = ["n_tokens", "hidden_size"]
-dtype = "f32"
-[[workspace]]
-name = "share"
-shape = ["2 * n_tokens"]
-dtype = "f32"
-[[workspace]]
-name = "assignment"
-shape = ["2 * n_tokens"]
-dtype = "u32"
-[[workspace]]
-name = "arrived"
-shape = ["n_tokens"]
-dtype = "u32"
-zeroed = true
-#}
-{% include "lib/hip/types.hip.j2" %}
+const SLOTS: &str = r#"{% include "lib/hip/types.hip.j2" %}
 
 enum { N = {{ hidden_size }}, SLOTS = 2, TILE_T = 2, TILE_N = (N + 3) / 4 * 4, THREADS = 64, N_EXPERTS = 2 };
 {% include "lib/moe/slots.hip.j2" %}
@@ -104,26 +93,7 @@ enum { N = {{ hidden_size }}, SLOTS = 2, TILE_T = 2, TILE_N = (N + 3) / 4 * 4, T
 "#;
 
 /// Four blocks leave some of each row; when all have come, each row is copied by some block.
-const ALL_BLOCKS: &str = r#"{#
-op = "embedding"
-summary = "four blocks"
-[requires]
-precision = ["f32"]
-dtypes = { table = ["f32"] }
-[launch]
-grid = ["4"]
-block_size = "64"
-[[workspace]]
-name = "left"
-shape = ["n_tokens", "hidden_size"]
-dtype = "f32"
-[[workspace]]
-name = "counters"
-shape = ["4"]
-dtype = "u32"
-zeroed = true
-#}
-{% include "lib/hip/all_blocks.hip.j2" %}
+const ALL_BLOCKS: &str = r#"{% include "lib/hip/all_blocks.hip.j2" %}
 
 {{ signature }} {
   AllBlocks all_blocks(counters, gridDim.x);
@@ -233,7 +203,7 @@ fn none_can_be_spared_of(template: &str, name: &str, text: &str, from: &str, n_e
 
 #[test]
 fn nothing_that_orders_the_last_block_can_be_spared() {
-    none_can_be_spared(LAST_BLOCK, "lib/hip/last_block.hip.j2", "#else", 6);
+    none_can_be_spared(&last_block(), "lib/hip/last_block.hip.j2", "#else", 6);
 }
 
 /// What NVIDIA's compiler gets, in words that the simulator has. An addition that acquires and releases is one between
@@ -255,12 +225,12 @@ fn nothing_that_orders_the_last_block_on_nvidia_can_be_spared() {
         assert_eq!(text.matches(from).count(), 1, "{from}");
         text = text.replace(from, to);
     }
-    none_can_be_spared_of(LAST_BLOCK, name, &text, "#if 1", 6);
+    none_can_be_spared_of(&last_block(), name, &text, "#if 1", 6);
 }
 
 #[test]
 fn nothing_that_orders_the_slots_of_a_token_can_be_spared() {
-    none_can_be_spared(SLOTS, "lib/moe/slots.hip.j2", "n_complete = 0;", 7);
+    none_can_be_spared(&slots(), "lib/moe/slots.hip.j2", "n_complete = 0;", 7);
 }
 
 /// In the simulator blocks come one after another, so that none but the last has seen all begin, and it takes all parts
@@ -271,9 +241,8 @@ fn nothing_that_orders_all_blocks_can_be_spared() {
     let text = fs::read_to_string(repository().join("templates").join(name)).expect(name);
     let (takes, hidden) = ("atomicAdd(counters + TAKEN", "sim::atomic_add(counters + TAKEN");
     assert!(text.contains(takes));
-    none_can_be_spared_of(ALL_BLOCKS, name, &text.replace(takes, hidden), "void share", 9);
-    let alone = ALL_BLOCKS.replace("grid = [\"4\"]", "grid = [\"1\"]");
-    assert_eq!(failures(&alone, name, &text, 0), Vec::<String>::new());
+    none_can_be_spared_of(&all_blocks(4), name, &text.replace(takes, hidden), "void share", 9);
+    assert_eq!(failures(&all_blocks(1), name, &text, 0), Vec::<String>::new());
 
     // What NVIDIA's compiler gets, in words that the simulator has.
     let mut text = text.replace(takes, hidden);
@@ -294,7 +263,7 @@ fn nothing_that_orders_all_blocks_can_be_spared() {
         text = text.replace(from, to);
     }
     let text = text.replace("#if defined(__CUDACC_RTC__)", "#if 1");
-    none_can_be_spared_of(ALL_BLOCKS, name, &text, "void share", 9);
+    none_can_be_spared_of(&all_blocks(4), name, &text, "void share", 9);
 }
 
 /// Templates in which blocks or ranks wait for each other, or one goes on where others left off, are right in whichever
@@ -302,26 +271,30 @@ fn nothing_that_orders_all_blocks_can_be_spared() {
 #[test]
 fn templates_with_atomics_are_right_in_other_orders() {
     let library = library_of(&repository().join("templates"));
-    let waits = ["lib/hip/last_block.hip.j2", "lib/moe/slots.hip.j2", "lib/hip/ranks.hip.j2"];
+    let waits =
+        ["lib/hip/last_block.hip.j2", "lib/hip/all_blocks.hip.j2", "lib/moe/slots.hip.j2", "lib/hip/ranks.hip.j2"];
     let mut all = BTreeMap::new();
     texts(&repository().join("templates"), "", &mut all);
-    let target = Target::gpu("gfx1100").expect("known").simulated();
-    let fits = |name: &str| {
-        library.templates().find(|template| {
-            template.fits_target(&target).is_ok()
-                && format!("{}/{}.hip.j2", template.ops.join("+"), template.variant) == name
-        })
+    let is_waiting = |template: &Template| {
+        let name = format!("{}/{}.hip.j2", template.ops.join("+"), template.variant);
+        all.contains_key(&name) && waits.iter().any(|file| includes(&all, &name, file))
     };
-    let short = all.keys().filter(|name| !name.starts_with("logprobs/"));
-    let waiting = short.filter(|name| waits.iter().any(|file| includes(&all, name, file)));
-    let waiting: Vec<_> = waiting.filter_map(|name| fits(name)).collect();
-    assert!(waiting.len() >= 8, "{waiting:?}");
-    for template in waiting {
-        let (op, variant) = (vec![template.ops.join("+")], vec![template.variant.clone()]);
-        let how = Selection { op, variant, first_shape: true, half: Some(0), op_alone: true, ..Selection::default() };
-        for seed in [1, 2] {
-            let (failures, n_cases) = checked(&library, "gfx1100", seed, &how);
-            assert!(failures.is_empty() && n_cases > 0, "{}, seed {seed}: {failures:?}", template.variant);
+    let mut tried = BTreeSet::new();
+    for (arch, n_least) in [("gfx1100", 8), ("sm_90", 5)] {
+        let target = Target::gpu(arch).expect("known").simulated();
+        let fits = |template: &Template| template.fits_target(&target).is_ok() && is_waiting(template);
+        let waiting = library.templates().filter(|template| fits(template) && template.ops != ["logprobs"]);
+        // What other chips have as well was tried there.
+        let waiting: Vec<_> = waiting.filter(|template| tried.insert(template.label())).collect();
+        assert!(waiting.len() >= n_least, "{waiting:?}");
+        for template in waiting {
+            let (op, variant) = (vec![template.ops.join("+")], vec![template.variant.clone()]);
+            let half = Some(0);
+            let how = Selection { op, variant, first_shape: true, half, op_alone: true, ..Selection::default() };
+            for seed in [1, 2] {
+                let (failures, n_cases) = checked(&library, arch, seed, &how);
+                assert!(failures.is_empty() && n_cases > 0, "{}, seed {seed}: {failures:?}", template.label());
+            }
         }
     }
 }
