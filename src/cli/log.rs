@@ -13,6 +13,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::stderr::Stderr;
+
 /// What is told, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Events {
@@ -31,7 +33,9 @@ pub(super) fn begin(events: Events) {
         Events::Lines | Events::JsonLines => "warn,gptoss_jit::serve=info",
     };
     let filter = EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| usual.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).event_format(events).init();
+    // By itself it would print, and panic where that fails, what it could not print.
+    let subscriber = tracing_subscriber::fmt().log_internal_errors(false);
+    subscriber.with_env_filter(filter).with_writer(|| Stderr).event_format(events).init();
 }
 
 impl<S, N> FormatEvent<S, N> for Events

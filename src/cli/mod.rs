@@ -33,6 +33,7 @@ mod run;
 mod serve;
 mod shapes;
 mod source;
+mod stderr;
 mod step_timeout;
 mod svg;
 mod tokenize;
@@ -137,6 +138,9 @@ pub fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
+    if matches!(cli.command, Command::Serve(_)) {
+        stderr::never_wait();
+    }
     log::begin(match &cli.command {
         Command::Serve(_) if cli.json => log::Events::JsonLines,
         Command::Serve(_) if !cli.quiet => log::Events::Lines,
@@ -150,7 +154,9 @@ pub fn main() -> ExitCode {
         _ if worker.is_some() => Err(anyhow::anyhow!("only checks and `tune` run kernels in processes of their own")),
         command => dispatch(command, &output),
     };
-    report::exit_code(result, &output)
+    let code = report::exit_code(result, &output);
+    stderr::finish();
+    code
 }
 
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {

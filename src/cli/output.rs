@@ -2,8 +2,9 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use anstream::AutoStream;
 use serde::Serialize;
+
+use super::stderr::{self, Stderr};
 
 /// When to colour stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -135,20 +136,19 @@ impl Output {
     /// Writes dimmed text on stderr, without a line end of its own, unless `--quiet`.
     pub fn dimmed(&self, text: &str) {
         if !self.quiet {
-            let _ = write!(AutoStream::auto(io::stderr()).lock(), "\x1b[2m{text}\x1b[0m");
+            stderr::write(&format!("\x1b[2m{text}\x1b[0m"));
         }
     }
 
     /// Shows a text in the place of the line that the cursor is in, if somebody sees it; an empty one clears the line.
     pub fn status(&self, text: &str) {
         if self.shows_progress() {
-            let _ = write!(io::stderr().lock(), "\r\x1b[2K{text}");
+            drop(write!(Stderr, "\r\x1b[2K{text}"));
         }
     }
 
     fn stderr(&self, text: &str) {
-        // Nobody is left to tell when stderr is gone.
-        let _ = writeln!(AutoStream::auto(io::stderr()).lock(), "{text}");
+        stderr::write(&format!("{text}\n"));
     }
 }
 

@@ -1,12 +1,12 @@
 //! How long a GPU may work on a step before it is given up.
 
 use std::env;
-use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::Context;
 
 use super::output::Output;
+use super::stderr;
 use crate::device::Device;
 use crate::engine::watchdog::{Hang, Watchdog};
 use crate::error::Hint;
@@ -38,6 +38,6 @@ fn patience() -> anyhow::Result<Duration> {
 fn end(hang: &Hang, output: &Output) {
     output.error(&hang.to_string());
     hang.hint().iter().for_each(|hint| output.hint(hint));
-    let _ = io::stderr().flush();
+    stderr::finish();
     signal_hook::low_level::exit(1);
 }
