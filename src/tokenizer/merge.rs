@@ -1,6 +1,13 @@
 //! Byte-pair encoding of one piece: the pair of the lowest rank is merged, the leftmost of equals, until none is left.
 //! The rank is the id of what the pair makes, or its place in a list of merges. A heap of candidate pairs makes that
 //! O(n log n) in the length of the piece.
+//!
+//! Long pieces are merged window by window, so that the memory is that of a window and a caller may give up between
+//! two. That is exact: where each two neighbours of a sequence of parts, merged alone, are these two parts, merging the
+//! whole gives the sequence. For no merge crosses an end of a part: look at the first that would. Until then the
+//! merges in the two parts beside that end were those of merging the two alone, since a pair that is the best of all is
+//! the best of those two; so this merge would come there too, and it does not. Within a window neighbours are such
+//! pairs, whatever comes behind it; where windows meet that is tried.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,38 +17,129 @@ use super::vocabulary::Vocabulary;
 /// What bytes become for which there is no token, as in gpt-oss-amd.
 const UNKNOWN: u32 = 0;
 
-/// Encodes a piece as gpt-oss-amd does: always by merging from single bytes.
-pub(super) fn encode_piece(vocabulary: &Vocabulary, piece: &[u8], ids: &mut Vec<u32>) {
-    merge(vocabulary, piece, |part| ids.push(vocabulary.id(part).unwrap_or(UNKNOWN)));
+/// Bytes of a window, at least.
+const WINDOW: usize = 2048;
+
+/// The same, in lengths of the longest token. The last quarter of a window is merged once more, with what comes behind.
+const WINDOW_TOKENS: usize = 16;
+
+/// Encodes a piece as gpt-oss-amd does: always by merging from single bytes. `check` is asked between windows of a long
+/// one.
+pub(super) fn encode_piece<E>(
+    vocabulary: &Vocabulary,
+    piece: &[u8],
+    ids: &mut Vec<u32>,
+    check: impl Fn(usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let id = |part: &[u8]| vocabulary.id(part).unwrap_or(UNKNOWN);
+    encode(vocabulary, piece, id, ids, check)
 }
 
 /// Encodes a word as OpenAI does: a word that is a token is that token (unless a list of merges says that it is not
 /// so). A byte without a token of its own is given the token `<0xHH>`: in a `tokenizer.bin` the NUL byte is stored so.
-pub(super) fn encode_word(vocabulary: &Vocabulary, word: &str, ids: &mut Vec<u32>) {
+/// `check` is asked between windows of a long one.
+pub(super) fn encode_word<E>(
+    vocabulary: &Vocabulary,
+    word: &str,
+    ids: &mut Vec<u32>,
+    check: impl Fn(usize) -> Result<(), E>,
+) -> Result<(), E> {
     let word = word.as_bytes();
     if let Some(id) = vocabulary.word(word) {
         ids.push(id);
-        return;
+        return check(ids.len());
     }
-    merge(vocabulary, word, |part| {
+    let id = |part: &[u8]| {
         let byte_token = || vocabulary.byte_token(*part.first()?).filter(|_| part.len() == 1);
-        ids.push(vocabulary.id(part).or_else(byte_token).unwrap_or(UNKNOWN));
-    });
+        vocabulary.id(part).or_else(byte_token).unwrap_or(UNKNOWN)
+    };
+    encode(vocabulary, word, id, ids, check)
 }
 
-/// Merges a piece and gives its parts from left to right.
-fn merge<'a>(vocabulary: &Vocabulary, piece: &'a [u8], mut part: impl FnMut(&'a [u8])) {
-    let mut parts = Parts::of_bytes(piece.len());
-    let mut candidates = BinaryHeap::new();
-    let offer = |candidates: &mut BinaryHeap<Reverse<Candidate>>, parts: &Parts, left: usize| {
-        let Some(end) = parts.end_of_pair(left) else { return };
-        if let Some(rank) = vocabulary.merge_rank(&piece[left..end], parts.end[left] - left) {
-            candidates.push(Reverse(Candidate { rank, left, end }));
+fn encode<E>(
+    vocabulary: &Vocabulary,
+    piece: &[u8],
+    id: impl Fn(&[u8]) -> u32,
+    ids: &mut Vec<u32>,
+    check: impl Fn(usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let n_before = ids.len();
+    let mut window = WINDOW.max(WINDOW_TOKENS * vocabulary.max_token_length());
+    while piece.len() > window {
+        if encode_windows(vocabulary, piece, window, &id, ids, &check)? {
+            return Ok(());
         }
-    };
-    for left in 0..piece.len() {
-        offer(&mut candidates, &parts, left);
+        ids.truncate(n_before);
+        window *= 2;
     }
+    let mut start = 0;
+    for end in merged(vocabulary, piece) {
+        ids.push(id(&piece[start..end]));
+        start = end;
+    }
+    check(ids.len())
+}
+
+/// Encodes a piece by windows of so many bytes; false if two of them do not fit each other.
+fn encode_windows<E>(
+    vocabulary: &Vocabulary,
+    piece: &[u8],
+    window: usize,
+    id: &impl Fn(&[u8]) -> u32,
+    ids: &mut Vec<u32>,
+    check: &impl Fn(usize) -> Result<(), E>,
+) -> Result<bool, E> {
+    // Of the window before: its bytes, and the ends of its parts.
+    let (mut bytes, mut ends): (&[u8], Vec<usize>) = (&[], Vec::new());
+    // Two parts that are known to stay apart, and the last part so far.
+    let (mut apart, mut last): (_, &[u8]) = ((&[][..], &[][..]), &[]);
+    let mut from = 0;
+    loop {
+        let here = &piece[from..piece.len().min(from + window)];
+        let is_last = from + here.len() == piece.len();
+        // Of a character that is repeated, all windows are alike.
+        if here != bytes {
+            (bytes, ends) = (here, merged(vocabulary, here));
+        }
+        let meeting = (last, &here[..ends[0]]);
+        if !last.is_empty() && meeting != apart {
+            if !are_apart(vocabulary, meeting.0, meeting.1) {
+                return Ok(false);
+            }
+            apart = meeting;
+        }
+        let most = if is_last { here.len() } else { window - window / 4 };
+        let mut start = 0;
+        for &end in ends.iter().take_while(|&&end| end <= most) {
+            last = &here[start..end];
+            ids.push(id(last));
+            start = end;
+        }
+        check(ids.len())?;
+        if is_last {
+            return Ok(true);
+        }
+        from += start;
+    }
+}
+
+/// Whether two parts, merged alone, stay two.
+fn are_apart(vocabulary: &Vocabulary, left: &[u8], right: &[u8]) -> bool {
+    let both = [left, right].concat();
+    merged(vocabulary, &both) == [left.len(), both.len()]
+}
+
+/// Merges a piece: the ends of its parts, from left to right.
+fn merged(vocabulary: &Vocabulary, piece: &[u8]) -> Vec<usize> {
+    let mut parts = Parts::of_bytes(piece.len());
+    let mut candidates = Vec::with_capacity(piece.len());
+    let candidate = |parts: &Parts, left: usize| {
+        let end = parts.end_of_pair(left)?;
+        let rank = vocabulary.merge_rank(&piece[left..end], parts.end[left] - left)?;
+        Some(Reverse(Candidate { rank, left, end }))
+    };
+    candidates.extend((0..piece.len()).filter_map(|left| candidate(&parts, left)));
+    let mut candidates = BinaryHeap::from(candidates);
     while let Some(Reverse(Candidate { left, end, .. })) = candidates.pop() {
         // A candidate is stale if one of its two has since been merged with another neighbour.
         if parts.end_of_pair(left) != Some(end) {
@@ -49,16 +147,13 @@ fn merge<'a>(vocabulary: &Vocabulary, piece: &'a [u8], mut part: impl FnMut(&'a 
         }
         parts.merge_pair(left);
         if let Some(before) = parts.before(left) {
-            offer(&mut candidates, &parts, before);
+            candidates.extend(candidate(&parts, before));
         }
-        offer(&mut candidates, &parts, left);
+        candidates.extend(candidate(&parts, left));
     }
-    let mut start = 0;
-    while start < piece.len() {
-        let end = parts.end[start];
-        part(&piece[start..end]);
-        start = end;
-    }
+    let next = |&start: &usize| Some(parts.end[start]).filter(|&end| end < piece.len());
+    let starts = std::iter::successors((!piece.is_empty()).then_some(0), next);
+    starts.map(|start| parts.end[start]).collect()
 }
 
 /// Two neighbours that make a token. Ordered by what is merged first.
@@ -106,6 +201,7 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::convert::Infallible;
 
     use bytes::Bytes;
     use proptest::prelude::*;
@@ -142,19 +238,73 @@ mod tests {
         prop::collection::vec(token, 1..60)
     }
 
+    fn vocabulary(tokens: &[(Vec<u8>, bool)], max_length: usize) -> Vocabulary {
+        let list = tokens.iter().map(|(bytes, is_special)| Token {
+            bytes: Bytes::from(bytes.clone()),
+            kind: if *is_special { TokenKind::Special } else { TokenKind::Ordinary },
+        });
+        Vocabulary::new(list.collect(), max_length, ByteNames::Decoded)
+    }
+
+    fn endless(_: usize) -> Result<(), Infallible> {
+        Ok(())
+    }
+
     proptest! {
         #[test]
         fn merging_with_a_heap_is_the_literal_procedure(
             tokens in tokens(), max_length in 1usize..7, piece in "[abcd]{0,60}"
         ) {
-            let list = tokens.iter().map(|(bytes, is_special)| Token {
-                bytes: Bytes::from(bytes.clone()),
-                kind: if *is_special { TokenKind::Special } else { TokenKind::Ordinary },
-            });
-            let vocabulary = Vocabulary::new(list.collect(), max_length, ByteNames::Decoded);
+            let vocabulary = vocabulary(&tokens, max_length);
             let mut ids = Vec::new();
-            encode_piece(&vocabulary, piece.as_bytes(), &mut ids);
+            encode_piece(&vocabulary, piece.as_bytes(), &mut ids, endless).unwrap();
             prop_assert_eq!(ids, literal(&tokens, max_length, piece.as_bytes()));
         }
+
+        #[test]
+        fn windows_give_what_the_whole_gives_or_say_that_they_do_not_fit(
+            tokens in tokens(), piece in "([abc]{1,9}){1,12}|(a|ab|abc){20,60}", window in 8usize..40
+        ) {
+            let vocabulary = vocabulary(&tokens, 6);
+            let (piece, mut ids) = (piece.as_bytes(), Vec::new());
+            let id = |part: &[u8]| vocabulary.id(part).unwrap_or(UNKNOWN);
+            if encode_windows(&vocabulary, piece, window, &id, &mut ids, &endless).unwrap() {
+                prop_assert_eq!(ids, literal(&tokens, 6, piece));
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_piece_is_given_up_between_windows() {
+        let tokens = [(b"a".to_vec(), false), (b"aa".to_vec(), false)];
+        let vocabulary = vocabulary(&tokens, 2);
+        let piece = vec![b'a'; 1 << 20];
+        let mut ids = Vec::new();
+        let check = |n: usize| if n > 10_000 { Err(n) } else { Ok(()) };
+        let n = encode_piece(&vocabulary, &piece, &mut ids, check).unwrap_err();
+        assert!((10_001..=10_000 + WINDOW).contains(&n), "{n}");
+        encode_piece(&vocabulary, &piece[..19_999], &mut Vec::new(), check).unwrap();
+    }
+
+    /// Of a walk over letters in which no pair comes twice, pairs merge the sooner the later they stand: what stands at
+    /// the end decides how all of it is cut.
+    #[test]
+    fn windows_that_do_not_fit_are_made_larger() {
+        const N_LETTERS: usize = 67; // a prime: steps of any width come to all letters
+        let steps = (1..N_LETTERS).flat_map(|width| (1..=N_LETTERS).map(move |step| step * width % N_LETTERS));
+        let walk: Vec<u8> = [0].into_iter().chain(steps.map(|letter| letter as u8)).collect();
+        let letters = (0..N_LETTERS).map(|letter| (vec![letter as u8], false));
+        let pairs = walk.windows(2).rev().map(|pair| (pair.to_vec(), false));
+        let tokens: Vec<(Vec<u8>, bool)> = letters.chain(pairs).collect();
+        let vocabulary = vocabulary(&tokens, 2);
+        assert!(walk.len() > 2 * WINDOW && walk.len() % 2 == 1);
+
+        let id = |part: &[u8]| vocabulary.id(part).expect("a token");
+        let fits = |piece: &[u8]| encode_windows(&vocabulary, piece, WINDOW, &id, &mut Vec::new(), &endless).unwrap();
+        assert!(!fits(&walk) && fits(&walk[1..]));
+        let mut ids = Vec::new();
+        encode_piece(&vocabulary, &walk, &mut ids, endless).unwrap();
+        let want: Vec<u32> = [id(&walk[..1])].into_iter().chain(walk[1..].chunks(2).map(id)).collect();
+        assert_eq!(ids, want);
     }
 }

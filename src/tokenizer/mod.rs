@@ -7,6 +7,7 @@
 
 pub mod bpe;
 mod json;
+pub mod limit;
 mod merge;
 mod o200k;
 mod seeds;
@@ -24,6 +25,7 @@ use crate::error::Hint;
 use crate::git_lfs::{self, Pointer};
 
 use bpe::BpeError;
+use limit::Limit;
 use split::Split;
 use vocabulary::Vocabulary;
 
@@ -127,6 +129,15 @@ pub enum TokenizerError {
         /// Tokens in the vocabulary.
         vocab_size: usize,
     },
+    /// The text has more tokens than its [`Limit`].
+    #[error("the text has more than {max_tokens} tokens")]
+    TooManyTokens {
+        /// The limit.
+        max_tokens: usize,
+    },
+    /// Nobody waits for the tokens any more: [`Limit::is_wanted`].
+    #[error("nobody waits for the tokens any more")]
+    Abandoned,
     /// o200k splits text by characters, and these bytes are not characters.
     #[error("the text is not UTF-8 at byte {offset}")]
     NotUtf8 {
@@ -141,7 +152,7 @@ impl Hint for TokenizerError {
             Self::File { source, .. } => source.hint(),
             Self::Bpe(error) => error.hint(),
             Self::Pointer(pointer) => pointer.hint(),
-            Self::Read { .. } => None,
+            Self::Read { .. } | Self::TooManyTokens { .. } | Self::Abandoned => None,
             Self::Truncated { .. } | Self::TooFewRecords { .. } => {
                 Some("the file is cut short, or belongs to a model with another vocabulary".into())
             }
@@ -231,8 +242,17 @@ impl Tokenizer {
     /// [`TokenizerError::NotUtf8`], with [`Split::O200k`] only.
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
-        self.encode_into(text, 0, &mut ids)?;
+        self.encode_within(text, &Limit::NONE, &mut ids)?;
         Ok(ids)
+    }
+
+    /// As [`Self::encode`], behind ids that are there already, which count for the limit. It takes memory for the ids,
+    /// and little else.
+    ///
+    /// # Errors
+    /// As there; [`TokenizerError::TooManyTokens`], [`TokenizerError::Abandoned`].
+    pub fn encode_within(&self, text: &[u8], limit: &Limit, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        self.encode_into(text, 0, limit, ids)
     }
 
     /// As [`Self::encode`], but the names of special tokens become those tokens: for text that the caller trusts.
@@ -241,6 +261,14 @@ impl Tokenizer {
     /// As [`Self::encode`]; the offset is that in the whole text.
     pub fn encode_with_specials(&self, text: &[u8]) -> Result<Vec<u32>, TokenizerError> {
         self.encode_with_specials_where(text, |_, _| true)
+    }
+
+    /// As [`Self::encode_with_specials`], as far as a limit lets it go.
+    ///
+    /// # Errors
+    /// As there, and as [`Self::encode_within`].
+    pub fn encode_with_specials_within(&self, text: &[u8], limit: &Limit) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_around(text, self.vocabulary.specials_in(text, |_, _| true), limit)
     }
 
     /// As [`Self::encode_with_specials`], but only those become tokens of which `is_meant` says so; it is asked with
@@ -253,7 +281,7 @@ impl Tokenizer {
         text: &[u8],
         is_meant: impl FnMut(usize, usize) -> bool,
     ) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_around(text, self.vocabulary.specials_in(text, is_meant))
+        self.encode_around(text, self.vocabulary.specials_in(text, is_meant), &Limit::NONE)
     }
 
     /// Encodes what is between special tokens, of which the places, lengths and ids are given.
@@ -261,29 +289,36 @@ impl Tokenizer {
         &self,
         text: &[u8],
         specials: impl IntoIterator<Item = (usize, usize, u32)>,
+        limit: &Limit,
     ) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
         let mut from = 0;
         for (at, len, id) in specials {
-            self.encode_into(&text[from..at], from, &mut ids)?;
+            self.encode_into(&text[from..at], from, limit, &mut ids)?;
             ids.push(id);
+            limit.check(ids.len())?;
             from = at + len;
         }
-        self.encode_into(&text[from..], from, &mut ids)?;
+        self.encode_into(&text[from..], from, limit, &mut ids)?;
         Ok(ids)
     }
 
     /// Encodes a part of a text that begins at byte `offset` of the whole.
-    fn encode_into(&self, text: &[u8], offset: usize, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+    fn encode_into(&self, text: &[u8], offset: usize, limit: &Limit, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let (vocabulary, check) = (&self.vocabulary, |n_tokens| limit.check(n_tokens));
         match self.split {
-            Split::Seeds => split::seeds(text, |piece| merge::encode_piece(&self.vocabulary, piece, ids)),
+            Split::Seeds => split::seeds(text, |piece| merge::encode_piece(vocabulary, piece, ids, check)),
             Split::O200k => {
                 let text = str::from_utf8(text)
                     .map_err(|error| TokenizerError::NotUtf8 { offset: offset + error.valid_up_to() })?;
-                split::o200k(text, |word| merge::encode_word(&self.vocabulary, word, ids));
+                split::o200k(text, |word| merge::encode_word(vocabulary, word, ids, check))
             }
         }
-        Ok(())
+    }
+
+    /// The bytes of the longest token that text can become: so many tokens have at most so many times as many bytes.
+    pub fn max_token_length(&self) -> usize {
+        self.vocabulary.max_token_length()
     }
 
     /// The id of a special token, by its whole name: `<|start|>`.

@@ -14,20 +14,19 @@ pub enum Split {
 }
 
 /// gpt-oss-amd's pieces: the bytes up to the first NUL, cut into runs of ASCII digits and of anything else, and the
-/// runs of digits into threes from the left.
-pub(super) fn seeds(text: &[u8], mut piece: impl FnMut(&[u8])) {
+/// runs of digits into threes from the left. Ends with the first error of `piece`.
+pub(super) fn seeds<E>(text: &[u8], mut piece: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
-    for run in text[..end].chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()) {
-        if run[0].is_ascii_digit() { run.chunks(3).for_each(&mut piece) } else { piece(run) }
-    }
+    let mut runs = text[..end].chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
+    runs.try_for_each(|run| if run[0].is_ascii_digit() { run.chunks(3).try_for_each(&mut piece) } else { piece(run) })
 }
 
 /// o200k's pieces. Together they are the whole text.
 ///
 /// The original pattern ends in `\s+(?!\S)|\s+`, and its look-ahead needs an engine that backtracks and that gives up
 /// on some texts. Without it the pattern is regular; what the look-ahead does is done here: white space before a word
-/// leaves its last character to that word.
-pub(super) fn o200k(text: &str, mut piece: impl FnMut(&str)) {
+/// leaves its last character to that word. Ends with the first error of `piece`.
+pub(super) fn o200k<E>(text: &str, mut piece: impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
     static PATTERN: OnceLock<Regex> = OnceLock::new();
     let pattern = PATTERN.get_or_init(|| Regex::new(O200K_PATTERN).expect("the pattern is well formed"));
     let mut from = 0;
@@ -41,9 +40,10 @@ pub(super) fn o200k(text: &str, mut piece: impl FnMut(&str)) {
         if is_space && end < text.len() && word.len() > last.len_utf8() {
             end -= last.len_utf8();
         }
-        piece(&text[from..end]);
+        piece(&text[from..end])?;
         from = end;
     }
+    Ok(())
 }
 
 /// Whether this is the regular expression that files give for o200k's pieces. Some have line ends in it and not
@@ -65,17 +65,27 @@ const O200K_PATTERN: &str = concat!(
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
 
     fn seeds_pieces(text: &str) -> Vec<String> {
         let mut pieces = Vec::new();
-        seeds(text.as_bytes(), |piece| pieces.push(String::from_utf8(piece.to_vec()).unwrap()));
+        let push = |piece: &[u8]| {
+            pieces.push(String::from_utf8(piece.to_vec()).unwrap());
+            Ok::<_, Infallible>(())
+        };
+        seeds(text.as_bytes(), push).unwrap();
         pieces
     }
 
     fn o200k_pieces(text: &str) -> Vec<String> {
         let mut pieces = Vec::new();
-        o200k(text, |piece| pieces.push(piece.to_owned()));
+        let push = |piece: &str| {
+            pieces.push(piece.to_owned());
+            Ok::<_, Infallible>(())
+        };
+        o200k(text, push).unwrap();
         pieces
     }
 

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::OnceLock;
 
+use aho_corasick::{AhoCorasick, MatchKind};
 use bytes::Bytes;
 
 /// The tokens of a tokenizer. The bytes of all of them are slices of one allocation.
@@ -14,6 +16,9 @@ pub(super) struct Vocabulary {
     specials: HashMap<Bytes, u32>,
     /// Lengths of the special tokens' names in bytes, longest first.
     special_lengths: Vec<usize>,
+    /// Finds the places where the names of special tokens begin. Made when it is needed first; `None` if they are too
+    /// many for that.
+    special_places: OnceLock<Option<AhoCorasick>>,
     /// The token `<0xHH>` of a byte, where there is one.
     byte_tokens: [Option<u32>; 256],
     /// No merge gives more bytes than this.
@@ -104,8 +109,16 @@ impl Vocabulary {
     }
 
     fn of(pieces: Vec<Bytes>, ids: Ids, max_token_length: usize) -> Self {
-        let (specials, special_lengths) = (HashMap::new(), Vec::new());
-        Self { pieces, ids, specials, special_lengths, byte_tokens: [None; 256], max_token_length, merges: None }
+        Self {
+            pieces,
+            ids,
+            specials: HashMap::new(),
+            special_lengths: Vec::new(),
+            special_places: OnceLock::new(),
+            byte_tokens: [None; 256],
+            max_token_length,
+            merges: None,
+        }
     }
 
     /// Merges by a list from here on.
@@ -132,6 +145,11 @@ impl Vocabulary {
     /// What a token prints.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id as usize).map(|piece| &piece[..])
+    }
+
+    /// No token that text is merged to has more bytes than this.
+    pub fn max_token_length(&self) -> usize {
+        self.max_token_length
     }
 
     /// The token with exactly these bytes.
@@ -187,7 +205,8 @@ impl Vocabulary {
     ) -> impl Iterator<Item = (usize, usize, u32)> + 'a {
         let mut at = 0;
         std::iter::from_fn(move || {
-            while at < text.len() {
+            while let Some(place) = self.special_place(text, at) {
+                at = place;
                 let rest = &text[at..];
                 let mut meant = |len| Some((len, self.special(rest.get(..len)?)?)).filter(|_| is_meant(at, len));
                 let found = self.special_lengths.iter().find_map(|&len| meant(len));
@@ -199,6 +218,16 @@ impl Vocabulary {
             }
             None
         })
+    }
+
+    /// The first place, from a byte on, where the name of a special token may begin.
+    fn special_place(&self, text: &[u8], from: usize) -> Option<usize> {
+        let places = self.special_places.get_or_init(|| {
+            let kind = MatchKind::LeftmostFirst;
+            AhoCorasick::builder().match_kind(kind).build(self.specials.keys()).ok()
+        });
+        let Some(places) = places else { return (from < text.len()).then_some(from) };
+        places.find(text.get(from..)?).map(|found| from + found.start())
     }
 }
 

@@ -1,0 +1,37 @@
+//! How far a text is encoded.
+
+use super::TokenizerError;
+
+/// Where the encoding of a text that somebody else sent is given up.
+#[derive(Clone, Copy)]
+pub struct Limit<'a> {
+    /// Most tokens.
+    pub max_tokens: usize,
+    /// Whether somebody still waits for the tokens. Asked between words.
+    pub is_wanted: &'a dyn Fn() -> bool,
+}
+
+impl Limit<'_> {
+    /// All of the text, whoever waits.
+    pub const NONE: Limit<'static> = Limit { max_tokens: usize::MAX, is_wanted: &|| true };
+
+    /// Whether to go on behind so many tokens.
+    ///
+    /// # Errors
+    /// [`TokenizerError::TooManyTokens`], [`TokenizerError::Abandoned`].
+    pub fn check(&self, n_tokens: usize) -> Result<(), TokenizerError> {
+        if n_tokens > self.max_tokens {
+            Err(TokenizerError::TooManyTokens { max_tokens: self.max_tokens })
+        } else if !(self.is_wanted)() {
+            Err(TokenizerError::Abandoned)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl std::fmt::Debug for Limit<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limit").field("max_tokens", &self.max_tokens).finish_non_exhaustive()
+    }
+}
