@@ -1,11 +1,11 @@
 //! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
-//! and drains before it ends.
+//! tells its address when it can answer, and drains before it ends.
 
+mod keys;
 mod life;
 mod model;
 mod replica;
 
-use std::fs;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,9 +24,12 @@ use super::usage::UsageError;
 use crate::device::Device;
 use crate::grammar::Grammars;
 use crate::harmony::Harmony;
+use crate::serve::body::LongBodies;
 use crate::serve::history::History;
+use crate::serve::hosts::{Allowed, Hosts};
 use crate::serve::ids::Ids;
 use crate::serve::keys::Keys;
+use crate::serve::long_work::LongWork;
 use crate::serve::mailbox::{Pace, Timeouts};
 use crate::serve::metrics::Metrics;
 use crate::serve::responses::store::Store;
@@ -78,9 +81,14 @@ pub struct Args {
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
-    /// A file of such keys, one a line
+    /// A file of such keys, one a line; lines that begin with `#` are comments
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+
+    /// More hosts that requests may be for, such as chat.example.com; `.example.com` is all below it, `*` is all. On a
+    /// loopback address those of this machine are served alone, elsewhere all [default: none more]
+    #[arg(long, value_name = "HOST", value_delimiter = ',', value_parser = Allowed::read)]
+    allowed_hosts: Vec<Allowed>,
 
     /// Web pages from this origin may ask, such as https://chat.example.com; `*` is all; may be given several times
     #[arg(long, value_name = "ORIGIN")]
@@ -140,9 +148,6 @@ pub struct Args {
 /// All of them together have 1,000 events a second then. Each takes 7 to 32 us, by the machine, half of it sending.
 const INTERVAL_EACH: Duration = Duration::from_millis(1);
 
-/// More keys, besides those of the flags.
-const KEY_VARIABLE: &str = "GPTOSS_JIT_API_KEY";
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
@@ -176,19 +181,13 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     if args.replay.is_some() && args.ranks.unwrap_or(1) > 1 {
         return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
     }
-    let keys = args.keys()?;
+    let keys = keys::read(&args.api_key, args.api_key_file.as_deref(), std::env::var_os(keys::VARIABLE))?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
     if keys.is_empty() && !address.ip().is_loopback() {
         output.warning(&format!("{address} is for everybody who reaches it: there is no `--api-key`"));
     }
     let life = Life::begin(tcp, args.n_workers())?;
-    if output.is_json() {
-        output.json(&json!({ "schema": 1, "url": format!("http://{address}") }))?;
-    } else {
-        output.line(&format!("http://{address}"))?;
-    }
-
     let metrics = Metrics::default();
     let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
     let Served { backend, tokenizer, own_name, .. } = &served;
@@ -204,12 +203,14 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         backend: backend.clone(),
         harmony: Harmony::new(tokenizer.clone())?,
         tokenizer: tokenizer.clone(),
-        options: args.options(keys, model_names, served.shares_cores),
+        options: args.options(keys, address, model_names, served.shares_cores),
         metrics,
         ids: Ids::default(),
         history: History::default(),
         responses: Store::default(),
         seal: Seal::default(),
+        long_work: LongWork::default(),
+        long_bodies: LongBodies::default(),
         open: Arc::new(()),
     });
     output.note(&format!(
@@ -218,7 +219,14 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         start.elapsed().as_secs_f64(),
         served.sizes
     ));
-    life.run(router(server.clone()), &server, served.failing.as_deref(), args.drain, output)
+    let life = life.open(router(server.clone()));
+    // Whoever waits for the address waits for a server that answers.
+    let url = format!("http://{address}");
+    let told = if output.is_json() { output.json(&json!({ "schema": 1, "url": url })) } else { output.line(&url) };
+    if let Err(error) = told {
+        output.warning(&format!("could not write the address to stdout: {error}"));
+    }
+    life.run(&server, served.failing.as_deref(), args.drain, output)
 }
 
 impl Args {
@@ -231,31 +239,13 @@ impl Args {
         Ok(tcp)
     }
 
-    /// The keys of all three places.
-    fn keys(&self) -> anyhow::Result<Keys> {
-        let mut all = self.api_key.clone();
-        if let Some(path) = &self.api_key_file {
-            let text = fs::read_to_string(path).with_context(|| format!("could not read keys `{}`", path.display()))?;
-            let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-            if lines.is_empty() {
-                return Err(UsageError(format!("`{}` holds no key", path.display())).into());
-            }
-            all.extend(lines.into_iter().map(str::to_owned));
-        }
-        all.extend(std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()));
-        if all.iter().any(String::is_empty) {
-            return Err(UsageError("an empty `--api-key` would open to everybody".into()).into());
-        }
-        Ok(Keys::new(all))
-    }
-
     /// Threads that serve. On a processor they are few, so that they do not take the cores that compute.
     fn n_workers(&self) -> usize {
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         (n_cores / 2).clamp(1, if matches!(self.device.device, Device::Gpu { .. }) { 8 } else { 2 })
     }
 
-    fn options(&self, keys: Keys, model_names: Vec<String>, shares_cores: bool) -> Options {
+    fn options(&self, keys: Keys, address: SocketAddr, model_names: Vec<String>, shares_cores: bool) -> Options {
         let pace = match self.stream_interval {
             Some(ms) => Pace { interval: Duration::from_millis(ms.into()), ..Pace::default() },
             None if shares_cores => Pace { interval_each: INTERVAL_EACH, ..Pace::default() },
@@ -266,6 +256,7 @@ impl Args {
             any_model: self.any_model,
             date: self.date.clone().unwrap_or_default(),
             keys,
+            hosts: Hosts::of(address.ip(), &self.host, &self.allowed_hosts),
             timeouts: Timeouts { queue: self.queue_timeout, request: self.request_timeout },
             pace,
             cors_origins: self.cors_origin.clone(),

@@ -1,6 +1,7 @@
 //! Conversations to prompts.
 
 use super::{Channel, Harmony, HarmonyError, Message, Part, Role};
+use crate::tokenizer::limit::Limit;
 
 /// A part of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,10 +20,15 @@ impl From<Message> for Turn {
 }
 
 /// A message on its way into a prompt.
-struct Item {
-    ids: Vec<u32>,
+struct Item<'a> {
+    content: Content<'a>,
     is_reasoning: bool,
     is_final: bool,
+}
+
+enum Content<'a> {
+    Message(&'a Message),
+    Ids(Vec<u32>),
 }
 
 impl Harmony {
@@ -34,24 +40,25 @@ impl Harmony {
     /// header without a message are left out.
     ///
     /// # Errors
-    /// [`HarmonyError::Tokenizer`]; with a tokenizer that takes any bytes, and for ids that it has, there are none.
-    pub fn prompt_of(&self, turns: &[Turn]) -> Result<Vec<u32>, HarmonyError> {
+    /// [`HarmonyError::Tokenizer`]: more than `limit` takes. With a tokenizer that takes any bytes, and for ids that it
+    /// has, there are no others.
+    pub fn prompt_of(&self, turns: &[Turn], limit: &Limit) -> Result<Vec<u32>, HarmonyError> {
         let mut items = Vec::new();
         for turn in turns {
             match turn {
-                Turn::Message(message) => items.push(self.item(message)?),
+                Turn::Message(message) => items.push(Item::of(message)),
                 Turn::Exact(ids) => self.written_items(ids, &mut items)?,
             }
         }
-        self.join(items)
+        self.join(items, limit)
     }
 
-    /// [`Self::prompt_of`] messages alone.
+    /// [`Self::prompt_of`] messages alone, however many tokens they have.
     ///
     /// # Errors
     /// As there.
     pub fn prompt(&self, conversation: &[Message]) -> Result<Vec<u32>, HarmonyError> {
-        self.join(conversation.iter().map(|message| self.item(message)).collect::<Result<_, _>>()?)
+        self.join(conversation.iter().map(Item::of).collect(), &Limit::NONE)
     }
 
     /// Makes the answer begin at once, without reasoning: a prompt goes on with the head of a `final` message. What
@@ -76,12 +83,18 @@ impl Harmony {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn join(&self, items: Vec<Item>) -> Result<Vec<u32>, HarmonyError> {
+    fn join(&self, items: Vec<Item>, limit: &Limit) -> Result<Vec<u32>, HarmonyError> {
         let last_final = items.iter().rposition(|item| item.is_final);
         let is_kept = |i: usize, item: &Item| !item.is_reasoning || last_final.is_none_or(|last| i > last);
-        let kept = items.into_iter().enumerate().filter(|(i, item)| is_kept(*i, item));
-        let mut ids: Vec<u32> = kept.flat_map(|(_, item)| item.ids).collect();
+        let mut ids = Vec::new();
+        for (_, item) in items.into_iter().enumerate().filter(|(i, item)| is_kept(*i, item)) {
+            match item.content {
+                Content::Message(message) => self.write(message, limit, &mut ids)?,
+                Content::Ids(written) => ids.extend(written),
+            }
+        }
         ids.extend(self.head()?);
+        limit.check(ids.len())?;
         Ok(ids)
     }
 
@@ -91,36 +104,29 @@ impl Harmony {
         Ok([&[self.start][..], &role].concat())
     }
 
-    fn item(&self, message: &Message) -> Result<Item, HarmonyError> {
-        let mut ids = vec![self.start];
-        let text = |text: &str, ids: &mut Vec<u32>| -> Result<(), HarmonyError> {
-            ids.extend(self.tokenizer.encode(text.as_bytes())?);
-            Ok(())
-        };
-        text(message.role.name(), &mut ids)?;
+    /// Writes a message in the format, behind what is there.
+    fn write(&self, message: &Message, limit: &Limit, ids: &mut Vec<u32>) -> Result<(), HarmonyError> {
+        let text = |text: &str, ids: &mut Vec<u32>| self.tokenizer.encode_within(text.as_bytes(), limit, ids);
+        ids.push(self.start);
+        text(message.role.name(), ids)?;
         if let Some(recipient) = &message.recipient {
-            text(&format!(" to={recipient}"), &mut ids)?;
+            text(&format!(" to={recipient}"), ids)?;
         }
         if let Some(channel) = &message.channel {
             ids.push(self.channel);
-            text(channel.name(), &mut ids)?;
+            text(channel.name(), ids)?;
         }
         if let Some(content_type) = &message.content_type {
-            text(&format!(" {content_type}"), &mut ids)?;
+            text(&format!(" {content_type}"), ids)?;
         }
         ids.push(self.message);
-        text(&message.text, &mut ids)?;
+        text(&message.text, ids)?;
         ids.push(if message.is_tool_call() { self.call } else { self.end });
-        let is_ours = message.role == Role::Assistant;
-        Ok(Item {
-            ids,
-            is_reasoning: is_ours && message.part() == Part::Reasoning,
-            is_final: is_ours && message.channel == Some(Channel::Final),
-        })
+        Ok(())
     }
 
     /// The messages of what a model wrote.
-    fn written_items(&self, ids: &[u32], items: &mut Vec<Item>) -> Result<(), HarmonyError> {
+    fn written_items(&self, ids: &[u32], items: &mut Vec<Item<'_>>) -> Result<(), HarmonyError> {
         let head = self.head()?;
         let ids = if ids.first() == Some(&self.start) { ids.to_vec() } else { [&head, ids].concat() };
         for message in ids.split(|&id| id == self.start).skip(1) {
@@ -140,11 +146,22 @@ impl Harmony {
             let channel = channel.filter(|_| header.contains("<|channel|>"));
             let last = end.map_or(self.end, |end| if message[end] == self.call { self.call } else { self.end });
             items.push(Item {
-                ids: [&[self.start], &message[..end.unwrap_or(message.len())], &[last]].concat(),
+                content: Content::Ids([&[self.start], &message[..end.unwrap_or(message.len())], &[last]].concat()),
                 is_reasoning: channel == Some(Channel::Analysis.name()) && !header.contains("to="),
                 is_final: channel == Some(Channel::Final.name()),
             });
         }
         Ok(())
+    }
+}
+
+impl<'a> Item<'a> {
+    fn of(message: &'a Message) -> Self {
+        let is_ours = message.role == Role::Assistant;
+        Self {
+            content: Content::Message(message),
+            is_reasoning: is_ours && message.part() == Part::Reasoning,
+            is_final: is_ours && message.channel == Some(Channel::Final),
+        }
     }
 }

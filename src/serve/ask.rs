@@ -8,6 +8,7 @@ use super::history::Part;
 use super::sampling::SamplingFields;
 use super::stop_text::StopText;
 use super::tools::{TextFormat, Tools};
+use crate::grammar::ToolChoice;
 use crate::harmony::Reasoning;
 use crate::scheduler::Request;
 
@@ -41,7 +42,7 @@ pub struct Ask {
     pub format: TextFormat,
     /// Where visible text ends.
     pub stop: StopText,
-    /// Go on behind the tokens that end an answer.
+    /// Go on behind the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
     pub ignore_eos: bool,
     /// With `Some(k)`, log-probabilities of the tokens of messages, and of the k most probable others.
     pub n_logprobs: Option<usize>,
@@ -53,6 +54,17 @@ impl Ask {
     /// Whether nobody sees an answer before its end, which the model alone makes.
     pub fn is_seldom(&self) -> bool {
         !self.stream && self.stop.is_empty()
+    }
+
+    /// Whether the answer has to be of a form: that of its text, or of calls.
+    pub fn is_bound(&self) -> bool {
+        self.format != TextFormat::Text || self.tools.choice != ToolChoice::None
+    }
+
+    /// Whether it goes on behind the tokens that end an answer. One that is of a form ends where its form does: what
+    /// came behind would be of none.
+    pub fn goes_on(&self) -> bool {
+        self.ignore_eos && !self.is_bound()
     }
 
     /// Reads what is in all requests, under the names that the APIs share.

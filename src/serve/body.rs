@@ -1,5 +1,8 @@
 //! JSON bodies: read up to a limit and in time, and errors that name the field.
 //!
+//! A body is looked over before it is read as JSON ([`Extent`]): texts that no prompt can have, and lists that would
+//! take many times the memory of their bytes, are refused without being copied once.
+//!
 //! What is unknown in a body is ignored. `null` means absent: fields that may be absent are `Option`s.
 
 use std::sync::Arc;
@@ -10,9 +13,12 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Server;
 use super::error::ApiError;
+use super::request_log::Record;
 
 /// Longest body, in bytes.
 pub const MAX_BYTES: usize = 32 << 20;
@@ -20,21 +26,44 @@ pub const MAX_BYTES: usize = 32 << 20;
 /// In this time a body has to be there.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// What the values of a body may take in memory, its texts apart.
+const MAX_VALUE_BYTES: usize = 96 << 20;
+
+/// Texts of so many bytes are taken, however short the context is: some are in no prompt.
+const MIN_TEXT_BYTES: usize = 1 << 20;
+
 /// A JSON body as a `T`.
 #[derive(Clone, Copy, Debug)]
 pub struct Json<T>(pub T);
 
+/// What a body may be read as.
+pub trait FromBody: DeserializeOwned + Send + 'static {
+    /// Whether its texts are all of one prompt, and not each a prompt of its own.
+    const IS_ONE_PROMPT: bool = true;
+}
+
+impl FromBody for Value {}
+
 /// From here on a body is read as JSON on a thread of its own: those that serve have streams to feed.
 const LONG_BYTES: usize = 1 << 18;
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Server>> for Json<T> {
+impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &Arc<Server>) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         check_type(request.headers())?;
-        let reading = read(request.headers().get(header::CONTENT_LENGTH).cloned(), request.into_body());
-        let bytes =
+        let reading =
+            read(request.headers().get(header::CONTENT_LENGTH).cloned(), request.into_body(), &server.long_bodies);
+        let (bytes, held) =
             tokio::time::timeout(DEADLINE, reading).await.map_err(|_| ApiError::body_timeout(DEADLINE.as_secs()))??;
+        if let Some(record) = Record::current() {
+            record.keep_body(bytes.len(), held);
+        }
+        let (context_tokens, max_text_bytes) = (server.backend.model().context_tokens, server.max_text_bytes());
+        let parse = move |bytes: &[u8]| {
+            Extent::of(bytes).check(T::IS_ONE_PROMPT, max_text_bytes.max(MIN_TEXT_BYTES), context_tokens)?;
+            parse(bytes)
+        };
         if bytes.len() < LONG_BYTES {
             return parse(&bytes).map(Self);
         }
@@ -43,30 +72,142 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Server>> for Json<T> 
     }
 }
 
-/// A body that says nothing of its type is taken for JSON.
+/// A page of another site can have a browser send what it likes, but not with this type, unless it is let.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let Some(found) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let Some(found) = headers.get(header::CONTENT_TYPE) else { return Err(ApiError::not_json(None)) };
     let text = String::from_utf8_lossy(found.as_bytes());
     let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_json = essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
-    if is_json { Ok(()) } else { Err(ApiError::not_json(&essence)) }
+    if is_json { Ok(()) } else { Err(ApiError::not_json(Some(&essence))) }
 }
 
-async fn read(stated: Option<header::HeaderValue>, body: Body) -> Result<Vec<u8>, ApiError> {
+/// Room for the long bodies of all requests, until they are prompts.
+#[derive(Debug)]
+pub struct LongBodies {
+    kib: Arc<Semaphore>,
+}
+
+impl Default for LongBodies {
+    fn default() -> Self {
+        Self { kib: Arc::new(Semaphore::new(MAX_LONG_BYTES >> 10)) }
+    }
+}
+
+/// What long bodies of all requests may have together.
+const MAX_LONG_BYTES: usize = 8 * MAX_BYTES;
+
+impl LongBodies {
+    /// Makes room for a body of so many bytes, of which `held` has the most so far.
+    fn hold(&self, n_bytes: usize, held: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
+        let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let n_kib = n_bytes.saturating_sub(LONG_BYTES).div_ceil(1 << 10).saturating_sub(n_held);
+        if n_kib == 0 {
+            return Ok(());
+        }
+        let n_kib = u32::try_from(n_kib).unwrap_or(u32::MAX);
+        let wait = Some(Duration::from_secs(1));
+        let more = Arc::clone(&self.kib).try_acquire_many_owned(n_kib);
+        let more = more.map_err(|_| ApiError::unavailable("overloaded", "too many long requests are here", wait))?;
+        match held {
+            Some(held) => held.merge(more),
+            None => *held = Some(more),
+        }
+        Ok(())
+    }
+}
+
+async fn read(
+    stated: Option<header::HeaderValue>,
+    body: Body,
+    long_bodies: &LongBodies,
+) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
     let stated = stated.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if stated.is_some_and(|length| length > MAX_BYTES) {
         return Err(ApiError::body_too_large(MAX_BYTES));
     }
-    let mut bytes = Vec::new();
+    let (mut bytes, mut held) = (Vec::with_capacity(stated.unwrap_or(0)), None);
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|error| ApiError::invalid_json(format!("could not read the body: {error}")))?;
         if bytes.len() + part.len() > MAX_BYTES {
             return Err(ApiError::body_too_large(MAX_BYTES));
         }
+        long_bodies.hold(bytes.len() + part.len(), &mut held)?;
         bytes.extend_from_slice(&part);
     }
-    Ok(bytes)
+    Ok((bytes, held))
+}
+
+/// How much there is in some JSON, by its bytes alone. It need not be valid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extent {
+    /// Bytes of all texts, once their escapes are undone: never more than they have.
+    text_bytes: usize,
+    /// Those of the longest.
+    longest_bytes: usize,
+    /// About what a [`Value`] of it takes in memory, without its texts.
+    value_bytes: usize,
+}
+
+impl Extent {
+    /// What an object takes with its first field: its hash table, the least room of its list of fields, a name.
+    const OBJECT_BYTES: usize = 512;
+    /// What a list takes with its first element, since there is room for four.
+    const LIST_BYTES: usize = 4 * size_of::<Value>();
+    /// What one more element or field takes, room to grow included.
+    const MORE_BYTES: usize = 2 * size_of::<Value>();
+
+    fn of(json: &[u8]) -> Self {
+        let (mut extent, mut at) = (Self::default(), 0);
+        while let Some(&byte) = json.get(at) {
+            at += 1;
+            extent.value_bytes += match byte {
+                b'"' => {
+                    let n_bytes = text_len(json, &mut at);
+                    extent.text_bytes += n_bytes;
+                    extent.longest_bytes = extent.longest_bytes.max(n_bytes);
+                    0
+                }
+                b'{' => Self::OBJECT_BYTES,
+                b'[' => Self::LIST_BYTES,
+                b',' => Self::MORE_BYTES,
+                _ => 0,
+            };
+        }
+        extent
+    }
+
+    fn check(self, is_one_prompt: bool, max_text_bytes: usize, context_tokens: usize) -> Result<(), ApiError> {
+        let text_bytes = if is_one_prompt { self.text_bytes } else { self.longest_bytes };
+        if text_bytes > max_text_bytes {
+            return Err(ApiError::longer_than_context(text_bytes, max_text_bytes, context_tokens));
+        }
+        if self.value_bytes > MAX_VALUE_BYTES {
+            return Err(ApiError::too_many_values(MAX_VALUE_BYTES));
+        }
+        Ok(())
+    }
+}
+
+/// The length of a text whose quote was just read; `at` goes behind the one that ends it. An escape is one byte, which
+/// is the least that it stands for.
+fn text_len(json: &[u8], at: &mut usize) -> usize {
+    let mut n_bytes = 0;
+    loop {
+        // Escapes may follow each other.
+        while json.get(*at) == Some(&b'\\') {
+            n_bytes += 1;
+            *at += if json.get(*at + 1) == Some(&b'u') { 6 } else { 2 };
+        }
+        let rest = json.get(*at..).unwrap_or_default();
+        let n_plain = memchr::memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
+        n_bytes += n_plain;
+        *at += n_plain;
+        if json.get(*at) != Some(&b'\\') {
+            *at += 1; // the quote, or the end of what was cut off
+            return n_bytes;
+        }
+    }
 }
 
 /// The JSON of a body as a `T`.
@@ -140,6 +281,7 @@ fn for_people(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
+    use serde_json::json;
 
     use super::*;
 
@@ -186,13 +328,64 @@ mod tests {
     }
 
     #[test]
-    fn a_type_may_have_parameters_or_be_absent() {
+    fn a_type_has_to_be_there_and_may_have_parameters() {
         let check = |value: &'static str| {
             check_type(&HeaderMap::from_iter([(header::CONTENT_TYPE, header::HeaderValue::from_static(value))]))
         };
         assert!(check("application/json; charset=utf-8").is_ok());
         assert!(check("application/vnd.api+json").is_ok());
-        assert!(check_type(&HeaderMap::new()).is_ok());
-        assert_eq!(check("text/plain").unwrap_err().status.as_u16(), 415);
+        for refused in [check_type(&HeaderMap::new()), check("text/plain"), check("application/x-www-form-urlencoded")]
+        {
+            assert_eq!(refused.unwrap_err().status.as_u16(), 415);
+        }
+    }
+
+    #[test]
+    fn texts_have_the_bytes_that_they_have_without_escapes_or_fewer() {
+        let of = |text: &str| Extent::of(text.as_bytes());
+        let texts = |text: &str| (of(text).text_bytes, of(text).longest_bytes);
+        assert_eq!(texts(r#"{"ab": "c\"d,[{", "e": 1}"#), (2 + 6 + 1, 6));
+        assert_eq!(texts(r#"["\u00e9\n\\", "\u12"#), (3 + 1, 3));
+        assert_eq!(texts(r#"["\"#), (1, 1), "what is cut off is no JSON");
+        for text in ["é\n\"\\x", "\u{1}😀", ""] {
+            let json = serde_json::to_string(text).unwrap();
+            assert!(texts(&json).0 <= text.len(), "{json}");
+        }
+    }
+
+    #[test]
+    fn values_take_no_more_than_is_counted() {
+        let count = |text: &str| Extent::of(text.as_bytes()).value_bytes;
+        assert_eq!(count(r#""a, b""#), 0);
+        let ids = serde_json::to_string(&vec![1; 1000]).unwrap();
+        assert!(count(&ids) >= 1000 * size_of::<Value>());
+        let list = json!(vec![json!({"a": [1]}); 100]).to_string();
+        assert!(count(&list) >= 100 * (2 * size_of::<Value>() + 100));
+    }
+
+    #[test]
+    fn what_no_prompt_can_have_is_refused_before_it_is_read() {
+        let check = |text: &str, is_one| Extent::of(text.as_bytes()).check(is_one, 10, 2).map_err(|error| error.code);
+        let two = r#"["123456", "123456"]"#;
+        assert_eq!(check(two, false), Ok(()));
+        assert_eq!(check(two, true), Err(Some("context_length_exceeded")));
+        assert_eq!(check(r#"["12345678901"]"#, false), Err(Some("context_length_exceeded")));
+        let many = "{},".repeat(MAX_VALUE_BYTES / 512);
+        assert_eq!(check(&many, true), Err(Some("request_too_large")));
+    }
+
+    #[test]
+    fn long_bodies_share_what_there_is() {
+        let bodies = LongBodies::default();
+        let (mut short, mut long, mut other) = (None, None, None);
+        bodies.hold(LONG_BYTES, &mut short).unwrap();
+        assert!(short.is_none());
+        bodies.hold(MAX_LONG_BYTES - 1024, &mut long).unwrap();
+        assert_eq!(bodies.hold(LONG_BYTES + (1 << 20), &mut other).unwrap_err().status.as_u16(), 503);
+        drop(long);
+        for n in [LONG_BYTES + 1, LONG_BYTES + 5000, LONG_BYTES + 5000] {
+            bodies.hold(n, &mut other).unwrap();
+        }
+        assert_eq!(other.map(|held| held.num_permits()), Some(5));
     }
 }

@@ -52,7 +52,7 @@ pub struct Conversation<'a> {
     /// What the answer is to look like.
     pub format: Option<ResponseFormat>,
     /// What is said, in order.
-    pub entries: &'a [Entry],
+    pub entries: &'a [&'a Entry],
 }
 
 /// A message of the prompt before it is known whether its reasoning is still wanted.
@@ -92,7 +92,7 @@ impl Conversation<'_> {
         Ok(turns)
     }
 
-    fn head(&self, leading: &[Entry]) -> Vec<Turn> {
+    fn head(&self, leading: &[&Entry]) -> Vec<Turn> {
         let system = SystemMessage {
             current_date: self.current_date.clone(),
             reasoning: self.reasoning,
@@ -117,7 +117,7 @@ impl Conversation<'_> {
 /// Results by the call that they are of, with the places of their ids.
 type Results<'a> = HashMap<&'a str, VecDeque<(&'a str, &'a str)>>;
 
-fn lines<'a>(entries: &'a [Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Result<Vec<Line<'a>>, ApiError> {
+fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Result<Vec<Line<'a>>, ApiError> {
     let mut results = Results::new();
     for entry in entries {
         if let Entry::Result { call_id, text, path } = entry {
@@ -134,11 +134,11 @@ fn lines<'a>(entries: &'a [Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Result
                 }
             }
             (Entry::Assistant(given), None) => {
+                let last_call = given.iter().rposition(|made| matches!(made.part, Part::Call { .. }));
                 for (i, made) in given.iter().enumerate() {
-                    let calls_later = || given[i..].iter().any(|made| matches!(made.part, Part::Call { .. }));
                     let is_final = match &made.part {
                         Part::Content { phase, .. } => {
-                            phase.map_or(!calls_later(), |phase| phase == Phase::FinalAnswer)
+                            phase.map_or(last_call.is_none_or(|last| i > last), |phase| phase == Phase::FinalAnswer)
                         }
                         _ => false,
                     };

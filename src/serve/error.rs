@@ -27,7 +27,7 @@ pub struct ApiError {
 
 impl ApiError {
     fn request(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        let message = message.into();
+        let message = shortened(message.into(), MAX_MESSAGE);
         Self { status, kind: "invalid_request_error", code: Some(code), message, param: None, retry_after: None }
     }
 
@@ -37,7 +37,7 @@ impl ApiError {
 
     /// The same, about this field.
     pub fn with_param(self, param: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..self }
+        Self { param: Some(shortened(param.into(), MAX_PARAM)), ..self }
     }
 
     /// 400: a field has a value that it may not have.
@@ -75,7 +75,36 @@ impl ApiError {
     /// 400: the prompt alone does not fit the context.
     pub fn context_length(param: impl Into<String>, n_prompt: usize, context_tokens: usize) -> Self {
         let message = format!("the prompt has {n_prompt} tokens, the context of this model has {context_tokens}");
-        Self::request(StatusCode::BAD_REQUEST, "context_length_exceeded", message).with_param(param)
+        Self::too_long(message).with_param(param)
+    }
+
+    /// 400: the same of a text that was not encoded to its end.
+    pub fn more_than_context(param: impl Into<String>, context_tokens: usize) -> Self {
+        let param = param.into();
+        let message = format!("`{param}` has more than {context_tokens} tokens, which is the context of this model");
+        Self::too_long(message).with_param(param)
+    }
+
+    /// 400: a text has so many bytes that its tokens cannot fit the context, whatever they are.
+    pub fn longer_than_context(n_bytes: usize, max_bytes: usize, context_tokens: usize) -> Self {
+        Self::too_long(format!(
+            "the text has {n_bytes} bytes; the {context_tokens} tokens that the context of this model has are {max_bytes} \
+             bytes at most"
+        ))
+    }
+
+    fn too_long(message: String) -> Self {
+        Self::request(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+    }
+
+    /// 403: the request is for another host, of which this machine may have the name without knowing it.
+    pub fn host_not_allowed(host: &str) -> Self {
+        let host: String = host.chars().take(100).collect();
+        let message = format!(
+            "this server does not answer for the host `{host}`; `--allowed-hosts` names those that it answers for besides \
+             this machine's own"
+        );
+        Self::request(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
     /// 401.
@@ -112,9 +141,19 @@ impl ApiError {
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
-    /// 415.
-    pub fn not_json(found: &str) -> Self {
-        let message = format!("the body has to be `application/json`, the request says `{found}`");
+    /// 413: what a body is made of takes much more memory than its bytes.
+    pub fn too_many_values(limit_bytes: usize) -> Self {
+        let message = format!("the lists and objects of the body would take more than {} MiB", limit_bytes >> 20);
+        Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    /// 415. `found` is what the request says of its body, if it does.
+    pub fn not_json(found: Option<&str>) -> Self {
+        let found = match found {
+            Some(found) => format!("the request says `{}`", found.chars().take(100).collect::<String>()),
+            None => "the request has no `Content-Type`".to_owned(),
+        };
+        let message = format!("the body has to be `application/json`, {found}");
         Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
@@ -140,6 +179,18 @@ impl ApiError {
         let Self { kind, code, message, param, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }
+}
+
+/// Messages and paths may hold what a client sent, which may be of any length: they end after so many bytes.
+const MAX_MESSAGE: usize = 2000;
+const MAX_PARAM: usize = 500;
+
+fn shortened(mut text: String, max_bytes: usize) -> String {
+    if text.len() > max_bytes {
+        text.truncate(text.floor_char_boundary(max_bytes));
+        text.push('…');
+    }
+    text
 }
 
 impl From<Failed> for ApiError {
@@ -180,3 +231,16 @@ impl IntoResponse for ApiError {
 /// Of a response that is an error: its code, for the log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ErrorCode(pub &'static str);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_sent_does_not_come_back_at_any_length() {
+        let error = ApiError::model_not_found(&"é".repeat(1 << 20), &[]).with_param("x".repeat(1 << 20));
+        assert!((MAX_MESSAGE..MAX_MESSAGE + 4).contains(&error.message.len()));
+        assert_eq!(error.param.map(|param| param.len()), Some(MAX_PARAM + '…'.len_utf8()));
+        assert_eq!(ApiError::invalid("n", "short").message, "short");
+    }
+}

@@ -41,6 +41,11 @@ impl Keys {
         self.digests.is_empty()
     }
 
+    /// Whether this is one of them.
+    pub fn opens(&self, key: &str) -> bool {
+        self.caller(key).is_some()
+    }
+
     /// Whose key this is, if it is one. Takes as long whichever it is.
     fn caller(&self, key: &str) -> Option<Caller> {
         let given = digest(key);

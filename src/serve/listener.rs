@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -63,10 +64,19 @@ impl Default for Listener {
     }
 }
 
-/// As many connections as there are file descriptors, less a reserve.
+/// As many connections as there are file descriptors, less a reserve. The process takes as many as it may, if not by
+/// itself (`ulimit -n` is 1,024 on most systems, where a process may ask for many more).
 fn places() -> u32 {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    u32::try_from(limit.saturating_sub(RESERVE).clamp(16, 1 << 20)).unwrap_or(16)
+    const MOST: u64 = 1 << 16;
+    let mut limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(u64::MAX).min(MOST);
+    if limit.current.is_some_and(|current| current < most) {
+        let more = Rlimit { current: Some(most), ..limit };
+        if setrlimit(Resource::Nofile, more).is_ok() {
+            limit.current = Some(most);
+        }
+    }
+    u32::try_from(limit.current.unwrap_or(u64::MAX).min(MOST).saturating_sub(RESERVE).max(16)).unwrap_or(16)
 }
 
 impl Listener {
@@ -77,7 +87,15 @@ impl Listener {
 
     /// Takes connections for ever.
     pub async fn accept(self: Arc<Self>, tcp: TcpListener) {
+        let mut told = Told::default();
         loop {
+            if self.places.available_permits() == 0 {
+                told.tell(format_args!(
+                    "all {} connections that the limit of open files allows are taken: others wait until one ends; \
+                     `ulimit -n` raises it",
+                    self.n_places
+                ));
+            }
             let Ok(place) = self.places.clone().acquire_owned().await else { return };
             match tcp.accept().await {
                 Ok((stream, _)) => {
@@ -90,7 +108,7 @@ impl Listener {
                 // The peer has gone again: nothing is wrong here.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!("could not accept a connection: {error}");
+                    told.tell(format_args!("could not accept a connection: {error}"));
                     sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -145,6 +163,23 @@ impl Listener {
         let request: Request = request.map(Body::new);
         let Ok(response) = TowerToHyperService::new(router.clone()).call(request).await;
         response
+    }
+}
+
+/// What is told once a minute at most, however often it happens.
+#[derive(Default)]
+struct Told {
+    last: Option<Instant>,
+}
+
+impl Told {
+    const PAUSE: Duration = Duration::from_secs(60);
+
+    fn tell(&mut self, what: std::fmt::Arguments<'_>) {
+        if self.last.is_none_or(|last| last.elapsed() > Self::PAUSE) {
+            tracing::warn!("{what}");
+            self.last = Some(Instant::now());
+        }
     }
 }
 

@@ -20,11 +20,13 @@ pub mod failing;
 pub mod field;
 mod health;
 pub mod history;
+pub mod hosts;
 pub mod ids;
 pub mod intake;
 pub mod keys;
 pub mod listener;
 pub mod logprobs;
+pub mod long_work;
 pub mod mailbox;
 pub mod metrics;
 mod models;
@@ -51,10 +53,13 @@ use axum::middleware::from_fn_with_state;
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
+use self::body::LongBodies;
 use self::error::ApiError;
 use self::history::History;
+use self::hosts::Hosts;
 use self::ids::Ids;
 use self::keys::Keys;
+use self::long_work::{LONG_BYTES, LongWork};
 use self::mailbox::{Generation, Pace, Timeouts};
 use self::metrics::Metrics;
 use self::request_log::Record;
@@ -63,7 +68,8 @@ use self::seal::Seal;
 use crate::grammar::Grammars;
 use crate::harmony::{Harmony, today};
 use crate::scheduler::Request;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::limit::Limit;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// What all handlers share.
 pub struct Server {
@@ -87,6 +93,10 @@ pub struct Server {
     pub responses: Store,
     /// Seals what clients carry instead.
     pub seal: Seal,
+    /// Where long texts become tokens.
+    pub long_work: LongWork,
+    /// Room for long bodies.
+    pub long_bodies: LongBodies,
     /// A copy for every request that is being answered.
     pub open: Arc<()>,
 }
@@ -102,6 +112,8 @@ pub struct Options {
     pub date: Date,
     /// Who may ask.
     pub keys: Keys,
+    /// What a request may call this machine.
+    pub hosts: Hosts,
     /// How long requests may take.
     pub timeouts: Timeouts,
     /// How often streams have events.
@@ -138,6 +150,9 @@ impl Server {
         if let (Some(tokenizer), Some(record)) = (&content, &record) {
             let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();
             tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
+        }
+        if let Some(record) = &record {
+            record.drop_body();
         }
         let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
         Ok(generation.within(self.options.timeouts, record, content).at_pace(self.options.pace))
@@ -185,24 +200,39 @@ impl Server {
         names[..if is_chat { 3 } else { 2 }].iter().filter_map(|name| self.tokenizer.special(name)).collect()
     }
 
-    /// Ids of a text; names of special tokens in it are these tokens only with `parse_special`. A long text is encoded
-    /// on a thread of its own, since the few that serve have streams to feed.
+    /// No text that fits the context has more bytes.
+    pub fn max_text_bytes(&self) -> usize {
+        self.backend.model().context_tokens.saturating_mul(self.tokenizer.max_token_length())
+    }
+
+    /// Ids of a text, at most as many as the context has; names of special tokens in it are these tokens only with
+    /// `parse_special`.
     ///
     /// # Errors
-    /// `invalid_value`, where the tokenizer does not take the text.
+    /// `context_length_exceeded`; `invalid_value`, where the tokenizer does not take the text.
     pub async fn encode(&self, text: String, parse_special: bool, param: &str) -> Result<Vec<u32>, ApiError> {
-        const LONG_BYTES: usize = 1 << 15;
+        let (context_tokens, max_bytes) = (self.backend.model().context_tokens, self.max_text_bytes());
+        if text.len() > max_bytes {
+            return Err(ApiError::longer_than_context(text.len(), max_bytes, context_tokens).with_param(param));
+        }
         let (tokenizer, is_long) = (self.tokenizer.clone(), text.len() > LONG_BYTES);
-        let encode = move || match parse_special {
-            true => tokenizer.encode_with_specials(text.as_bytes()),
-            false => tokenizer.encode(text.as_bytes()),
+        let encode = move |is_wanted: &dyn Fn() -> bool| {
+            let limit = Limit { max_tokens: context_tokens, is_wanted };
+            if parse_special {
+                return tokenizer.encode_with_specials_within(text.as_bytes(), &limit);
+            }
+            let mut ids = Vec::new();
+            tokenizer.encode_within(text.as_bytes(), &limit, &mut ids).map(|()| ids)
         };
-        let encoded = if is_long {
-            tokio::task::spawn_blocking(encode).await.map_err(|error| ApiError::internal(error.to_string()))?
-        } else {
-            encode()
-        };
-        encoded.map_err(|error| ApiError::invalid(param, format!("`{param}`: {error}")))
+        self.long_work.run(is_long, encode).await?.map_err(|error| told(&error, param))
+    }
+}
+
+/// What a client is told of a text that cannot be encoded.
+fn told(error: &TokenizerError, param: &str) -> ApiError {
+    match error {
+        TokenizerError::TooManyTokens { max_tokens } => ApiError::more_than_context(param, *max_tokens),
+        error => ApiError::invalid(param, format!("`{param}`: {error}")),
     }
 }
 
@@ -236,7 +266,9 @@ pub fn router(server: Arc<Server>) -> Router {
         Some(layer) => all.layer(layer),
         None => all,
     };
-    all.layer(from_fn_with_state(server.clone(), request_log::track)).with_state(server)
+    all.layer(from_fn_with_state(server.clone(), hosts::check))
+        .layer(from_fn_with_state(server.clone(), request_log::track))
+        .with_state(server)
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> ApiError {

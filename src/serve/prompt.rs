@@ -12,11 +12,14 @@ use super::choices::Choices;
 use super::conversation::{Conversation, Entry};
 use super::error::ApiError;
 use super::keys::Caller;
+use super::long_work::LONG_BYTES;
+use super::request_log::Record;
 use super::tools::TextFormat;
 use crate::error::Hint;
 use crate::grammar::{Format, GrammarError, ToolChoice, Wanted};
 use crate::harmony::{HarmonyError, Reasoning, ResponseFormat};
 use crate::scheduler::{Request, TokenMask};
+use crate::tokenizer::limit::Limit;
 
 /// A prompt.
 #[derive(Clone, Debug)]
@@ -29,19 +32,25 @@ pub struct Prompt {
     in_final: bool,
 }
 
-/// The prompt of a conversation. `param` is the field that it stands in. While a long one is made, other tasks of the
-/// thread go to others.
+/// Whether a conversation, or the request that it came with, takes a while to become a prompt.
+pub fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+    let body_bytes = Record::current().map_or(0, |record| record.body_bytes());
+    body_bytes + entries.into_iter().map(Entry::size_bytes).sum::<usize>() > LONG_BYTES
+}
+
+/// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
+/// than the context, or nobody wants it any more.
 ///
 /// # Errors
 /// A result without a call, or more tokens than the context has.
-pub fn of(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &str) -> Result<Prompt, ApiError> {
-    const LONG_BYTES: usize = 1 << 15;
-    let make = || make(server, caller, ask, entries, param);
-    let is_long = entries.iter().map(Entry::size_bytes).sum::<usize>() > LONG_BYTES;
-    if is_long { tokio::task::block_in_place(make) } else { make() }
-}
-
-fn make(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &str) -> Result<Prompt, ApiError> {
+pub fn of(
+    server: &Server,
+    caller: Caller,
+    ask: &Ask,
+    entries: &[&Entry],
+    param: &str,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Prompt, ApiError> {
     let format = match &ask.format {
         TextFormat::Schema { name, description, schema, .. } => {
             Some(ResponseFormat { name: name.clone(), description: description.clone(), schema: schema.clone() })
@@ -56,17 +65,20 @@ fn make(server: &Server, caller: Caller, ask: &Ask, entries: &[Entry], param: &s
         entries,
     };
     let turns = conversation.turns(&server.history, caller.0)?;
-    let harmony = &server.harmony;
-    let told = |error: HarmonyError| ApiError::invalid(param, error.to_string());
-    let mut ids = harmony.prompt_of(&turns).map_err(told)?;
-    let mut n_begun = harmony.prompt_of(&[]).map_err(told)?.len();
+    let (harmony, context_tokens) = (&server.harmony, server.backend.model().context_tokens);
+    let told = |error: HarmonyError| match error {
+        HarmonyError::Tokenizer(error) => super::told(&error, param),
+        error => ApiError::invalid(param, error.to_string()),
+    };
+    let limit = Limit { max_tokens: context_tokens, is_wanted };
+    let mut ids = harmony.prompt_of(&turns, &limit).map_err(told)?;
+    let mut n_begun = harmony.prompt_of(&[], &Limit::NONE).map_err(told)?.len();
     let in_final = ask.effort.is_none() && ask.tools.choice == ToolChoice::None;
     if in_final {
         let n_before = ids.len();
         harmony.begin_final(&mut ids).map_err(told)?;
         n_begun += ids.len() - n_before;
     }
-    let context_tokens = server.backend.model().context_tokens;
     if ids.len() > context_tokens {
         return Err(ApiError::context_length(param, ids.len(), context_tokens));
     }
@@ -91,7 +103,7 @@ pub async fn start(
     let begun = prompt.ids[prompt.ids.len() - prompt.n_begun..].to_vec();
     let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
     let making = Arc::new(Making { tokenizer, tools, stop, begun });
-    let stop = if ask.ignore_eos { Vec::new() } else { server.stop_ids(true) };
+    let stop = if ask.goes_on() { Vec::new() } else { server.stop_ids(true) };
     let mut masks = masks(server, ask, prompt.in_final, n).await?;
     let mut choices = Vec::with_capacity(n);
     for i in 0..n {
@@ -102,7 +114,7 @@ pub async fn start(
         request.changes = ask.sampling.changes(facts.vocab_size)?;
         request.changes.mask = masks.pop().flatten();
         request.n_logprobs = ask.n_logprobs;
-        let parser = match (prompt.in_final, ask.ignore_eos) {
+        let parser = match (prompt.in_final, ask.goes_on()) {
             (true, _) => server.harmony.parser_in_final(),
             (false, true) => server.harmony.transcript_parser(),
             (false, false) => server.harmony.parser(),
@@ -115,14 +127,14 @@ pub async fn start(
 }
 
 /// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
-/// was asked for. None where the model is to write on behind its end.
+/// was asked for. None where the model is to write on behind its end, which nothing of that is asked for.
 async fn masks(
     server: &Arc<Server>,
     ask: &Ask,
     in_final: bool,
     n: usize,
 ) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
-    if ask.ignore_eos {
+    if ask.goes_on() {
         return Ok((0..n).map(|_| None).collect());
     }
     let format = match &ask.format {
@@ -131,7 +143,7 @@ async fn masks(
         TextFormat::Schema { schema, .. } => Some(Format::Schema(schema.clone())),
     };
     let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
-    let is_bound = format.is_some() || choice != ToolChoice::None;
+    let is_bound = ask.is_bound();
     let wanted = Wanted { tools, choice, format, reasoning: !in_final };
     let grammars = Arc::clone(&server.grammars);
     let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();

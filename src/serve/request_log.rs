@@ -12,6 +12,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Server;
 use super::error::{ApiError, ErrorCode};
@@ -54,6 +55,9 @@ struct Known {
     first_token_s: Option<f64>,
     decode_s: f64,
     reason: Option<&'static str>,
+    body_bytes: usize,
+    /// The room that a long body has, until it is a prompt.
+    body: Option<OwnedSemaphorePermit>,
 }
 
 impl Record {
@@ -69,6 +73,22 @@ impl Record {
 
     pub fn set_caller(&self, caller: Caller) {
         self.known().caller = caller;
+    }
+
+    /// Its body was read, and has room for so long as it is not a prompt.
+    pub fn keep_body(&self, n_bytes: usize, room: Option<OwnedSemaphorePermit>) {
+        let mut known = self.known();
+        (known.body_bytes, known.body) = (n_bytes, room);
+    }
+
+    /// Its body is a prompt now.
+    pub fn drop_body(&self) {
+        self.known().body = None;
+    }
+
+    /// How long its body was.
+    pub fn body_bytes(&self) -> usize {
+        self.known().body_bytes
     }
 
     /// Adds what became of a generation.
@@ -125,9 +145,9 @@ impl Drop for Entry {
         };
         self.server.metrics.responded(status);
         let seconds = begin.elapsed().as_secs_f64();
-        let (method, code) = (method.as_str(), known.code);
+        let (method, path, code) = (shown(method.as_str()), shown(path), known.code);
         if known.n_generations == 0 {
-            match is_looked_at_all_day(path) {
+            match is_looked_at_all_day(&self.record.path) {
                 true => tracing::debug!(id, method, path, status, code, seconds, "request"),
                 false => tracing::info!(id, method, path, status, code, seconds, "request"),
             }
@@ -153,6 +173,15 @@ impl Drop for Entry {
             seconds,
             "request"
         );
+    }
+}
+
+/// A word of a request's first line, as far as the log has it: a client may write anything there.
+fn shown(text: &str) -> String {
+    const MAX_CHARS: usize = 80;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Server;
-use super::body::Json;
+use super::body::{FromBody, Json};
 use super::error::ApiError;
 
 pub(super) fn router() -> Router<Arc<Server>> {
@@ -22,6 +22,8 @@ struct Tokenize {
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
 }
+
+impl FromBody for Tokenize {}
 
 /// Names of special tokens are these tokens, unless `parse_special` is false.
 async fn tokenize(State(server): State<Arc<Server>>, Json(asked): Json<Tokenize>) -> Result<Answer<Value>, ApiError> {
@@ -43,6 +45,8 @@ fn piece(server: &Server, id: u32) -> Result<Value, ApiError> {
 struct Detokenize {
     tokens: Vec<u32>,
 }
+
+impl FromBody for Detokenize {}
 
 async fn detokenize(
     State(server): State<Arc<Server>>,

@@ -270,13 +270,29 @@ pub enum Hosted {
     Refused,
 }
 
+/// Tools that OpenAI's own servers have.
+const HOSTED: [&str; 11] = [
+    "apply_patch",
+    "code_interpreter",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_preview",
+];
+
+/// Tells it once for each of them, and once for all others, whose types are the client's words.
 fn warn_once(kind: &str) {
-    const MAX_WARNED: usize = 64;
-    static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    static WARNED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    let known = HOSTED.into_iter().find(|known| *known == kind).unwrap_or("that it does not know");
     let mut warned = WARNED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if warned.len() < MAX_WARNED && !warned.iter().any(|known| known == kind) {
-        tracing::warn!("tools of type {kind:?} are left out: this server has none of its own");
-        warned.push(kind.to_owned());
+    if !warned.contains(&known) {
+        tracing::warn!("tools of a type {known} are left out: this server has none of its own");
+        warned.push(known);
     }
 }
 

@@ -266,7 +266,7 @@ class Load:
         data = json.dumps(body).encode()
         host, port = self.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
         writer.write((head + data)[: rng.randrange(1, len(head) + len(data))])
         await asyncio.sleep(rng.random() * 0.2)
         writer.transport.abort()
@@ -284,7 +284,7 @@ class Load:
         await loop.sock_connect(sock, (host, int(port)))
         await loop.sock_sendall(
             sock,
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
             + data,
         )
         got = b""

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::cli::output::Output;
+use crate::cli::stderr;
 use crate::serve::Server;
 use crate::serve::backend::Figures;
 use crate::serve::failing::Failing;
@@ -59,6 +60,7 @@ impl Life {
                     _ = terminate.recv() => {}
                 }
                 if !*loaded.borrow() {
+                    stderr::finish();
                     process::exit(0);
                 }
                 told.send_modify(|n| *n += 1);
@@ -73,20 +75,24 @@ impl Life {
         what()
     }
 
-    /// Answers requests until the process is told to end or the engine fails.
+    /// From here on requests are answered.
+    pub fn open(self, router: Router) -> Self {
+        self.is_loaded.send_replace(true);
+        self.listener.open(router);
+        self
+    }
+
+    /// Goes on until the process is told to end or the engine fails.
     ///
     /// # Errors
     /// If the engine failed.
     pub fn run(
         self,
-        router: Router,
         server: &Server,
         failing: Option<&Failing>,
         drain: Duration,
         output: &Output,
     ) -> anyhow::Result<()> {
-        self.is_loaded.send_replace(true);
-        self.listener.open(router);
         let served = self.runtime.block_on(self.serve(server, failing, drain, output));
         // Handlers that are still there have nobody to answer to.
         self.runtime.shutdown_background();

@@ -19,10 +19,11 @@ use super::Server;
 use super::answer::Finish;
 use super::body;
 use super::choices::{Choices, News, Usage};
+use super::conversation::Entry;
 use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
-use super::prompt;
+use super::prompt::{self, Prompt};
 use super::sse::{self, Event};
 use super::tokens;
 
@@ -37,13 +38,24 @@ pub fn router() -> Router<Arc<Server>> {
         .route("/apply-template", post(apply_template))
 }
 
-/// The ids that a chat body would run.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn prompt_of(server: &Server, caller: Caller, body: &Value) -> Result<Vec<u32>, ApiError> {
-    let request = ChatRequest::read(&Field::body(body)?)?;
-    Ok(prompt::of(server, caller, &request.ask, &request.entries, PARAM)?.ids)
+/// A request and its prompt.
+async fn prompted(
+    server: &Arc<Server>,
+    caller: Caller,
+    request: ChatRequest,
+) -> Result<(ChatRequest, Prompt), ApiError> {
+    let (server, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
+    let shared = Arc::clone(&server);
+    let work = move |is_wanted: &dyn Fn() -> bool| {
+        let entries: Vec<&Entry> = request.entries.iter().collect();
+        let prompt = prompt::of(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
+        prompt.map(|prompt| (request, prompt))
+    };
+    server.long_work.run(is_long, work).await?
+}
+
+fn request_of(body: &Value) -> Result<ChatRequest, ApiError> {
+    ChatRequest::read(&Field::body(body)?)
 }
 
 async fn input_tokens(
@@ -51,8 +63,8 @@ async fn input_tokens(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    let ids = prompt_of(&server, caller, &body)?;
-    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": ids.len()})))
+    let (_, prompt) = prompted(&server, caller, request_of(&body)?).await?;
+    Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
 }
 
 async fn apply_template(
@@ -60,7 +72,8 @@ async fn apply_template(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    tokens::applied(&server, &prompt_of(&server, caller, &body)?)
+    let (_, prompt) = prompted(&server, caller, request_of(&body)?).await?;
+    tokens::applied(&server, &prompt.ids)
 }
 
 async fn complete(
@@ -68,9 +81,10 @@ async fn complete(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Response, ApiError> {
-    let request = ChatRequest::read(&Field::body(&body)?)?;
+    let request = request_of(&body)?;
+    drop(body);
     let model = server.check_model(request.ask.model.as_deref())?;
-    let prompt = prompt::of(&server, caller, &request.ask, &request.entries, PARAM)?;
+    let (request, prompt) = prompted(&server, caller, request).await?;
     let choices = prompt::start(&server, caller, &request.ask, prompt, request.n, PARAM).await?;
     let head = Head {
         id: server.ids.next("chatcmpl-"),

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use self::choice::{Choice, Piece, Told};
 use self::prompt::Prompt;
 use super::Server;
-use super::body::Json;
+use super::body::{FromBody, Json};
 use super::error::ApiError;
 use super::sampling::SamplingFields;
 use super::sse::{self, Event};
@@ -61,6 +61,11 @@ struct Fields {
     parse_special: Option<bool>,
     skip_special_tokens: Option<bool>,
     return_token_ids: Option<bool>,
+}
+
+impl FromBody for Fields {
+    /// There may be several.
+    const IS_ONE_PROMPT: bool = false;
 }
 
 /// What a stream tells besides text.
@@ -123,10 +128,10 @@ impl Fields {
     }
 }
 
-async fn complete(State(server): State<Arc<Server>>, Json(fields): Json<Fields>) -> Result<Response, ApiError> {
+async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fields>) -> Result<Response, ApiError> {
     let model = server.check_model(fields.model.as_deref())?;
     fields.refuse_what_is_not_done()?;
-    let prompts = prompt::prompts(fields.prompt.clone())?;
+    let prompts = prompt::prompts(fields.prompt.take())?;
     let n = fields.n_for(prompts.len())?;
     server.check_answers(n * prompts.len(), if prompts.len() > 1 { "prompt" } else { "n" })?;
     let mut choices = Vec::new();

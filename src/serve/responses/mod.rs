@@ -6,6 +6,7 @@ pub mod output;
 pub mod request;
 pub mod store;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use axum::extract::{Path, Query, State};
@@ -51,8 +52,9 @@ async fn respond(
     body::Json(body): body::Json<Value>,
 ) -> Result<Response, ApiError> {
     let request = ResponsesRequest::read(&Field::body(&body)?, &Scoped { server: &server, scope: caller.0 })?;
+    drop(body);
     let model = server.check_model(request.ask.model.as_deref())?;
-    let (entries, prompt) = prompt_of(&server, caller, &request)?;
+    let Prompted { request, entries, prompt } = prompted(&server, caller, request).await?;
     let choices = prompt::start(&server, caller, &request.ask, prompt, 1, PARAM).await?;
     let id = server.ids.next("");
     let mut echo = request.echo;
@@ -80,12 +82,18 @@ async fn input_tokens(
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
     let request = ResponsesRequest::read(&Field::body(&body)?, &Scoped { server: &server, scope: caller.0 })?;
-    let (_, prompt) = prompt_of(&server, caller, &request)?;
+    let Prompted { prompt, .. } = prompted(&server, caller, request).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
 }
 
-/// The conversation of a request, less its instructions, and its prompt.
-fn prompt_of(server: &Server, caller: Caller, request: &ResponsesRequest) -> Result<(Vec<Entry>, Prompt), ApiError> {
+/// A request, the conversation that it goes on with, less its instructions, and its prompt.
+struct Prompted {
+    request: ResponsesRequest,
+    entries: Vec<Entry>,
+    prompt: Prompt,
+}
+
+async fn prompted(server: &Arc<Server>, caller: Caller, request: ResponsesRequest) -> Result<Prompted, ApiError> {
     let mut entries = match &request.previous {
         None => Vec::new(),
         Some(id) => {
@@ -100,29 +108,52 @@ fn prompt_of(server: &Server, caller: Caller, request: &ResponsesRequest) -> Res
     if entries.is_empty() {
         return Err(ApiError::missing(PARAM));
     }
-    loop {
-        let instructions = request.instructions.iter().cloned().map(Entry::Developer);
-        let all: Vec<Entry> = instructions.chain(entries.iter().cloned()).collect();
-        match prompt::of(server, caller, &request.ask, &all, PARAM) {
-            Err(error) if request.truncates && error.code == Some("context_length_exceeded") => {
-                if !leave_out_oldest(&mut entries) {
-                    return Err(error);
-                }
-            }
-            prompt => return Ok((entries, prompt?)),
-        }
-    }
+    let (shared, is_long) = (Arc::clone(server), prompt::is_long(&entries));
+    let work = move |is_wanted: &dyn Fn() -> bool| {
+        let instructions = request.instructions.clone().map(Entry::Developer);
+        let prompt = |entries: &[&Entry]| {
+            let all: Vec<&Entry> = instructions.iter().chain(entries.iter().copied()).collect();
+            prompt::of(&shared, caller, &request.ask, &all, PARAM, is_wanted)
+        };
+        let (left_out, prompt) = shortest_cut(&entries, request.truncates, prompt)?;
+        entries.drain(left_out);
+        Ok(Prompted { request, entries, prompt })
+    };
+    server.long_work.run(is_long, work).await?
 }
 
-/// Leaves out the oldest that the person or the model said, with all that followed up to what the person says next;
-/// false if only the last is left.
-fn leave_out_oldest(entries: &mut Vec<Entry>) -> bool {
-    let is_user = |entry: &Entry| matches!(entry, Entry::User(_));
-    let first = entries.iter().position(|entry| !matches!(entry, Entry::Developer(_)));
-    let Some(first) = first else { return false };
-    let Some(next) = entries[first + 1..].iter().position(is_user) else { return false };
-    entries.drain(first..first + 1 + next);
-    true
+/// The prompt of a conversation and what had to be left out for it, if that is wanted: as few as can be of the oldest
+/// things that the person said, each with all that followed up to what the person said next.
+fn shortest_cut(
+    entries: &[Entry],
+    truncates: bool,
+    prompt: impl Fn(&[&Entry]) -> Result<Prompt, ApiError>,
+) -> Result<(Range<usize>, Prompt), ApiError> {
+    let first = entries.iter().take_while(|entry| matches!(entry, Entry::Developer(_))).count();
+    let all: Vec<&Entry> = entries.iter().collect();
+    let too_long = match prompt(&all) {
+        Err(error) if truncates && is_too_long(&error) => error,
+        whole => return whole.map(|prompt| (first..first, prompt)),
+    };
+    let is_user = |i: &usize| matches!(entries[*i], Entry::User(_));
+    let cuts: Vec<usize> = (first + 1..entries.len()).filter(is_user).collect();
+    let mut best = Err(too_long);
+    // The more is left out, the shorter: cuts that do not do come before those that do.
+    let (mut from, mut to) = (0, cuts.len());
+    while from < to {
+        // The longest cut first: there may be none that does.
+        let middle = if best.is_err() { to - 1 } else { usize::midpoint(from, to) };
+        match prompt(&[&all[..first], &all[cuts[middle]..]].concat()) {
+            Err(error) if is_too_long(&error) && best.is_err() => return Err(error),
+            Err(error) if is_too_long(&error) => from = middle + 1,
+            fits => (to, best) = (middle, Ok((first..cuts[middle], fits?))),
+        }
+    }
+    best
+}
+
+fn is_too_long(error: &ApiError) -> bool {
+    error.code == Some("context_length_exceeded")
 }
 
 /// What the server has for a caller.

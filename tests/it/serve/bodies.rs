@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::scripted::Scripted;
 
 /// A small generator (splitmix64), so that a failure can be had again.
-struct Random(u64);
+pub(super) struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -18,11 +18,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+    pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.below(all.len())]
     }
 }
@@ -32,7 +32,7 @@ const RESPONSES: &str = "/v1/responses";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// Right bodies, which have between them most of what may be asked.
-fn seeds() -> Vec<(&'static str, Value)> {
+pub(super) fn seeds() -> Vec<(&'static str, Value)> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
                         "additionalProperties": false});
     let function = json!({"name": "f", "description": "Does it.", "parameters": schema, "strict": true});
@@ -139,7 +139,7 @@ fn node<'a>(value: &'a mut Value, random: &mut Random) -> &'a mut Value {
     node(inner.expect("counted above"), random)
 }
 
-fn mutate(body: &mut Value, random: &mut Random, seeds: &[(&'static str, Value)]) {
+pub(super) fn mutate(body: &mut Value, random: &mut Random, seeds: &[(&'static str, Value)]) {
     let odd = odd(random, seeds);
     let other = random.one_of(seeds).1.clone();
     let names: Vec<&String> = other.as_object().into_iter().flat_map(serde_json::Map::keys).collect();

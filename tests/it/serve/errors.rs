@@ -106,7 +106,7 @@ fn what_is_wrong_is_named_in_each_api() {
 }
 
 #[test]
-fn a_prompt_that_does_not_fit_is_told_with_both_numbers_and_more_answer_than_fits_is_clamped() {
+fn a_prompt_that_does_not_fit_is_told_with_the_context_and_more_answer_than_fits_is_clamped() {
     let server = Scripted::new();
     let long = "word ".repeat(CONTEXT_TOKENS);
     for (path, body, param) in [
@@ -115,8 +115,8 @@ fn a_prompt_that_does_not_fit_is_told_with_both_numbers_and_more_answer_than_fit
     ] {
         let (status, answer) = server.post(path, &body);
         let message = answer["error"]["message"].as_str().expect("a text");
-        let numbers: Vec<usize> = message.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
-        assert!(numbers[0] > CONTEXT_TOKENS && numbers[1] == CONTEXT_TOKENS, "{message}");
+        let want = format!("`{param}` has more than {CONTEXT_TOKENS} tokens, which is the context of this model");
+        assert_eq!(message, want);
         assert_eq!(told((status, answer.clone())), (400, "context_length_exceeded".into(), Some(param.into())));
     }
     server.say(FINAL);

@@ -110,6 +110,48 @@ fn structured_output_is_held_to_its_schema() {
 }
 
 #[test]
+fn what_is_asked_of_an_answer_holds_with_ignore_eos_too_which_goes_on_where_nothing_is() {
+    let server = Scripted::new();
+    let schema = json!({"type": "json_schema", "name": "it", "schema": schema_of_a("string")});
+    let tools = json!([{"type": "function", "name": "f"}]);
+    let named = json!({"type": "function", "name": "f"});
+    for (fields, chat, responses, output) in [
+        (
+            json!({}),
+            json!({"response_format": {"type": "json_schema", "json_schema": schema}}),
+            json!({"text": {"format": schema}}),
+            JSON,
+        ),
+        (
+            json!({}),
+            json!({"response_format": {"type": "json_object"}}),
+            json!({"text": {"format": {"type": "json_object"}}}),
+            TEXT,
+        ),
+        (json!({"tools": tools, "tool_choice": "required"}), json!({}), json!({}), TEXT),
+        (json!({"tools": tools, "tool_choice": named}), json!({}), json!({}), TEXT),
+        (json!({"tools": tools}), json!({}), json!({}), CALL_G),
+    ] {
+        for (path, mut body) in bodies(&fields, &chat, &responses) {
+            body["ignore_eos"] = true.into();
+            assert!(!allows(&server, path, &body, output), "{path} {body}");
+        }
+    }
+    // It ends with the form, and what comes behind is not of the answer.
+    let more = "<|start|>assistant<|channel|>final<|message|>More.<|return|>";
+    for (fields, want) in
+        [(json!({"response_format": {"type": "json_object"}}), "{\"a\":1}"), (json!({}), "Yes.\n\nMore.")]
+    {
+        let [(_, mut body), _] = bodies(&fields, &json!({}), &json!({}));
+        body["ignore_eos"] = true.into();
+        let first = if fields["response_format"].is_null() { TEXT } else { JSON };
+        server.say(&[first, more].concat());
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!((status, answer["choices"][0]["message"]["content"].as_str()), (200, Some(want)), "{answer}");
+    }
+}
+
+#[test]
 fn arguments_are_held_to_their_schema_if_they_are_strict() {
     let server = Scripted::new();
     let parameters = schema_of_a("string");

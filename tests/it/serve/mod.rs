@@ -6,6 +6,7 @@ mod carried;
 mod completions;
 mod custom_tools;
 mod dashboard;
+mod doors;
 mod errors;
 mod event_rules;
 mod leaving;

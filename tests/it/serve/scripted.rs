@@ -178,6 +178,8 @@ impl Scripted {
             history: Default::default(),
             responses: Default::default(),
             seal: Default::default(),
+            long_work: Default::default(),
+            long_bodies: Default::default(),
             open: Arc::new(()),
         };
         let runtime =

@@ -7,6 +7,7 @@ use gptoss_jit::harmony::{
     developer_text, is_tool_name,
 };
 use gptoss_jit::tokenizer::Tokenizer;
+use gptoss_jit::tokenizer::limit::Limit;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -241,7 +242,7 @@ fn calls_and_results_are_written_as_the_model_writes_them() {
     .map(Turn::from)
     .into();
     assert_eq!(
-        harmony.spelled(&harmony.prompt_of(&turns).expect("UTF-8")),
+        harmony.spelled(&harmony.prompt_of(&turns, &Limit::NONE).expect("UTF-8")),
         "<|start|>user<|message|>Weather?<|end|><|start|>assistant<|channel|>analysis<|message|>Call.<|end|>\
          <|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
          <|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{\"location\": \"Oslo\"}<|call|>\
@@ -254,7 +255,7 @@ fn what_was_written_goes_back_as_it_was() {
     let (harmony, tokenizer) = (harmony(), Tokenizer::o200k_harmony());
     let ids = |text: &str| tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
     let user = || Turn::Message(Message::new(Role::User, "a"));
-    let prompt = |turns: &[Turn]| harmony.prompt_of(turns).expect("ids that there are");
+    let prompt = |turns: &[Turn]| harmony.prompt_of(turns, &Limit::NONE).expect("ids that there are");
     let spelled = |turns: &[Turn]| harmony.spelled(&prompt(turns));
 
     // Odd tokens and an odd header stay, whether or not the head of the first message is there.
@@ -301,7 +302,7 @@ fn what_was_written_goes_back_as_it_was() {
 #[test]
 fn an_answer_can_begin_at_once() {
     let harmony = harmony();
-    let mut prompt = harmony.prompt_of(&[]).expect("no text");
+    let mut prompt = harmony.prompt_of(&[], &Limit::NONE).expect("no text");
     harmony.begin_final(&mut prompt).expect("UTF-8");
     assert_eq!(harmony.spelled(&prompt), "<|start|>assistant<|channel|>final<|message|>");
     let mut parser = harmony.parser_in_final();
@@ -394,7 +395,7 @@ fn random_conversations_are_the_prompts_of_openais_library() {
     let (mut n_cases, mut wrong) = (0, Vec::new());
     for (i, line) in text.lines().enumerate() {
         let Case { chat, n_tokens, sha256, ids } = serde_json::from_str(line).expect("a case");
-        let prompt = harmony.prompt_of(&chat.turns()).expect("UTF-8");
+        let prompt = harmony.prompt_of(&chat.turns(), &Limit::NONE).expect("UTF-8");
         let words: Vec<String> = prompt.iter().map(ToString::to_string).collect();
         let digest: String = Sha256::digest(words.join(" ")).iter().map(|byte| format!("{byte:02x}")).collect();
         if let Some(ids) = ids {

@@ -1,0 +1,200 @@
+//! For which hosts requests are answered.
+//!
+//! A page of another site may have its own name resolve to a loopback address (DNS rebinding): its requests then come
+//! here, and its browser takes them for requests to that site. They still name it, in `Host`. So a server that only
+//! this machine is to reach answers to the names of this machine alone.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::Server;
+use super::error::ApiError;
+
+/// The hosts that requests may name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts {
+    /// In lower case, besides the names of this machine; all hosts if none.
+    allowed: Option<Vec<Allowed>>,
+}
+
+/// A host, or several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// All of them.
+    All,
+    /// This one.
+    Host(String),
+    /// This one and all names below it.
+    Domain(String),
+}
+
+impl Allowed {
+    /// Reads `chat.example.com`, `.example.com` (that and all below it) or `*`.
+    ///
+    /// # Errors
+    /// It is none of them, in words.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let is_name = |name: &str| {
+            let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            name.split('.').all(|label| !label.is_empty() && label.bytes().all(is_of_label))
+        };
+        let lower = text.to_ascii_lowercase();
+        if text == "*" {
+            return Ok(Self::All);
+        }
+        if let Some(domain) = lower.strip_prefix('.').filter(|domain| is_name(domain)) {
+            return Ok(Self::Domain(domain.to_owned()));
+        }
+        if is_name(&lower) || host_of(&lower).parse::<IpAddr>().is_ok() {
+            return Ok(Self::Host(host_of(&lower).to_owned()));
+        }
+        Err("expected a host without scheme and port, such as chat.example.com, `.example.com` for all below it, or `*`"
+            .into())
+    }
+
+    fn is(&self, host: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Host(name) => name == host,
+            Self::Domain(domain) => {
+                host.strip_suffix(domain.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }
+        }
+    }
+}
+
+impl Hosts {
+    /// Those of a server that listens on an address, which was asked for by the name `asked`. Without `more` all hosts
+    /// are right where the address is not of this machine alone.
+    pub fn of(address: IpAddr, asked: &str, more: &[Allowed]) -> Self {
+        if !address.is_loopback() && more.is_empty() {
+            return Self::default();
+        }
+        let own = [address.to_string(), host_of(&asked.to_ascii_lowercase()).to_owned()].map(Allowed::Host);
+        Self { allowed: Some([&own, more].concat()) }
+    }
+
+    /// Whether a request is for one of them. One that names no host comes from no browser.
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        let Some(allowed) = &self.allowed else { return Ok(()) };
+        let named = headers.get_all(header::HOST).iter().map(|host| String::from_utf8_lossy(host.as_bytes()));
+        let named = named.chain(uri.authority().map(|authority| authority.as_str().into()));
+        for name in named {
+            let host = host_of(&name).to_ascii_lowercase();
+            if !is_of_this_machine(&host) && !allowed.iter().any(|allowed| allowed.is(&host)) {
+                return Err(ApiError::host_not_allowed(&host));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names that resolve to this machine wherever they are resolved.
+fn is_of_this_machine(host: &str) -> bool {
+    host == "localhost"
+        || host.ends_with(".localhost")
+        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+/// `Host` without its port, the brackets of an IPv6 address, and the dot that may end a name.
+fn host_of(name: &str) -> &str {
+    if let Some(address) = name.strip_prefix('[') {
+        return address.split(']').next().unwrap_or_default();
+    }
+    let host = match name.rsplit_once(':') {
+        // Several colons are an address without brackets.
+        Some((host, _)) if !host.contains(':') => host,
+        _ => name,
+    };
+    host.strip_suffix('.').unwrap_or(host)
+}
+
+/// Lets only requests in that are for this server.
+pub(super) async fn check(State(server): State<Arc<Server>>, request: Request, next: Next) -> Response {
+    match server.options.hosts.check(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn allows(hosts: &Hosts, host: &str) -> bool {
+        let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]);
+        hosts.check(&Uri::from_static("/v1/models"), &headers).is_ok()
+    }
+
+    #[test]
+    fn on_a_loopback_address_only_names_of_this_machine_are_served() {
+        let more = ["chat.example.com", ".lan", "[fd00::7]"].map(|name| Allowed::read(name).unwrap());
+        let hosts = Hosts::of([127, 0, 0, 1].into(), "MyBox", &more);
+        for host in [
+            "localhost",
+            "localhost:8000",
+            "LOCALHOST.",
+            "a.localhost:1",
+            "127.0.0.1",
+            "127.9.9.9:80",
+            "[::1]:8000",
+            "::1",
+            "[::ffff:127.0.0.1]",
+            "mybox:8000",
+            "chat.example.com",
+            "Chat.Example.Com:443",
+            "box.lan",
+            "lan",
+            "[fd00::7]:80",
+        ] {
+            assert!(allows(&hosts, host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "localhost.evil.example",
+            "evillocalhost",
+            "127.0.0.1.evil.example",
+            "0.0.0.0",
+            "192.168.0.7",
+            "x.chat.example.com",
+            "evil-lan",
+            "",
+            ":8000",
+            "localhost@evil.example",
+            "[::2]",
+        ] {
+            assert!(!allows(&hosts, host), "{host}");
+        }
+        let absolute = Uri::from_static("http://evil.example/v1/models");
+        assert!(hosts.check(&absolute, &HeaderMap::new()).is_err());
+        assert!(hosts.check(&Uri::from_static("/"), &HeaderMap::new()).is_ok(), "a probe of HTTP/1.0");
+        let mut both = HeaderMap::new();
+        both.append(header::HOST, HeaderValue::from_static("localhost"));
+        both.append(header::HOST, HeaderValue::from_static("evil.example"));
+        assert!(hosts.check(&Uri::from_static("/"), &both).is_err());
+    }
+
+    #[test]
+    fn elsewhere_all_are_served_unless_some_are_named() {
+        let address = IpAddr::from([192, 168, 0, 7]);
+        assert!(allows(&Hosts::of(address, "192.168.0.7", &[]), "evil.example"));
+        let named = Hosts::of(address, "192.168.0.7", &[Allowed::Host("box.lan".into())]);
+        assert!(["box.lan", "192.168.0.7:8000", "localhost"].iter().all(|host| allows(&named, host)));
+        assert!(!allows(&named, "evil.example"));
+        assert!(allows(&Hosts::of([127, 0, 0, 1].into(), "localhost", &[Allowed::All]), "evil.example"));
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused() {
+        for text in ["", ".", "https://a.example", "a.example:80", "a b", "*.example.com", "a/b"] {
+            assert!(Allowed::read(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Work that would keep a thread from its streams: tokens of long texts. It has threads of its own, a few at a time,
+//! and is given up when its client leaves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::available_parallelism;
+
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+
+/// From so many bytes on a text is long: they take a millisecond, or several.
+pub const LONG_BYTES: usize = 1 << 15;
+
+/// Most of it at a time, on machines of many cores.
+const MAX_PLACES: usize = 8;
+
+/// Where it is done.
+#[derive(Debug)]
+pub struct LongWork {
+    places: Arc<Semaphore>,
+}
+
+impl Default for LongWork {
+    /// On half of the cores: the others serve, and may compute.
+    fn default() -> Self {
+        let n_cores = available_parallelism().map_or(1, usize::from);
+        Self::with_places((n_cores / 2).clamp(1, MAX_PLACES))
+    }
+}
+
+impl LongWork {
+    /// So much of it at a time.
+    pub fn with_places(n: usize) -> Self {
+        Self { places: Arc::new(Semaphore::new(n)) }
+    }
+
+    /// Does something, in its turn and on a thread for it if it `is_long`. It is told whether anybody waits for it
+    /// still: nobody does when this future was dropped.
+    ///
+    /// # Errors
+    /// It panicked.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        is_long: bool,
+        work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if !is_long {
+            return Ok(work(&|| true));
+        }
+        let failed = |error: &dyn std::fmt::Display| ApiError::internal(error.to_string());
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|error| failed(&error))?;
+        let waiting = Waiting(Arc::new(AtomicBool::new(true)));
+        let is_wanted = Arc::clone(&waiting.0);
+        let work = move || {
+            let _place = place;
+            work(&|| is_wanted.load(Ordering::Relaxed))
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|error| failed(&error))
+    }
+}
+
+/// Who waits, until it is dropped.
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    }
+
+    #[test]
+    fn work_whose_client_has_left_is_told_and_makes_room() {
+        let (runtime, long_work) = (runtime(), Arc::new(LongWork::with_places(1)));
+        let (begun, has_begun) = mpsc::channel();
+        let shared = Arc::clone(&long_work);
+        let first = runtime.spawn(async move {
+            let endless = move |is_wanted: &dyn Fn() -> bool| {
+                begun.send(()).unwrap();
+                while is_wanted() {
+                    std::thread::yield_now();
+                }
+            };
+            shared.run(true, endless).await
+        });
+        has_begun.recv().unwrap();
+        first.abort();
+        assert_eq!(runtime.block_on(long_work.run(true, |_| 7)), Ok(7));
+    }
+
+    #[test]
+    fn short_work_waits_for_nobody() {
+        let long_work = LongWork::with_places(0);
+        assert_eq!(runtime().block_on(long_work.run(false, |is_wanted| is_wanted())), Ok(true));
+    }
+}
