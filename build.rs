@@ -1,4 +1,4 @@
-//! Lists the files of `templates/` and `tuning/` so that they can be embedded with `include_str!`:
+//! Lists the files of `templates/`, `tuning/` and `models/` so that they can be embedded with `include_str!`:
 //! a new template is one new file and no line of Rust.
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::{env, fs};
 fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
-    for folder in ["templates", "tuning"] {
+    for folder in ["templates", "tuning", "models"] {
         println!("cargo::rerun-if-changed={folder}");
         let mut files = Vec::new();
         walk(&root.join(folder), &mut files);

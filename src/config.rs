@@ -164,6 +164,16 @@ const RANGES: [(&str, i64, i64); 12] = [
     ("sliding_window", 0, 1 << 24),
 ];
 
+/// The whole numbers of a [`ModelConfig`] by name, in the order of their declaration.
+pub const DIMENSIONS: [&str; RANGES.len()] = {
+    let (mut names, mut i) = ([""; RANGES.len()], 0);
+    while i < RANGES.len() {
+        names[i] = RANGES[i].0;
+        i += 1;
+    }
+    names
+};
+
 /// `value` as the dimension `field`, if it lies in that field's range.
 ///
 /// # Errors
@@ -179,7 +189,7 @@ pub fn dimension(field: &'static str, value: i64) -> Result<usize, ConfigError> 
 
 impl ModelConfig {
     /// The whole numbers by name, in the order of their declaration.
-    fn dimensions(&self) -> [(&'static str, usize); 12] {
+    pub fn dimensions(&self) -> [(&'static str, usize); 12] {
         [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),

@@ -5,3 +5,6 @@ pub const TEMPLATES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/templ
 
 /// The files of `tuning/`.
 pub const TUNING: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning.rs"));
+
+/// The files of `models/`.
+pub const MODELS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/models.rs"));

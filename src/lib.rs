@@ -14,6 +14,7 @@ pub mod device;
 pub mod embedded;
 pub mod engine;
 pub mod error;
+pub mod family;
 pub mod git_lfs;
 pub mod grammar;
 pub mod graph;

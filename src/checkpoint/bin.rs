@@ -57,7 +57,7 @@ fn slice_tensors(bytes: &Bytes, config: &ModelConfig, dtype: Dtype, decided: Dec
             let len_bytes = dtype.len_bytes(group.shape.iter().product());
             let (name, shape) = (unswapped(group.name_in(l), decided.swapped), group.shape.clone());
             let slice = bytes.slice(offset..offset + len_bytes);
-            let is_transposed = decided.transposed && matches!(group.name, GATE_WEIGHT | MLP2_WEIGHT);
+            let is_transposed = decided.transposed && matches!(group.tensor.name.as_str(), GATE_WEIGHT | MLP2_WEIGHT);
             let elements = if is_transposed { transposed(slice, dtype, &shape) } else { Elements::Bytes(slice) };
             let file_offset = Some(offset as u64);
             tensors.insert(name.clone(), Tensor { name, dtype, shape, elements, file_offset });

@@ -1,6 +1,6 @@
 //! How the weights of a model are encoded: which element type, and for MXFP4 which tensors stand for one matrix.
 
-use super::tensors::{Group, MLP1_WEIGHT, MLP2_WEIGHT};
+use super::tensors::{Group, name_in};
 use crate::dtype::Dtype;
 
 /// Element types of a model's weights; by default as the models are released.
@@ -18,8 +18,10 @@ pub enum Encoding {
 /// One tensor of a checkpoint: a group's own, or the scales beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// As [`Group::name`].
-    pub name: &'static str,
+    /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
+    pub name: String,
+    /// Whether every layer has one.
+    pub per_layer: bool,
     /// Element type.
     pub dtype: Dtype,
     /// Shape of one of them, outermost first; of MXFP4 in elements, rows in whole blocks.
@@ -29,6 +31,13 @@ pub struct Part {
 /// The name of the scales of a matrix in MXFP4: `block.0.mlp.mlp1_scale` of `block.0.mlp.mlp1_weight`.
 pub fn scale_of(weight: &str) -> String {
     weight.replace("_weight", "_scale")
+}
+
+impl Part {
+    /// The canonical name of the tensor in layer `l`.
+    pub fn name_in(&self, l: usize) -> String {
+        name_in(&self.name, self.per_layer, l)
+    }
 }
 
 impl Encoding {
@@ -52,18 +61,14 @@ impl Encoding {
     /// The tensors that hold a group's numbers: one, or for MXFP4 the packed numbers and a u8 scale for every block of
     /// a row, which stands for the factor 2^(scale - 127).
     pub fn parts(self, group: &Group) -> Vec<Part> {
-        let whole = |dtype| vec![Part { name: group.name, dtype, shape: group.shape.clone() }];
-        let scale = match group.name {
-            MLP1_WEIGHT => "mlp.mlp1_scale",
-            MLP2_WEIGHT => "mlp.mlp2_scale",
-            _ => return whole(self.dense()),
-        };
-        let dtype = self.experts();
-        let Some(block_len) = dtype.block_len() else { return whole(dtype) };
+        let (name, per_layer) = (&group.tensor.name, group.tensor.per_layer);
+        let part = |name: &str, dtype, shape| Part { name: name.to_owned(), per_layer, dtype, shape };
+        let dtype = if group.tensor.is_expert { self.experts() } else { self.dense() };
+        let Some(block_len) = dtype.block_len() else { return vec![part(name, dtype, group.shape.clone())] };
         let (inputs, rows) = group.shape.split_last().expect("the experts' matrices have three dimensions");
         let blocks = inputs.div_ceil(block_len);
-        let part = |name, dtype, last| Part { name, dtype, shape: [rows, &[last]].concat() };
-        vec![part(group.name, dtype, blocks * block_len), part(scale, Dtype::U8, blocks)]
+        let of_rows = |last: usize| [rows, &[last]].concat();
+        vec![part(name, dtype, of_rows(blocks * block_len)), part(&scale_of(name), Dtype::U8, of_rows(blocks))]
     }
 }
 
@@ -85,6 +90,6 @@ mod tests {
         assert_eq!(of("mlp.mlp2_scale").shape, [3, 70, 1]);
         assert!(parts.iter().all(|part| matches!(part.dtype, Dtype::Bf16) || part.name.starts_with("mlp.mlp")));
         assert_eq!(of("mlp.mlp1_bias").dtype, Dtype::Bf16);
-        assert_eq!((scale_of(MLP1_WEIGHT), scale_of(MLP2_WEIGHT)), ("mlp.mlp1_scale".into(), "mlp.mlp2_scale".into()));
+        assert_eq!(scale_of("mlp.mlp1_weight"), "mlp.mlp1_scale");
     }
 }

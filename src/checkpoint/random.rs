@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use super::encoding::{Encoding, Part};
-use super::tensors::{GATE_BIAS, Group, groups, parameters};
+use super::tensors::{Group, groups, parameters};
 use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
+use crate::family::Draw;
 
 /// Uniform random numbers, all of a tensor's from one seed.
 ///
@@ -101,18 +102,17 @@ const MXFP4_CODES_SIZE: f64 = 2.926_174_972_214_489; // sqrt(68.5 / 8)
 impl Checkpoint {
     /// A checkpoint with random weights, the same for the same arguments on any machine.
     ///
-    /// Values are uniform. Matrices have a standard deviation of `1/sqrt(inputs)`, so that activations keep their size
-    /// from layer to layer; norm scales lie in 0.9 to 1.1, the embedding has a standard deviation of 1, sinks lie
-    /// in -1 to 1 and biases in -0.02 to 0.02. The numbers are good enough for that and for nothing else: 65536 steps
-    /// per tensor.
+    /// Values are uniform, as the family says (`draw` in `models/*.toml`): matrices have a standard deviation of
+    /// `1/sqrt(inputs)`, so that activations keep their size from layer to layer. The numbers are good enough for that
+    /// and for nothing else: 65536 steps per tensor.
     ///
     /// **MXFP4**: a code is random, and its block's scale one of two neighbours, so often the larger one that the
     /// deviation is that of the other encodings. With n the smaller one, f how often the larger one, and 2.93 the root
     /// mean square of the codes, that is `2.93^2 * 4^(n - 127) * (1 + 3 f) = 1/inputs`. For 2880 inputs: n = 119, f =
     /// 0.55.
     ///
-    /// **The router**: its logits have a standard deviation of about 1 from row to row of the step, and its biases lie
-    /// in -0.75 to 0.75, so that some experts are chosen more often than others, as in a model that was trained. What
+    /// **The router**: its logits have a standard deviation of about 1 from row to row of the step, and its biases are
+    /// of that size too, so that some experts are chosen more often than others, as in a model that was trained. What
     /// that gives is in `tests/it/checkpoint/weights.rs`; how skewed gpt-oss itself is, we have not measured.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl Checkpoint {
                     let number = (i + part_index * groups(&config).len()) * config.num_hidden_layers + l;
                     let numbers = numbers(group, part, mix(seed ^ mix(number as u64)));
                     let tensor = Tensor {
-                        name: Group { name: part.name, ..group.clone() }.name_in(l),
+                        name: part.name_in(l),
                         dtype: part.dtype,
                         shape: part.shape.clone(),
                         elements: Elements::Random(numbers),
@@ -154,13 +154,10 @@ fn numbers(group: &Group, part: &Part, stream: u64) -> RandomNumbers {
 /// Centre and half width of a group's uniform distribution.
 fn distribution(group: &Group) -> (f32, f32) {
     let deviation = |deviation: f32| (0.0, deviation * 3f32.sqrt());
-    match group.name {
-        name if name.ends_with("norm.scale") => (1.0, 0.1),
-        GATE_BIAS => (0.0, 0.75),
-        name if name.ends_with("bias") => (0.0, 0.02),
-        "attn.sinks" => (0.0, 1.0),
-        "embedding.weight" => deviation(1.0),
-        _ => deviation((inputs(group) as f32).sqrt().recip()),
+    match group.tensor.draw {
+        Draw::Around { centre, reach } => (centre, reach),
+        Draw::Deviation(size) => deviation(size),
+        Draw::Matrix => deviation((inputs(group) as f32).sqrt().recip()),
     }
 }
 

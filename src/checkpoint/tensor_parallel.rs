@@ -7,10 +7,12 @@
 
 use std::ops::Range;
 
+use super::encoding::scale_of;
 use super::slice::{Cut, Slice};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::error::Hint;
+use crate::family::{Cut as FamilyCut, Family, FamilyTensor};
 
 /// Which part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,41 +30,6 @@ impl TpRank {
 
 /// Experts' hidden features are cut between blocks of so many: MXFP4 has a factor for each.
 const BLOCK: usize = 32;
-
-/// How the tensors are cut, by how their names end.
-const RULES: [(&str, Rule); 12] = [
-    ("attn.qkv.weight", Rule::Heads),
-    ("attn.qkv.bias", Rule::Heads),
-    ("attn.sinks", Rule::QueryHeads),
-    ("attn.out.weight", Rule::HeadColumns),
-    ("attn.out.bias", Rule::FirstRank),
-    ("mlp.mlp1_weight", Rule::GatesAndUps),
-    ("mlp.mlp1_scale", Rule::GatesAndUps),
-    ("mlp.mlp1_bias", Rule::GatesAndUps),
-    ("mlp.mlp2_weight", Rule::FeatureColumns),
-    ("mlp.mlp2_scale", Rule::FeatureColumns),
-    ("mlp.mlp2_bias", Rule::FirstRank),
-    ("unembedding.weight", Rule::Vocabulary),
-];
-
-/// What a device has of a tensor. All others it has whole.
-#[derive(Clone, Copy, Debug)]
-enum Rule {
-    /// Rows: of the query heads, of the key heads and of the value heads its own.
-    Heads,
-    /// Rows: of its query heads.
-    QueryHeads,
-    /// Columns: of its query heads.
-    HeadColumns,
-    /// Rows of each expert: gates and ups, in turn, of its hidden features.
-    GatesAndUps,
-    /// Columns: of its hidden features, or their blocks.
-    FeatureColumns,
-    /// Rows: of its ids, where the devices divide the vocabulary.
-    Vocabulary,
-    /// All on the first device, zeros elsewhere: what is added once.
-    FirstRank,
-}
 
 /// A model cannot be cut so.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +56,17 @@ impl Hint for TensorParallelError {
             false => format!("`--tp` takes {} here", sizes.join(", ")),
         })
     }
+}
+
+/// How the family has a tensor cut; scales are cut as what they belong to.
+fn rule(name: &str) -> FamilyCut {
+    let is_of = |tensor: &&FamilyTensor| {
+        let owner = |own: &str| name.strip_suffix(own).is_some_and(|before| before.is_empty() || before.ends_with('.'));
+        owner(&tensor.name) || tensor.is_expert && owner(&scale_of(&tensor.name))
+    };
+    // Of names of which one ends the other, the longer is meant.
+    let tensors = Family::gpt_oss().tensors.iter().filter(is_of);
+    tensors.max_by_key(|tensor| tensor.name.len()).map_or(FamilyCut::Whole, |tensor| tensor.cut)
 }
 
 impl TpRank {
@@ -130,7 +108,7 @@ impl TpRank {
 
     /// What of a tensor is its own; `None` if it is all of it.
     fn cut(self, tensor: &Tensor, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
-        let (_, rule) = RULES.iter().find(|(name, _)| tensor.name.ends_with(name))?;
+        let rule = rule(&tensor.name);
         let ModelConfig { head_dim, num_attention_heads, num_key_value_heads, intermediate_size, .. } = *whole;
         let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
         let (features, n_features) = self.features(intermediate_size);
@@ -152,7 +130,7 @@ impl TpRank {
             made: [1, n_made],
         };
         let cut = match rule {
-            Rule::Heads => {
+            FamilyCut::HeadRows => {
                 let (q, kv) = (num_attention_heads * head_dim, num_key_value_heads * head_dim);
                 let behind = |range: Range<usize>, first: usize| first + range.start..first + range.end;
                 let (own_q, own_kv) =
@@ -160,39 +138,44 @@ impl TpRank {
                 let n_made = own_q.len() + 2 * own_kv.len();
                 rows_of(vec![own_q, behind(own_kv.clone(), q), behind(own_kv, q + kv)], q + 2 * kv, n_made)
             }
-            Rule::QueryHeads => {
+            FamilyCut::QueryHeadRows => {
                 let own = self.own(num_attention_heads);
                 let n_made = own.len();
                 rows_of(vec![own], num_attention_heads, n_made)
             }
-            Rule::HeadColumns => {
+            FamilyCut::QueryHeadColumns => {
                 let own = scaled(self.own(num_attention_heads), head_dim);
                 let n_made = own.len();
                 columns_of(own, n_made)
             }
-            Rule::GatesAndUps => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
+            FamilyCut::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
             // Of rows in MXFP4 there are whole blocks, and so are there of what is cut.
-            Rule::FeatureColumns if last == intermediate_size.div_ceil(BLOCK) && tensor.name.ends_with("scale") => {
+            FamilyCut::FeatureColumns
+                if last == intermediate_size.div_ceil(BLOCK) && tensor.name.ends_with("scale") =>
+            {
                 columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
             }
-            Rule::FeatureColumns => {
+            FamilyCut::FeatureColumns => {
                 let end = features.end.next_multiple_of(BLOCK).min(last);
                 columns_of(features.start.min(end)..end, n_features)
             }
-            Rule::Vocabulary => {
+            FamilyCut::VocabularyRows => {
                 let own = self.ids(whole.vocab_size);
                 let n_made = own.len();
                 rows_of(vec![own], whole.vocab_size, n_made)
             }
-            Rule::FirstRank if self.rank == 0 => return None,
-            Rule::FirstRank => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
+            FamilyCut::Whole => return None,
+            FamilyCut::FirstDevice if self.rank == 0 => return None,
+            FamilyCut::FirstDevice => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
         };
         let mut made = shape.clone();
         match rule {
-            Rule::Heads | Rule::QueryHeads | Rule::Vocabulary => made[0] = cut.made[0],
-            Rule::GatesAndUps => made[1] = cut.made[0],
-            Rule::HeadColumns | Rule::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
-            Rule::FirstRank => {}
+            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::VocabularyRows => made[0] = cut.made[0],
+            FamilyCut::GateAndUpRows => made[1] = cut.made[0],
+            FamilyCut::QueryHeadColumns | FamilyCut::FeatureColumns => {
+                *made.last_mut().expect("the same") = cut.made[1]
+            }
+            FamilyCut::Whole | FamilyCut::FirstDevice => {}
         }
         Some((cut, made))
     }
@@ -220,8 +203,8 @@ impl Checkpoint {
 #[cfg(test)]
 mod tests {
     use super::super::encoding::Encoding;
+    use super::super::tensors::groups;
     use super::super::tensors::tests::gpt_oss_20b;
-    use super::super::tensors::{Group, groups};
     use super::*;
 
     #[test]
@@ -261,8 +244,8 @@ mod tests {
                 let part = whole.part(TpRank { rank, size }).expect("it divides");
                 let expected: Vec<(String, Vec<usize>)> = groups(&part.config)
                     .iter()
-                    .flat_map(|group| encoding.parts(group).into_iter().map(move |part| (group.clone(), part)))
-                    .map(|(group, part)| (Group { name: part.name, ..group }.name_in(0), part.shape))
+                    .flat_map(|group| encoding.parts(group))
+                    .map(|part| (part.name_in(0), part.shape))
                     .collect();
                 for (name, mut shape) in expected {
                     if name == "unembedding.weight" {

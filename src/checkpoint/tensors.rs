@@ -1,23 +1,20 @@
-//! The canonical list of tensors: OpenAI's names, shapes outermost first, in the order of a `.bin` file. What of them a
-//! checkpoint in MXFP4 stores instead is in [`super::encoding`].
+//! The tensors of a model, as its family lists them: names, shapes outermost first, in the order of a `.bin` file. What
+//! of them a checkpoint in MXFP4 stores instead is in [`super::encoding`].
 
 use crate::config::ModelConfig;
+use crate::family::{Family, FamilyTensor};
 
 /// A tensor that exists once, or once in every layer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Group {
-    /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
-    pub name: &'static str,
-    /// Whether every layer has one.
-    pub per_layer: bool,
+    /// What the family says of it.
+    pub tensor: &'static FamilyTensor,
     /// Shape of one of them, outermost first.
     pub shape: Vec<usize>,
 }
 
 /// The router of one layer: `(num_experts, hidden_size)`.
 pub(super) const GATE_WEIGHT: &str = "mlp.gate.weight";
-/// The router's bias of one layer: `(num_experts)`.
-pub(super) const GATE_BIAS: &str = "mlp.gate.bias";
 /// The first expert matrix of one layer: `(num_experts, 2 * intermediate_size, hidden_size)`.
 pub(super) const MLP1_WEIGHT: &str = "mlp.mlp1_weight";
 /// The second expert matrix of one layer: `(num_experts, hidden_size, intermediate_size)`.
@@ -28,43 +25,25 @@ pub(super) const EMBEDDING: &str = "embedding.weight";
 pub(super) const UNEMBEDDING: &str = "unembedding.weight";
 
 /// All tensors, in the order in which a `.bin` file stores them; the layers of a group follow each other.
-///
-/// Matrices are (out, in). The rows of `attn.qkv` are all query heads, then all key heads, then all value heads. The
-/// rows of `mlp.mlp1` are interleaved: row 2j is gate j, row 2j + 1 is up j.
-pub fn groups(config: &ModelConfig) -> [Group; 16] {
-    let ModelConfig { vocab_size, hidden_size, num_experts, intermediate_size, num_attention_heads, .. } = *config;
-    let (qkv_size, attention_size) = (config.qkv_size(), config.attention_size());
-    let once = |name, shape| Group { name, per_layer: false, shape };
-    let layered = |name, shape| Group { name, per_layer: true, shape };
-    [
-        once(EMBEDDING, vec![vocab_size, hidden_size]),
-        once(UNEMBEDDING, vec![vocab_size, hidden_size]),
-        layered("attn.norm.scale", vec![hidden_size]),
-        layered("mlp.norm.scale", vec![hidden_size]),
-        once("norm.scale", vec![hidden_size]),
-        layered("attn.qkv.weight", vec![qkv_size, hidden_size]),
-        layered("attn.qkv.bias", vec![qkv_size]),
-        layered("attn.out.weight", vec![hidden_size, attention_size]),
-        layered("attn.out.bias", vec![hidden_size]),
-        layered("attn.sinks", vec![num_attention_heads]),
-        layered(GATE_WEIGHT, vec![num_experts, hidden_size]),
-        layered(GATE_BIAS, vec![num_experts]),
-        layered(MLP1_WEIGHT, vec![num_experts, 2 * intermediate_size, hidden_size]),
-        layered("mlp.mlp1_bias", vec![num_experts, 2 * intermediate_size]),
-        layered(MLP2_WEIGHT, vec![num_experts, hidden_size, intermediate_size]),
-        layered("mlp.mlp2_bias", vec![num_experts, hidden_size]),
-    ]
+pub fn groups(config: &ModelConfig) -> Vec<Group> {
+    let group = |tensor: &'static FamilyTensor| Group { tensor, shape: tensor.shape(config) };
+    Family::gpt_oss().tensors.iter().map(group).collect()
+}
+
+/// The canonical name of the tensor `name` in layer `l`; `l` does not matter for a tensor outside of the layers.
+pub(super) fn name_in(name: &str, per_layer: bool, l: usize) -> String {
+    if per_layer { format!("block.{l}.{name}") } else { name.to_owned() }
 }
 
 impl Group {
     /// The canonical name of the tensor in layer `l`; `l` does not matter for a tensor outside of the layers.
     pub fn name_in(&self, l: usize) -> String {
-        if self.per_layer { format!("block.{l}.{}", self.name) } else { self.name.to_owned() }
+        name_in(&self.tensor.name, self.tensor.per_layer, l)
     }
 
     /// How many there are: one, or one per layer.
     pub fn count(&self, config: &ModelConfig) -> usize {
-        if self.per_layer { config.num_hidden_layers } else { 1 }
+        if self.tensor.per_layer { config.num_hidden_layers } else { 1 }
     }
 
     /// Elements of one of them; `None` past 2^64.

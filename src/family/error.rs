@@ -1,0 +1,46 @@
+//! What can be wrong with a family's file.
+
+use crate::error::Hint;
+use crate::template::expression::ExpressionError;
+use crate::template::source_file::Place;
+
+/// What is wrong with a file, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FamilyError {
+    /// It is no TOML, has an unknown key or lacks one.
+    #[error("{place}: could not read the family: {message}")]
+    Toml {
+        /// The line.
+        place: Place,
+        /// What the TOML parser says.
+        message: String,
+    },
+    /// Something is not as it must be.
+    #[error("{place}: {item}: expected {expected}, found {found}")]
+    Declaration {
+        /// The line.
+        place: Place,
+        /// What is declared.
+        item: String,
+        /// What would be right.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// An expression is none.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+}
+
+impl Hint for FamilyError {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Toml { .. } | Self::Declaration { .. } => {
+                "`models/README.md` describes the format, `models/gpt-oss.toml` is an example".into()
+            }
+            Self::Expression(_) => {
+                "expressions are whole numbers over the model's dimensions, such as `2 * head_dim`".into()
+            }
+        })
+    }
+}
