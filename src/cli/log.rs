@@ -33,7 +33,7 @@ pub(super) fn begin(events: Events) {
         Events::Lines | Events::JsonLines => "warn,gptoss_jit::serve=info",
     };
     let filter = EnvFilter::try_from_env("GPTOSS_JIT_LOG").unwrap_or_else(|_| usual.into());
-    // By itself it would print, and panic where that fails, what it could not print.
+    // Otherwise it prints its own errors to stderr, and panics if that fails.
     let subscriber = tracing_subscriber::fmt().log_internal_errors(false);
     subscriber.with_env_filter(filter).with_writer(|| Stderr).event_format(events).init();
 }

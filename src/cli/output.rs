@@ -143,7 +143,7 @@ impl Output {
     /// Shows a text in the place of the line that the cursor is in, if somebody sees it; an empty one clears the line.
     pub fn status(&self, text: &str) {
         if self.shows_progress() {
-            drop(write!(Stderr, "\r\x1b[2K{text}"));
+            drop(Stderr.write_all(format!("\r\x1b[2K{text}").as_bytes()));
         }
     }
 

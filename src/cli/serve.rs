@@ -24,7 +24,7 @@ use super::usage::UsageError;
 use crate::device::Device;
 use crate::grammar::Grammars;
 use crate::harmony::Harmony;
-use crate::serve::body::LongBodies;
+use crate::serve::body::BodyRoom;
 use crate::serve::history::History;
 use crate::serve::hosts::{Allowed, Hosts};
 use crate::serve::ids::Ids;
@@ -210,7 +210,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         responses: Store::default(),
         seal: Seal::default(),
         long_work: LongWork::default(),
-        long_bodies: LongBodies::default(),
+        body_room: BodyRoom::default(),
         open: Arc::new(()),
     });
     output.note(&format!(

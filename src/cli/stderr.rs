@@ -2,21 +2,25 @@
 //!
 //! A message never ends or changes an answer. Writing one cannot fail: if stderr is full, closed or a pipe without a
 //! reader, the message is lost and nothing else. A server must not wait either, for a reader that has stopped reading:
-//! its messages go through a queue to a thread that writes them, and those that find the queue full are dropped and
+//! its messages go through a queue to a thread that writes them; those for which the queue has no room are dropped and
 //! counted.
 
+use std::backtrace::Backtrace;
 use std::io::{self, Write};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anstream::AutoStream;
 
 /// Messages that wait for a slow stderr.
-const QUEUE: usize = 4096;
+const MAX_MESSAGES: usize = 4096;
+
+/// Their bytes; a single message may have more.
+const MAX_BYTES: usize = 16 << 20;
 
 /// How long the end of the program waits for messages to be written.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -36,8 +40,8 @@ impl Write for Stderr {
         Ok(bytes.len())
     }
 
+    /// Nothing is kept back.
     fn flush(&mut self) -> io::Result<()> {
-        drop(io::stderr().flush());
         Ok(())
     }
 }
@@ -51,15 +55,17 @@ pub(super) fn write(text: &str) {
 
 /// From here on nobody waits for stderr.
 pub(super) fn never_wait() {
-    if QUEUED.get().is_some() {
-        return;
-    }
-    let (queue, written) = Queue::new(QUEUE);
+    let (queue, writer) = Queue::new(MAX_MESSAGES);
     // Without a thread messages are written by those who have them, as before.
-    if thread::Builder::new().name("stderr".into()).spawn(move || written.to(io::stderr())).is_ok() {
+    if thread::Builder::new().name("stderr".into()).spawn(move || writer.write_to(io::stderr())).is_ok() {
         drop(QUEUED.set(queue));
         // The usual hook would wait.
-        panic::set_hook(Box::new(|panic| write(&format!("{panic}\n"))));
+        panic::set_hook(Box::new(|panic| {
+            let thread = thread::current();
+            let backtrace = Backtrace::capture(); // empty, unless RUST_BACKTRACE asks for it
+            write(&format!("thread `{}`: {panic}\n{backtrace}\n", thread.name().unwrap_or("without a name")));
+            finish(); // the process may end with it
+        }));
     }
 }
 
@@ -78,48 +84,75 @@ enum Item {
 
 struct Queue {
     items: SyncSender<Item>,
-    n_lost: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
 }
 
 /// The other end of the queue.
-struct Written {
+struct Writer {
     items: Receiver<Item>,
-    n_lost: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Bytes of messages that wait.
+    n_bytes: AtomicUsize,
+    /// Messages that found no room, and were not told of yet.
+    n_lost: AtomicUsize,
 }
 
 impl Queue {
-    fn new(n: usize) -> (Self, Written) {
+    fn new(n: usize) -> (Self, Writer) {
         let (sender, items) = mpsc::sync_channel(n);
-        let n_lost = Arc::default();
-        (Self { items: sender, n_lost: Arc::clone(&n_lost) }, Written { items, n_lost })
+        let counts = Arc::<Counts>::default();
+        (Self { items: sender, counts: Arc::clone(&counts) }, Writer { items, counts })
     }
 
     fn push(&self, message: &[u8]) {
-        if let Err(TrySendError::Full(_)) = self.items.try_send(Item::Message(message.to_vec())) {
-            self.n_lost.fetch_add(1, Ordering::Relaxed);
+        let n_bytes = self.counts.n_bytes.fetch_add(message.len(), Ordering::Relaxed);
+        let has_room = n_bytes == 0 || n_bytes + message.len() <= MAX_BYTES;
+        if !has_room || self.items.try_send(Item::Message(message.to_vec())).is_err() {
+            self.counts.n_bytes.fetch_sub(message.len(), Ordering::Relaxed);
+            self.counts.n_lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn finish(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
         let (mark, written) = mpsc::sync_channel(1);
-        if self.items.try_send(Item::Mark(mark)).is_ok() {
-            let _ = written.recv_timeout(patience); // late or not, the program ends
+        while let Err(TrySendError::Full(_)) = self.items.try_send(Item::Mark(mark.clone())) {
+            if Instant::now() >= deadline {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
+        let _ = written.recv_timeout(deadline.saturating_duration_since(Instant::now())); // late or not, the program ends
     }
 }
 
-impl Written {
+impl Writer {
     /// Writes what comes, until nobody is left to send it.
-    fn to(self, mut stream: impl Write) {
+    fn write_to(self, mut stream: impl Write) {
         for item in &self.items {
             match item {
-                Item::Message(message) => drop(stream.write_all(&message)),
-                Item::Mark(mark) => drop(mark.send(())),
+                Item::Message(message) => {
+                    drop(stream.write_all(&message));
+                    self.counts.n_bytes.fetch_sub(message.len(), Ordering::Relaxed);
+                    self.tell_losses(&mut stream);
+                }
+                Item::Mark(mark) => {
+                    self.tell_losses(&mut stream);
+                    let _ = mark.send(()); // or it was too late
+                }
             }
-            let n_lost = self.n_lost.swap(0, Ordering::Relaxed);
-            if n_lost > 0 {
-                drop(writeln!(stream, "warning: {n_lost} messages were lost here: stderr was not read in time"));
-            }
+        }
+        self.tell_losses(&mut stream);
+    }
+
+    fn tell_losses(&self, stream: &mut impl Write) {
+        let n_lost = self.counts.n_lost.swap(0, Ordering::Relaxed);
+        if n_lost > 0 {
+            drop(writeln!(stream, "warning: {n_lost} messages were lost: stderr was not read in time"));
         }
     }
 }
@@ -149,11 +182,11 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_stream_that_is_not_read_and_what_is_lost_is_counted() {
-        let (queue, written) = Queue::new(2);
+        let (queue, writer) = Queue::new(2);
         let (gate, got) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
         let closed = gate.lock().unwrap();
         let slow = Slow { gate: Arc::clone(&gate), got: Arc::clone(&got) };
-        let writer = thread::spawn(move || written.to(slow));
+        let thread = thread::spawn(move || writer.write_to(slow));
         for i in 0..10 {
             queue.push(format!("{i}\n").as_bytes());
         }
@@ -161,7 +194,7 @@ mod tests {
         drop(closed);
         queue.push(b"last\n"); // may come while the queue is still full
         drop(queue);
-        writer.join().unwrap();
+        thread.join().unwrap();
         let text = String::from_utf8(got.lock().unwrap().clone()).unwrap();
         assert!(text.starts_with("0\n"), "{text}");
         let said =
@@ -170,6 +203,17 @@ mod tests {
         let n_written = text.lines().filter(|line| said(line).is_none()).count();
         assert_eq!(n_lost + n_written, 11, "{text}");
         assert!(n_lost >= 7, "{text}");
+    }
+
+    #[test]
+    fn messages_that_wait_have_a_bound_of_bytes_too() {
+        let (queue, writer) = Queue::new(8);
+        queue.push(&vec![b'x'; 2 * MAX_BYTES]);
+        queue.push(b"lost\n");
+        let mut got = Vec::new();
+        drop(queue);
+        writer.write_to(&mut got);
+        assert_eq!(got.len(), 2 * MAX_BYTES + "warning: 1 messages were lost: stderr was not read in time\n".len());
     }
 
     #[test]
@@ -183,12 +227,12 @@ mod tests {
                 Err(io::ErrorKind::StorageFull.into())
             }
         }
-        let (queue, written) = Queue::new(8);
-        let writer = thread::spawn(move || written.to(Full));
+        let (queue, writer) = Queue::new(8);
+        let thread = thread::spawn(move || writer.write_to(Full));
         queue.push(b"one");
         queue.finish(Duration::from_secs(60));
         queue.push(b"two");
         drop(queue);
-        writer.join().unwrap();
+        thread.join().unwrap();
     }
 }

@@ -61,8 +61,8 @@ impl Ask {
         self.format != TextFormat::Text || self.tools.choice != ToolChoice::None
     }
 
-    /// Whether it goes on behind the tokens that end an answer. One that is of a form ends where its form does: what
-    /// came behind would be of none.
+    /// Whether it goes on behind the tokens that end an answer. An answer with a form ends with it: text behind it
+    /// would break the form.
     pub fn goes_on(&self) -> bool {
         self.ignore_eos && !self.is_bound()
     }

@@ -45,7 +45,7 @@ pub trait FromBody: DeserializeOwned + Send + 'static {
 impl FromBody for Value {}
 
 /// From here on a body is read as JSON on a thread of its own: those that serve have streams to feed.
-const LONG_BYTES: usize = 1 << 18;
+const LONG_BODY_BYTES: usize = 1 << 18;
 
 impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
     type Rejection = ApiError;
@@ -53,26 +53,31 @@ impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         check_type(request.headers())?;
         let reading =
-            read(request.headers().get(header::CONTENT_LENGTH).cloned(), request.into_body(), &server.long_bodies);
-        let (bytes, held) =
+            read(request.headers().get(header::CONTENT_LENGTH).cloned(), request.into_body(), &server.body_room);
+        let (bytes, mut held) =
             tokio::time::timeout(DEADLINE, reading).await.map_err(|_| ApiError::body_timeout(DEADLINE.as_secs()))??;
-        if let Some(record) = Record::current() {
-            record.keep_body(bytes.len(), held);
-        }
-        let (context_tokens, max_text_bytes) = (server.backend.model().context_tokens, server.max_text_bytes());
-        let parse = move |bytes: &[u8]| {
-            Extent::of(bytes).check(T::IS_ONE_PROMPT, max_text_bytes.max(MIN_TEXT_BYTES), context_tokens)?;
-            parse(bytes)
+        let (server, n_bytes) = (Arc::clone(server), bytes.len());
+        let parse = move || {
+            let extent = Extent::of(&bytes);
+            let max_text_bytes = server.max_text_bytes().max(MIN_TEXT_BYTES);
+            extent.check(T::IS_ONE_PROMPT, max_text_bytes, server.backend.model().context_tokens)?;
+            server.body_room.hold(bytes.len() + extent.value_bytes, &mut held)?;
+            parse(&bytes).map(|value| (value, held))
         };
-        if bytes.len() < LONG_BYTES {
-            return parse(&bytes).map(Self);
+        let (value, held) = if n_bytes < LONG_BODY_BYTES {
+            parse()?
+        } else {
+            let parsed = tokio::task::spawn_blocking(parse).await;
+            parsed.map_err(|error| ApiError::internal(error.to_string()))??
+        };
+        if let Some(record) = Record::current() {
+            record.keep_body(n_bytes, held);
         }
-        let parsed = tokio::task::spawn_blocking(move || parse(&bytes)).await;
-        parsed.map_err(|error| ApiError::internal(error.to_string()))?.map(Self)
+        Ok(Self(value))
     }
 }
 
-/// A page of another site can have a browser send what it likes, but not with this type, unless it is let.
+/// A page of another site can have a browser send what it likes, but not with this type, unless CORS allows it.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(found) = headers.get(header::CONTENT_TYPE) else { return Err(ApiError::not_json(None)) };
     let text = String::from_utf8_lossy(found.as_bytes());
@@ -81,32 +86,34 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if is_json { Ok(()) } else { Err(ApiError::not_json(Some(&essence))) }
 }
 
-/// Room for the long bodies of all requests, until they are prompts.
+/// Room for the bodies of all requests, their bytes and their values, until they are prompts.
 #[derive(Debug)]
-pub struct LongBodies {
+pub struct BodyRoom {
     kib: Arc<Semaphore>,
 }
 
-impl Default for LongBodies {
+/// What all bodies may take together.
+const ROOM_BYTES: usize = 256 << 20;
+
+/// What each may take besides.
+const FREE_BYTES: usize = 64 << 10;
+
+impl Default for BodyRoom {
     fn default() -> Self {
-        Self { kib: Arc::new(Semaphore::new(MAX_LONG_BYTES >> 10)) }
+        Self { kib: Arc::new(Semaphore::new(ROOM_BYTES >> 10)) }
     }
 }
 
-/// What long bodies of all requests may have together.
-const MAX_LONG_BYTES: usize = 8 * MAX_BYTES;
-
-impl LongBodies {
-    /// Makes room for a body of so many bytes, of which `held` has the most so far.
+impl BodyRoom {
+    /// Makes room for a body that takes `n_bytes` by now; `held` is the room that it has.
     fn hold(&self, n_bytes: usize, held: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
         let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let n_kib = n_bytes.saturating_sub(LONG_BYTES).div_ceil(1 << 10).saturating_sub(n_held);
+        let n_kib = n_bytes.saturating_sub(FREE_BYTES).div_ceil(1 << 10).saturating_sub(n_held);
         if n_kib == 0 {
             return Ok(());
         }
-        let n_kib = u32::try_from(n_kib).unwrap_or(u32::MAX);
         let wait = Some(Duration::from_secs(1));
-        let more = Arc::clone(&self.kib).try_acquire_many_owned(n_kib);
+        let more = Arc::clone(&self.kib).try_acquire_many_owned(n_kib as u32); // of bodies of 32 MiB
         let more = more.map_err(|_| ApiError::unavailable("overloaded", "too many long requests are here", wait))?;
         match held {
             Some(held) => held.merge(more),
@@ -119,20 +126,23 @@ impl LongBodies {
 async fn read(
     stated: Option<header::HeaderValue>,
     body: Body,
-    long_bodies: &LongBodies,
+    room: &BodyRoom,
 ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
     let stated = stated.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     if stated.is_some_and(|length| length > MAX_BYTES) {
         return Err(ApiError::body_too_large(MAX_BYTES));
     }
-    let (mut bytes, mut held) = (Vec::with_capacity(stated.unwrap_or(0)), None);
+    let (mut bytes, mut held) = (Vec::new(), None);
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|error| ApiError::invalid_json(format!("could not read the body: {error}")))?;
         if bytes.len() + part.len() > MAX_BYTES {
             return Err(ApiError::body_too_large(MAX_BYTES));
         }
-        long_bodies.hold(bytes.len() + part.len(), &mut held)?;
+        room.hold(bytes.len() + part.len(), &mut held)?;
+        // At once, where there is more: a list that grows is there twice at times.
+        let n_more = stated.unwrap_or(0).saturating_sub(bytes.len());
+        bytes.try_reserve_exact(n_more).map_err(|error| ApiError::internal(error.to_string()))?;
         bytes.extend_from_slice(&part);
     }
     Ok((bytes, held))
@@ -141,7 +151,7 @@ async fn read(
 /// How much there is in some JSON, by its bytes alone. It need not be valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extent {
-    /// Bytes of all texts, once their escapes are undone: never more than they have.
+    /// Bytes of all texts, once their escapes are undone: a lower bound.
     text_bytes: usize,
     /// Those of the longest.
     longest_bytes: usize,
@@ -150,12 +160,14 @@ struct Extent {
 }
 
 impl Extent {
-    /// What an object takes with its first field: its hash table, the least room of its list of fields, a name.
-    const OBJECT_BYTES: usize = 512;
-    /// What a list takes with its first element, since there is room for four.
+    /// What an object takes: its table, and its list of fields, which begins with room for three.
+    const OBJECT_BYTES: usize = 400;
+    /// What a field takes besides: a place in the list, which may be half empty, and the name.
+    const FIELD_BYTES: usize = 160;
+    /// What a list takes: it begins with room for four.
     const LIST_BYTES: usize = 4 * size_of::<Value>();
-    /// What one more element or field takes, room to grow included.
-    const MORE_BYTES: usize = 2 * size_of::<Value>();
+    /// What one more element or field takes.
+    const MORE_BYTES: usize = 96;
 
     fn of(json: &[u8]) -> Self {
         let (mut extent, mut at) = (Self::default(), 0);
@@ -169,6 +181,7 @@ impl Extent {
                     0
                 }
                 b'{' => Self::OBJECT_BYTES,
+                b':' => Self::FIELD_BYTES,
                 b'[' => Self::LIST_BYTES,
                 b',' => Self::MORE_BYTES,
                 _ => 0,
@@ -180,7 +193,8 @@ impl Extent {
     fn check(self, is_one_prompt: bool, max_text_bytes: usize, context_tokens: usize) -> Result<(), ApiError> {
         let text_bytes = if is_one_prompt { self.text_bytes } else { self.longest_bytes };
         if text_bytes > max_text_bytes {
-            return Err(ApiError::longer_than_context(text_bytes, max_text_bytes, context_tokens));
+            let what = if is_one_prompt { "the text of the body" } else { "a text of the body" };
+            return Err(ApiError::too_many_bytes(what, text_bytes, max_text_bytes, context_tokens));
         }
         if self.value_bytes > MAX_VALUE_BYTES {
             return Err(ApiError::too_many_values(MAX_VALUE_BYTES));
@@ -281,7 +295,6 @@ fn for_people(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
-    use serde_json::json;
 
     use super::*;
 
@@ -354,13 +367,12 @@ mod tests {
     }
 
     #[test]
-    fn values_take_no_more_than_is_counted() {
+    fn values_are_counted_and_texts_are_not() {
         let count = |text: &str| Extent::of(text.as_bytes()).value_bytes;
-        assert_eq!(count(r#""a, b""#), 0);
-        let ids = serde_json::to_string(&vec![1; 1000]).unwrap();
-        assert!(count(&ids) >= 1000 * size_of::<Value>());
-        let list = json!(vec![json!({"a": [1]}); 100]).to_string();
-        assert!(count(&list) >= 100 * (2 * size_of::<Value>() + 100));
+        assert_eq!(count(r#""a, b: [{""#), 0);
+        assert_eq!(count("[1, 2, 3]"), Extent::LIST_BYTES + 2 * Extent::MORE_BYTES);
+        let fields = Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + Extent::MORE_BYTES;
+        assert_eq!(count(r#"{"a": {}, "b": "c"}"#), fields + Extent::OBJECT_BYTES);
     }
 
     #[test]
@@ -370,21 +382,21 @@ mod tests {
         assert_eq!(check(two, false), Ok(()));
         assert_eq!(check(two, true), Err(Some("context_length_exceeded")));
         assert_eq!(check(r#"["12345678901"]"#, false), Err(Some("context_length_exceeded")));
-        let many = "{},".repeat(MAX_VALUE_BYTES / 512);
+        let many = "{},".repeat(MAX_VALUE_BYTES / (Extent::OBJECT_BYTES + Extent::MORE_BYTES) + 1);
         assert_eq!(check(&many, true), Err(Some("request_too_large")));
     }
 
     #[test]
-    fn long_bodies_share_what_there_is() {
-        let bodies = LongBodies::default();
+    fn bodies_share_the_room_that_there_is() {
+        let room = BodyRoom::default();
         let (mut short, mut long, mut other) = (None, None, None);
-        bodies.hold(LONG_BYTES, &mut short).unwrap();
+        room.hold(FREE_BYTES, &mut short).unwrap();
         assert!(short.is_none());
-        bodies.hold(MAX_LONG_BYTES - 1024, &mut long).unwrap();
-        assert_eq!(bodies.hold(LONG_BYTES + (1 << 20), &mut other).unwrap_err().status.as_u16(), 503);
+        room.hold(ROOM_BYTES - 1024, &mut long).unwrap();
+        assert_eq!(room.hold(FREE_BYTES + (1 << 20), &mut other).unwrap_err().status.as_u16(), 503);
         drop(long);
-        for n in [LONG_BYTES + 1, LONG_BYTES + 5000, LONG_BYTES + 5000] {
-            bodies.hold(n, &mut other).unwrap();
+        for n in [FREE_BYTES + 1, FREE_BYTES + 5000, FREE_BYTES + 5000] {
+            room.hold(n, &mut other).unwrap();
         }
         assert_eq!(other.map(|held| held.num_permits()), Some(5));
     }

@@ -78,18 +78,17 @@ impl ApiError {
         Self::too_long(message).with_param(param)
     }
 
-    /// 400: the same of a text that was not encoded to its end.
+    /// 400: the prompt has more tokens than the context; it was not encoded to its end.
     pub fn more_than_context(param: impl Into<String>, context_tokens: usize) -> Self {
         let param = param.into();
         let message = format!("`{param}` has more than {context_tokens} tokens, which is the context of this model");
         Self::too_long(message).with_param(param)
     }
 
-    /// 400: a text has so many bytes that its tokens cannot fit the context, whatever they are.
-    pub fn longer_than_context(n_bytes: usize, max_bytes: usize, context_tokens: usize) -> Self {
+    /// 400: `what` has more bytes than are taken for the context, whatever their tokens are.
+    pub fn too_many_bytes(what: &str, n_bytes: usize, max_bytes: usize, context_tokens: usize) -> Self {
         Self::too_long(format!(
-            "the text has {n_bytes} bytes; the {context_tokens} tokens that the context of this model has are {max_bytes} \
-             bytes at most"
+            "{what} has {n_bytes} bytes, at most {max_bytes} are taken for a context of {context_tokens} tokens"
         ))
     }
 
@@ -97,7 +96,7 @@ impl ApiError {
         Self::request(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
     }
 
-    /// 403: the request is for another host, of which this machine may have the name without knowing it.
+    /// 403: `Host` names a host that this server does not serve.
     pub fn host_not_allowed(host: &str) -> Self {
         let host: String = host.chars().take(100).collect();
         let message = format!(

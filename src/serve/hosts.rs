@@ -15,11 +15,17 @@ use axum::response::{IntoResponse, Response};
 use super::Server;
 use super::error::ApiError;
 
-/// The hosts that requests may name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The hosts that requests may name, besides this machine's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// In lower case, besides the names of this machine; all hosts if none.
-    allowed: Option<Vec<Allowed>>,
+    allowed: Vec<Allowed>,
+}
+
+impl Default for Hosts {
+    /// All of them.
+    fn default() -> Self {
+        Self { allowed: vec![Allowed::All] }
+    }
 }
 
 /// A host, or several.
@@ -27,9 +33,9 @@ pub struct Hosts {
 pub enum Allowed {
     /// All of them.
     All,
-    /// This one.
+    /// This one, [`normal`].
     Host(String),
-    /// This one and all names below it.
+    /// This one and all names below it, in lower case.
     Domain(String),
 }
 
@@ -43,18 +49,17 @@ impl Allowed {
             let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
             name.split('.').all(|label| !label.is_empty() && label.bytes().all(is_of_label))
         };
-        let lower = text.to_ascii_lowercase();
-        if text == "*" {
-            return Ok(Self::All);
+        let is_address = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        match text.strip_prefix('.') {
+            _ if text == "*" => Ok(Self::All),
+            Some(domain) if is_name(domain) => Ok(Self::Domain(domain.to_ascii_lowercase())),
+            None if is_name(text) || is_address(text) => Ok(Self::Host(normal(text.trim_matches(['[', ']'])))),
+            _ => Err(
+                "expected a host without scheme and port, such as chat.example.com, `.example.com` for all below it, \
+                      or `*`"
+                    .into(),
+            ),
         }
-        if let Some(domain) = lower.strip_prefix('.').filter(|domain| is_name(domain)) {
-            return Ok(Self::Domain(domain.to_owned()));
-        }
-        if is_name(&lower) || host_of(&lower).parse::<IpAddr>().is_ok() {
-            return Ok(Self::Host(host_of(&lower).to_owned()));
-        }
-        Err("expected a host without scheme and port, such as chat.example.com, `.example.com` for all below it, or `*`"
-            .into())
     }
 
     fn is(&self, host: &str) -> bool {
@@ -75,18 +80,17 @@ impl Hosts {
         if !address.is_loopback() && more.is_empty() {
             return Self::default();
         }
-        let own = [address.to_string(), host_of(&asked.to_ascii_lowercase()).to_owned()].map(Allowed::Host);
-        Self { allowed: Some([&own, more].concat()) }
+        let own = [address.to_string(), normal(asked)].map(Allowed::Host);
+        Self { allowed: [&own, more].concat() }
     }
 
     /// Whether a request is for one of them. One that names no host comes from no browser.
     fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(allowed) = &self.allowed else { return Ok(()) };
         let named = headers.get_all(header::HOST).iter().map(|host| String::from_utf8_lossy(host.as_bytes()));
         let named = named.chain(uri.authority().map(|authority| authority.as_str().into()));
         for name in named {
-            let host = host_of(&name).to_ascii_lowercase();
-            if !is_of_this_machine(&host) && !allowed.iter().any(|allowed| allowed.is(&host)) {
+            let host = normal(without_port(&name));
+            if !is_of_this_machine(&host) && !self.allowed.iter().any(|allowed| allowed.is(&host)) {
                 return Err(ApiError::host_not_allowed(&host));
             }
         }
@@ -101,17 +105,24 @@ fn is_of_this_machine(host: &str) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// `Host` without its port, the brackets of an IPv6 address, and the dot that may end a name.
-fn host_of(name: &str) -> &str {
+/// What `Host` says without the port, and without the brackets of an IPv6 address.
+fn without_port(name: &str) -> &str {
     if let Some(address) = name.strip_prefix('[') {
         return address.split(']').next().unwrap_or_default();
     }
-    let host = match name.rsplit_once(':') {
+    match name.rsplit_once(':') {
         // Several colons are an address without brackets.
         Some((host, _)) if !host.contains(':') => host,
         _ => name,
-    };
-    host.strip_suffix('.').unwrap_or(host)
+    }
+}
+
+/// The one way to write a host: a name in lower case and without the dot that may end it, an address as it is printed.
+fn normal(host: &str) -> String {
+    match host.parse::<IpAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) => host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase(),
+    }
 }
 
 /// Lets only requests in that are for this server.
@@ -135,7 +146,7 @@ mod tests {
 
     #[test]
     fn on_a_loopback_address_only_names_of_this_machine_are_served() {
-        let more = ["chat.example.com", ".lan", "[fd00::7]"].map(|name| Allowed::read(name).unwrap());
+        let more = ["chat.example.com", ".lan", "[fd00:0::7]"].map(|name| Allowed::read(name).unwrap());
         let hosts = Hosts::of([127, 0, 0, 1].into(), "MyBox", &more);
         for host in [
             "localhost",
@@ -193,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for text in ["", ".", "https://a.example", "a.example:80", "a b", "*.example.com", "a/b"] {
+        for text in ["", ".", "https://a.example", "a.example:80", "192.168.0.7:80", "a b", "*.example.com", "a/b"] {
             assert!(Allowed::read(text).is_err(), "{text}");
         }
     }

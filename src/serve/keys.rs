@@ -42,6 +42,7 @@ impl Keys {
     }
 
     /// Whether this is one of them.
+    #[cfg(test)]
     pub fn opens(&self, key: &str) -> bool {
         self.caller(key).is_some()
     }

@@ -64,19 +64,24 @@ impl Default for Listener {
     }
 }
 
-/// As many connections as there are file descriptors, less a reserve. The process takes as many as it may, if not by
-/// itself (`ulimit -n` is 1,024 on most systems, where a process may ask for many more).
+/// Most connections, however many files may be open.
+const MAX_PLACES: u64 = 1 << 14;
+
+/// As many connections as there are file descriptors, less a reserve.
 fn places() -> u32 {
-    const MOST: u64 = 1 << 16;
-    let mut limit = getrlimit(Resource::Nofile);
-    let most = limit.maximum.unwrap_or(u64::MAX).min(MOST);
-    if limit.current.is_some_and(|current| current < most) {
-        let more = Rlimit { current: Some(most), ..limit };
-        if setrlimit(Resource::Nofile, more).is_ok() {
-            limit.current = Some(most);
-        }
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    limit.saturating_sub(RESERVE).clamp(16, MAX_PLACES) as u32
+}
+
+/// Lets this process have as many files open as all connections need, if the system allows it: by itself it is 1,024
+/// on most systems, where a process may ask for many more.
+pub fn raise_limit_of_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(u64::MAX).min(MAX_PLACES + RESERVE);
+    if limit.current.is_some_and(|current| current < wanted) {
+        // With fewer, there are fewer connections.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit });
     }
-    u32::try_from(limit.current.unwrap_or(u64::MAX).min(MOST).saturating_sub(RESERVE).max(16)).unwrap_or(16)
 }
 
 impl Listener {
@@ -87,14 +92,12 @@ impl Listener {
 
     /// Takes connections for ever.
     pub async fn accept(self: Arc<Self>, tcp: TcpListener) {
-        let mut told = Told::default();
+        let (mut no_places, mut not_accepted) = (RareWarning::default(), RareWarning::default());
         loop {
             if self.places.available_permits() == 0 {
-                told.tell(format_args!(
-                    "all {} connections that the limit of open files allows are taken: others wait until one ends; \
-                     `ulimit -n` raises it",
-                    self.n_places
-                ));
+                let n = self.n_places;
+                let cure = if u64::from(n) < MAX_PLACES { "; `ulimit -n` allows more" } else { "" };
+                no_places.tell(format_args!("all {n} connections are taken: others wait until one ends{cure}"));
             }
             let Ok(place) = self.places.clone().acquire_owned().await else { return };
             match tcp.accept().await {
@@ -108,7 +111,7 @@ impl Listener {
                 // The peer has gone again: nothing is wrong here.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    told.tell(format_args!("could not accept a connection: {error}"));
+                    not_accepted.tell(format_args!("could not accept a connection: {error}"));
                     sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -166,13 +169,13 @@ impl Listener {
     }
 }
 
-/// What is told once a minute at most, however often it happens.
+/// A warning that is logged once a minute at most, however often its cause occurs.
 #[derive(Default)]
-struct Told {
+struct RareWarning {
     last: Option<Instant>,
 }
 
-impl Told {
+impl RareWarning {
     const PAUSE: Duration = Duration::from_secs(60);
 
     fn tell(&mut self, what: std::fmt::Arguments<'_>) {

@@ -1,4 +1,4 @@
-//! Work that would keep a thread from its streams: tokens of long texts. It has threads of its own, a few at a time,
+//! Work that would keep a thread from its streams: encoding long texts. It runs on other threads, a few tasks at a time,
 //! and is given up when its client leaves.
 
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use tokio::sync::Semaphore;
 
 use super::error::ApiError;
 
-/// From so many bytes on a text is long: they take a millisecond, or several.
-pub const LONG_BYTES: usize = 1 << 15;
+/// Texts above this size are long: encoding one takes a millisecond or more.
+pub const LONG_TEXT_BYTES: usize = 1 << 15;
 
-/// Most of it at a time, on machines of many cores.
+/// Most tasks at a time, on machines of many cores.
 const MAX_PLACES: usize = 8;
 
 /// Where it is done.
@@ -30,8 +30,8 @@ impl Default for LongWork {
 }
 
 impl LongWork {
-    /// So much of it at a time.
-    pub fn with_places(n: usize) -> Self {
+    /// So many tasks at a time.
+    fn with_places(n: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(n)) }
     }
 
@@ -72,6 +72,7 @@ impl Drop for Waiting {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -87,15 +88,19 @@ mod tests {
         let first = runtime.spawn(async move {
             let endless = move |is_wanted: &dyn Fn() -> bool| {
                 begun.send(()).unwrap();
-                while is_wanted() {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                while is_wanted() && Instant::now() < deadline {
                     std::thread::yield_now();
                 }
+                is_wanted()
             };
             shared.run(true, endless).await
         });
         has_begun.recv().unwrap();
         first.abort();
+        let begin = Instant::now();
         assert_eq!(runtime.block_on(long_work.run(true, |_| 7)), Ok(7));
+        assert!(begin.elapsed() < Duration::from_secs(60), "the first was not told");
     }
 
     #[test]

@@ -53,13 +53,13 @@ use axum::middleware::from_fn_with_state;
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
-use self::body::LongBodies;
+use self::body::BodyRoom;
 use self::error::ApiError;
 use self::history::History;
 use self::hosts::Hosts;
 use self::ids::Ids;
 use self::keys::Keys;
-use self::long_work::{LONG_BYTES, LongWork};
+use self::long_work::{LONG_TEXT_BYTES, LongWork};
 use self::mailbox::{Generation, Pace, Timeouts};
 use self::metrics::Metrics;
 use self::request_log::Record;
@@ -95,8 +95,8 @@ pub struct Server {
     pub seal: Seal,
     /// Where long texts become tokens.
     pub long_work: LongWork,
-    /// Room for long bodies.
-    pub long_bodies: LongBodies,
+    /// Room for bodies.
+    pub body_room: BodyRoom,
     /// A copy for every request that is being answered.
     pub open: Arc<()>,
 }
@@ -150,9 +150,6 @@ impl Server {
         if let (Some(tokenizer), Some(record)) = (&content, &record) {
             let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();
             tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
-        }
-        if let Some(record) = &record {
-            record.drop_body();
         }
         let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
         Ok(generation.within(self.options.timeouts, record, content).at_pace(self.options.pace))
@@ -213,9 +210,10 @@ impl Server {
     pub async fn encode(&self, text: String, parse_special: bool, param: &str) -> Result<Vec<u32>, ApiError> {
         let (context_tokens, max_bytes) = (self.backend.model().context_tokens, self.max_text_bytes());
         if text.len() > max_bytes {
-            return Err(ApiError::longer_than_context(text.len(), max_bytes, context_tokens).with_param(param));
+            let what = format!("`{param}`");
+            return Err(ApiError::too_many_bytes(&what, text.len(), max_bytes, context_tokens).with_param(param));
         }
-        let (tokenizer, is_long) = (self.tokenizer.clone(), text.len() > LONG_BYTES);
+        let (tokenizer, is_long) = (self.tokenizer.clone(), text.len() > LONG_TEXT_BYTES);
         let encode = move |is_wanted: &dyn Fn() -> bool| {
             let limit = Limit { max_tokens: context_tokens, is_wanted };
             if parse_special {

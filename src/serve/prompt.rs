@@ -12,7 +12,7 @@ use super::choices::Choices;
 use super::conversation::{Conversation, Entry};
 use super::error::ApiError;
 use super::keys::Caller;
-use super::long_work::LONG_BYTES;
+use super::long_work::LONG_TEXT_BYTES;
 use super::request_log::Record;
 use super::tools::TextFormat;
 use crate::error::Hint;
@@ -35,7 +35,7 @@ pub struct Prompt {
 /// Whether a conversation, or the request that it came with, takes a while to become a prompt.
 pub fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
     let body_bytes = Record::current().map_or(0, |record| record.body_bytes());
-    body_bytes + entries.into_iter().map(Entry::size_bytes).sum::<usize>() > LONG_BYTES
+    body_bytes.max(entries.into_iter().map(Entry::size_bytes).sum()) > LONG_TEXT_BYTES
 }
 
 /// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
@@ -123,11 +123,12 @@ pub async fn start(
         let generation = server.submit(request, param)?;
         choices.push((if ask.is_seldom() { generation.seldom() } else { generation }, answer));
     }
+    Record::drop_body();
     Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
 }
 
 /// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
-/// was asked for. None where the model is to write on behind its end, which nothing of that is asked for.
+/// was asked for. None where `ignore_eos` lets the model write on and no form is asked for.
 async fn masks(
     server: &Arc<Server>,
     ask: &Ask,

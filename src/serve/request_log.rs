@@ -81,9 +81,11 @@ impl Record {
         (known.body_bytes, known.body) = (n_bytes, room);
     }
 
-    /// Its body is a prompt now.
-    pub fn drop_body(&self) {
-        self.known().body = None;
+    /// The body of the HTTP request that this code works for is a prompt now, and needs no room.
+    pub fn drop_body() {
+        if let Some(record) = Self::current() {
+            record.known().body = None;
+        }
     }
 
     /// How long its body was.

@@ -285,13 +285,16 @@ const HOSTED: [&str; 11] = [
     "web_search_preview",
 ];
 
-/// Tells it once for each of them, and once for all others, whose types are the client's words.
+/// Warns once for each of them, and once for all others, whose types are the client's words.
 fn warn_once(kind: &str) {
-    static WARNED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
-    let known = HOSTED.into_iter().find(|known| *known == kind).unwrap_or("that it does not know");
+    static WARNED: Mutex<Vec<Option<&str>>> = Mutex::new(Vec::new());
+    let known = HOSTED.into_iter().find(|known| *known == kind);
     let mut warned = WARNED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !warned.contains(&known) {
-        tracing::warn!("tools of a type {known} are left out: this server has none of its own");
+        match known {
+            Some(known) => tracing::warn!("tools of type `{known}` are left out: this server has none of its own"),
+            None => tracing::warn!("tools of unknown types are left out"),
+        }
         warned.push(known);
     }
 }

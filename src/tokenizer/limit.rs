@@ -7,7 +7,7 @@ use super::TokenizerError;
 pub struct Limit<'a> {
     /// Most tokens.
     pub max_tokens: usize,
-    /// Whether somebody still waits for the tokens. Asked between words.
+    /// Whether somebody still waits for the tokens. Asked between words, and between the windows of a long one.
     pub is_wanted: &'a dyn Fn() -> bool,
 }
 

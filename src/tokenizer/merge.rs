@@ -80,7 +80,8 @@ fn encode<E>(
     check(ids.len())
 }
 
-/// Encodes a piece by windows of so many bytes; false if two of them do not fit each other.
+/// Encodes a piece by windows of so many bytes; false if two of them do not fit each other. `check` may see some ids
+/// more than the piece comes to, if that is found out behind them.
 fn encode_windows<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],

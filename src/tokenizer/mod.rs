@@ -250,7 +250,7 @@ impl Tokenizer {
     /// and little else.
     ///
     /// # Errors
-    /// As there; [`TokenizerError::TooManyTokens`], [`TokenizerError::Abandoned`].
+    /// As [`Self::encode`]; [`TokenizerError::TooManyTokens`], [`TokenizerError::Abandoned`].
     pub fn encode_within(&self, text: &[u8], limit: &Limit, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         self.encode_into(text, 0, limit, ids)
     }
@@ -266,7 +266,7 @@ impl Tokenizer {
     /// As [`Self::encode_with_specials`], as far as a limit lets it go.
     ///
     /// # Errors
-    /// As there, and as [`Self::encode_within`].
+    /// As [`Self::encode_with_specials`] and [`Self::encode_within`].
     pub fn encode_with_specials_within(&self, text: &[u8], limit: &Limit) -> Result<Vec<u32>, TokenizerError> {
         self.encode_around(text, self.vocabulary.specials_in(text, |_, _| true), limit)
     }
@@ -316,7 +316,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes of the longest token that text can become: so many tokens have at most so many times as many bytes.
+    /// Bytes of the longest token: `n` tokens have at most `n` times as many.
     pub fn max_token_length(&self) -> usize {
         self.vocabulary.max_token_length()
     }

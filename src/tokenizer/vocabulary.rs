@@ -136,6 +136,7 @@ impl Vocabulary {
             self.special_lengths.insert(at, name.len());
         }
         self.specials.entry(name).or_insert(id);
+        self.special_places.take();
     }
 
     pub fn len(&self) -> usize {

@@ -17,7 +17,7 @@ use crate::cli::stderr;
 use crate::serve::Server;
 use crate::serve::backend::Figures;
 use crate::serve::failing::Failing;
-use crate::serve::listener::Listener;
+use crate::serve::listener::{Listener, raise_limit_of_files};
 
 /// A server that listens; it answers 503 as long as there is no model.
 pub(super) struct Life {
@@ -46,6 +46,7 @@ impl Life {
             .context("could not start the threads that serve")?;
         let _inside = runtime.enter();
         let tcp = tokio::net::TcpListener::from_std(tcp).context("could not listen")?;
+        raise_limit_of_files();
         let listener = Arc::new(Listener::default());
         runtime.spawn(listener.clone().accept(tcp));
         let (told, n_signals) = watch::channel(0);

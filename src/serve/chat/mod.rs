@@ -44,8 +44,7 @@ async fn prompted(
     caller: Caller,
     request: ChatRequest,
 ) -> Result<(ChatRequest, Prompt), ApiError> {
-    let (server, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
-    let shared = Arc::clone(&server);
+    let (shared, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
     let work = move |is_wanted: &dyn Fn() -> bool| {
         let entries: Vec<&Entry> = request.entries.iter().collect();
         let prompt = prompt::of(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
@@ -63,7 +62,9 @@ async fn input_tokens(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    let (_, prompt) = prompted(&server, caller, request_of(&body)?).await?;
+    let request = request_of(&body)?;
+    drop(body);
+    let (_, prompt) = prompted(&server, caller, request).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
 }
 
@@ -72,7 +73,9 @@ async fn apply_template(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    let (_, prompt) = prompted(&server, caller, request_of(&body)?).await?;
+    let request = request_of(&body)?;
+    drop(body);
+    let (_, prompt) = prompted(&server, caller, request).await?;
     tokens::applied(&server, &prompt.ids)
 }
 

@@ -20,6 +20,7 @@ use self::prompt::Prompt;
 use super::Server;
 use super::body::{FromBody, Json};
 use super::error::ApiError;
+use super::request_log::Record;
 use super::sampling::SamplingFields;
 use super::sse::{self, Event};
 use super::stop_text::{StopText, stop_strings};
@@ -146,6 +147,7 @@ async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fiel
             choices.push(choice(&server, &fields, choices.len(), i as u64, &ids)?);
         }
     }
+    Record::drop_body();
     let head = sse::Head::new(&json!({
         "id": server.ids.next("cmpl-"),
         "object": "text_completion",

@@ -6,6 +6,7 @@ pub mod output;
 pub mod request;
 pub mod store;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ use super::choices::{Choices, News};
 use super::conversation::Entry;
 use super::error::ApiError;
 use super::field::Field;
-use super::history::{Made, Scope};
+use super::history::{Made, Part, Scope};
 use super::keys::Caller;
 use super::prompt::{self, Prompt};
 use super::sse::{self, Event};
@@ -82,6 +83,7 @@ async fn input_tokens(
     body::Json(body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
     let request = ResponsesRequest::read(&Field::body(&body)?, &Scoped { server: &server, scope: caller.0 })?;
+    drop(body);
     let Prompted { prompt, .. } = prompted(&server, caller, request).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
 }
@@ -124,19 +126,18 @@ async fn prompted(server: &Arc<Server>, caller: Caller, request: ResponsesReques
 
 /// The prompt of a conversation and what had to be left out for it, if that is wanted: as few as can be of the oldest
 /// things that the person said, each with all that followed up to what the person said next.
-fn shortest_cut(
+fn shortest_cut<T>(
     entries: &[Entry],
     truncates: bool,
-    prompt: impl Fn(&[&Entry]) -> Result<Prompt, ApiError>,
-) -> Result<(Range<usize>, Prompt), ApiError> {
+    prompt: impl Fn(&[&Entry]) -> Result<T, ApiError>,
+) -> Result<(Range<usize>, T), ApiError> {
     let first = entries.iter().take_while(|entry| matches!(entry, Entry::Developer(_))).count();
     let all: Vec<&Entry> = entries.iter().collect();
     let too_long = match prompt(&all) {
         Err(error) if truncates && is_too_long(&error) => error,
         whole => return whole.map(|prompt| (first..first, prompt)),
     };
-    let is_user = |i: &usize| matches!(entries[*i], Entry::User(_));
-    let cuts: Vec<usize> = (first + 1..entries.len()).filter(is_user).collect();
+    let cuts = cuts(entries, first);
     let mut best = Err(too_long);
     // The more is left out, the shorter: cuts that do not do come before those that do.
     let (mut from, mut to) = (0, cuts.len());
@@ -150,6 +151,34 @@ fn shortest_cut(
         }
     }
     best
+}
+
+/// The things that the person said behind `first` up to which entries can be left out: a result needs its call.
+fn cuts(entries: &[Entry], first: usize) -> Vec<usize> {
+    let mut calls: HashMap<&str, usize> = HashMap::new();
+    let mut needed_from = vec![usize::MAX; entries.len() + 1]; // by entry: the first call that it has the result of
+    for (i, entry) in entries.iter().enumerate() {
+        match entry {
+            Entry::Assistant(turn) => turn.iter().for_each(|made| note(&mut calls, &made.part, i)),
+            Entry::Made(turn) => turn.iter().for_each(|made| note(&mut calls, &made.part, i)),
+            Entry::Result { call_id, .. } => {
+                needed_from[i] = calls.get(call_id.as_str()).copied().unwrap_or(usize::MAX);
+            }
+            Entry::Developer(_) | Entry::User(_) => {}
+        }
+    }
+    // From the end: the first call that anything from there on has the result of.
+    for i in (0..entries.len()).rev() {
+        needed_from[i] = needed_from[i].min(needed_from[i + 1]);
+    }
+    let is_cut = |i: &usize| matches!(entries[*i], Entry::User(_)) && needed_from[*i] >= *i;
+    (first + 1..entries.len()).filter(is_cut).collect()
+}
+
+fn note<'a>(calls: &mut HashMap<&'a str, usize>, part: &'a Part, i: usize) {
+    if let Part::Call { id, .. } = part {
+        calls.entry(id).or_insert(i);
+    }
 }
 
 fn is_too_long(error: &ApiError) -> bool {
@@ -319,6 +348,70 @@ impl Telling {
                     self.is_over = true;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(text: &str) -> Entry {
+        Entry::User(text.into())
+    }
+
+    fn call(id: &str) -> Entry {
+        let (id, name, arguments) = (id.into(), "f".into(), "{}".into());
+        Entry::Assistant(vec![Part::Call { id, name, arguments, is_text: false }.into()])
+    }
+
+    fn result(call_id: &str) -> Entry {
+        Entry::Result { call_id: call_id.into(), text: "3".into(), path: "input[0]".into() }
+    }
+
+    /// Bytes of what the person says, at most `max`; a result without its call is another error.
+    fn prompt(entries: &[&Entry], max: usize) -> Result<usize, ApiError> {
+        let is_call_of = |entry: &Entry, id: &str| match entry {
+            Entry::Assistant(turn) => matches!(&turn[0].part, Part::Call { id: found, .. } if found == id),
+            _ => false,
+        };
+        for entry in entries {
+            if let Entry::Result { call_id, .. } = entry
+                && !entries.iter().any(|entry| is_call_of(entry, call_id))
+            {
+                return Err(ApiError::invalid("input", "no call"));
+            }
+        }
+        let n = entries.iter().map(|entry| if let Entry::User(text) = entry { text.len() } else { 0 }).sum();
+        if n > max { Err(ApiError::more_than_context("input", max)) } else { Ok(n) }
+    }
+
+    #[test]
+    fn as_little_is_left_out_as_can_be_and_no_result_is_without_its_call() {
+        let entries = [
+            Entry::Developer("d".into()),
+            user("aaaaaaaa"),
+            user("bb"),
+            call("1"),
+            user("ccc"),
+            result("1"),
+            user("d"),
+            user("eeee"),
+            call("2"),
+            result("2"),
+            user("f"),
+        ];
+        for max in 0..25 {
+            // One cut after the other, as few as can be.
+            let cuts = [1, 2, 6, 7, 10];
+            let of = |at: usize| prompt(&entries[..1].iter().chain(&entries[at..]).collect::<Vec<_>>(), max);
+            let want = cuts.into_iter().find_map(|at| of(at).ok().map(|n| (1..at, n)));
+            let found = shortest_cut(&entries, true, |entries| prompt(entries, max));
+            match want {
+                Some(want) => assert_eq!(found, Ok(want), "{max}"),
+                None => assert!(found.is_err_and(|error| is_too_long(&error)), "{max}"),
+            }
+            assert_eq!(shortest_cut(&entries, false, |entries| prompt(entries, max)).is_ok(), max >= 19, "{max}");
         }
     }
 }

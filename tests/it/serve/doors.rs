@@ -51,7 +51,7 @@ fn full() -> File {
     File::options().write(true).open("/dev/full").expect("a device")
 }
 
-/// Everything is answered that a line of the log or a warning might be in the way of, and the server ends well.
+/// The server answers requests that log, warn or stream, and ends well.
 fn answers(server: Server) {
     let answer = post(server.address, CHAT, &chat("hi")).ok();
     assert_eq!(answer["choices"][0]["message"]["content"], "Hello");
@@ -82,7 +82,7 @@ fn a_log_that_nobody_reads_stops_nobody() {
     let script = Script::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let server = Server::of(script.command(&["--log-content"]).stderr(writer), false);
-    // Some 200 bytes each, of the 65,536 that a pipe holds.
+    // Some 2 KB each, of the 64 KiB that a pipe holds.
     let said = "said ".repeat(400);
     for _ in 0..100 {
         post(server.address, CHAT, &chat(&said)).ok();
@@ -125,8 +125,8 @@ struct Took {
     what: String,
 }
 
-/// Asks with a body that is refused, and measures that, its memory above so much.
-fn refused(server: &Server, before_kib: u64, path: &str, body: &[u8]) -> (Reply, Took) {
+/// Asks with a body, and measures what the server takes for it: its memory above `before_kib`.
+fn measured(server: &Server, before_kib: u64, path: &str, body: &[u8]) -> (Reply, Took) {
     server.forget_peak();
     let (cpu_s, begin) = (server.cpu_s(), Instant::now());
     let reply = ask(server.address, "POST", path, &JSON, body);
@@ -177,21 +177,44 @@ fn a_prompt_of_30_mb_is_refused_and_takes_little_memory() {
         ("/v1/chat/completions/input_tokens", messages(1), "context_length_exceeded"),
         ("/v1/responses/input_tokens", text("input", "=\\n"), "context_length_exceeded"),
     ] {
-        let (reply, took) = refused(&server, before_kib, path, body.as_bytes());
+        let (reply, took) = measured(&server, before_kib, path, body.as_bytes());
         say(&took.what);
         assert!((400..500).contains(&reply.status), "{}", took.what);
         assert_eq!(reply.json()["error"]["code"], want, "{path} {}", &body[..60]);
         assert!(reply.body.len() < 4096, "what was sent does not come back");
         assert!(took.memory_bytes <= 64_000_000, "{}", took.what);
     }
-    // As long as the context could have it, and one that has too many tokens.
+    // Texts that have as few bytes as a prompt may, and more tokens.
     for body in [text("content", "a"), text("content", "word ")].map(|body| body[..15_000_000].to_owned() + "\"}") {
-        let (reply, took) = refused(&server, before_kib, "/tokenize", body.as_bytes());
+        let (reply, took) = measured(&server, before_kib, "/tokenize", body.as_bytes());
         say(&took.what);
         assert_eq!(reply.fails(400), ("context_length_exceeded".into(), json!("content")));
         assert!(took.memory_bytes <= 64_000_000, "{}", took.what);
     }
     answers(server);
+}
+
+/// A body's values take more memory than its bytes: what is let in takes what is counted.
+#[test]
+fn a_body_of_many_values_takes_no_more_memory_than_is_counted() {
+    let script = Script::new();
+    let server = script.start(&[]);
+    post(server.address, CHAT, &chat("hi")).ok();
+    let before_kib = server.proc_status("VmRSS");
+    let list = |element: &str, n: usize| format!(r#"{{"messages": [], "x": [{}0]}}"#, format!("{element},").repeat(n));
+    let fields: String = (0..350_000).map(|i| format!(r#""{i}":0,"#)).collect();
+    for body in [
+        list("0", 1_000_000),
+        list("[0]", 250_000),
+        list(r#"{"":0}"#, 150_000),
+        list(r#"{"a":0,"b":0,"c":0,"d":0}"#, 70_000),
+        format!(r#"{{"messages": [], "x": {{{fields}"y": 0}}}}"#),
+    ] {
+        let (reply, took) = measured(&server, before_kib, CHAT, body.as_bytes());
+        say(&took.what);
+        assert_eq!(reply.fails(400).1, "messages", "it was read");
+        assert!(took.memory_bytes <= (96 << 20) + 2 * body.len() as u64 + (8 << 20), "{}", took.what);
+    }
 }
 
 #[test]
@@ -260,7 +283,7 @@ fn keys_of_files_and_of_the_environment_are_those_that_are_meant() {
 }
 
 #[test]
-fn what_a_client_writes_is_not_in_the_log_unless_asked() {
+fn what_a_client_writes_is_not_in_the_log() {
     let script = Script::new();
     let server = script.start(&[]);
     let secret = "secret".repeat(500);
@@ -282,7 +305,7 @@ fn what_a_client_writes_is_not_in_the_log_unless_asked() {
     server.signal();
     let log = server.ended().1;
     assert!(!log.contains("secret"), "{log}");
-    assert!(log.contains("tools of a type web_search are left out"), "{log}");
+    assert!(log.contains("tools of type `web_search` are left out"), "{log}");
     assert!(log.lines().all(|line| line.len() < 400), "{log}");
 }
 
@@ -301,7 +324,7 @@ fn a_server_that_runs_out_of_descriptors_says_so_and_goes_on() {
     assert_eq!(http::answer(waiting).0.status, 200);
     server.signal();
     let log = server.ended().1;
-    assert!(log.contains("all 36 connections that the limit of open files allows are taken"), "{log}");
+    assert!(log.contains("all 36 connections are taken: others wait until one ends; `ulimit -n` allows more"), "{log}");
     assert_eq!(log.matches("are taken").count(), 1, "once a minute is enough: {log}");
 }
 

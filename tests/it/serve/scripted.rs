@@ -179,7 +179,7 @@ impl Scripted {
             responses: Default::default(),
             seal: Default::default(),
             long_work: Default::default(),
-            long_bodies: Default::default(),
+            body_room: Default::default(),
             open: Arc::new(()),
         };
         let runtime =
