@@ -1,8 +1,13 @@
-//! The dimensions of a gpt-oss model, under the names of OpenAI's reference `ModelConfig`.
+//! The dimensions of a gpt-oss model, under the names of OpenAI's reference `ModelConfig`. What they may be, and those
+//! of the published models, is in `models/gpt-oss.toml`.
+
+use std::sync::{Arc, LazyLock};
 
 use serde::Serialize;
 
 use crate::error::Hint;
+use crate::family::{self, Family, Number, Shape};
+use crate::template::expression::Scope;
 
 /// Everything about a model that is not a weight.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -147,43 +152,16 @@ impl Hint for ConfigError {
     }
 }
 
-/// Ranges of the whole numbers. The upper ends are far above any model; they keep a hostile file from asking for
-/// absurd work before its size is compared with what it promises.
-const RANGES: [(&str, i64, i64); 12] = [
-    ("vocab_size", 1, 1 << 24),
-    ("hidden_size", 1, 1 << 20),
-    ("num_experts", 1, 1 << 16),
-    ("experts_per_token", 1, 1 << 16),
-    ("intermediate_size", 1, 1 << 20),
-    ("num_hidden_layers", 1, 1 << 12),
-    ("head_dim", 2, 1 << 14),
-    ("num_attention_heads", 1, 1 << 16),
-    ("num_key_value_heads", 1, 1 << 16),
-    ("max_seq_len", 1, 1 << 30),
-    ("initial_context_length", 1, 1 << 24),
-    ("sliding_window", 0, 1 << 24),
-];
-
-/// The whole numbers of a [`ModelConfig`] by name, in the order of their declaration.
-pub const DIMENSIONS: [&str; RANGES.len()] = {
-    let (mut names, mut i) = ([""; RANGES.len()], 0);
-    while i < RANGES.len() {
-        names[i] = RANGES[i].0;
-        i += 1;
-    }
-    names
-};
-
 /// `value` as the dimension `field`, if it lies in that field's range.
 ///
 /// # Errors
 /// [`ConfigError::OutOfRange`].
 pub fn dimension(field: &'static str, value: i64) -> Result<usize, ConfigError> {
-    let (_, min, max) = *RANGES.iter().find(|(name, _, _)| *name == field).expect("a field of `ModelConfig`");
-    if (min..=max).contains(&value) {
+    let dim = Family::gpt_oss().dim(field);
+    if (dim.min..=dim.max).contains(&value) {
         Ok(value as usize)
     } else {
-        Err(ConfigError::OutOfRange { field, found: value, min, max })
+        Err(ConfigError::OutOfRange { field, found: value, min: dim.min, max: dim.max })
     }
 }
 
@@ -206,6 +184,47 @@ impl ModelConfig {
         ]
     }
 
+    /// The same, for expressions.
+    pub fn scope(&self) -> Arc<Scope> {
+        family::scope(self.dimensions())
+    }
+
+    /// The numbers that need not be whole.
+    fn numbers(&self) -> [(&'static str, f32); 3] {
+        [
+            ("rope_theta", self.rope_theta),
+            ("rope_scaling_factor", self.rope_scaling_factor),
+            ("swiglu_limit", self.swiglu_limit),
+        ]
+    }
+
+    /// Dimensions and numbers, each asked for by its name.
+    ///
+    /// # Errors
+    /// The first that `dim` or `number` gives.
+    pub fn of<E>(
+        mut dim: impl FnMut(&'static str) -> Result<usize, E>,
+        mut number: impl FnMut(&'static str) -> Result<f32, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            vocab_size: dim("vocab_size")?,
+            hidden_size: dim("hidden_size")?,
+            num_experts: dim("num_experts")?,
+            experts_per_token: dim("experts_per_token")?,
+            intermediate_size: dim("intermediate_size")?,
+            num_hidden_layers: dim("num_hidden_layers")?,
+            head_dim: dim("head_dim")?,
+            num_attention_heads: dim("num_attention_heads")?,
+            num_key_value_heads: dim("num_key_value_heads")?,
+            max_seq_len: dim("max_seq_len")?,
+            initial_context_length: dim("initial_context_length")?,
+            rope_theta: number("rope_theta")?,
+            rope_scaling_factor: number("rope_scaling_factor")?,
+            sliding_window: dim("sliding_window")?,
+            swiglu_limit: number("swiglu_limit")?,
+        })
+    }
+
     /// Whether these are the dimensions of a model that can be run. Every reader of checkpoints calls this.
     ///
     /// # Errors
@@ -214,12 +233,8 @@ impl ModelConfig {
         for (field, value) in self.dimensions() {
             dimension(field, i64::try_from(value).unwrap_or(i64::MAX))?;
         }
-        // A base of 1 would leave nothing to rotate by and a zero to divide by.
-        for (field, found, above) in [
-            ("rope_theta", self.rope_theta, 1.0),
-            ("rope_scaling_factor", self.rope_scaling_factor, 0.0),
-            ("swiglu_limit", self.swiglu_limit, 0.0),
-        ] {
+        for (field, found) in self.numbers() {
+            let &Number { above, .. } = Family::gpt_oss().number(field);
             if !found.is_finite() || found <= above {
                 return Err(ConfigError::BadFloat { field, found, above });
             }
@@ -239,48 +254,76 @@ impl ModelConfig {
     }
 }
 
-/// A model of OpenAI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum NamedShape {
-    /// 24 layers, 32 experts
-    #[value(name = "gpt-oss-20b")]
-    GptOss20b,
-    /// 36 layers, 128 experts
-    #[value(name = "gpt-oss-120b")]
-    GptOss120b,
-}
+/// A published model, of which there need not be a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NamedShape(&'static Shape);
 
 impl NamedShape {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::GptOss20b => "gpt-oss-20b",
-            Self::GptOss120b => "gpt-oss-120b",
-        }
+    /// gpt-oss-20b.
+    pub fn gpt_oss_20b() -> Self {
+        let is_it = |shape: &&Self| shape.name() == "gpt-oss-20b";
+        *Self::all().iter().find(is_it).expect("models/gpt-oss.toml has it")
     }
 
-    /// The dimensions, from the models' `config.json`; with fewer layers if asked.
+    /// All of them, the smallest first.
+    fn all() -> &'static [Self] {
+        static ALL: LazyLock<Vec<NamedShape>> = LazyLock::new(|| {
+            let mut all: Vec<NamedShape> = Family::gpt_oss().shapes.iter().map(NamedShape).collect();
+            all.sort_by_key(|shape| shape.config(None).num_hidden_layers);
+            all
+        });
+        &ALL
+    }
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        &self.0.name
+    }
+
+    /// The dimensions; with fewer layers if asked.
     pub fn config(self, layers: Option<usize>) -> ModelConfig {
-        let (num_experts, num_hidden_layers) = match self {
-            Self::GptOss20b => (32, 24),
-            Self::GptOss120b => (128, 36),
-        };
-        ModelConfig {
-            vocab_size: 201_088,
-            hidden_size: 2880,
-            num_experts,
-            experts_per_token: 4,
-            intermediate_size: 2880,
-            num_hidden_layers: layers.unwrap_or(num_hidden_layers),
-            head_dim: 64,
-            num_attention_heads: 64,
-            num_key_value_heads: 8,
-            max_seq_len: 131_072,
-            initial_context_length: 4096,
-            rope_theta: 150_000.0,
-            rope_scaling_factor: 32.0,
-            sliding_window: 128,
-            swiglu_limit: 7.0,
+        let value = |name: &str| self.0.values[name]; // all are there: `Family::read` looked
+        let config = ModelConfig::of(|dim| Ok(value(dim) as usize), |number| Ok(value(number) as f32));
+        let Ok(config): Result<_, std::convert::Infallible> = config;
+        ModelConfig { num_hidden_layers: layers.unwrap_or(config.num_hidden_layers), ..config }
+    }
+}
+
+impl clap::ValueEnum for NamedShape {
+    fn value_variants<'a>() -> &'a [Self] {
+        Self::all()
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        let ModelConfig { num_hidden_layers, num_experts, .. } = self.config(None);
+        Some(
+            clap::builder::PossibleValue::new(self.name())
+                .help(format!("{num_hidden_layers} layers, {num_experts} experts")),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_models_are_models_and_the_file_has_the_names_of_the_struct() {
+        let family = Family::gpt_oss();
+        for shape in NamedShape::all() {
+            let config = shape.config(None);
+            config.check().unwrap();
+            let names = |mut names: Vec<&str>| {
+                names.sort_unstable();
+                names.join(" ")
+            };
+            let dims = config.dimensions().iter().map(|(name, _)| *name).collect();
+            assert_eq!(names(family.dims.iter().map(|dim| dim.name.as_str()).collect()), names(dims));
+            let numbers = config.numbers().iter().map(|(name, _)| *name).collect();
+            assert_eq!(names(family.numbers.iter().map(|number| number.name.as_str()).collect()), names(numbers));
         }
+        let names: Vec<&str> = NamedShape::all().iter().map(|shape| shape.name()).collect();
+        assert_eq!(names, ["gpt-oss-20b", "gpt-oss-120b"]);
+        assert_eq!(NamedShape::gpt_oss_20b().config(Some(2)).num_hidden_layers, 2);
     }
 }

@@ -6,6 +6,7 @@
 //! brought to one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -18,6 +19,7 @@ use super::{Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::family::{self, Spelled, Stack};
+use crate::template::expression::Scope;
 
 /// How a kind of files lays out tensors; how it names them, the family says.
 pub(super) struct Format {
@@ -70,8 +72,13 @@ pub(super) fn assemble(
     format: &Format,
     config: &ModelConfig,
 ) -> Result<BTreeMap<String, Tensor>, Mismatches> {
-    let mut taking =
-        Taking { format, config, has_mxfp4: format.has_mxfp4(&inventory, config), planned: vec![], tensors: vec![] };
+    let mut taking = Taking {
+        format,
+        dims: config.scope(),
+        has_mxfp4: format.has_mxfp4(&inventory, config),
+        planned: vec![],
+        tensors: vec![],
+    };
     for group in &groups(config) {
         for l in 0..group.count(config) {
             taking.group(&mut inventory, group, l);
@@ -90,7 +97,7 @@ pub(super) fn assemble(
 /// The assembly under way.
 struct Taking<'a> {
     format: &'a Format,
-    config: &'a ModelConfig,
+    dims: Arc<Scope>,
     has_mxfp4: bool,
     planned: Vec<PlannedTensor>,
     tensors: Vec<Tensor>,
@@ -129,7 +136,7 @@ impl Taking<'_> {
 
     /// What a tensor is made of; `None` if anything is wrong with any of it.
     fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Form) -> Option<Vec<StoredTensor>> {
-        let pieces = group.tensor.pieces(self.format.names, self.config);
+        let pieces = group.tensor.pieces(self.format.names, &self.dims);
         let taken = pieces.iter().map(|(name, shape)| {
             inventory.take(self.format.name_in(name, group, l), shape, wanted) // each, so that all errors are found
         });

@@ -4,6 +4,7 @@
 //! is to check. The size also tells the element type. What exporters are known to have got wrong in the header is
 //! mended here; what they got wrong in the tensors is in [`super::layout`].
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -106,24 +107,11 @@ fn read_header(bytes: &[u8], findings: &mut Vec<Finding>) -> Result<ModelConfig,
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Err(CheckpointError::NoHeader { found: bytes.len(), expected: HEADER_BYTES });
     };
-    let mut words = Words { header, findings };
-    let config = ModelConfig {
-        vocab_size: words.integer("vocab_size")?,
-        hidden_size: words.integer("hidden_size")?,
-        num_experts: words.integer("num_experts")?,
-        experts_per_token: words.integer("experts_per_token")?,
-        intermediate_size: words.integer("intermediate_size")?,
-        num_hidden_layers: words.integer("num_hidden_layers")?,
-        head_dim: words.integer("head_dim")?,
-        num_attention_heads: words.integer("num_attention_heads")?,
-        num_key_value_heads: words.integer("num_key_value_heads")?,
-        max_seq_len: words.integer("max_seq_len")?,
-        initial_context_length: words.integer("initial_context_length")?,
-        rope_theta: words.float("rope_theta"),
-        rope_scaling_factor: words.float("rope_scaling_factor"),
-        sliding_window: words.integer("sliding_window")?,
-        swiglu_limit: words.float("swiglu_limit"),
-    };
+    let words = RefCell::new(Words { header, findings });
+    let config = ModelConfig::of(
+        |field| words.borrow_mut().integer(field),
+        |field| Ok::<_, CheckpointError>(words.borrow_mut().float(field)),
+    )?;
     match config.check() {
         Err(source @ ConfigError::BadFloat { field, .. }) => {
             Err(CheckpointError::Header { offset: offset_of(field), source })

@@ -8,13 +8,10 @@ use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::error::Hint;
+use crate::family::{Expected, Family};
 
 /// The longest file that is read; a real one has 2 kB.
 const MAX_BYTES: usize = 1 << 20;
-
-/// The clamp of SwiGLU, where config.json does not say: transformers 4 computes with this constant
-/// (`GptOssExperts.limit`).
-const SWIGLU_LIMIT: f64 = 7.0;
 
 /// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
@@ -80,57 +77,53 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
         [_, (Ok(old), path)] => (old, path),
     };
     check_constants(&file)?;
-    let max_seq_len = file.any(&["max_position_embeddings"])?;
     let rope = match scaling {
         Some(json) => Rope::of_transformers(&Object { json, path: scaling_path }, &file)?,
         None => Rope::of_openai(&file)?,
     };
-    let max_seq_len = match max_seq_len {
-        Some(_) => file.dimension("max_seq_len", &["max_position_embeddings"])?,
+    let dim = |name| match name {
+        "initial_context_length" => Ok(rope.initial_context_length),
         // OpenAI's has none: what YaRN stretches the context to.
-        None => (rope.initial_context_length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize,
+        "max_seq_len" if file.any(&keys(name))?.is_none() => {
+            Ok((rope.initial_context_length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize)
+        }
+        name => file.dimension(name, &keys(name)),
     };
-    let config = ModelConfig {
-        vocab_size: file.dimension("vocab_size", &["vocab_size"])?,
-        hidden_size: file.dimension("hidden_size", &["hidden_size"])?,
-        num_experts: file.dimension("num_experts", &["num_local_experts", "num_experts"])?,
-        experts_per_token: file.dimension("experts_per_token", &["num_experts_per_tok", "experts_per_token"])?,
-        intermediate_size: file.dimension("intermediate_size", &["intermediate_size"])?,
-        num_hidden_layers: file.dimension("num_hidden_layers", &["num_hidden_layers"])?,
-        head_dim: file.dimension("head_dim", &["head_dim"])?,
-        num_attention_heads: file.dimension("num_attention_heads", &["num_attention_heads"])?,
-        num_key_value_heads: file.dimension("num_key_value_heads", &["num_key_value_heads"])?,
-        max_seq_len,
-        initial_context_length: rope.initial_context_length,
-        rope_theta: rope.theta as f32,
-        rope_scaling_factor: rope.factor as f32,
-        sliding_window: file.sliding_window()?,
-        swiglu_limit: file.number("swiglu_limit")?.unwrap_or(SWIGLU_LIMIT) as f32,
+    let number = |name| match name {
+        "rope_theta" => Ok(rope.theta as f32),
+        "rope_scaling_factor" => Ok(rope.factor as f32),
+        name => {
+            let default = Family::gpt_oss().number(name).default;
+            let found = file.number(name)?.or(default).ok_or_else(|| file.missing(&[name]))?;
+            Ok::<_, ConfigFileError>(found as f32)
+        }
     };
+    let config = ModelConfig::of(dim, number)?;
     config.check()?;
     file.check_layers(&config)?;
     Ok(config)
 }
 
+/// The keys of a dimension.
+fn keys(name: &str) -> Vec<&'static str> {
+    Family::gpt_oss().dim(name).json.iter().map(String::as_str).collect()
+}
+
 /// What the program has constants for must not be something else in the file.
 fn check_constants(file: &Object) -> Result<(), ConfigFileError> {
-    for (key, expected) in [
-        ("model_type", Value::from("gpt_oss")),
-        ("hidden_act", "silu".into()),
-        ("attention_bias", true.into()),
-        ("tie_word_embeddings", false.into()),
-    ] {
-        file.expect(key, &expected)?;
+    for (path, expected) in &Family::gpt_oss().expected_in_json {
+        let (outer, key) = path.rsplit_once('.').unwrap_or(("", path));
+        let inner = if outer.is_empty() { Some(file.json) } else { file.object(outer)? };
+        let Some(json) = inner else { continue };
+        let object = Object { json, path: outer };
+        match expected {
+            Expected::Text(text) => object.expect(key, &text.as_str().into())?,
+            Expected::Flag(flag) => object.expect(key, &(*flag).into())?,
+            Expected::Number(number) => object.expect_number(key, *number)?,
+            Expected::Dims(_) => unreachable!("a family's file has none for JSON"),
+        }
     }
-    for (key, expected) in
-        [("rms_norm_eps", 1e-5), ("swiglu_alpha", 1.702), ("rope_ntk_alpha", 1.0), ("rope_ntk_beta", 32.0)]
-    {
-        file.expect_number(key, expected)?;
-    }
-    match file.object("quantization_config")? {
-        Some(json) => Object { json, path: "quantization_config" }.expect("quant_method", &"mxfp4".into()),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Our and OpenAI's name for the context length before YaRN.
@@ -230,6 +223,9 @@ impl<'a> Object<'a> {
 
     /// A dimension of the model, which must be there.
     fn dimension(&self, field: &'static str, keys: &[&str]) -> Result<usize, ConfigFileError> {
+        if let (Some(null), true) = (Family::gpt_oss().dim(field).null, keys.iter().any(|key| self.is_null(key))) {
+            return Ok(dimension(field, null)?);
+        }
         let value = self.any(keys)?.ok_or_else(|| self.missing(keys))?;
         let number = value.as_i64().ok_or_else(|| self.refused(keys[0], "a whole number", value))?;
         Ok(dimension(field, number)?)
@@ -261,12 +257,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// `null` is no window.
-    fn sliding_window(&self) -> Result<usize, ConfigFileError> {
-        match self.json.get("sliding_window") {
-            Some(Value::Null) => Ok(0),
-            _ => self.dimension("sliding_window", &["sliding_window"]),
-        }
+    fn is_null(&self, key: &str) -> bool {
+        self.json.get(key).is_some_and(Value::is_null)
     }
 
     /// Layers slide by turns, the first one does.

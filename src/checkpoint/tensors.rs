@@ -26,7 +26,8 @@ pub(super) const UNEMBEDDING: &str = "unembedding.weight";
 
 /// All tensors, in the order in which a `.bin` file stores them; the layers of a group follow each other.
 pub fn groups(config: &ModelConfig) -> Vec<Group> {
-    let group = |tensor: &'static FamilyTensor| Group { tensor, shape: tensor.shape(config) };
+    let dims = config.scope();
+    let group = |tensor: &'static FamilyTensor| Group { tensor, shape: tensor.shape(&dims) };
     Family::gpt_oss().tensors.iter().map(group).collect()
 }
 

@@ -100,7 +100,7 @@ mod tests {
         let library = Library::from_layers(vec![Layer::built_in()]);
         for op in ["change_logits", "min_p", "logprobs", "take_token"] {
             let found =
-                of(op, NamedShape::GptOss20b, Precision::Bf16, &target, &[]).expect("the cache can be laid out");
+                of(op, NamedShape::gpt_oss_20b(), Precision::Bf16, &target, &[]).expect("the cache can be laid out");
             let [one] = found.as_slice() else { panic!("{op}: {found:?}") };
             let setup = |scalars| Setup::of(&one.problem, 1, StepKind::Decode, 1024, 0).with(scalars);
             let work = timing::work(&library, &one.problem, &setup(&one.scalars)).expect("its shapes are known");

@@ -1,13 +1,12 @@
 //! A family's file: reading it, and everything that can be checked without a model.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Cut, Draw, Family, FamilyError, FamilyTensor, Format, Spelled, Stack};
-use crate::config::DIMENSIONS;
+use super::{Cut, Dim, Draw, Expected, Family, FamilyError, FamilyTensor, Format, Number, Shape, Spelled, Stack};
 use crate::template::expression::Expression;
 use crate::template::source_file::{Origin, Place, SourceFile};
 
@@ -15,7 +14,77 @@ use crate::template::source_file::{Origin, Place, SourceFile};
 #[serde(deny_unknown_fields)]
 struct FamilyTable {
     name: String,
+    dims: BTreeMap<String, Spanned<DimTable>>,
+    #[serde(default)]
+    numbers: BTreeMap<String, NumberTable>,
+    #[serde(default)]
+    expect: ExpectTable,
+    #[serde(default)]
+    shapes: BTreeMap<String, Spanned<BTreeMap<String, Spanned<f64>>>>,
     tensor: Vec<TensorTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DimTable {
+    #[serde(default = "one")]
+    min: i64,
+    max: i64,
+    #[serde(default)]
+    json: Keys,
+    #[serde(default)]
+    gguf: Keys,
+    null: Option<i64>,
+}
+
+fn one() -> i64 {
+    1
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a key, or a list of keys")]
+enum Keys {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Self::Several(Vec::new())
+    }
+}
+
+impl Keys {
+    fn list(&self) -> Vec<String> {
+        match self {
+            Self::One(key) => vec![key.clone()],
+            Self::Several(keys) => keys.clone(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NumberTable {
+    above: f32,
+    default: Option<f64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExpectTable {
+    #[serde(default)]
+    json: BTreeMap<String, Spanned<ExpectedTable>>,
+    #[serde(default)]
+    gguf: BTreeMap<String, Spanned<ExpectedTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text, a number, true or false")]
+enum ExpectedTable {
+    Text(String),
+    Flag(bool),
+    Number(f64),
 }
 
 #[derive(Deserialize)]
@@ -71,13 +140,25 @@ impl Family {
     /// # Errors
     /// The first thing that is wrong, with its line.
     pub fn read(path: &str, text: &str) -> Result<Self, FamilyError> {
-        let file = File { source: SourceFile { origin: Origin::BuiltIn, name: path.into(), text: text.into() } };
+        let source = SourceFile { origin: Origin::BuiltIn, name: path.into(), text: text.into() };
         let table: FamilyTable = toml::from_str(text).map_err(|error| FamilyError::Toml {
-            place: file.place(error.span().unwrap_or(0..0)),
+            place: place(&source, error.span().unwrap_or(0..0)),
             message: error.message().to_owned(),
         })?;
-        let tensors: Vec<FamilyTensor> =
-            table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
+        let file = File { source, dims: table.dims.keys().cloned().collect() };
+        let dims = table.dims.iter().map(|(name, dim)| file.dim(name, dim)).collect::<Result<_, _>>()?;
+        let number = |(name, NumberTable { above, default }): (&String, &NumberTable)| Number {
+            name: name.clone(),
+            above: *above,
+            default: *default,
+        };
+        let numbers: Vec<Number> = table.numbers.iter().map(number).collect();
+        let expected = |table: &BTreeMap<String, Spanned<ExpectedTable>>, has_texts| {
+            let one = |(key, expected)| Ok((String::clone(key), file.expected(expected, has_texts)?));
+            table.iter().map(one).collect::<Result<BTreeMap<_, _>, FamilyError>>()
+        };
+        let shapes = table.shapes.iter().map(|(name, shape)| file.shape(name, shape, &numbers));
+        let tensors = table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
         for tensor in &table.tensor {
             let name = tensor.name.get_ref();
@@ -85,23 +166,33 @@ impl Family {
                 return Err(file.wrong(&tensor.name, name, "a name that no other tensor has", "it a second time"));
             }
         }
-        Ok(Self { name: table.name, tensors })
+        Ok(Self {
+            expected_in_json: expected(&table.expect.json, true)?,
+            expected_in_gguf: expected(&table.expect.gguf, false)?,
+            shapes: shapes.collect::<Result<_, _>>()?,
+            name: table.name,
+            dims,
+            numbers,
+            tensors,
+        })
     }
+}
+
+fn place(source: &SourceFile, span: Range<usize>) -> Place {
+    Place { file: source.name.clone(), line: source.place_at(span.start).line }
 }
 
 /// The file that is read, for places in it.
 struct File {
     source: SourceFile,
+    /// The names that its expressions may use.
+    dims: Vec<String>,
 }
 
 impl File {
-    fn place(&self, span: Range<usize>) -> Place {
-        Place { file: self.source.name.clone(), line: self.source.place_at(span.start).line }
-    }
-
     fn wrong<T>(&self, at: &Spanned<T>, item: &str, expected: &str, found: &str) -> FamilyError {
         FamilyError::Declaration {
-            place: self.place(at.span()),
+            place: place(&self.source, at.span()),
             item: format!("`{item}`"),
             expected: expected.to_owned(),
             found: found.to_owned(),
@@ -110,14 +201,62 @@ impl File {
 
     /// An expression over the dimensions, which stands at `at`.
     fn expression<T>(&self, text: &str, at: &Spanned<T>) -> Result<Expression, FamilyError> {
-        let expression = Expression::parse(text, self.place(at.span()))?;
-        match expression.names().iter().find(|name| !DIMENSIONS.contains(&name.as_str())) {
+        let expression = Expression::parse(text, place(&self.source, at.span()))?;
+        match expression.names().iter().find(|name| !self.dims.contains(name)) {
             None => Ok(expression),
             Some(name) => {
-                let expected = format!("one of {}", DIMENSIONS.join(", "));
+                let expected = format!("one of {}", self.dims.join(", "));
                 Err(self.wrong(at, text, &expected, &format!("`{name}`")))
             }
         }
+    }
+
+    fn dim(&self, name: &str, table: &Spanned<DimTable>) -> Result<Dim, FamilyError> {
+        let &DimTable { min, max, null, ref json, ref gguf } = table.get_ref();
+        // Shapes are products of a few, in 64 bits.
+        if min < 0 || max < min || max >= 1 << 31 {
+            let found = format!("{min} to {max}");
+            return Err(self.wrong(table, name, "a range from 0 or more to less than 2^31", &found));
+        }
+        if null.is_some_and(|null| !(min..=max).contains(&null)) {
+            return Err(self.wrong(table, name, "a `null` in its range", &format!("{}", null.unwrap_or_default())));
+        }
+        Ok(Dim { name: name.to_owned(), min, max, json: json.list(), gguf: gguf.list(), null })
+    }
+
+    /// In GGUF all is numbers, and texts are expressions.
+    fn expected(&self, table: &Spanned<ExpectedTable>, has_texts: bool) -> Result<Expected, FamilyError> {
+        Ok(match table.get_ref() {
+            ExpectedTable::Text(text) if has_texts => Expected::Text(text.clone()),
+            ExpectedTable::Text(text) => Expected::Dims(self.expression(text, table)?),
+            ExpectedTable::Flag(flag) => Expected::Flag(*flag),
+            ExpectedTable::Number(number) => Expected::Number(*number),
+        })
+    }
+
+    fn shape(
+        &self,
+        name: &str,
+        table: &Spanned<BTreeMap<String, Spanned<f64>>>,
+        numbers: &[Number],
+    ) -> Result<Shape, FamilyError> {
+        let values = table.get_ref();
+        let is_dim = |name: &String| self.dims.contains(name);
+        let is_number = |name: &String| numbers.iter().any(|number| number.name == *name);
+        let needed = self.dims.iter().chain(numbers.iter().map(|number| &number.name));
+        if let Some(missing) = needed.into_iter().find(|needed| !values.contains_key(*needed)) {
+            return Err(self.wrong(table, name, &format!("`{missing}`"), "none"));
+        }
+        for (key, value) in values {
+            if !is_dim(key) && !is_number(key) {
+                return Err(self.wrong(value, key, "a dimension or a number of the family", "another name"));
+            }
+            if is_dim(key) && value.get_ref().fract() != 0.0 {
+                return Err(self.wrong(value, key, "a whole number", &value.get_ref().to_string()));
+            }
+        }
+        let values = values.iter().map(|(name, value)| (name.clone(), *value.get_ref())).collect();
+        Ok(Shape { name: name.to_owned(), values })
     }
 
     fn tensor(&self, table: &TensorTable) -> Result<FamilyTensor, FamilyError> {
@@ -206,11 +345,31 @@ const _: () = assert!(Format::OpenAi as usize == 0 && Format::HuggingFace as usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::NamedShape;
     use crate::error::Hint;
+    use crate::family::scope;
 
     const QKV: &str = r#"
 name = "small"
+
+[dims]
+hidden_size         = { max = 100, json = "hidden_size", gguf = ["embedding_length", "width"] }
+head_dim            = { min = 2, max = 100 }
+num_attention_heads = { max = 100 }
+num_key_value_heads = { max = 100, null = 1 }
+
+[numbers]
+rope_theta = { above = 1.0 }
+
+[expect]
+json = { hidden_act = "silu" }
+gguf = { "attention.value_length" = "head_dim" }
+
+[shapes.tiny]
+hidden_size         = 6
+head_dim            = 4
+num_attention_heads = 3
+num_key_value_heads = 1
+rope_theta          = 10000.0
 
 [[tensor]]
 name  = "attn.qkv.weight"
@@ -226,69 +385,83 @@ draw  = { centre = 1.0, reach = 0.5 }
     #[test]
     fn a_file_says_what_a_tensor_is_in_every_format() {
         let family = Family::read("small.toml", QKV).expect("it is right");
-        let (tensor, config) = (family.tensor("attn.qkv.weight"), NamedShape::GptOss20b.config(None));
-        assert_eq!(tensor.shape(&config), [5120, 2880]);
-        assert_eq!(tensor.pieces(Format::OpenAi, &config), [("attn.qkv.weight", vec![5120, 2880])]);
-        let heads = [("q.weight", vec![4096, 2880]), ("k.weight", vec![512, 2880]), ("v.weight", vec![512, 2880])];
-        assert_eq!(tensor.pieces(Format::HuggingFace, &config), heads);
-        assert_eq!(tensor.pieces(Format::Gguf, &config), [("qkv.weight", vec![2880, 5120])]);
+        let [tensor] = &family.tensors[..] else { panic!("one tensor") };
+        let dims = scope([("hidden_size", 6), ("head_dim", 4), ("num_attention_heads", 3), ("num_key_value_heads", 1)]);
+        assert_eq!(tensor.shape(&dims), [20, 6]);
+        assert_eq!(tensor.pieces(Format::OpenAi, &dims), [("attn.qkv.weight", vec![20, 6])]);
+        let heads = [("q.weight", vec![12, 6]), ("k.weight", vec![4, 6]), ("v.weight", vec![4, 6])];
+        assert_eq!(tensor.pieces(Format::HuggingFace, &dims), heads);
+        assert_eq!(tensor.pieces(Format::Gguf, &dims), [("qkv.weight", vec![6, 20])]);
         assert_eq!((tensor.cut, tensor.draw), (Cut::HeadRows, Draw::Around { centre: 1.0, reach: 0.5 }));
+    }
+
+    #[test]
+    fn a_file_says_what_dimensions_are_called_and_what_they_may_be() {
+        let family = Family::read("small.toml", QKV).expect("it is right");
+        let hidden_size = family.dim("hidden_size");
+        assert_eq!((hidden_size.min, hidden_size.max, hidden_size.json.len(), hidden_size.gguf.len()), (1, 100, 1, 2));
+        assert_eq!((family.dim("head_dim").min, family.dim("num_key_value_heads").null), (2, Some(1)));
+        assert_eq!((family.number("rope_theta").above, family.number("rope_theta").default), (1.0, None));
+        assert_eq!((family.shapes[0].name.as_str(), family.shapes[0].values["head_dim"]), ("tiny", 4.0));
+        assert!(matches!(&family.expected_in_json["hidden_act"], Expected::Text(text) if text == "silu"));
+        assert!(matches!(&family.expected_in_gguf["attention.value_length"], Expected::Dims(_)));
     }
 
     #[test]
     fn what_is_wrong_is_named_with_its_line() {
         for (from, to, message) in [
-            ("layer = true", "layers = true", "small.toml:6: could not read the family: unknown field `layers`"),
-            ("name = \"small\"", "", "small.toml:1: could not read the family: missing field `name`"),
-            ("= true", "= maybe", "small.toml:6: could not read the family: "),
-            ("\"head rows\"", "\"heads\"", "small.toml:11: could not read the family: unknown variant `heads`"),
-            ("hidden_size", "hidden", "small.toml:7: `hidden`: expected one of vocab_size, hidden_size, "),
-            ("* head_dim\", \"hidden_size\"]", "/ 2\"]", "small.toml:7: could not evaluate `(num_attention_heads + "),
-            (
-                "\"k.weight\", ",
-                "",
-                "small.toml:8: `attn.qkv.weight`: expected 3 names, as `stack` has numbers of rows, found 2",
-            ),
-            (
-                "hf    = [\"q.weight\", \"k.weight\", \"v.weight\"]",
-                "hf = 3",
-                "small.toml:8: could not read the family: ",
-            ),
+            ("layer = true", "layers = true", "26: could not read the family: unknown field `layers`"),
+            ("name = \"small\"", "", "1: could not read the family: missing field `name`"),
+            ("= true", "= maybe", "26: could not read the family: "),
+            ("\"head rows\"", "\"heads\"", "31: could not read the family: unknown variant `heads`"),
+            ("\"hidden_size\"]", "\"hidden\"]", "27: `hidden`: expected one of head_dim, hidden_size, "),
+            ("* head_dim\", \"hidden_size\"]", "/ 2\"]", "27: could not evaluate `(num_attention_heads + "),
+            ("\"k.weight\", ", "", "28: `attn.qkv.weight`: expected 3 names, as `stack` has numbers of rows, found 2"),
+            ("[\"q.weight\", \"k.weight\", \"v.weight\"]", "3", "28: could not read the family: a name, a list of"),
             (
                 "[\"(num_attention_heads + 2 * num_key_value_heads) * head_dim\", \"hidden_size\"]",
                 "[\"hidden_size\"]",
-                "small.toml:9: `attn.qkv.weight`: expected two dimensions to swap, found one",
+                "29: `attn.qkv.weight`: expected two dimensions to swap, found one",
             ),
-            (
-                "reach = 0.5",
-                "reach = 0.0",
-                "small.toml:12: `attn.qkv.weight`: expected `reach` above 0, with `centre` or",
-            ),
-            ("centre = 1.0", "deviation = 1.0", "small.toml:12: `attn.qkv.weight`: expected `reach` above 0"),
+            ("reach = 0.5", "reach = 0.0", "32: `attn.qkv.weight`: expected `reach` above 0, with `centre` or"),
+            ("centre = 1.0", "deviation = 1.0", "32: `attn.qkv.weight`: expected `reach` above 0"),
             (
                 "stack = [",
                 "stack = \"by turns\" # [",
-                "small.toml:10: `attn.qkv.weight`: expected a list of numbers of rows, ",
+                "30: `attn.qkv.weight`: expected a list of numbers of rows, or \"in turn\", found \"by turns\"",
             ),
             (
                 "cut   =",
                 "experts = true\ncut =",
-                "small.toml:7: `attn.qkv.weight`: expected three dimensions of `experts`, found 2",
+                "27: `attn.qkv.weight`: expected three dimensions of `experts`, found 2",
             ),
+            (
+                "min = 2, max = 100",
+                "min = 2, max = 1",
+                "6: `head_dim`: expected a range from 0 or more to less than 2^31",
+            ),
+            ("null = 1", "null = 0", "8: `num_key_value_heads`: expected a `null` in its range, found 0"),
+            ("above = 1.0", "above = \"1\"", "11: could not read the family: "),
+            ("\"head_dim\" }", "\"depth\" }", "15: `depth`: expected one of head_dim, "),
+            ("rope_theta          = 10000.0", "", "17: `tiny`: expected `rope_theta`, found none"),
+            ("rope_theta          =", "rope_thota =", "17: `tiny`: expected `rope_theta`, found none"),
+            (
+                "rope_theta          =",
+                "wide = 3\nrope_theta =",
+                "22: `wide`: expected a dimension or a number of the family",
+            ),
+            ("= 6", "= 6.5", "18: `hidden_size`: expected a whole number, found 6.5"),
         ] {
             assert!(QKV.contains(from), "{from}");
             let error = Family::read("small.toml", &QKV.replacen(from, to, 1)).expect_err(message);
-            assert!(error.to_string().starts_with(message), "{error}");
+            assert!(error.to_string().starts_with(&format!("small.toml:{message}")), "{error}");
             assert!(error.hint().is_some());
         }
-        let twice = [QKV, QKV.split_once("\n\n").expect("a name first").1].concat();
-        let error = Family::read("small.toml", &twice).expect_err("the same name").to_string();
-        assert!(
-            error.starts_with("small.toml:14: `attn.qkv.weight`: expected a name that no other tensor has"),
-            "{error}"
-        );
+        let tensor = QKV.find("[[tensor]]").expect("it has one");
+        let error = Family::read("small.toml", &[QKV, &QKV[tensor..]].concat()).expect_err("the same name").to_string();
+        assert!(error.starts_with("small.toml:34: `attn.qkv.weight`: expected a name that no other tensor"), "{error}");
         let without = QKV.lines().filter(|line| !line.starts_with("stack")).collect::<Vec<_>>().join("\n");
         let error = Family::read("small.toml", &without).expect_err("no stack").to_string();
-        assert!(error.starts_with("small.toml:8: `attn.qkv.weight`: expected `stack`, which says how"), "{error}");
+        assert!(error.starts_with("small.toml:28: `attn.qkv.weight`: expected `stack`, which says how"), "{error}");
     }
 }

@@ -1,19 +1,21 @@
 //! A model family as a file: `models/<name>.toml`, whose format `models/README.md` describes.
 //!
-//! What stands in the file today are the tensors: their shapes, how each format of checkpoints spells them, how they
-//! are shared out among devices, and how random ones are drawn. `checkpoint` reads everything that it knows of a tensor
-//! here. The dimensions are still those of [`ModelConfig`].
+//! A file says what checkpoints of the family hold: the dimensions, their keys and ranges; what must be as expected or
+//! the checkpoint is refused; the tensors, how each format spells them, how they are shared out among devices, how
+//! random ones are drawn; and the published models by name. `config` has the dimensions of one model, and `checkpoint`
+//! reads everything that it knows of a tensor here. The forward pass is Rust (`graph/forward.rs`).
 
 mod error;
 mod file;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use minijinja::Value;
+use serde::Deserialize;
 
 pub use error::FamilyError;
 
-use crate::config::ModelConfig;
 use crate::embedded;
 use crate::template::expression::{Expression, Scope};
 
@@ -22,8 +24,68 @@ use crate::template::expression::{Expression, Scope};
 pub struct Family {
     /// Its name, which is also its file's.
     pub name: String,
+    /// The dimensions, which are whole numbers.
+    pub dims: Vec<Dim>,
+    /// The other numbers.
+    pub numbers: Vec<Number>,
+    /// What `config.json` says, where it says it: by key, behind a dot inside of an object.
+    pub expected_in_json: BTreeMap<String, Expected>,
+    /// What GGUF files say: by key, behind the architecture's name.
+    pub expected_in_gguf: BTreeMap<String, Expected>,
+    /// The published models.
+    pub shapes: Vec<Shape>,
     /// All tensors of a model, in the order of a `.bin` file.
     pub tensors: Vec<FamilyTensor>,
+}
+
+/// A dimension of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dim {
+    /// Its name, under which expressions know it.
+    pub name: String,
+    /// The least that it may be.
+    pub min: i64,
+    /// The most.
+    pub max: i64,
+    /// Its keys in `config.json`: where it stands under several, it must be the same.
+    pub json: Vec<String>,
+    /// Its keys in GGUF, behind the architecture's name: the first that is there.
+    pub gguf: Vec<String>,
+    /// What `null` means in `config.json`; elsewhere that is as good as nothing.
+    pub null: Option<i64>,
+}
+
+/// A number of a model that need not be whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Number {
+    /// Its name.
+    pub name: String,
+    /// It is finite and greater than this.
+    pub above: f32,
+    /// What it is where a checkpoint does not say.
+    pub default: Option<f64>,
+}
+
+/// A value that must be as expected.
+#[derive(Clone, Debug)]
+pub enum Expected {
+    /// A text.
+    Text(String),
+    /// True or false.
+    Flag(bool),
+    /// A number, within a millionth of it.
+    Number(f64),
+    /// A dimension, or what is computed of some.
+    Dims(Expression),
+}
+
+/// A published model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Its name.
+    pub name: String,
+    /// Every dimension and every number.
+    pub values: BTreeMap<String, f64>,
 }
 
 /// A tensor that a model has once, or once in every layer.
@@ -84,7 +146,7 @@ pub enum Stack {
 }
 
 /// What a device has of a tensor that several share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Cut {
     /// All of it.
     #[default]
@@ -141,22 +203,35 @@ impl Family {
         &FAMILY
     }
 
-    /// The tensor of a name.
+    /// The dimension of a name.
     ///
     /// # Panics
     /// There is none.
-    pub fn tensor(&self, name: &str) -> &FamilyTensor {
-        self.tensors
-            .iter()
-            .find(|tensor| tensor.name == name)
-            .unwrap_or_else(|| panic!("{} has no `{name}`", self.name))
+    pub fn dim(&self, name: &str) -> &Dim {
+        let found = self.dims.iter().find(|dim| dim.name == name);
+        found.unwrap_or_else(|| panic!("{} has no `{name}`", self.name))
+    }
+
+    /// The number of a name.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn number(&self, name: &str) -> &Number {
+        let found = self.numbers.iter().find(|number| number.name == name);
+        found.unwrap_or_else(|| panic!("{} has no `{name}`", self.name))
     }
 }
 
+/// The dimensions of a model, for expressions.
+pub fn scope<'a>(dims: impl IntoIterator<Item = (&'a str, usize)>) -> Arc<Scope> {
+    let known = dims.into_iter().map(|(name, value)| (name.to_owned(), Value::from(value)));
+    Arc::new(Scope::new(known.collect()))
+}
+
 impl FamilyTensor {
-    /// Its shape in a model, outermost first. The dimensions must have passed [`ModelConfig::check`].
-    pub fn shape(&self, config: &ModelConfig) -> Vec<usize> {
-        self.shape.iter().map(|expression| value(expression, config)).collect()
+    /// Its shape in a model of these dimensions, outermost first. They must lie in their ranges.
+    pub fn shape(&self, dims: &Arc<Scope>) -> Vec<usize> {
+        self.shape.iter().map(|expression| value(expression, dims)).collect()
     }
 
     /// What it is made of in a format.
@@ -170,8 +245,8 @@ impl FamilyTensor {
     }
 
     /// The names and shapes of the stored tensors that it is made of in a format.
-    pub fn pieces(&self, format: Format, config: &ModelConfig) -> Vec<(&str, Vec<usize>)> {
-        let shape = self.shape(config);
+    pub fn pieces(&self, format: Format, dims: &Arc<Scope>) -> Vec<(&str, Vec<usize>)> {
+        let shape = self.shape(dims);
         match (self.spelled(format), &self.stack) {
             (Spelled::Same(name), _) => vec![(name, shape)],
             (Spelled::Transposed(name), _) => {
@@ -180,7 +255,7 @@ impl FamilyTensor {
                 vec![(name, turned)]
             }
             (Spelled::Stacked(names), Some(Stack::Rows(rows))) => {
-                let of = |rows: &Expression| [&[value(rows, config)], &shape[1..]].concat();
+                let of = |rows: &Expression| [&[value(rows, dims)], &shape[1..]].concat();
                 names.iter().map(String::as_str).zip(rows.iter().map(of)).collect()
             }
             (Spelled::Stacked(names), _) => {
@@ -192,10 +267,8 @@ impl FamilyTensor {
     }
 }
 
-/// Dimensions are below 2^31 where they were checked, and shapes are products of few of them.
-fn value(expression: &Expression, config: &ModelConfig) -> usize {
-    let known = config.dimensions().into_iter().map(|(name, value)| (name.to_owned(), Value::from(value)));
-    let scope = Arc::new(Scope::new(known.collect()));
-    let value = expression.whole(&scope).unwrap_or_else(|error| panic!("{error}"));
+/// Shapes are products of few dimensions, which are below 2^31.
+fn value(expression: &Expression, dims: &Arc<Scope>) -> usize {
+    let value = expression.whole(dims).unwrap_or_else(|error| panic!("{error}"));
     usize::try_from(value).unwrap_or(usize::MAX)
 }

@@ -8,16 +8,10 @@ use super::{Gguf, GgufError};
 use crate::checkpoint::assembly::{self, assemble};
 use crate::checkpoint::{Checkpoint, CheckpointError, Origin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
+use crate::family::{Expected, Family};
 
 /// The architecture, which is also what the model's own keys begin with.
 const ARCHITECTURE: &str = "gpt-oss";
-
-/// GGUF has no key for the clamp of SwiGLU: llama.cpp computes gpt-oss with this constant (`build_moe_ffn`,
-/// LLM_FFN_SWIGLU_OAI_MOE), which is that of both released models (OpenAI's config.json).
-const SWIGLU_LIMIT: f32 = 7.0;
-
-/// Added to the mean square in every norm; the program computes with no other.
-const NORM_EPS: f64 = 1e-5;
 
 /// A tokenizer, as a GGUF file spells it.
 #[derive(Clone, Debug)]
@@ -58,40 +52,32 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
         Some(other) => return Err(refused("general.architecture", ARCHITECTURE, &Value::Text(other.into())).into()),
         None => return Err(GgufError::MissingKey { key: "general.architecture".into() }.into()),
     }
-    let max_seq_len = file.dimension("max_seq_len", "context_length")?;
-    let head_dim = file.dimension("head_dim", "attention.key_length")?;
-    let (rope_scaling_factor, initial_context_length) = rope_scaling(file, max_seq_len)?;
-    let experts_width = if file.own("expert_feed_forward_length").is_some() {
-        "expert_feed_forward_length"
-    } else {
-        "feed_forward_length"
+    let (rope_scaling_factor, initial_context_length) = rope_scaling(file)?;
+    let dim = |name| match name {
+        "initial_context_length" => Ok(initial_context_length),
+        "vocab_size" => vocab_size(file),
+        name => file.dimension(name),
     };
-    let config = ModelConfig {
-        vocab_size: vocab_size(file)?,
-        hidden_size: file.dimension("hidden_size", "embedding_length")?,
-        num_experts: file.dimension("num_experts", "expert_count")?,
-        experts_per_token: file.dimension("experts_per_token", "expert_used_count")?,
-        intermediate_size: file.dimension("intermediate_size", experts_width)?,
-        num_hidden_layers: file.dimension("num_hidden_layers", "block_count")?,
-        head_dim,
-        num_attention_heads: file.dimension("num_attention_heads", "attention.head_count")?,
-        num_key_value_heads: file.dimension("num_key_value_heads", "attention.head_count_kv")?,
-        max_seq_len,
-        initial_context_length,
-        rope_theta: file.float("rope.freq_base")?.ok_or_else(|| missing("rope.freq_base"))? as f32,
-        rope_scaling_factor,
-        sliding_window: file.dimension("sliding_window", "attention.sliding_window")?,
-        swiglu_limit: SWIGLU_LIMIT,
+    let number = |name| match name {
+        "rope_theta" => Ok(file.float("rope.freq_base")?.ok_or_else(|| missing("rope.freq_base"))? as f32),
+        "rope_scaling_factor" => Ok(rope_scaling_factor),
+        // GGUF has no key for the clamp of SwiGLU: llama.cpp computes gpt-oss with a constant (`build_moe_ffn`,
+        // LLM_FFN_SWIGLU_OAI_MOE).
+        name => {
+            let default = Family::gpt_oss().number(name).default;
+            Ok::<_, CheckpointError>(default.ok_or_else(|| missing(name))? as f32)
+        }
     };
+    let config = ModelConfig::of(dim, number)?;
     config.check()?;
-    check_constants(file, head_dim)?;
+    check_constants(file, &config)?;
     Ok(config)
 }
 
 /// From its own key, else from the shape of the embedding.
 fn vocab_size(file: &Gguf) -> Result<usize, CheckpointError> {
     if file.own("vocab_size").is_some() {
-        return file.dimension("vocab_size", "vocab_size");
+        return file.dimension("vocab_size");
     }
     let Some(embedding) = file.tensors.get("token_embd.weight") else { return Err(missing("vocab_size").into()) };
     let rows = i64::try_from(embedding.shape[0]).unwrap_or(i64::MAX);
@@ -99,31 +85,25 @@ fn vocab_size(file: &Gguf) -> Result<usize, CheckpointError> {
 }
 
 /// YaRN's factor and the context length before it.
-fn rope_scaling(file: &Gguf, max_seq_len: usize) -> Result<(f32, usize), CheckpointError> {
+fn rope_scaling(file: &Gguf) -> Result<(f32, usize), CheckpointError> {
     match file.text(&own_key("rope.scaling.type"))? {
-        None | Some("none") => Ok((1.0, max_seq_len)),
+        None | Some("none") => Ok((1.0, file.dimension("max_seq_len")?)),
         Some("yarn") => {
             let factor = file.float("rope.scaling.factor")?.ok_or_else(|| missing("rope.scaling.factor"))?;
-            let before = file.dimension("initial_context_length", "rope.scaling.original_context_length")?;
-            Ok((factor as f32, before))
+            Ok((factor as f32, file.dimension("initial_context_length")?))
         }
         Some(other) => Err(refused(&own_key("rope.scaling.type"), "yarn or none", &Value::Text(other.into())).into()),
     }
 }
 
 /// What the program has constants for must not be something else in the file.
-fn check_constants(file: &Gguf, head_dim: usize) -> Result<(), GgufError> {
-    for (key, expected) in [
-        ("attention.value_length", head_dim as f64),
-        ("rope.dimension_count", head_dim as f64),
-        ("attention.layer_norm_rms_epsilon", NORM_EPS),
-        ("attention.sliding_window_pattern", 2.0),
-        ("swiglu_clamp_exp", f64::from(SWIGLU_LIMIT)),
-        ("rope.scaling.yarn_ext_factor", 1.0),
-        ("rope.scaling.yarn_attn_factor", 1.0),
-        ("rope.scaling.yarn_beta_fast", 32.0),
-        ("rope.scaling.yarn_beta_slow", 1.0),
-    ] {
+fn check_constants(file: &Gguf, config: &ModelConfig) -> Result<(), GgufError> {
+    for (key, expected) in &Family::gpt_oss().expected_in_gguf {
+        let expected = match expected {
+            Expected::Number(number) => *number,
+            Expected::Dims(dims) => dims.whole(&config.scope()).unwrap_or_else(|error| panic!("{error}")) as f64,
+            Expected::Text(_) | Expected::Flag(_) => continue, // a family's file has none for GGUF
+        };
         match file.float(key)? {
             // The file has f32, in which 1e-5 is something else.
             Some(found) if (found - expected).abs() <= 1e-6 * expected => {}
@@ -228,7 +208,10 @@ impl Gguf {
     }
 
     /// A dimension of the model, which must be there.
-    fn dimension(&self, field: &'static str, name: &str) -> Result<usize, CheckpointError> {
+    fn dimension(&self, field: &'static str) -> Result<usize, CheckpointError> {
+        let names = &Family::gpt_oss().dim(field).gguf;
+        let is_there = |name: &&String| self.own(name).is_some();
+        let name = names.iter().find(is_there).or(names.last()).map_or(field, String::as_str);
         let value = match self.own(name).ok_or_else(|| missing(name))? {
             Value::Unsigned(value) => i64::try_from(*value).unwrap_or(i64::MAX),
             Value::Signed(value) => *value,

@@ -147,7 +147,7 @@ impl KernelArgs {
         target: &Target,
     ) -> anyhow::Result<Vec<(String, Problem)>> {
         let precisions = self.precision.map_or(vec![Precision::Bf16, Precision::F32], |precision| vec![precision]);
-        let (op, shape) = (template.ops.join("+"), self.shape.unwrap_or(NamedShape::GptOss20b));
+        let (op, shape) = (template.ops.join("+"), self.shape.unwrap_or_else(NamedShape::gpt_oss_20b));
         let fusions = library.fusions(target);
         let mut all = Vec::new();
         for &precision in &precisions {

@@ -167,7 +167,7 @@ mod tests {
     use crate::config::NamedShape;
 
     fn model(layers: Option<usize>, experts: Dtype) -> Model {
-        let config = NamedShape::GptOss20b.config(layers);
+        let config = NamedShape::gpt_oss_20b().config(layers);
         Model { config, dense: Dtype::Bf16, experts, kv: Dtype::Bf16 }
     }
 
