@@ -329,6 +329,11 @@ impl Harmony {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), false)
     }
 
+    /// [`Self::parser_in_final`], but it is never over.
+    pub fn transcript_parser_in_final(&self) -> parser::HarmonyParser {
+        parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), true)
+    }
+
     /// [`Self::parser`], but it is never over: for whole conversations, and for models that are kept from stopping.
     /// Messages of others have their roles, and calls without arguments stay as they are.
     pub fn transcript_parser(&self) -> parser::HarmonyParser {

@@ -111,7 +111,7 @@ pub struct Args {
     request_timeout: Option<Duration>,
 
     /// Milliseconds from one event of a stream with tokens to the next, at least: tokens that come faster wait for each
-    /// other [default: 0; on processors half a millisecond for each request that runs]
+    /// other [default: 0; on processors a millisecond for each request that runs]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
     stream_interval: Option<u32>,
 

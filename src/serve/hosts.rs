@@ -45,15 +45,12 @@ impl Allowed {
     /// # Errors
     /// It is none of them, in words.
     pub fn read(text: &str) -> Result<Self, String> {
-        let is_name = |name: &str| {
-            let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-            name.split('.').all(|label| !label.is_empty() && label.bytes().all(is_of_label))
-        };
-        let is_address = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let inside = text.strip_prefix('[').and_then(|inside| inside.strip_suffix(']')).unwrap_or(text);
+        let host = normal(inside);
         match text.strip_prefix('.') {
             _ if text == "*" => Ok(Self::All),
             Some(domain) if is_name(domain) => Ok(Self::Domain(domain.to_ascii_lowercase())),
-            None if is_name(text) || is_address(text) => Ok(Self::Host(normal(text.trim_matches(['[', ']'])))),
+            None if is_name(&host) || inside.parse::<IpAddr>().is_ok() => Ok(Self::Host(host)),
             _ => Err(
                 "expected a host without scheme and port, such as chat.example.com, `.example.com` for all below it, \
                       or `*`"
@@ -77,7 +74,7 @@ impl Hosts {
     /// Those of a server that listens on an address, which was asked for by the name `asked`. Without `more` all hosts
     /// are right where the address is not of this machine alone.
     pub fn of(address: IpAddr, asked: &str, more: &[Allowed]) -> Self {
-        if !address.is_loopback() && more.is_empty() {
+        if !address.to_canonical().is_loopback() && more.is_empty() {
             return Self::default();
         }
         let own = [address.to_string(), normal(asked)].map(Allowed::Host);
@@ -101,20 +98,30 @@ impl Hosts {
 /// Names that resolve to this machine wherever they are resolved.
 fn is_of_this_machine(host: &str) -> bool {
     host == "localhost"
-        || host.ends_with(".localhost")
+        || host.strip_suffix(".localhost").is_some_and(is_name)
         || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// What `Host` says without the port, and without the brackets of an IPv6 address.
+fn is_name(text: &str) -> bool {
+    let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    text.split('.').all(|label| !label.is_empty() && label.bytes().all(is_of_label))
+}
+
+/// What `Host` says without the port, and without the brackets of an IPv6 address. All of it, if it is neither.
 fn without_port(name: &str) -> &str {
-    if let Some(address) = name.strip_prefix('[') {
-        return address.split(']').next().unwrap_or_default();
+    let is_port = |rest: &str| rest.is_empty() || rest.strip_prefix(':').is_some_and(is_number);
+    if let Some((address, rest)) = name.strip_prefix('[').and_then(|inside| inside.split_once(']')) {
+        return if is_port(rest) { address } else { name };
     }
     match name.rsplit_once(':') {
         // Several colons are an address without brackets.
-        Some((host, _)) if !host.contains(':') => host,
+        Some((host, port)) if !host.contains(':') && is_number(port) => host,
         _ => name,
     }
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// The one way to write a host: a name in lower case and without the dot that may end it, an address as it is printed.
@@ -174,6 +181,10 @@ mod tests {
             "127.0.0.1.evil.example",
             "0.0.0.0",
             "192.168.0.7",
+            "[::1].evil.example",
+            "[127.0.0.1",
+            "localhost:evil.example",
+            "evil.example#.localhost",
             "x.chat.example.com",
             "evil-lan",
             "",
@@ -200,11 +211,15 @@ mod tests {
         assert!(["box.lan", "192.168.0.7:8000", "localhost"].iter().all(|host| allows(&named, host)));
         assert!(!allows(&named, "evil.example"));
         assert!(allows(&Hosts::of([127, 0, 0, 1].into(), "localhost", &[Allowed::All]), "evil.example"));
+        assert!(!allows(&Hosts::of("::ffff:127.0.0.1".parse().unwrap(), "::ffff:127.0.0.1", &[]), "evil.example"));
+        assert_eq!(Allowed::read("Example.COM."), Ok(Allowed::Host("example.com".into())));
     }
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for text in ["", ".", "https://a.example", "a.example:80", "192.168.0.7:80", "a b", "*.example.com", "a/b"] {
+        for text in
+            ["", ".", "https://a.example", "a.example:80", "192.168.0.7:80", "[::1", "a b", "*.example.com", "a/b"]
+        {
             assert!(Allowed::read(text).is_err(), "{text}");
         }
     }

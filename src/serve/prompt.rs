@@ -115,7 +115,8 @@ pub async fn start(
         request.changes.mask = masks.pop().flatten();
         request.n_logprobs = ask.n_logprobs;
         let parser = match (prompt.in_final, ask.goes_on()) {
-            (true, _) => server.harmony.parser_in_final(),
+            (true, true) => server.harmony.transcript_parser_in_final(),
+            (true, false) => server.harmony.parser_in_final(),
             (false, true) => server.harmony.transcript_parser(),
             (false, false) => server.harmony.parser(),
         };
@@ -148,7 +149,11 @@ async fn masks(
     let wanted = Wanted { tools, choice, format, reasoning: !in_final };
     let grammars = Arc::clone(&server.grammars);
     let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
-    let masks = tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    let masks = if is_long([]) {
+        server.long_work.run(true, move |_| compile()).await?
+    } else {
+        tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?
+    };
     server.metrics.grammar_cache_hits.inner().store(server.grammars.counts().hits, Ordering::Relaxed);
     match masks {
         Ok(masks) => Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),

@@ -1,6 +1,8 @@
 //! Stop strings: text that could begin one is held back, and neither it nor what follows is told.
 
-use serde_json::Value;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 use super::error::ApiError;
 
@@ -73,21 +75,35 @@ impl StopText {
 }
 
 /// The stop strings of a request: one, or a list.
-///
-/// # Errors
-/// `invalid_value`, for anything else.
-pub fn stop_strings(stop: Option<Value>) -> Result<Vec<String>, ApiError> {
-    let string = |(i, value): (usize, Value)| match value {
-        Value::String(text) => Ok(text),
-        other => Err(ApiError::invalid(format!("stop[{i}]"), format!("`stop[{i}]` is {other}, expected a string"))),
-    };
-    match stop {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::String(text)) => Ok(vec![text]),
-        Some(Value::Array(all)) => all.into_iter().enumerate().map(string).collect(),
-        Some(other) => {
-            Err(ApiError::invalid("stop", format!("`stop` is {other}, expected a string or a list of them")))
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stops(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Stops {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = Stops;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of them")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Stops, E> {
+                Ok(Stops(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stops, A::Error> {
+                let mut stops = Vec::new();
+                while let Some(stop) = list.next_element()? {
+                    stops.push(stop);
+                    if stops.len() > MAX_STOPS {
+                        return Err(Error::custom(format!("more than {MAX_STOPS} strings")));
+                    }
+                }
+                Ok(Stops(stops))
+            }
         }
+        from.deserialize_any(OneOrSeveral)
     }
 }
 

@@ -46,7 +46,9 @@ struct Detokenize {
     tokens: Vec<u32>,
 }
 
-impl FromBody for Detokenize {}
+impl FromBody for Detokenize {
+    const NUMBER_BYTES: usize = 2 * size_of::<u32>(); // in a list that may be half empty
+}
 
 async fn detokenize(
     State(server): State<Arc<Server>>,

@@ -18,10 +18,10 @@ use super::vocabulary::Vocabulary;
 const UNKNOWN: u32 = 0;
 
 /// Bytes of a window, at least.
-const WINDOW: usize = 2048;
+const WINDOW: usize = 512;
 
 /// The same, in lengths of the longest token. The last quarter of a window is merged once more, with what comes behind.
-const WINDOW_TOKENS: usize = 16;
+const WINDOW_TOKENS: usize = 4;
 
 /// Encodes a piece as gpt-oss-amd does: always by merging from single bytes. `check` is asked between windows of a long
 /// one.
@@ -133,36 +133,51 @@ fn are_apart(vocabulary: &Vocabulary, left: &[u8], right: &[u8]) -> bool {
 /// Merges a piece: the ends of its parts, from left to right.
 fn merged(vocabulary: &Vocabulary, piece: &[u8]) -> Vec<usize> {
     let mut parts = Parts::of_bytes(piece.len());
-    let mut candidates = Vec::with_capacity(piece.len());
     let candidate = |parts: &Parts, left: usize| {
         let end = parts.end_of_pair(left)?;
         let rank = vocabulary.merge_rank(&piece[left..end], parts.end[left] - left)?;
-        Some(Reverse(Candidate { rank, left, end }))
+        Some(Reverse(Candidate::new(rank, left, end)))
     };
-    candidates.extend((0..piece.len()).filter_map(|left| candidate(&parts, left)));
-    let mut candidates = BinaryHeap::from(candidates);
-    while let Some(Reverse(Candidate { left, end, .. })) = candidates.pop() {
+    // Those of single bytes are sorted once; what merging makes of them is fewer.
+    let mut first: Vec<_> = (0..piece.len()).filter_map(|left| candidate(&parts, left)).collect();
+    first.sort_unstable();
+    let mut made = BinaryHeap::new();
+    loop {
+        let is_of_first = first.last() >= made.peek(); // `Reverse`: the greater merges first
+        let next = if is_of_first { first.pop() } else { made.pop() };
+        let Some(Reverse(next)) = next else { break };
+        let (left, end) = next.pair();
         // A candidate is stale if one of its two has since been merged with another neighbour.
         if parts.end_of_pair(left) != Some(end) {
             continue;
         }
         parts.merge_pair(left);
         if let Some(before) = parts.before(left) {
-            candidates.extend(candidate(&parts, before));
+            made.extend(candidate(&parts, before));
         }
-        candidates.extend(candidate(&parts, left));
+        made.extend(candidate(&parts, left));
     }
     let next = |&start: &usize| Some(parts.end[start]).filter(|&end| end < piece.len());
     let starts = std::iter::successors((!piece.is_empty()).then_some(0), next);
     starts.map(|start| parts.end[start]).collect()
 }
 
-/// Two neighbours that make a token. Ordered by what is merged first.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    rank: u32,
-    left: usize,
-    end: usize,
+/// Two neighbours that make a token. Ordered by what is merged first: the rank, then where they start; a heap compares
+/// one number faster than three.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate(u128);
+
+impl Candidate {
+    /// Of a pair that starts at `left` and ends at `end`. Pieces are shorter than 2^48 bytes.
+    fn new(rank: u32, left: usize, end: usize) -> Self {
+        Self(u128::from(rank) << 96 | (left as u128) << 48 | end as u128)
+    }
+
+    /// Where it starts and ends.
+    fn pair(self) -> (usize, usize) {
+        let bits = |from: u32| (self.0 >> from) as u64 & ((1 << 48) - 1);
+        (bits(48) as usize, bits(0) as usize)
+    }
 }
 
 /// A piece cut into parts: a linked list, indexed by where the parts start.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 /// How text is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -28,7 +28,10 @@ pub(super) fn seeds<E>(text: &[u8], mut piece: impl FnMut(&[u8]) -> Result<(), E
 /// leaves its last character to that word. Ends with the first error of `piece`.
 pub(super) fn o200k<E>(text: &str, mut piece: impl FnMut(&str) -> Result<(), E>) -> Result<(), E> {
     static PATTERN: OnceLock<Regex> = OnceLock::new();
-    let pattern = PATTERN.get_or_init(|| Regex::new(O200K_PATTERN).expect("the pattern is well formed"));
+    let pattern = PATTERN.get_or_init(|| {
+        let mut pattern = RegexBuilder::new(O200K_PATTERN);
+        pattern.dfa_size_limit(DFA_BYTES).build().expect("the pattern is well formed")
+    });
     let mut from = 0;
     while from < text.len() {
         // Every character begins some match, so matches follow each other without gaps.
@@ -45,6 +48,10 @@ pub(super) fn o200k<E>(text: &str, mut piece: impl FnMut(&str) -> Result<(), E>)
     }
     Ok(())
 }
+
+/// Most memory of the pattern's automaton, of which a thread makes what its texts need. Texts of many scripts need more
+/// states than the usual 2 MiB hold, and when these are full all texts are searched a hundred times slower.
+const DFA_BYTES: usize = 16 << 20;
 
 /// Whether this is the regular expression that files give for o200k's pieces. Some have line ends in it and not
 /// escapes.

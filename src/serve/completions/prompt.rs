@@ -1,8 +1,8 @@
 //! The prompts of a completion: a text, ids, or a list of either.
 
-use serde_json::Value;
+use std::fmt;
 
-use crate::serve::error::ApiError;
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
 /// What is to go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,71 +11,168 @@ pub(super) enum Prompt {
     Ids(Vec<u32>),
 }
 
-/// The prompts of a request, in their order.
-pub(super) fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, ApiError> {
-    match value {
-        None | Some(Value::Null) => Err(ApiError::missing("prompt")),
-        Some(Value::String(text)) => Ok(vec![Prompt::Text(text)]),
-        Some(Value::Array(all)) if all.is_empty() => Err(ApiError::invalid("prompt", "`prompt` is an empty list")),
-        Some(Value::Array(all)) if all.iter().all(Value::is_number) => Ok(vec![ids("prompt", &all)?]),
-        Some(Value::Array(all)) => all.into_iter().enumerate().map(|(i, value)| one(i, value)).collect(),
-        Some(other) => Err(unexpected("prompt", &other)),
+/// All that a request has, in their order. Ids are read one by one, so that a list of them takes no more than they do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Prompts(pub Vec<Prompt>);
+
+/// An element of the list of prompts, which may itself be a list of ids.
+enum Element {
+    Prompt(Prompt),
+    Id(u32),
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Prompts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or token ids, or a list of such")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+            }
+
+            fn visit_string<E: Error>(self, text: String) -> Result<Prompts, E> {
+                Ok(Prompts(vec![Prompt::Text(text)]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
+                let mut prompts = Vec::new();
+                match list.next_element()? {
+                    None => return Err(Error::custom("it is an empty list")),
+                    Some(Element::Id(id)) => {
+                        let mut ids = vec![id];
+                        while let Some(Id(id)) = list.next_element()? {
+                            ids.push(id);
+                        }
+                        return Ok(Prompts(vec![Prompt::Ids(ids)]));
+                    }
+                    Some(Element::Prompt(prompt)) => prompts.push(prompt),
+                }
+                while let Some(OnePrompt(prompt)) = list.next_element()? {
+                    if prompts.len() == super::MAX_CHOICES {
+                        return Err(Error::custom(format!("more than {} prompts", super::MAX_CHOICES)));
+                    }
+                    prompts.push(prompt);
+                }
+                Ok(Prompts(prompts))
+            }
+        }
+        from.deserialize_any(All)
     }
 }
 
-fn one(i: usize, value: Value) -> Result<Prompt, ApiError> {
-    let param = format!("prompt[{i}]");
-    match value {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(all) => ids(&param, &all),
-        other => Err(unexpected(&param, &other)),
+/// A token id.
+struct Id(u32);
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match Element::deserialize(from)? {
+            Element::Id(id) => Ok(Self(id)),
+            Element::Prompt(Prompt::Text(_)) => Err(Error::invalid_type(Unexpected::Other("a text"), &"a token id")),
+            Element::Prompt(Prompt::Ids(_)) => Err(Error::invalid_type(Unexpected::Seq, &"a token id")),
+        }
     }
 }
 
-fn ids(param: &str, all: &[Value]) -> Result<Prompt, ApiError> {
-    let id = |(i, value): (usize, &Value)| {
-        value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-            let param = format!("{param}[{i}]");
-            ApiError::invalid(&param, format!("`{param}` is {value}, expected a token id"))
-        })
-    };
-    all.iter().enumerate().map(id).collect::<Result<_, _>>().map(Prompt::Ids)
+/// A text or a list of ids.
+struct OnePrompt(Prompt);
+
+impl<'de> Deserialize<'de> for OnePrompt {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match Element::deserialize(from)? {
+            Element::Prompt(prompt) => Ok(Self(prompt)),
+            Element::Id(id) => {
+                Err(Error::invalid_type(Unexpected::Unsigned(id.into()), &"a text or a list of token ids"))
+            }
+        }
+    }
 }
 
-fn unexpected(param: &str, found: &Value) -> ApiError {
-    let kind = match found {
-        Value::Object(_) => "an object",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        _ => "null",
-    };
-    ApiError::invalid(param, format!("`{param}` is {kind}, expected a text or token ids, or a list of such"))
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct One;
+        impl<'de> Visitor<'de> for One {
+            type Value = Element;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, a token id, or a list of token ids")
+            }
+
+            fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+                let id =
+                    u32::try_from(id).map_err(|_| Error::invalid_value(Unexpected::Unsigned(id), &"a token id"))?;
+                Ok(Element::Id(id))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+                Ok(Element::Prompt(Prompt::Text(text.to_owned())))
+            }
+
+            fn visit_string<E: Error>(self, text: String) -> Result<Element, E> {
+                Ok(Element::Prompt(Prompt::Text(text)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(Id(id)) = list.next_element()? {
+                    ids.push(id);
+                }
+                Ok(Element::Prompt(Prompt::Ids(ids)))
+            }
+        }
+        from.deserialize_any(One)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::serve::body;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Fields {
+        prompt: Option<Prompts>,
+    }
+
+    fn read(value: &Value) -> Result<Option<Prompts>, crate::serve::error::ApiError> {
+        body::parse(json!({ "prompt": value }).to_string().as_bytes()).map(|fields: Fields| fields.prompt)
+    }
 
     #[test]
     fn all_four_forms_are_read() {
-        let of = |value: Value| prompts(Some(value)).unwrap();
+        let of = |value: Value| read(&value).unwrap().unwrap().0;
         let text = |text: &str| Prompt::Text(text.into());
-        assert_eq!(of(json!("a")), [text("a")]);
-        assert_eq!(of(json!(["a", "b"])), [text("a"), text("b")]);
+        assert_eq!(of(json!("a\n")), [text("a\n")]);
+        assert_eq!(of(json!(["a", "b\n"])), [text("a"), text("b\n")]);
         assert_eq!(of(json!([1, 2])), [Prompt::Ids(vec![1, 2])]);
-        assert_eq!(of(json!([[1], [2, 3]])), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2, 3])]);
+        assert_eq!(of(json!([[1], [2, 3], "a"])), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2, 3]), text("a")]);
+        assert_eq!(read(&json!(null)).unwrap(), None);
     }
 
     #[test]
     fn what_is_no_prompt_is_named() {
-        let param = |value: Value| prompts(Some(value)).unwrap_err().param.unwrap();
-        assert_eq!(param(json!(null)), "prompt");
-        assert_eq!(param(json!([])), "prompt");
-        assert_eq!(param(json!({"a": 1})), "prompt");
-        assert_eq!(param(json!([1, -2])), "prompt[1]");
-        assert_eq!(param(json!(["a", 7])), "prompt[1]");
-        assert_eq!(param(json!([[1], [4_294_967_296_u64]])), "prompt[1][0]");
+        let of =
+            |value: Value| read(&value).map_err(|error| (error.param.unwrap_or_default(), error.message)).unwrap_err();
+        for (value, param, message) in [
+            (json!([]), "prompt", "`prompt`: it is an empty list"),
+            (json!({"a": 1}), "prompt", "`prompt`: invalid type: map, expected a text or token ids, or a list of such"),
+            (json!(true), "prompt", "`prompt`: invalid type: boolean `true`, expected a text or token ids"),
+            (json!([1, -2]), "prompt[1]", "`prompt[1]`: invalid type: integer `-2`, expected a text, a token id"),
+            (json!([1, "a"]), "prompt[1]", "`prompt[1]`: invalid type: a text, expected a token id"),
+            (json!(["a", 7]), "prompt[1]", "`prompt[1]`: invalid type: integer `7`, expected a text or a list of"),
+            (json!([[1], [4_294_967_296_u64]]), "prompt[1][0]", "`prompt[1][0]`: invalid value: integer `4294967296`"),
+            (json!([[1], [[2]]]), "prompt[1][0]", "`prompt[1][0]`: invalid type: sequence, expected a token id"),
+            (json!(vec![""; 2000]), "prompt", "`prompt`: more than 1024 prompts"),
+        ] {
+            let (found, said) = of(value);
+            assert_eq!(found, param, "{said}");
+            assert!(said.starts_with(message), "{said}");
+        }
     }
 }

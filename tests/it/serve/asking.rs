@@ -63,7 +63,7 @@ fn errors_of_every_status_have_the_shape_of_openais() {
     assert_eq!(of(json!({})), ("missing_required_parameter".into(), json!("prompt")));
     assert_eq!(of(json!({"prompt": "a", "temperature": 3})), ("invalid_value".into(), json!("temperature")));
     assert_eq!(of(json!({"prompt": "a", "temperature": "x"})), ("invalid_value".into(), json!("temperature")));
-    assert_eq!(of(json!({"prompt": [1, "a"]})), ("invalid_value".into(), json!("prompt[0]")));
+    assert_eq!(of(json!({"prompt": [1, "a"]})), ("invalid_value".into(), json!("prompt[1]")));
     assert_eq!(of(json!({"prompt": [70000]})), ("invalid_value".into(), json!("prompt")));
     assert_eq!(of(json!({"prompt": ""})), ("invalid_value".into(), json!("prompt")));
     assert_eq!(of(json!({"prompt": "a", "suffix": "b"})), ("unsupported_parameter".into(), json!("suffix")));

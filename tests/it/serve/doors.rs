@@ -158,6 +158,9 @@ fn a_prompt_of_30_mb_is_refused_and_takes_little_memory() {
         let one = message(&"a".repeat((N / n).saturating_sub(40).max(1)));
         format!(r#"{{"messages": [{}]}}"#, vec![one; n].join(","))
     };
+    let item = format!("{}{}", message("a"), " ".repeat(260));
+    let items = format!(r#"{{"input": [{}]}}"#, vec![item; 100_000].join(","));
+    let regex = format!(r#"{{"input": "a", "tools": [{}]}}"#, custom_tool(N));
     let escaped = format!(r#"{{"messages": [{}]}}"#, message(&r"\n".repeat(N / 2)));
     for (path, body, want) in [
         (COMPLETIONS, text("prompt", "a"), "context_length_exceeded"),
@@ -170,6 +173,8 @@ fn a_prompt_of_30_mb_is_refused_and_takes_little_memory() {
         (CHAT, messages(700_000), "request_too_large"),
         (CHAT, escaped.clone(), "context_length_exceeded"),
         (RESPONSES, text("input", " "), "context_length_exceeded"),
+        (RESPONSES, items, "request_too_large"),
+        (RESPONSES, regex, "context_length_exceeded"),
         (RESPONSES, text("instructions", "中"), "context_length_exceeded"),
         ("/tokenize", text("content", "a"), "context_length_exceeded"),
         ("/detokenize", ids("tokens", "1"), "request_too_large"),
@@ -191,7 +196,26 @@ fn a_prompt_of_30_mb_is_refused_and_takes_little_memory() {
         assert_eq!(reply.fails(400), ("context_length_exceeded".into(), json!("content")));
         assert!(took.memory_bytes <= 64_000_000, "{}", took.what);
     }
+    // A grammar takes a hundred times its text.
+    let body = format!(r#"{{"input": "a", "tools": [{}]}}"#, custom_tool(1_000_000));
+    let (reply, took) = measured(&server, before_kib, RESPONSES, body.as_bytes());
+    say(&took.what);
+    assert_eq!(reply.fails(400).0, "invalid_json_schema");
+    assert!(took.memory_bytes <= 64_000_000, "{}", took.what);
+    // What fits is not refused: 900,000 ids are too many for the context, and nothing else.
+    let ids = format!(r#"{{"prompt": [{}1]}}"#, "1,".repeat(900_000));
+    assert_eq!(post_text(&server, COMPLETIONS, &ids).fails(400).0, "context_length_exceeded");
     answers(server);
+}
+
+fn post_text(server: &Server, path: &str, body: &str) -> Reply {
+    ask(server.address, "POST", path, &JSON, body.as_bytes())
+}
+
+/// A tool that takes a text of a regular expression of so many letters.
+fn custom_tool(n: usize) -> String {
+    let format = format!(r#"{{"type": "grammar", "syntax": "regex", "definition": "{}"}}"#, "a".repeat(n));
+    format!(r#"{{"type": "custom", "name": "c", "format": {format}}}"#)
 }
 
 /// A body's values take more memory than its bytes: what is let in takes what is counted.
@@ -200,20 +224,20 @@ fn a_body_of_many_values_takes_no_more_memory_than_is_counted() {
     let script = Script::new();
     let server = script.start(&[]);
     post(server.address, CHAT, &chat("hi")).ok();
-    let before_kib = server.proc_status("VmRSS");
     let list = |element: &str, n: usize| format!(r#"{{"messages": [], "x": [{}0]}}"#, format!("{element},").repeat(n));
-    let fields: String = (0..350_000).map(|i| format!(r#""{i}":0,"#)).collect();
+    let fields: String = (0..41_000).map(|i| format!(r#""{i}":0,"#)).collect();
     for body in [
-        list("0", 1_000_000),
-        list("[0]", 250_000),
-        list(r#"{"":0}"#, 150_000),
-        list(r#"{"a":0,"b":0,"c":0,"d":0}"#, 70_000),
+        list("0", 110_000),
+        list("[0]", 36_000),
+        list(r#"{"":0}"#, 20_000),
+        list(r#"{"a":0,"b":0,"c":0,"d":0}"#, 8_000),
         format!(r#"{{"messages": [], "x": {{{fields}"y": 0}}}}"#),
     ] {
+        let before_kib = server.proc_status("VmRSS");
         let (reply, took) = measured(&server, before_kib, CHAT, body.as_bytes());
         say(&took.what);
         assert_eq!(reply.fails(400).1, "messages", "it was read");
-        assert!(took.memory_bytes <= (96 << 20) + 2 * body.len() as u64 + (8 << 20), "{}", took.what);
+        assert!(took.memory_bytes <= (16 << 20) + 2 * body.len() as u64 + (4 << 20), "{}", took.what);
     }
 }
 

@@ -152,6 +152,18 @@ fn what_is_asked_of_an_answer_holds_with_ignore_eos_too_which_goes_on_where_noth
 }
 
 #[test]
+fn ignore_eos_goes_on_in_an_answer_without_reasoning_too() {
+    let server = Scripted::new();
+    let [(_, mut body), _] = bodies(&json!({"reasoning_effort": "none"}), &json!({}), &json!({}));
+    body["ignore_eos"] = true.into();
+    server.say("Yes.<|return|><|start|>assistant<|channel|>final<|message|>More.<|return|>");
+    let (status, answer) = server.post(CHAT, &body);
+    let choice = &answer["choices"][0];
+    assert_eq!((status, choice["message"]["content"].as_str()), (200, Some("Yes.\n\nMore.")), "{answer}");
+    assert_eq!(choice["finish_reason"], "length");
+}
+
+#[test]
 fn arguments_are_held_to_their_schema_if_they_are_strict() {
     let server = Scripted::new();
     let parameters = schema_of_a("string");
