@@ -277,6 +277,20 @@ impl Hint for HarmonyError {
     }
 }
 
+/// `<|endoftext|>` and `<|return|>` of o200k_harmony, which end a sequence in the seeds, whatever the tokenizer.
+const SEEDS_END_IDS: [u32; 2] = [199_999, 200_002];
+
+/// Tokens of o200k_harmony, with those that are reserved: of every gpt-oss.
+const O200K_HARMONY_TOKENS: usize = 201_088;
+
+/// The tokens after which a model is done, whatever it writes: `<|endoftext|>` and `<|return|>`. A file of the seeds
+/// need not name them; then they are those of the vocabulary that has as many tokens.
+pub fn end_ids(tokenizer: &Tokenizer) -> Vec<u32> {
+    let named: Vec<u32> = ["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)).collect();
+    let is_unnamed = named.is_empty() && tokenizer.vocab_size() == O200K_HARMONY_TOKENS;
+    if is_unnamed { SEEDS_END_IDS.to_vec() } else { named }
+}
+
 /// The format in the terms of one tokenizer.
 #[derive(Clone, Debug)]
 pub struct Harmony {
@@ -315,6 +329,7 @@ impl Harmony {
     }
 
     /// The tokens after which the model waits: `<|return|>`, its answer is complete, and `<|call|>`, it calls a tool.
+    /// They are part of what it writes, unlike the others of [`end_ids`].
     pub fn stop_ids(&self) -> [u32; 2] {
         [self.end_of_answer, self.call]
     }
@@ -344,6 +359,29 @@ impl Harmony {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokenizer::bpe::SpelledBpe;
+    use crate::tokenizer::split::Split;
+
+    #[test]
+    fn ends_have_the_ids_that_the_vocabulary_gives_their_names() {
+        assert_eq!(end_ids(&Tokenizer::o200k_harmony()), [199_999, 200_002]);
+        // Every byte, as GPT-2 writes it, and names elsewhere.
+        let small = |added: Vec<(String, u32)>, n: usize| {
+            let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+            let others =
+                (0..256).filter(|&byte| !printable(byte)).enumerate().map(|(i, byte)| (0x100 + i as u32, byte));
+            let own = (0..256).filter(|&byte| printable(byte)).map(|byte| (byte, byte));
+            let text = |c: u32| char::from_u32(c).expect("a character").to_string();
+            let tokens = own.chain(others).map(|(c, byte)| (text(c), byte)).collect();
+            let spelled = SpelledBpe { tokens, added, ..SpelledBpe::default() };
+            Tokenizer::from_spelled(spelled, Some(n), Split::O200k).expect("all bytes are there")
+        };
+        let names = vec![("<|endoftext|>".to_owned(), 300), ("<|return|>".to_owned(), 301)];
+        assert_eq!(end_ids(&small(names.clone(), 201_088)), [300, 301]);
+        assert_eq!(end_ids(&small(names[..1].to_vec(), 400)), [300]);
+        assert_eq!(end_ids(&small(Vec::new(), 250_000)), [0_u32; 0], "another vocabulary has other tokens there");
+        assert_eq!(end_ids(&small(Vec::new(), 201_088)), [199_999, 200_002], "of the seeds' file, without names");
+    }
 
     fn prompt_text(conversation: &[Message]) -> String {
         let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");

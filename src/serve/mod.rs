@@ -66,7 +66,7 @@ use self::request_log::Record;
 use self::responses::store::Store;
 use self::seal::Seal;
 use crate::grammar::Grammars;
-use crate::harmony::{Harmony, today};
+use crate::harmony::{Harmony, end_ids, today};
 use crate::scheduler::Request;
 use crate::tokenizer::limit::Limit;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -190,11 +190,13 @@ impl Server {
         }
     }
 
-    /// The ids after which a model is done, whatever it writes: `<|return|>` and `<|endoftext|>`, and in chats
-    /// `<|call|>`.
+    /// The ids after which a model is done, whatever it writes, and in chats waits.
     pub fn stop_ids(&self, is_chat: bool) -> Vec<u32> {
-        let names = ["<|return|>", "<|endoftext|>", "<|call|>"];
-        names[..if is_chat { 3 } else { 2 }].iter().filter_map(|name| self.tokenizer.special(name)).collect()
+        let mut ids = end_ids(&self.tokenizer);
+        if is_chat {
+            ids.extend(self.harmony.stop_ids());
+        }
+        ids
     }
 
     /// No text that fits the context has more bytes.

@@ -26,7 +26,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
-use crate::harmony::Reasoning;
+use crate::harmony::{Reasoning, end_ids};
 use crate::pipeline::Pipeline;
 use crate::scheduler::Sampling;
 use crate::tokenizer::Tokenizer;
@@ -203,9 +203,6 @@ fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
     })
 }
 
-/// Ids that end a sequence in the seeds, whatever the tokenizer: `<|endoftext|>` and `<|return|>` of o200k_harmony.
-const SEEDS_STOP_IDS: [u32; 2] = [199_999, 200_002];
-
 /// Down from here, where logits divided by the temperature could pass the largest f32, a draw is the most probable
 /// token.
 const COLDEST: f32 = 1e-30;
@@ -346,13 +343,9 @@ impl Args {
         }
     }
 
-    /// Ids that end a sequence. The seeds know two ids and no names; a checkpoint's own vocabulary has others for
-    /// them.
+    /// Ids that end a sequence: the vocabulary's, and those of `--stop`.
     fn stop_ids(&self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
-        let mut ids = SEEDS_STOP_IDS.to_vec();
-        if self.tokenizer.tokenizer.is_none() {
-            ids.extend(["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)));
-        }
+        let mut ids = end_ids(tokenizer);
         for stop in &self.stop {
             let id = stop.parse().ok().or_else(|| tokenizer.special(stop));
             ids.push(id.ok_or_else(|| UsageError(format!("`--stop {stop}` is neither an id nor a special token")))?);
