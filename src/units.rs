@@ -12,6 +12,14 @@ pub fn human_bytes(len_bytes: u64) -> String {
     if unit == 0 { format!("{len_bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// Thousands set apart by commas.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).expect("digits")).collect();
+    groups.join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use crate::checkpoint::bin::HEADER;
 use crate::checkpoint::layout::Finding;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
-use crate::units::human_bytes;
+use crate::units::{grouped, human_bytes};
 
 /// Shows a checkpoint's dimensions, tensors, and what is wrong with it.
 ///
@@ -169,14 +169,6 @@ impl Row {
             human_bytes(self.bytes),
         ]
     }
-}
-
-/// Thousands set apart by commas.
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).expect("digits")).collect();
-    groups.join(",")
 }
 
 #[cfg(test)]

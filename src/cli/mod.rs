@@ -23,6 +23,7 @@ mod man;
 mod merge;
 mod model;
 mod model_problems;
+mod models;
 pub mod output;
 mod output_file;
 mod peers;
@@ -96,6 +97,7 @@ enum Command {
     /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
     Kernels(kernels::Args),
+    Models(models::Args),
     Tune(Box<tune::Args>),
     Devices(devices::Args),
     Doctor(doctor::Args),
@@ -172,6 +174,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Decode(args) => decode::run(args, output),
         Command::Cache(args) => cache::run(args, output),
         Command::Kernels(args) => kernels::run(args, output),
+        Command::Models(args) => models::run(args, output),
         Command::Tune(args) => tune::run(&args, output),
         Command::Devices(args) => devices::run(args, output),
         Command::Doctor(args) => doctor::run(args, output),

@@ -25,6 +25,7 @@ use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::device::DeviceError;
 use crate::engine::EngineError;
 use crate::error::Hint;
+use crate::family::FamilyError;
 use crate::graph::kv_cache::KvTooLarge;
 use crate::harmony::HarmonyError;
 use crate::launcher::LauncherError;
@@ -77,6 +78,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<EngineError>,
         of::<EngineFailure>,
         of::<ExportError>,
+        of::<FamilyError>,
         of::<GpuError>,
         of::<HarmonyError>,
         of::<PeersError>,

@@ -7,6 +7,7 @@ pub mod doctor;
 mod ended;
 pub mod hub;
 mod many;
+mod models;
 mod no_files;
 pub mod plan;
 pub mod run_input;
