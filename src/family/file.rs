@@ -13,7 +13,7 @@ use crate::template::source_file::{Origin, Place, SourceFile};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FamilyTable {
-    name: String,
+    name: Spanned<String>,
     dims: BTreeMap<String, Spanned<DimTable>>,
     #[serde(default)]
     numbers: BTreeMap<String, NumberTable>,
@@ -42,7 +42,7 @@ fn one() -> i64 {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a key, or a list of keys")]
+#[serde(untagged, expecting = "expected a key, or a list of keys")]
 enum Keys {
     One(String),
     Several(Vec<String>),
@@ -80,7 +80,7 @@ struct ExpectTable {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a text, a number, true or false")]
+#[serde(untagged, expecting = "expected a text, a number, true or false")]
 enum ExpectedTable {
     Text(String),
     Flag(bool),
@@ -106,7 +106,7 @@ struct TensorTable {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a name, a list of names, or `{ transposed = NAME }`")]
+#[serde(untagged, expecting = "expected a name, a list of names, or `{ transposed = NAME }`")]
 enum SpelledTable {
     Same(String),
     Stacked(Vec<String>),
@@ -120,7 +120,7 @@ struct Transposed {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "a list of numbers of rows, or \"in turn\"")]
+#[serde(untagged, expecting = "expected a list of numbers of rows, or \"in turn\"")]
 enum StackTable {
     Rows(Vec<String>),
     Word(String),
@@ -146,7 +146,12 @@ impl Family {
             message: error.message().to_owned(),
         })?;
         let file = File { source, dims: table.dims.keys().cloned().collect() };
-        let dims = table.dims.iter().map(|(name, dim)| file.dim(name, dim)).collect::<Result<_, _>>()?;
+        let name = table.name.get_ref();
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || !name.chars().all(is_of_name) {
+            return Err(file.wrong(&table.name, "name", "letters, digits, `-`, `_` and `.`", &format!("{name:?}")));
+        }
+        let dims: Vec<Dim> = table.dims.iter().map(|(name, dim)| file.dim(name, dim)).collect::<Result<_, _>>()?;
         let number = |(name, NumberTable { above, default }): (&String, &NumberTable)| Number {
             name: name.clone(),
             above: *above,
@@ -157,7 +162,7 @@ impl Family {
             let one = |(key, expected)| Ok((String::clone(key), file.expected(expected, has_texts)?));
             table.iter().map(one).collect::<Result<BTreeMap<_, _>, FamilyError>>()
         };
-        let shapes = table.shapes.iter().map(|(name, shape)| file.shape(name, shape, &numbers));
+        let shapes = table.shapes.iter().map(|(name, shape)| file.shape(name, shape, &dims, &numbers));
         let tensors = table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
         for tensor in &table.tensor {
@@ -170,7 +175,7 @@ impl Family {
             expected_in_json: expected(&table.expect.json, true)?,
             expected_in_gguf: expected(&table.expect.gguf, false)?,
             shapes: shapes.collect::<Result<_, _>>()?,
-            name: table.name,
+            name: table.name.into_inner(),
             dims,
             numbers,
             tensors,
@@ -238,6 +243,7 @@ impl File {
         &self,
         name: &str,
         table: &Spanned<BTreeMap<String, Spanned<f64>>>,
+        dims: &[Dim],
         numbers: &[Number],
     ) -> Result<Shape, FamilyError> {
         let values = table.get_ref();
@@ -251,8 +257,17 @@ impl File {
             if !is_dim(key) && !is_number(key) {
                 return Err(self.wrong(value, key, "a dimension or a number of the family", "another name"));
             }
-            if is_dim(key) && value.get_ref().fract() != 0.0 {
-                return Err(self.wrong(value, key, "a whole number", &value.get_ref().to_string()));
+            let found = *value.get_ref();
+            if let Some(dim) = dims.iter().find(|dim| dim.name == *key)
+                && (found.fract() != 0.0 || !(dim.min as f64..=dim.max as f64).contains(&found))
+            {
+                let expected = format!("a whole number from {} to {}", dim.min, dim.max);
+                return Err(self.wrong(value, key, &expected, &found.to_string()));
+            }
+            if let Some(number) = numbers.iter().find(|number| number.name == *key)
+                && !(found.is_finite() && found > f64::from(number.above))
+            {
+                return Err(self.wrong(value, key, &format!("a number above {}", number.above), &found.to_string()));
             }
         }
         let values = values.iter().map(|(name, value)| (name.clone(), *value.get_ref())).collect();
@@ -412,12 +427,17 @@ draw  = { centre = 1.0, reach = 0.5 }
         for (from, to, message) in [
             ("layer = true", "layers = true", "26: could not read the family: unknown field `layers`"),
             ("name = \"small\"", "", "1: could not read the family: missing field `name`"),
+            (
+                "\"small\"",
+                "\"sm\\u001ball\"",
+                "2: `name`: expected letters, digits, `-`, `_` and `.`, found \"sm\\u{1b}all\"",
+            ),
             ("= true", "= maybe", "26: could not read the family: "),
             ("\"head rows\"", "\"heads\"", "31: could not read the family: unknown variant `heads`"),
             ("\"hidden_size\"]", "\"hidden\"]", "27: `hidden`: expected one of head_dim, hidden_size, "),
             ("* head_dim\", \"hidden_size\"]", "/ 2\"]", "27: could not evaluate `(num_attention_heads + "),
             ("\"k.weight\", ", "", "28: `attn.qkv.weight`: expected 3 names, as `stack` has numbers of rows, found 2"),
-            ("[\"q.weight\", \"k.weight\", \"v.weight\"]", "3", "28: could not read the family: a name, a list of"),
+            ("[\"q.weight\", \"k.weight\", \"v.weight\"]", "3", "28: could not read the family: expected a name, a"),
             (
                 "[\"(num_attention_heads + 2 * num_key_value_heads) * head_dim\", \"hidden_size\"]",
                 "[\"hidden_size\"]",
@@ -450,7 +470,14 @@ draw  = { centre = 1.0, reach = 0.5 }
                 "wide = 3\nrope_theta =",
                 "22: `wide`: expected a dimension or a number of the family",
             ),
-            ("= 6", "= 6.5", "18: `hidden_size`: expected a whole number, found 6.5"),
+            ("= 6", "= 6.5", "18: `hidden_size`: expected a whole number from 1 to 100, found 6.5"),
+            (
+                "head_dim            = 4",
+                "head_dim = 1",
+                "19: `head_dim`: expected a whole number from 2 to 100, found 1",
+            ),
+            ("= 10000.0", "= 1.0", "22: `rope_theta`: expected a number above 1, found 1"),
+            ("= 10000.0", "= nan", "22: `rope_theta`: expected a number above 1, found NaN"),
         ] {
             assert!(QKV.contains(from), "{from}");
             let error = Family::read("small.toml", &QKV.replacen(from, to, 1)).expect_err(message);
