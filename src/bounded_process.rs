@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const MEMORY_BYTES: u64 = 512 << 20;
 
 /// Stack of the work.
-const STACK_BYTES: usize = 64 << 20;
+pub const STACK_BYTES: usize = 64 << 20;
 
 /// Processor time that the process may take.
 const SECONDS: u64 = 5;

@@ -50,6 +50,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{ColorChoice, Output};
 
 use crate::chat_template;
+use crate::grammar::trial;
 use crate::object::compile;
 use crate::template::bounded;
 
@@ -119,6 +120,7 @@ fn worker() -> Option<std::io::Result<()>> {
         compile::COMMAND => words.next().map(|folder| compile::run_worker(Path::new(&folder))),
         chat_template::COMMAND => Some(chat_template::render_worker()),
         bounded::COMMAND => Some(bounded::render_worker()),
+        trial::COMMAND => Some(trial::try_worker()),
         _ => None,
     }
 }

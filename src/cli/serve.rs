@@ -21,6 +21,7 @@ use super::model::{DeviceArgs, KvArgs, ModelArgs, Speculate};
 use super::output::Output;
 use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
+use crate::bounded_process::this_program;
 use crate::device::Device;
 use crate::grammar::Grammars;
 use crate::harmony::Harmony;
@@ -192,7 +193,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
     let Served { backend, tokenizer, own_name, .. } = &served;
     let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
-    let grammars = Arc::new(Grammars::new(tokenizer.clone()));
+    let grammars = Arc::new(Grammars::new(tokenizer.clone()).tried_by(this_program()));
     // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
     std::thread::spawn({
         let grammars = Arc::clone(&grammars);

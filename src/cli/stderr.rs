@@ -5,7 +5,7 @@
 //! its messages go through a queue to a thread that writes them; those for which the queue has no room are dropped and
 //! counted.
 
-use std::backtrace::Backtrace;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::panic;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,8 +62,12 @@ pub(super) fn never_wait() {
         // The usual hook would wait.
         panic::set_hook(Box::new(|panic| {
             let thread = thread::current();
-            let backtrace = Backtrace::capture(); // empty, unless RUST_BACKTRACE asks for it
-            write(&format!("thread `{}`: {panic}\n{backtrace}\n", thread.name().unwrap_or("without a name")));
+            let mut text = format!("thread `{}`: {panic}\n", thread.name().unwrap_or("without a name"));
+            let backtrace = Backtrace::capture();
+            if backtrace.status() == BacktraceStatus::Captured {
+                text += &format!("{backtrace}\n"); // RUST_BACKTRACE asks for it
+            }
+            write(&text);
             finish(); // the process may end with it
         }));
     }

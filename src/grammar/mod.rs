@@ -5,18 +5,22 @@
 //! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
 
 mod mask;
+pub mod trial;
 mod vocabulary;
 mod written;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::bounded_process::STACK_BYTES;
 use crate::error::Hint;
 use crate::harmony::Tool;
 use crate::scheduler::TokenMask;
@@ -117,6 +121,12 @@ pub enum GrammarError {
         /// Its length.
         found: usize,
     },
+    /// Compiling it takes too much memory, time or stack.
+    #[error("the grammar of the schemas and tools is too complex: {why}")]
+    TooComplex {
+        /// What it takes too much of.
+        why: String,
+    },
     /// The tokenizer, or all schemas together, are more than the engine takes.
     #[error("the grammar could not be compiled: {why}")]
     Compile {
@@ -139,6 +149,7 @@ impl Hint for GrammarError {
             Self::TooLong { .. } => {
                 Some("leave out `strict`, or offer fewer tools: those without it need no schema here".into())
             }
+            Self::TooComplex { .. } => Some("simplify the schema, its patterns or the grammar".into()),
             Self::NoSuchTool { .. } | Self::NoTools | Self::Compile { .. } => None,
         }
     }
@@ -157,6 +168,8 @@ pub struct GrammarCounts {
 pub struct Grammars {
     tokenizer: Tokenizer,
     factory: OnceLock<Result<ParserFactory, String>>,
+    /// What tries grammars before they are compiled here.
+    trial: Option<PathBuf>,
     /// The last used in front.
     compiled: Mutex<VecDeque<Compiled>>,
     hits: AtomicU64,
@@ -168,6 +181,8 @@ struct Compiled {
     digest: [u8; 32],
     matcher: Matcher,
     text: Arc<str>,
+    /// About what it takes.
+    memory_bytes: u64,
 }
 
 /// Grammars that are kept: a server has a handful of clients' tool sets.
@@ -177,14 +192,28 @@ const MAX_COMPILED: usize = 64;
 /// schemas of 200 strict tools are some 200 KB.
 const MAX_TEXT_BYTES: usize = 512 << 10;
 
-/// The texts of all grammars that are kept.
-const MAX_COMPILED_BYTES: usize = 4 * MAX_TEXT_BYTES;
+/// Memory of all grammars that are kept.
+const MAX_COMPILED_BYTES: u64 = 256 << 20;
+
+/// Bytes that a byte of a grammar takes when it is compiled, where nobody measured it.
+const BYTES_PER_BYTE: u64 = 100;
 
 impl Grammars {
     /// Cheap: nothing is made before it is needed.
     pub fn new(tokenizer: Tokenizer) -> Self {
         let (factory, compiled) = (OnceLock::new(), Mutex::default());
-        Self { tokenizer, factory, compiled, hits: AtomicU64::new(0), n_compiled: AtomicU64::new(0) }
+        Self { tokenizer, factory, trial: None, compiled, hits: AtomicU64::new(0), n_compiled: AtomicU64::new(0) }
+    }
+
+    /// Grammars that a process of `program` tries first: what takes too much is refused ([`trial`]).
+    pub fn tried_by(self, program: PathBuf) -> Self {
+        Self { trial: Some(program), ..self }
+    }
+
+    /// Whether the mask that is wanted is of a grammar that is compiled already.
+    pub fn is_compiled(&self, wanted: &Wanted) -> bool {
+        let text = Marks::new(&self.tokenizer).and_then(|marks| written::grammar(wanted, &marks));
+        text.is_ok_and(|text| self.kept(Sha256::digest(&text).into()).is_some())
     }
 
     /// Makes what the first grammar needs, which takes seconds for a large vocabulary.
@@ -205,9 +234,15 @@ impl Grammars {
         if text.len() > MAX_TEXT_BYTES {
             return Err(GrammarError::TooLong { found: text.len() });
         }
+        let is_somebodys =
+            wanted.format.is_some() || wanted.tools.iter().any(|tool| tool.strict || tool.text.is_some());
         let compile = |text: &str| {
+            let tried =
+                self.trial.as_ref().filter(|_| is_somebodys).map(|program| trial::run(program, text, &self.tokenizer));
+            let memory_bytes = tried.transpose()?.map(|tried| tried.memory_bytes);
             self.check_texts(wanted)?;
-            self.compile(text).map_err(|why| self.blame(wanted, &marks, why))
+            let compiled = self.compile(text).map_err(|why| self.blame(wanted, &marks, why))?;
+            Ok((compiled, memory_bytes))
         };
         self.mask_by(text, &marks, compile)
     }
@@ -217,7 +252,7 @@ impl Grammars {
     /// # Errors
     /// [`GrammarError::Compile`], [`GrammarError::MissingSpecials`].
     pub fn mask_of(&self, text: String) -> Result<Box<dyn TokenMask>, GrammarError> {
-        let compile = |text: &str| self.compile(text).map_err(|why| GrammarError::Compile { why });
+        let compile = |text: &str| Ok((self.compile(text).map_err(|why| GrammarError::Compile { why })?, None));
         self.mask_by(text, &Marks::new(&self.tokenizer)?, compile)
     }
 
@@ -225,7 +260,7 @@ impl Grammars {
         &self,
         text: String,
         marks: &Marks,
-        compile: impl FnOnce(&str) -> Result<Matcher, GrammarError>,
+        compile: impl FnOnce(&str) -> Result<(Matcher, Option<u64>), GrammarError> + Send,
     ) -> Result<Box<dyn TokenMask>, GrammarError> {
         let digest = Sha256::digest(&text).into();
         let (matcher, text) = match self.kept(digest) {
@@ -235,8 +270,10 @@ impl Grammars {
             }
             None => {
                 self.n_compiled.fetch_add(1, Ordering::Relaxed);
-                let (matcher, text) = (compile(&text)?, Arc::from(text));
-                self.keep(Compiled { digest, matcher: matcher.deep_clone(), text: Arc::clone(&text) });
+                let (matcher, memory_bytes) = on_large_stack(|| compile(&text))?;
+                let memory_bytes = memory_bytes.unwrap_or(text.len() as u64 * BYTES_PER_BYTE);
+                let text: Arc<str> = Arc::from(text);
+                self.keep(Compiled { digest, matcher: matcher.deep_clone(), text: Arc::clone(&text), memory_bytes });
                 (matcher, text)
             }
         };
@@ -270,7 +307,7 @@ impl Grammars {
         compiled.truncate(MAX_COMPILED);
         let mut n_bytes = 0;
         compiled.retain(|grammar| {
-            n_bytes += grammar.text.len();
+            n_bytes += grammar.memory_bytes;
             n_bytes <= MAX_COMPILED_BYTES
         });
     }
@@ -285,12 +322,7 @@ impl Grammars {
     }
 
     fn parse(&self, grammar: &str) -> Result<Matcher, String> {
-        let factory = self.factory().map_err(|error| error.to_string())?;
-        let matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned())));
-        match matcher.get_error() {
-            Some(why) => Err(first_line(&why)),
-            None => Ok(matcher),
-        }
+        parse(self.factory().map_err(|error| error.to_string())?, grammar)
     }
 
     /// Whether what others wrote is a grammar where it stands alone: with a brace too many it would end what it is put
@@ -339,6 +371,24 @@ impl Grammars {
         }
         GrammarError::Compile { why }
     }
+}
+
+fn parse(factory: &ParserFactory, grammar: &str) -> Result<Matcher, String> {
+    let matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(grammar.to_owned())));
+    match matcher.get_error() {
+        Some(why) => Err(first_line(&why)),
+        None => Ok(matcher),
+    }
+}
+
+/// Does something that goes as deep as a grammar does, on a thread that has as much stack for it as the process that
+/// tried it.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let worker = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let done = worker.expect("a thread as others before it").join();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 impl std::fmt::Debug for Grammars {

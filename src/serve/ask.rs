@@ -158,7 +158,8 @@ fn stops(body: &Field) -> Result<Vec<String>, ApiError> {
     if let Value::String(text) = stop.value() {
         return Ok(vec![text.clone()]);
     }
-    stop.list()?.iter().map(|stop| stop.text().map(str::to_owned)).collect()
+    let list = stop.list().map_err(|_| stop.wrong("a string or a list of strings"))?;
+    list.iter().map(|stop| stop.text().map(str::to_owned)).collect()
 }
 
 /// A text, or the texts of parts of these types.

@@ -4,7 +4,7 @@
 //! here, and its browser takes them for requests to that site. They still name it, in `Host`. So a server that only
 //! this machine is to reach answers to the names of this machine alone.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -45,12 +45,18 @@ impl Allowed {
     /// # Errors
     /// It is none of them, in words.
     pub fn read(text: &str) -> Result<Self, String> {
-        let inside = text.strip_prefix('[').and_then(|inside| inside.strip_suffix(']')).unwrap_or(text);
-        let host = normal(inside);
-        match text.strip_prefix('.') {
-            _ if text == "*" => Ok(Self::All),
-            Some(domain) if is_name(domain) => Ok(Self::Domain(domain.to_ascii_lowercase())),
-            None if is_name(&host) || inside.parse::<IpAddr>().is_ok() => Ok(Self::Host(host)),
+        if text == "*" {
+            return Ok(Self::All);
+        }
+        let in_brackets = text.strip_prefix('[').and_then(|inside| inside.strip_suffix(']'));
+        let address = in_brackets.map_or_else(|| text.parse().ok(), |inside| inside.parse().map(IpAddr::V6).ok());
+        if let Some(address) = address {
+            return Ok(Self::Host(address.to_string()));
+        }
+        let name = normal(text);
+        match name.strip_prefix('.') {
+            Some(domain) if is_name(domain) && domain.parse::<IpAddr>().is_err() => Ok(Self::Domain(domain.to_owned())),
+            None if is_name(&name) => Ok(Self::Host(name)),
             _ => Err(
                 "expected a host without scheme and port, such as chat.example.com, `.example.com` for all below it, \
                       or `*`"
@@ -111,7 +117,7 @@ fn is_name(text: &str) -> bool {
 fn without_port(name: &str) -> &str {
     let is_port = |rest: &str| rest.is_empty() || rest.strip_prefix(':').is_some_and(is_number);
     if let Some((address, rest)) = name.strip_prefix('[').and_then(|inside| inside.split_once(']')) {
-        return if is_port(rest) { address } else { name };
+        return if is_port(rest) && address.parse::<Ipv6Addr>().is_ok() { address } else { name };
     }
     match name.rsplit_once(':') {
         // Several colons are an address without brackets.
@@ -182,6 +188,7 @@ mod tests {
             "0.0.0.0",
             "192.168.0.7",
             "[::1].evil.example",
+            "[localhost]:80",
             "[127.0.0.1",
             "localhost:evil.example",
             "evil.example#.localhost",
@@ -213,13 +220,24 @@ mod tests {
         assert!(allows(&Hosts::of([127, 0, 0, 1].into(), "localhost", &[Allowed::All]), "evil.example"));
         assert!(!allows(&Hosts::of("::ffff:127.0.0.1".parse().unwrap(), "::ffff:127.0.0.1", &[]), "evil.example"));
         assert_eq!(Allowed::read("Example.COM."), Ok(Allowed::Host("example.com".into())));
+        assert_eq!(Allowed::read(".Example.COM."), Ok(Allowed::Domain("example.com".into())));
     }
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for text in
-            ["", ".", "https://a.example", "a.example:80", "192.168.0.7:80", "[::1", "a b", "*.example.com", "a/b"]
-        {
+        for text in [
+            "",
+            ".",
+            "https://a.example",
+            "a.example:80",
+            "192.168.0.7:80",
+            "[::1",
+            "[a.example]",
+            ".192.168.0.7",
+            "a b",
+            "*.example.com",
+            "a/b",
+        ] {
             assert!(Allowed::read(text).is_err(), "{text}");
         }
     }

@@ -148,8 +148,10 @@ async fn masks(
     let is_bound = ask.is_bound();
     let wanted = Wanted { tools, choice, format, reasoning: !in_final };
     let grammars = Arc::clone(&server.grammars);
+    let is_new = is_bound && !grammars.is_compiled(&wanted);
     let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
-    let masks = if is_long([]) {
+    // A grammar is tried and compiled in its turn.
+    let masks = if is_new {
         server.long_work.run(true, move |_| compile()).await?
     } else {
         tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?

@@ -130,6 +130,25 @@ impl Tokenizer {
     }
 }
 
+impl Tokenizer {
+    /// A vocabulary of single bytes, with these names at their ids and `n_tokens` ids or more: what takes the place of
+    /// another one where its words do not matter.
+    pub fn of_bytes(n_tokens: usize, names: &[(u32, String)]) -> Self {
+        let n_named = names.iter().map(|(id, _)| *id as usize + 1).max().unwrap_or(0);
+        let nothing = Token { bytes: Bytes::new(), kind: TokenKind::Unused };
+        let mut tokens = vec![nothing; n_tokens.max(n_named + 256)];
+        for (id, name) in names {
+            tokens[*id as usize] = Token { bytes: name.clone().into(), kind: TokenKind::Special };
+        }
+        let free = tokens.iter_mut().filter(|token| token.kind == TokenKind::Unused);
+        for (byte, token) in (0..=u8::MAX).zip(free) {
+            *token = Token { bytes: Bytes::copy_from_slice(&[byte]), kind: TokenKind::Ordinary };
+        }
+        let longest = names.iter().map(|(_, name)| name.len()).max().unwrap_or(1);
+        Self { vocabulary: Vocabulary::new(tokens, longest, ByteNames::Literal).into(), split: Split::O200k }
+    }
+}
+
 impl SpelledBpe {
     fn vocabulary(self, vocab_size: usize) -> Result<Vocabulary, BpeError> {
         let bytes = Spelling::new();

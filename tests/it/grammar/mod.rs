@@ -1,6 +1,7 @@
 //! Masks: what may be written, what may not, and that all that is drawn under them is valid.
 
 mod schemas;
+mod trial;
 mod walks;
 
 use std::path::Path;

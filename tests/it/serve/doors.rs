@@ -242,6 +242,25 @@ fn a_body_of_many_values_takes_no_more_memory_than_is_counted() {
 }
 
 #[test]
+fn a_grammar_of_a_few_lines_does_not_end_the_server() {
+    let script = Script::new();
+    let server = script.start(&[]);
+    let of = |syntax: &str, definition: &str| {
+        let format = json!({"type": "grammar", "syntax": syntax, "definition": definition});
+        post(
+            server.address,
+            RESPONSES,
+            &json!({"input": "a", "tools": [{"type": "custom", "name": "c", "format": format}]}),
+        )
+    };
+    // A thread's usual stack has room for 650 of such rules.
+    let links: String = (0..1000).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect();
+    assert_eq!(of("lark", &format!("start: r0\n{links}r1000: \"b\"")).status, 200);
+    assert_eq!(of("regex", &"a?".repeat(20_000)).fails(400).0, "invalid_json_schema");
+    answers(server);
+}
+
+#[test]
 fn on_a_loopback_address_other_hosts_are_not_served() {
     let script = Script::new();
     let server = script.start(&[]);
