@@ -250,7 +250,7 @@ impl<'a> Object<'a> {
 
     fn expect_number(&self, key: &str, expected: f64) -> Result<(), ConfigFileError> {
         match self.number(key)? {
-            Some(found) if (found - expected).abs() > 1e-6 * expected => {
+            Some(found) if (found - expected).abs() > 1e-6 * expected.abs() => {
                 Err(self.refused(key, &expected.to_string(), &found.into()))
             }
             _ => Ok(()),

@@ -1,7 +1,7 @@
 //! `gptoss-jit models`: the model families that are known, from `models/*.toml`.
 //!
 //! With `--json`, `ls` prints one object: `schema` (1) and `families`, a list of `name` and `shapes`, a list of `name`,
-//! `layers`, `parameters` and `bytes` (as published: experts in MXFP4). `show` prints `schema`, `family`, `shape`,
+//! `layers`, `parameters` and `bytes` (as published: experts in MXFP4). `show` prints `schema`, `family`, `model`,
 //! `config` (the dimensions), `parameters`, and `tensors`, a list of `name`, `count`, `shape`, `parameters` (of all of
 //! them), `bytes`, and the stored names: `openai`, `hf`, `gguf`. `check` prints `schema`, `file`, `family`, `dims`,
 //! `tensors` and `shapes`, which are numbers.
@@ -130,7 +130,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     let total: u64 = rows.iter().map(|row| row.parameters).sum();
     if output.is_json() {
         return Ok(output.json(&json!({
-            "schema": 1, "family": name, "shape": shape.name(), "config": config, "parameters": total, "tensors": rows,
+            "schema": 1, "family": name, "model": shape.name(), "config": config, "parameters": total, "tensors": rows,
         }))?);
     }
     let bytes: u64 = rows.iter().map(|row| row.bytes).sum();

@@ -1,6 +1,6 @@
 //! A family's file: reading it, and everything that can be checked without a model.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
 use serde::Deserialize;
@@ -16,7 +16,7 @@ struct FamilyTable {
     name: Spanned<String>,
     dims: BTreeMap<String, Spanned<DimTable>>,
     #[serde(default)]
-    numbers: BTreeMap<String, NumberTable>,
+    numbers: BTreeMap<String, Spanned<NumberTable>>,
     #[serde(default)]
     expect: ExpectTable,
     #[serde(default)]
@@ -105,6 +105,17 @@ struct TensorTable {
     draw: Option<Spanned<DrawTable>>,
 }
 
+impl TensorTable {
+    /// What the file says of its names in a format.
+    fn spelled(&self, format: Format) -> Option<&Spanned<SpelledTable>> {
+        match format {
+            Format::OpenAi => self.openai.as_ref(),
+            Format::HuggingFace => self.hf.as_ref(),
+            Format::Gguf => self.gguf.as_ref(),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a name, a list of names, or `{ transposed = NAME }`")]
 enum SpelledTable {
@@ -152,25 +163,16 @@ impl Family {
             return Err(file.wrong(&table.name, "name", "letters, digits, `-`, `_` and `.`", &format!("{name:?}")));
         }
         let dims: Vec<Dim> = table.dims.iter().map(|(name, dim)| file.dim(name, dim)).collect::<Result<_, _>>()?;
-        let number = |(name, NumberTable { above, default }): (&String, &NumberTable)| Number {
-            name: name.clone(),
-            above: *above,
-            default: *default,
-        };
-        let numbers: Vec<Number> = table.numbers.iter().map(number).collect();
+        let numbers = table.numbers.iter().map(|(name, number)| file.number(name, number));
+        let numbers: Vec<Number> = numbers.collect::<Result<_, _>>()?;
         let expected = |table: &BTreeMap<String, Spanned<ExpectedTable>>, has_texts| {
-            let one = |(key, expected)| Ok((String::clone(key), file.expected(expected, has_texts)?));
+            let one = |(key, expected)| Ok((String::clone(key), file.expected(key, expected, has_texts)?));
             table.iter().map(one).collect::<Result<BTreeMap<_, _>, FamilyError>>()
         };
         let shapes = table.shapes.iter().map(|(name, shape)| file.shape(name, shape, &dims, &numbers));
-        let tensors = table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
-        let mut names = HashSet::new();
-        for tensor in &table.tensor {
-            let name = tensor.name.get_ref();
-            if !names.insert(name) {
-                return Err(file.wrong(&tensor.name, name, "a name that no other tensor has", "it a second time"));
-            }
-        }
+        let tensors: Vec<FamilyTensor> =
+            table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
+        file.no_two_alike(&table.tensor, &tensors)?;
         Ok(Self {
             expected_in_json: expected(&table.expect.json, true)?,
             expected_in_gguf: expected(&table.expect.gguf, false)?,
@@ -229,12 +231,31 @@ impl File {
         Ok(Dim { name: name.to_owned(), min, max, json: json.list(), gguf: gguf.list(), null })
     }
 
+    fn number(&self, name: &str, table: &Spanned<NumberTable>) -> Result<Number, FamilyError> {
+        let &NumberTable { above, default } = table.get_ref();
+        if self.dims.iter().any(|dim| dim == name) {
+            return Err(self.wrong(table, name, "a name that no dimension has", "it a second time"));
+        }
+        if !above.is_finite() {
+            return Err(self.wrong(table, name, "an `above` that is a number", &above.to_string()));
+        }
+        if let Some(default) = default
+            && !(default.is_finite() && default > f64::from(above))
+        {
+            return Err(self.wrong(table, name, &format!("a `default` above {above}"), &default.to_string()));
+        }
+        Ok(Number { name: name.to_owned(), above, default })
+    }
+
     /// In GGUF all is numbers, and texts are expressions.
-    fn expected(&self, table: &Spanned<ExpectedTable>, has_texts: bool) -> Result<Expected, FamilyError> {
+    fn expected(&self, key: &str, table: &Spanned<ExpectedTable>, has_texts: bool) -> Result<Expected, FamilyError> {
         Ok(match table.get_ref() {
             ExpectedTable::Text(text) if has_texts => Expected::Text(text.clone()),
             ExpectedTable::Text(text) => Expected::Dims(self.expression(text, table)?),
-            ExpectedTable::Flag(flag) => Expected::Flag(*flag),
+            ExpectedTable::Flag(flag) if has_texts => Expected::Flag(*flag),
+            ExpectedTable::Flag(flag) => {
+                return Err(self.wrong(table, key, "a number, or an expression in quotes", &flag.to_string()));
+            }
             ExpectedTable::Number(number) => Expected::Number(*number),
         })
     }
@@ -283,14 +304,44 @@ impl File {
             return Err(self.wrong(&table.shape, name, expected, &shape.len().to_string()));
         }
         let stack = table.stack.as_ref().map(|stack| self.stack(name, stack, shape.len())).transpose()?;
-        let spelled = |spelled: &Option<Spanned<SpelledTable>>| match spelled {
+        let spelled = |format| match table.spelled(format) {
             None => Ok(Spelled::Same(name.clone())),
             Some(spelled) => self.spelled(name, spelled, shape.len(), stack.as_ref()),
         };
-        let spelled = [spelled(&table.openai)?, spelled(&table.hf)?, spelled(&table.gguf)?];
+        let [openai, hf, gguf] = Format::ALL.map(spelled);
+        let spelled = [openai?, hf?, gguf?];
         let draw = table.draw.as_ref().map_or(Ok(Draw::Matrix), |draw| self.draw(name, draw))?;
         let (per_layer, is_expert, cut) = (table.layer, table.experts, table.cut);
         Ok(FamilyTensor { name: name.clone(), per_layer, is_expert, shape, spelled, stack, cut, draw })
+    }
+
+    /// Checks that no name stands for two tensors, neither here nor in any format.
+    fn no_two_alike(&self, tables: &[TensorTable], tensors: &[FamilyTensor]) -> Result<(), FamilyError> {
+        let mut names = HashSet::new();
+        for TensorTable { name, .. } in tables {
+            if !names.insert(name.get_ref()) {
+                return Err(self.wrong(name, name.get_ref(), "a name that no other tensor has", "it a second time"));
+            }
+        }
+        for format in Format::ALL {
+            let mut owners = HashMap::new();
+            for (table, tensor) in tables.iter().zip(tensors) {
+                let names = match tensor.spelled(format) {
+                    Spelled::Same(name) | Spelled::Transposed(name) => std::slice::from_ref(name),
+                    Spelled::Stacked(names) => names,
+                };
+                for stored in names {
+                    let Some(owner) = owners.insert((tensor.per_layer, stored), &tensor.name) else { continue };
+                    let expected = "stored names that no other tensor has";
+                    let found = format!("`{stored}`, which `{owner}` has");
+                    return Err(match table.spelled(format) {
+                        Some(at) => self.wrong(at, &tensor.name, expected, &found),
+                        None => self.wrong(&table.name, &tensor.name, expected, &found),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn stack(&self, name: &str, stack: &Spanned<StackTable>, n_dims: usize) -> Result<Stack, FamilyError> {
@@ -358,137 +409,4 @@ impl File {
 const _: () = assert!(Format::OpenAi as usize == 0 && Format::HuggingFace as usize == 1 && Format::Gguf as usize == 2);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Hint;
-    use crate::family::scope;
-
-    const QKV: &str = r#"
-name = "small"
-
-[dims]
-hidden_size         = { max = 100, json = "hidden_size", gguf = ["embedding_length", "width"] }
-head_dim            = { min = 2, max = 100 }
-num_attention_heads = { max = 100 }
-num_key_value_heads = { max = 100, null = 1 }
-
-[numbers]
-rope_theta = { above = 1.0 }
-
-[expect]
-json = { hidden_act = "silu" }
-gguf = { "attention.value_length" = "head_dim" }
-
-[shapes.tiny]
-hidden_size         = 6
-head_dim            = 4
-num_attention_heads = 3
-num_key_value_heads = 1
-rope_theta          = 10000.0
-
-[[tensor]]
-name  = "attn.qkv.weight"
-layer = true
-shape = ["(num_attention_heads + 2 * num_key_value_heads) * head_dim", "hidden_size"]
-hf    = ["q.weight", "k.weight", "v.weight"]
-gguf  = { transposed = "qkv.weight" }
-stack = ["num_attention_heads * head_dim", "num_key_value_heads * head_dim", "num_key_value_heads * head_dim"]
-cut   = "head rows"
-draw  = { centre = 1.0, reach = 0.5 }
-"#;
-
-    #[test]
-    fn a_file_says_what_a_tensor_is_in_every_format() {
-        let family = Family::read("small.toml", QKV).expect("it is right");
-        let [tensor] = &family.tensors[..] else { panic!("one tensor") };
-        let dims = scope([("hidden_size", 6), ("head_dim", 4), ("num_attention_heads", 3), ("num_key_value_heads", 1)]);
-        assert_eq!(tensor.shape(&dims), [20, 6]);
-        assert_eq!(tensor.pieces(Format::OpenAi, &dims), [("attn.qkv.weight", vec![20, 6])]);
-        let heads = [("q.weight", vec![12, 6]), ("k.weight", vec![4, 6]), ("v.weight", vec![4, 6])];
-        assert_eq!(tensor.pieces(Format::HuggingFace, &dims), heads);
-        assert_eq!(tensor.pieces(Format::Gguf, &dims), [("qkv.weight", vec![6, 20])]);
-        assert_eq!((tensor.cut, tensor.draw), (Cut::HeadRows, Draw::Around { centre: 1.0, reach: 0.5 }));
-    }
-
-    #[test]
-    fn a_file_says_what_dimensions_are_called_and_what_they_may_be() {
-        let family = Family::read("small.toml", QKV).expect("it is right");
-        let hidden_size = family.dim("hidden_size");
-        assert_eq!((hidden_size.min, hidden_size.max, hidden_size.json.len(), hidden_size.gguf.len()), (1, 100, 1, 2));
-        assert_eq!((family.dim("head_dim").min, family.dim("num_key_value_heads").null), (2, Some(1)));
-        assert_eq!((family.number("rope_theta").above, family.number("rope_theta").default), (1.0, None));
-        assert_eq!((family.shapes[0].name.as_str(), family.shapes[0].values["head_dim"]), ("tiny", 4.0));
-        assert!(matches!(&family.expected_in_json["hidden_act"], Expected::Text(text) if text == "silu"));
-        assert!(matches!(&family.expected_in_gguf["attention.value_length"], Expected::Dims(_)));
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_with_its_line() {
-        for (from, to, message) in [
-            ("layer = true", "layers = true", "26: could not read the family: unknown field `layers`"),
-            ("name = \"small\"", "", "1: could not read the family: missing field `name`"),
-            (
-                "\"small\"",
-                "\"sm\\u001ball\"",
-                "2: `name`: expected letters, digits, `-`, `_` and `.`, found \"sm\\u{1b}all\"",
-            ),
-            ("= true", "= maybe", "26: could not read the family: "),
-            ("\"head rows\"", "\"heads\"", "31: could not read the family: unknown variant `heads`"),
-            ("\"hidden_size\"]", "\"hidden\"]", "27: `hidden`: expected one of head_dim, hidden_size, "),
-            ("* head_dim\", \"hidden_size\"]", "/ 2\"]", "27: could not evaluate `(num_attention_heads + "),
-            ("\"k.weight\", ", "", "28: `attn.qkv.weight`: expected 3 names, as `stack` has numbers of rows, found 2"),
-            ("[\"q.weight\", \"k.weight\", \"v.weight\"]", "3", "28: could not read the family: expected a name, a"),
-            (
-                "[\"(num_attention_heads + 2 * num_key_value_heads) * head_dim\", \"hidden_size\"]",
-                "[\"hidden_size\"]",
-                "29: `attn.qkv.weight`: expected two dimensions to swap, found one",
-            ),
-            ("reach = 0.5", "reach = 0.0", "32: `attn.qkv.weight`: expected `reach` above 0, with `centre` or"),
-            ("centre = 1.0", "deviation = 1.0", "32: `attn.qkv.weight`: expected `reach` above 0"),
-            (
-                "stack = [",
-                "stack = \"by turns\" # [",
-                "30: `attn.qkv.weight`: expected a list of numbers of rows, or \"in turn\", found \"by turns\"",
-            ),
-            (
-                "cut   =",
-                "experts = true\ncut =",
-                "27: `attn.qkv.weight`: expected three dimensions of `experts`, found 2",
-            ),
-            (
-                "min = 2, max = 100",
-                "min = 2, max = 1",
-                "6: `head_dim`: expected a range from 0 or more to less than 2^31",
-            ),
-            ("null = 1", "null = 0", "8: `num_key_value_heads`: expected a `null` in its range, found 0"),
-            ("above = 1.0", "above = \"1\"", "11: could not read the family: "),
-            ("\"head_dim\" }", "\"depth\" }", "15: `depth`: expected one of head_dim, "),
-            ("rope_theta          = 10000.0", "", "17: `tiny`: expected `rope_theta`, found none"),
-            ("rope_theta          =", "rope_thota =", "17: `tiny`: expected `rope_theta`, found none"),
-            (
-                "rope_theta          =",
-                "wide = 3\nrope_theta =",
-                "22: `wide`: expected a dimension or a number of the family",
-            ),
-            ("= 6", "= 6.5", "18: `hidden_size`: expected a whole number from 1 to 100, found 6.5"),
-            (
-                "head_dim            = 4",
-                "head_dim = 1",
-                "19: `head_dim`: expected a whole number from 2 to 100, found 1",
-            ),
-            ("= 10000.0", "= 1.0", "22: `rope_theta`: expected a number above 1, found 1"),
-            ("= 10000.0", "= nan", "22: `rope_theta`: expected a number above 1, found NaN"),
-        ] {
-            assert!(QKV.contains(from), "{from}");
-            let error = Family::read("small.toml", &QKV.replacen(from, to, 1)).expect_err(message);
-            assert!(error.to_string().starts_with(&format!("small.toml:{message}")), "{error}");
-            assert!(error.hint().is_some());
-        }
-        let tensor = QKV.find("[[tensor]]").expect("it has one");
-        let error = Family::read("small.toml", &[QKV, &QKV[tensor..]].concat()).expect_err("the same name").to_string();
-        assert!(error.starts_with("small.toml:34: `attn.qkv.weight`: expected a name that no other tensor"), "{error}");
-        let without = QKV.lines().filter(|line| !line.starts_with("stack")).collect::<Vec<_>>().join("\n");
-        let error = Family::read("small.toml", &without).expect_err("no stack").to_string();
-        assert!(error.starts_with("small.toml:28: `attn.qkv.weight`: expected `stack`, which says how"), "{error}");
-    }
-}
+mod tests;
