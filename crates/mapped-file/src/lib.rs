@@ -1,6 +1,8 @@
 //! Files of others: opened as regular files only, mapped read-only into memory, as reference-counted [`Bytes`] whose
-//! slices keep the mapping alive, or read whole up to a bound. And memory of its own for what is made of such slices.
+//! slices keep the mapping alive, or read whole up to a bound. And memory of its own for what is made of such slices,
+//! and what the heap keeps.
 
+mod heap;
 mod shrunk;
 
 use std::fs::{File, OpenOptions};
@@ -9,6 +11,8 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use bytes::Bytes;
+
+pub use heap::return_large_memory;
 
 /// Opens a regular file to be read. A pipe without a writer or a terminal would wait for ever, and a device has no end:
 /// they are refused by what the open file is, whatever its name becomes meanwhile.

@@ -47,6 +47,7 @@ impl Life {
         let _inside = runtime.enter();
         let tcp = tokio::net::TcpListener::from_std(tcp).context("could not listen")?;
         raise_limit_of_files();
+        mapped_file::return_large_memory(); // of long bodies
         let listener = Arc::new(Listener::default());
         runtime.spawn(listener.clone().accept(tcp));
         let (told, n_signals) = watch::channel(0);
