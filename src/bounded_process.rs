@@ -50,7 +50,7 @@ pub enum BoundedError {
     #[error("it takes more than {} MiB of memory", MEMORY_BYTES >> 20)]
     Memory,
     /// It was to take more stack than it may.
-    #[error("it is too long or nested too deeply: it takes more than {} MiB of stack", STACK_BYTES >> 20)]
+    #[error("it is too long or nested too deeply: it takes more stack than there is")]
     Stack,
     /// It was to take more time than it may.
     #[error("it takes longer than {SECONDS} s")]

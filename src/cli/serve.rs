@@ -86,8 +86,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// More hosts that requests may be for, such as chat.example.com; `.example.com` is all below it, `*` is all. On a
-    /// loopback address those of this machine are served alone, elsewhere all [default: none more]
+    /// Hosts that requests may be for besides `localhost`, loopback addresses and `--host`, such as chat.example.com;
+    /// `.example.com` is that and all below it, `*` is all; commas separate several [default: on a loopback address
+    /// none, elsewhere all]
     #[arg(long, value_name = "HOST", value_delimiter = ',', value_parser = Allowed::read)]
     allowed_hosts: Vec<Allowed>,
 

@@ -59,7 +59,7 @@ pub(super) fn never_wait() {
     // Without a thread messages are written by those who have them, as before.
     if thread::Builder::new().name("stderr".into()).spawn(move || writer.write_to(io::stderr())).is_ok() {
         drop(QUEUED.set(queue));
-        // The usual hook would wait.
+        // The usual hook waits for stderr. This one does where the process ends with the panic, and not for long.
         panic::set_hook(Box::new(|panic| {
             let thread = thread::current();
             let mut text = format!("thread `{}`: {panic}\n", thread.name().unwrap_or("without a name"));
@@ -68,7 +68,9 @@ pub(super) fn never_wait() {
                 text += &format!("{backtrace}\n"); // RUST_BACKTRACE asks for it
             }
             write(&text);
-            finish(); // the process may end with it
+            if thread.name() == Some("main") {
+                finish();
+            }
         }));
     }
 }
@@ -113,12 +115,15 @@ impl Queue {
     }
 
     fn push(&self, message: &[u8]) {
-        let n_bytes = self.counts.n_bytes.fetch_add(message.len(), Ordering::Relaxed);
-        let has_room = n_bytes == 0 || n_bytes + message.len() <= MAX_BYTES;
-        if !has_room || self.items.try_send(Item::Message(message.to_vec())).is_err() {
-            self.counts.n_bytes.fetch_sub(message.len(), Ordering::Relaxed);
-            self.counts.n_lost.fetch_add(1, Ordering::Relaxed);
+        let with = |n: usize| (n == 0 || n + message.len() <= MAX_BYTES).then_some(n + message.len());
+        let has_room = self.counts.n_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with).is_ok();
+        if has_room && self.items.try_send(Item::Message(message.to_vec())).is_ok() {
+            return;
         }
+        if has_room {
+            self.counts.n_bytes.fetch_sub(message.len(), Ordering::Relaxed);
+        }
+        self.counts.n_lost.fetch_add(1, Ordering::Relaxed);
     }
 
     fn finish(&self, patience: Duration) {
@@ -130,6 +135,7 @@ impl Queue {
             }
             thread::sleep(Duration::from_millis(1));
         }
+        drop(mark); // a writer that is gone answers nothing
         let _ = written.recv_timeout(deadline.saturating_duration_since(Instant::now())); // late or not, the program ends
     }
 }
@@ -222,9 +228,10 @@ mod tests {
 
     #[test]
     fn a_stream_that_fails_ends_nothing() {
-        struct Full;
+        struct Full(Arc<AtomicUsize>);
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                self.0.fetch_add(1, Ordering::Relaxed);
                 Err(io::ErrorKind::StorageFull.into())
             }
             fn flush(&mut self) -> io::Result<()> {
@@ -232,11 +239,14 @@ mod tests {
             }
         }
         let (queue, writer) = Queue::new(8);
-        let thread = thread::spawn(move || writer.write_to(Full));
+        let n_tried = Arc::<AtomicUsize>::default();
+        let full = Full(Arc::clone(&n_tried));
+        let thread = thread::spawn(move || writer.write_to(full));
         queue.push(b"one");
         queue.finish(Duration::from_secs(60));
         queue.push(b"two");
         drop(queue);
         thread.join().unwrap();
+        assert_eq!(n_tried.load(Ordering::Relaxed), 2);
     }
 }

@@ -127,6 +127,12 @@ pub enum GrammarError {
         /// What it takes too much of.
         why: String,
     },
+    /// It could not be tried what it takes: the fault is this machine's.
+    #[error("the grammar of the schemas and tools could not be tried: {why}")]
+    NotTried {
+        /// What went wrong.
+        why: String,
+    },
     /// The tokenizer, or all schemas together, are more than the engine takes.
     #[error("the grammar could not be compiled: {why}")]
     Compile {
@@ -147,10 +153,10 @@ impl Hint for GrammarError {
             Self::NoRoomForCalls => Some("let the model reason, or let it choose whether to call".into()),
             Self::MissingSpecials { .. } => Some("this model was not trained on chats: give it plain text".into()),
             Self::TooLong { .. } => {
-                Some("leave out `strict`, or offer fewer tools: those without it need no schema here".into())
+                Some("shorten the schemas and grammars; tools without `strict` need none here".into())
             }
             Self::TooComplex { .. } => Some("simplify the schema, its patterns or the grammar".into()),
-            Self::NoSuchTool { .. } | Self::NoTools | Self::Compile { .. } => None,
+            Self::NoSuchTool { .. } | Self::NoTools | Self::NotTried { .. } | Self::Compile { .. } => None,
         }
     }
 }
@@ -213,7 +219,11 @@ impl Grammars {
     /// Whether the mask that is wanted is of a grammar that is compiled already.
     pub fn is_compiled(&self, wanted: &Wanted) -> bool {
         let text = Marks::new(&self.tokenizer).and_then(|marks| written::grammar(wanted, &marks));
-        text.is_ok_and(|text| self.kept(Sha256::digest(&text).into()).is_some())
+        text.is_ok_and(|text| {
+            let digest: [u8; 32] = Sha256::digest(&text).into();
+            let compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+            compiled.iter().any(|grammar| grammar.digest == digest)
+        })
     }
 
     /// Makes what the first grammar needs, which takes seconds for a large vocabulary.
@@ -383,11 +393,11 @@ fn parse(factory: &ParserFactory, grammar: &str) -> Result<Matcher, String> {
 
 /// Does something that goes as deep as a grammar does, on a thread that has as much stack for it as the process that
 /// tried it.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Send) -> Result<T, GrammarError> {
     thread::scope(|scope| {
         let worker = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn_scoped(scope, work);
-        let done = worker.expect("a thread as others before it").join();
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let worker = worker.map_err(|error| GrammarError::NotTried { why: error.to_string() })?;
+        worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

@@ -12,7 +12,7 @@ use std::thread;
 use serde::{Deserialize, Serialize};
 
 use super::{GrammarError, parse, vocabulary};
-use crate::bounded_process;
+use crate::bounded_process::{self, BoundedError};
 use crate::tokenizer::Tokenizer;
 
 /// The hidden command that tries a grammar: [`try_worker`].
@@ -37,7 +37,7 @@ struct Job {
     specials: Vec<(u32, String)>,
 }
 
-/// What came of it.
+/// What came of it; none where nothing could be tried.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Tried {
     /// What the grammar took, compiled.
@@ -48,7 +48,7 @@ pub(super) struct Tried {
 /// [`COMMAND`].
 ///
 /// # Errors
-/// [`GrammarError::TooComplex`].
+/// [`GrammarError::TooComplex`]; [`GrammarError::NotTried`] where the process could not be had.
 pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Result<Tried, GrammarError> {
     let name =
         |id: u32| tokenizer.decode(id).map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
@@ -57,8 +57,13 @@ pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Resul
     let job = Job { grammar: grammar.to_owned(), n_tokens, specials };
     let job = serde_json::to_vec(&job).expect("texts and numbers alone");
     let too_complex = |why: String| GrammarError::TooComplex { why };
-    let answer = bounded_process::run(program, COMMAND, &job).map_err(|error| too_complex(error.to_string()))?;
-    let tried: Tried = serde_json::from_slice(&answer).map_err(|error| too_complex(error.to_string()))?;
+    let not_tried = |why: String| GrammarError::NotTried { why };
+    let answer = bounded_process::run(program, COMMAND, &job).map_err(|error| match error {
+        BoundedError::NotStarted { ref source, .. } => not_tried(format!("{error}: {source}")),
+        _ => too_complex(error.to_string()),
+    })?;
+    let tried: Option<Tried> = serde_json::from_slice(&answer).map_err(|error| not_tried(error.to_string()))?;
+    let tried = tried.ok_or_else(|| not_tried("the process that was to do it could not".into()))?;
     if tried.memory_bytes > MAX_MEMORY_BYTES {
         let [found, most] = [tried.memory_bytes, MAX_MEMORY_BYTES].map(|bytes| bytes >> 20);
         return Err(too_complex(format!("it takes {found} MiB of memory, at most {most} are spent on one")));
@@ -72,21 +77,14 @@ pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Resul
 /// They cannot be read or written.
 pub fn try_worker() -> io::Result<()> {
     bounded_process::answer(|job| {
-        let tried = serde_json::from_slice(job).map(|job| try_it(&job)).unwrap_or_default();
+        let tried = serde_json::from_slice(job).ok().and_then(|job| try_it(&job));
         serde_json::to_vec(&tried).expect("numbers alone")
     })
 }
 
-impl Default for Tried {
-    /// Of no job.
-    fn default() -> Self {
-        Self { memory_bytes: u64::MAX }
-    }
-}
-
-fn try_it(job: &Job) -> Tried {
+fn try_it(job: &Job) -> Option<Tried> {
     let tokenizer = Tokenizer::of_bytes(job.n_tokens, &job.specials);
-    let Ok(factory) = vocabulary::factory(&tokenizer) else { return Tried::default() };
+    let factory = vocabulary::factory(&tokenizer).ok()?;
     let before = memory_bytes();
     // That it is no grammar is told by whoever compiles it.
     if let Ok(matcher) = parse(&factory, &job.grammar) {
@@ -109,7 +107,7 @@ fn try_it(job: &Job) -> Tried {
             }
         });
     }
-    Tried { memory_bytes: memory_bytes().saturating_sub(before) }
+    Some(Tried { memory_bytes: memory_bytes().saturating_sub(before) })
 }
 
 /// The most memory that this process has had.

@@ -41,7 +41,7 @@ pub trait FromBody: DeserializeOwned + Send + 'static {
     /// Whether its texts are all of one prompt, and not each a prompt of its own.
     const IS_ONE_PROMPT: bool = true;
 
-    /// What a number in a list takes in memory.
+    /// What a number takes in memory in a list of the outermost object, or in a list of such a list.
     const NUMBER_BYTES: usize = Extent::MORE_BYTES;
 }
 
@@ -162,7 +162,7 @@ struct Extent {
     text_bytes: usize,
     /// Those of the longest.
     longest_bytes: usize,
-    /// Numbers that stand in lists, behind another element.
+    /// Numbers that stand behind another element in lists of the outermost object, or in lists of those.
     n_numbers: usize,
     /// About what a [`Value`] of everything else takes in memory, without its texts.
     other_bytes: usize,
@@ -182,11 +182,12 @@ impl Extent {
         let (mut extent, mut at) = (Self::default(), 0);
         // Whether what is open is a list, the innermost in the lowest bit: deeper JSON is refused.
         let (mut lists, mut is_number) = (0_u128, false);
+        let mut n_objects = 0_usize; // that are open
         while let Some(&byte) = json.get(at) {
             at += 1;
             match byte {
                 b'0'..=b'9' => is_number = true,
-                b',' if is_number && lists & 1 == 1 => extent.n_numbers += 1,
+                b',' if is_number && lists & 1 == 1 && n_objects < 2 => extent.n_numbers += 1,
                 b',' => extent.other_bytes += Self::MORE_BYTES,
                 b'"' => {
                     let n_bytes = text_len(json, &mut at);
@@ -197,12 +198,17 @@ impl Extent {
                 b'{' => {
                     extent.other_bytes += Self::OBJECT_BYTES;
                     lists <<= 1;
+                    n_objects += 1;
                 }
                 b'[' => {
                     extent.other_bytes += Self::LIST_BYTES;
                     lists = lists << 1 | 1;
                 }
-                b'}' | b']' => lists >>= 1,
+                b'}' => {
+                    lists >>= 1;
+                    n_objects = n_objects.saturating_sub(1);
+                }
+                b']' => lists >>= 1,
                 _ => {}
             }
             is_number &= matches!(byte, b'0'..=b'9' | b' ' | b'\t' | b'\r' | b'\n' | b'.' | b'e' | b'E' | b'+' | b'-');
@@ -395,6 +401,12 @@ mod tests {
         assert_eq!(count("[1, 2.5e-3 , 3]"), Extent::LIST_BYTES + 2 * 8);
         let fields = Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + Extent::MORE_BYTES;
         assert_eq!(count(r#"{"a": 1, "b": "c"}"#), fields);
+        let inner = 2 * Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + Extent::LIST_BYTES + Extent::MORE_BYTES;
+        assert_eq!(count(r#"{"logit_bias": {"1": [1, 2]}}"#), inner, "of any values, which are no plain numbers");
+        assert_eq!(
+            count(r#"{"a": {}, "prompt": [[1, 2], [3]]}"#),
+            2 * Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + 3 * Extent::LIST_BYTES + 2 * Extent::MORE_BYTES + 8
+        );
         let mixed = r#"[{"a": 1}, 2, "3", [4, 5], null, true]"#; // behind 2 and 4, and behind four others
         let lists = 2 * Extent::LIST_BYTES + Extent::OBJECT_BYTES + Extent::FIELD_BYTES;
         assert_eq!(count(mixed), lists + 2 * 8 + 4 * Extent::MORE_BYTES);

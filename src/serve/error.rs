@@ -101,7 +101,7 @@ impl ApiError {
         let host: String = host.chars().take(100).collect();
         let message = format!(
             "this server does not answer for the host `{host}`; `--allowed-hosts` names those that it answers for besides \
-             this machine's own"
+             `localhost`, loopback addresses and `--host`"
         );
         Self::request(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }

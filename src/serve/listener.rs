@@ -96,7 +96,11 @@ impl Listener {
         loop {
             if self.places.available_permits() == 0 {
                 let n = self.n_places;
-                let cure = if u64::from(n) < MAX_PLACES { "; `ulimit -n` allows more" } else { "" };
+                let cure = if u64::from(n) < MAX_PLACES {
+                    "; a higher hard limit of open files (`ulimit -Hn`) allows more"
+                } else {
+                    ""
+                };
                 no_places.tell(format_args!("all {n} connections are taken: others wait until one ends{cure}"));
             }
             let Ok(place) = self.places.clone().acquire_owned().await else { return };

@@ -146,15 +146,22 @@ async fn masks(
     };
     let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();
-    let wanted = Wanted { tools, choice, format, reasoning: !in_final };
+    let wanted = Arc::new(Wanted { tools, choice, format, reasoning: !in_final });
     let grammars = Arc::clone(&server.grammars);
-    let is_new = is_bound && !grammars.is_compiled(&wanted);
+    let is_compiled = {
+        let (grammars, wanted) = (Arc::clone(&grammars), Arc::clone(&wanted));
+        move || grammars.is_compiled(&wanted)
+    };
     let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
-    // A grammar is tried and compiled in its turn.
-    let masks = if is_new {
-        server.long_work.run(true, move |_| compile()).await?
-    } else {
-        tokio::task::spawn_blocking(compile).await.map_err(|error| ApiError::internal(error.to_string()))?
+    // A grammar is tried and compiled in its turn; schemas may be long even to look at.
+    let at_once = {
+        let compile = compile.clone();
+        move || (!is_bound || is_compiled()).then(compile)
+    };
+    let masks = tokio::task::spawn_blocking(at_once).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    let masks = match masks {
+        Some(masks) => masks,
+        None => server.long_work.run(true, move |_| compile()).await?,
     };
     server.metrics.grammar_cache_hits.inner().store(server.grammars.counts().hits, Ordering::Relaxed);
     match masks {
@@ -213,6 +220,10 @@ impl<F: Fn(Duration) + Send + Clone + 'static> TokenMask for Timed<F> {
 }
 
 fn refusal(ask: &Ask, error: &GrammarError) -> ApiError {
+    if let GrammarError::NotTried { .. } = error {
+        tracing::warn!("{error}");
+        return ApiError::internal("the schemas and tools could not be tried; the log says why");
+    }
     let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
     let told = ApiError::bad_request("invalid_json_schema", format!("{error}{hint}"));
     let place = match (error, &ask.format) {

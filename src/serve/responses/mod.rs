@@ -153,32 +153,33 @@ fn shortest_cut<T>(
     best
 }
 
-/// The things that the person said behind `first` up to which entries can be left out: a result needs its call.
+/// The things that the person said behind `first` up to which entries can be left out: what stays has a call for every
+/// result, by id, as [`super::conversation`] wants it. Ids may come again.
 fn cuts(entries: &[Entry], first: usize) -> Vec<usize> {
-    let mut calls: HashMap<&str, usize> = HashMap::new();
-    let mut needed_from = vec![usize::MAX; entries.len() + 1]; // by entry: the first call that it has the result of
-    for (i, entry) in entries.iter().enumerate() {
+    // From the end: by id how many more results than calls there are, and how many ids have more.
+    let (mut more, mut n_lacking) = (HashMap::<&str, isize>::new(), 0);
+    let mut cuts = Vec::new();
+    for (i, entry) in entries.iter().enumerate().skip(first + 1).rev() {
+        let mut count = |id, n| {
+            let more = more.entry(id).or_default();
+            let was = *more > 0;
+            *more += n;
+            n_lacking = n_lacking + usize::from(*more > 0) - usize::from(was);
+        };
         match entry {
-            Entry::Assistant(turn) => turn.iter().for_each(|made| note(&mut calls, &made.part, i)),
-            Entry::Made(turn) => turn.iter().for_each(|made| note(&mut calls, &made.part, i)),
-            Entry::Result { call_id, .. } => {
-                needed_from[i] = calls.get(call_id.as_str()).copied().unwrap_or(usize::MAX);
-            }
-            Entry::Developer(_) | Entry::User(_) => {}
+            Entry::Assistant(turn) => turn.iter().filter_map(call_id).for_each(|id| count(id, -1)),
+            Entry::Made(turn) => turn.iter().filter_map(call_id).for_each(|id| count(id, -1)),
+            Entry::Result { call_id, .. } => count(call_id, 1),
+            Entry::User(_) if n_lacking == 0 => cuts.push(i),
+            Entry::User(_) | Entry::Developer(_) => {}
         }
     }
-    // From the end: the first call that anything from there on has the result of.
-    for i in (0..entries.len()).rev() {
-        needed_from[i] = needed_from[i].min(needed_from[i + 1]);
-    }
-    let is_cut = |i: &usize| matches!(entries[*i], Entry::User(_)) && needed_from[*i] >= *i;
-    (first + 1..entries.len()).filter(is_cut).collect()
+    cuts.reverse();
+    cuts
 }
 
-fn note<'a>(calls: &mut HashMap<&'a str, usize>, part: &'a Part, i: usize) {
-    if let Part::Call { id, .. } = part {
-        calls.entry(id).or_insert(i);
-    }
+fn call_id(made: &Made) -> Option<&str> {
+    if let Part::Call { id, .. } = &made.part { Some(id) } else { None }
 }
 
 fn is_too_long(error: &ApiError) -> bool {
@@ -371,19 +372,31 @@ mod tests {
 
     /// Bytes of what the person says, at most `max`; a result without its call is another error.
     fn prompt(entries: &[&Entry], max: usize) -> Result<usize, ApiError> {
-        let is_call_of = |entry: &Entry, id: &str| match entry {
-            Entry::Assistant(turn) => matches!(&turn[0].part, Part::Call { id: found, .. } if found == id),
-            _ => false,
-        };
+        let n_calls = |id: &str| entries.iter().filter(|entry| **entry == &call(id)).count();
         for entry in entries {
             if let Entry::Result { call_id, .. } = entry
-                && !entries.iter().any(|entry| is_call_of(entry, call_id))
+                && entries.iter().filter(|entry| **entry == &result(call_id)).count() > n_calls(call_id)
             {
                 return Err(ApiError::invalid("input", "no call"));
             }
         }
         let n = entries.iter().map(|entry| if let Entry::User(text) = entry { text.len() } else { 0 }).sum();
         if n > max { Err(ApiError::more_than_context("input", max)) } else { Ok(n) }
+    }
+
+    /// For every length of the context: one cut after the other, as few as can be.
+    fn check(entries: &[Entry], cuts: &[usize], n_bytes: usize) {
+        for max in 0..25 {
+            let of = |at: usize| prompt(&entries[..1].iter().chain(&entries[at..]).collect::<Vec<_>>(), max);
+            let want = cuts.iter().find_map(|&at| of(at).ok().map(|n| (1..at, n)));
+            let found = shortest_cut(entries, true, |entries| prompt(entries, max));
+            match want {
+                Some(want) => assert_eq!(found, Ok(want), "{max}"),
+                None => assert!(found.is_err_and(|error| is_too_long(&error)), "{max}"),
+            }
+            let whole = shortest_cut(entries, false, |entries| prompt(entries, max));
+            assert_eq!(whole.is_ok(), max >= n_bytes, "{max}");
+        }
     }
 
     #[test]
@@ -401,17 +414,24 @@ mod tests {
             result("2"),
             user("f"),
         ];
-        for max in 0..25 {
-            // One cut after the other, as few as can be.
-            let cuts = [1, 2, 6, 7, 10];
-            let of = |at: usize| prompt(&entries[..1].iter().chain(&entries[at..]).collect::<Vec<_>>(), max);
-            let want = cuts.into_iter().find_map(|at| of(at).ok().map(|n| (1..at, n)));
-            let found = shortest_cut(&entries, true, |entries| prompt(entries, max));
-            match want {
-                Some(want) => assert_eq!(found, Ok(want), "{max}"),
-                None => assert!(found.is_err_and(|error| is_too_long(&error)), "{max}"),
-            }
-            assert_eq!(shortest_cut(&entries, false, |entries| prompt(entries, max)).is_ok(), max >= 19, "{max}");
-        }
+        check(&entries, &[1, 2, 6, 7, 10], 19);
+    }
+
+    #[test]
+    fn ids_of_calls_may_come_again() {
+        let entries = [
+            Entry::Developer("d".into()),
+            user("aaaaaaaa"),
+            call("0"),
+            result("0"),
+            user("bb"),
+            call("0"),
+            user("ccc"), // what is behind it has more results than calls
+            result("0"),
+            user("dddd"),
+            call("0"),
+            result("0"),
+        ];
+        check(&entries, &[1, 4, 8], 17);
     }
 }

@@ -31,7 +31,7 @@ fn rules(n: usize) -> String {
 }
 
 #[test]
-fn what_takes_all_memory_or_stack_is_refused_with_the_reason() {
+fn what_takes_all_memory_is_refused_with_the_reason() {
     let grammars = tried();
     let patterns: Vec<Value> =
         (0..40).map(|i| json!({"type": "string", "pattern": format!("^[ab]*a[ab]{{{i}}}$")})).collect();
@@ -47,6 +47,7 @@ fn what_takes_all_memory_or_stack_is_refused_with_the_reason() {
         let choice = if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
         let error = grammars.mask(&wanted(tools, choice, format)).expect_err("it takes too much");
         assert!(matches!(error, GrammarError::TooComplex { .. }), "{error}");
+        assert!(error.to_string().contains(": it takes "), "{error}");
     }
     let long = of_text(TextInput::Regex("a".repeat(1 << 20)));
     let error = grammars.mask(&wanted(vec![long], ToolChoice::Auto, None)).expect_err("it is too long");
@@ -67,6 +68,15 @@ fn what_is_deep_and_takes_little_is_compiled_though_threads_have_less_stack() {
         let mut mask = grammars.mask(&wanted).expect("a thread with a large stack compiles it");
         assert!(mask.allowed().is_some() && grammars.is_compiled(&wanted));
     }
+}
+
+#[test]
+fn a_process_that_cannot_be_had_is_nobodys_grammar() {
+    let grammars = Grammars::new(Tokenizer::o200k_harmony()).tried_by("/nonexistent/program".into());
+    let schema = Format::Schema(json!({"type": "object"}));
+    let error = grammars.mask(&wanted(vec![], ToolChoice::None, Some(schema))).expect_err("there is no such program");
+    assert!(matches!(error, GrammarError::NotTried { .. }), "{error}");
+    assert!(error.to_string().contains("/nonexistent/program"), "{error}");
 }
 
 #[test]

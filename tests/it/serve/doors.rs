@@ -158,6 +158,7 @@ fn a_prompt_of_30_mb_is_refused_and_takes_little_memory() {
         let one = message(&"a".repeat((N / n).saturating_sub(40).max(1)));
         format!(r#"{{"messages": [{}]}}"#, vec![one; n].join(","))
     };
+    let biases = format!(r#"{{"prompt": "a", "logit_bias": {{"1": [{}1]}}}}"#, "1, ".repeat(N / 3));
     let item = format!("{}{}", message("a"), " ".repeat(260));
     let items = format!(r#"{{"input": [{}]}}"#, vec![item; 100_000].join(","));
     let regex = format!(r#"{{"input": "a", "tools": [{}]}}"#, custom_tool(N));
@@ -168,6 +169,7 @@ fn a_prompt_of_30_mb_is_refused_and_takes_little_memory() {
         (COMPLETIONS, text("stop", "a"), "context_length_exceeded"),
         (COMPLETIONS, text("model", "a"), "context_length_exceeded"),
         (COMPLETIONS, ids("prompt", "1"), "request_too_large"),
+        (COMPLETIONS, biases, "request_too_large"),
         (CHAT, messages(1), "context_length_exceeded"),
         (CHAT, messages(30), "context_length_exceeded"),
         (CHAT, messages(700_000), "request_too_large"),
@@ -367,7 +369,7 @@ fn a_server_that_runs_out_of_descriptors_says_so_and_goes_on() {
     assert_eq!(http::answer(waiting).0.status, 200);
     server.signal();
     let log = server.ended().1;
-    assert!(log.contains("all 36 connections are taken: others wait until one ends; `ulimit -n` allows more"), "{log}");
+    assert!(log.contains("all 36 connections are taken: others wait until one ends; a higher hard limit"), "{log}");
     assert_eq!(log.matches("are taken").count(), 1, "once a minute is enough: {log}");
 }
 

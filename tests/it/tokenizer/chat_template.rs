@@ -61,7 +61,7 @@ fn a_template_that_is_too_deep_or_too_slow_is_an_error() {
                   {% set ns.x = [ns.x] %}{% endfor %}{% endfor %}{{ ns.x }}";
     for template in [chain(500_000, "+1"), nested.to_owned()] {
         let error = refused(&template);
-        assert!(error.contains("more than 64 MiB of stack"), "{}: {error}", &template[..40]);
+        assert!(error.contains("more stack than there is"), "{}: {error}", &template[..40]);
     }
     // These fit or do not, as the program was built.
     let elif = format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(80_000));
