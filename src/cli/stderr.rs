@@ -53,10 +53,10 @@ pub(super) fn write(text: &str) {
     drop(Stderr.write_all(&colored.into_inner()));
 }
 
-/// From here on nobody waits for stderr.
+/// Sends messages through the queue from here on, so that no thread waits for stderr.
 pub(super) fn never_wait() {
     let (queue, writer) = Queue::new(MAX_MESSAGES);
-    // Without a thread messages are written by those who have them, as before.
+    // Without that thread, each thread goes on writing its own messages.
     if thread::Builder::new().name("stderr".into()).spawn(move || writer.write_to(io::stderr())).is_ok() {
         drop(QUEUED.set(queue));
         // The usual hook waits for stderr. This one does where the process ends with the panic, and not for long.

@@ -165,8 +165,8 @@ impl Family {
         let dims: Vec<Dim> = table.dims.iter().map(|(name, dim)| file.dim(name, dim)).collect::<Result<_, _>>()?;
         let numbers = table.numbers.iter().map(|(name, number)| file.number(name, number));
         let numbers: Vec<Number> = numbers.collect::<Result<_, _>>()?;
-        let expected = |table: &BTreeMap<String, Spanned<ExpectedTable>>, has_texts| {
-            let one = |(key, expected)| Ok((String::clone(key), file.expected(key, expected, has_texts)?));
+        let expected = |table: &BTreeMap<String, Spanned<ExpectedTable>>, is_json| {
+            let one = |(key, expected)| Ok((String::clone(key), file.expected(key, expected, is_json)?));
             table.iter().map(one).collect::<Result<BTreeMap<_, _>, FamilyError>>()
         };
         let shapes = table.shapes.iter().map(|(name, shape)| file.shape(name, shape, &dims, &numbers));
@@ -247,12 +247,12 @@ impl File {
         Ok(Number { name: name.to_owned(), above, default })
     }
 
-    /// In GGUF all is numbers, and texts are expressions.
-    fn expected(&self, key: &str, table: &Spanned<ExpectedTable>, has_texts: bool) -> Result<Expected, FamilyError> {
+    /// GGUF has numbers alone, so a text there is an expression.
+    fn expected(&self, key: &str, table: &Spanned<ExpectedTable>, is_json: bool) -> Result<Expected, FamilyError> {
         Ok(match table.get_ref() {
-            ExpectedTable::Text(text) if has_texts => Expected::Text(text.clone()),
+            ExpectedTable::Text(text) if is_json => Expected::Text(text.clone()),
             ExpectedTable::Text(text) => Expected::Dims(self.expression(text, table)?),
-            ExpectedTable::Flag(flag) if has_texts => Expected::Flag(*flag),
+            ExpectedTable::Flag(flag) if is_json => Expected::Flag(*flag),
             ExpectedTable::Flag(flag) => {
                 return Err(self.wrong(table, key, "a number, or an expression in quotes", &flag.to_string()));
             }

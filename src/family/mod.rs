@@ -139,7 +139,7 @@ pub enum Spelled {
 /// How stored tensors are put together.
 #[derive(Clone, Debug)]
 pub enum Stack {
-    /// Behind each other: each has so many rows.
+    /// One behind the other; the number of rows of each.
     Rows(Vec<Expression>),
     /// Row by row in turn: each has as many as the others, of the second dimension.
     InTurn,

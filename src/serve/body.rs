@@ -29,7 +29,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// What the values of a body may take in memory, its texts apart.
 const MAX_VALUE_BYTES: usize = 16 << 20;
 
-/// Texts of so many bytes are taken, however short the context is: some are in no prompt.
+/// A text of this many bytes is read, however short the context is: it may be in no prompt.
 const MIN_TEXT_BYTES: usize = 1 << 20;
 
 /// A JSON body as a `T`.

@@ -1,5 +1,5 @@
-//! Work that would keep a thread from its streams: encoding long texts. It runs on other threads, a few tasks at a
-//! time, and is given up when its client leaves.
+//! Work that would keep a thread from its streams: encoding long texts, compiling new grammars. It runs on other
+//! threads, a few tasks at a time, and is given up when its client leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ impl Default for LongWork {
 }
 
 impl LongWork {
-    /// So many tasks at a time.
+    /// At most `n` tasks at a time.
     fn with_places(n: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(n)) }
     }

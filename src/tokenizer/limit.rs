@@ -15,7 +15,7 @@ impl Limit<'_> {
     /// All of the text, whoever waits.
     pub const NONE: Limit<'static> = Limit { max_tokens: usize::MAX, is_wanted: &|| true };
 
-    /// Whether to go on behind so many tokens.
+    /// Checks whether to go on after `n_tokens` tokens.
     ///
     /// # Errors
     /// [`TokenizerError::TooManyTokens`], [`TokenizerError::Abandoned`].
