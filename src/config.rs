@@ -1,92 +1,207 @@
-//! The dimensions of a gpt-oss model, under the names of OpenAI's reference `ModelConfig`. What they may be, and those
-//! of the published models, is in `models/gpt-oss.toml`.
+//! The dimensions of one model, under the names that its family's file (`models/*.toml`) gives them: Hugging Face's.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
-use serde::Serialize;
+use minijinja::Value;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use crate::error::Hint;
-use crate::family::{self, Family, Number, Shape};
-use crate::template::expression::Scope;
+use crate::family::layer::Operand;
+use crate::family::{self, Dim, Family, Number, RopeScaling, Shape};
+use crate::template::expression::{Expression, Scope};
 
-/// Everything about a model that is not a weight.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Everything about a model that is not a weight. What the program computes with itself has fields; the rest is what
+/// the family's file works with.
+#[derive(Clone, Debug)]
 pub struct ModelConfig {
+    /// The family.
+    pub family: &'static Family,
     /// Rows of the embedding and of the unembedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Experts of one MoE block.
-    pub num_experts: usize,
-    /// Experts that one token is sent to.
-    pub experts_per_token: usize,
-    /// Width inside an expert, after SwiGLU.
-    pub intermediate_size: usize,
     /// Transformer blocks.
     pub num_hidden_layers: usize,
-    /// Width of one attention head.
-    pub head_dim: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads; divides `num_attention_heads`.
-    pub num_key_value_heads: usize,
     /// Longest sequence the checkpoint's author allowed, in tokens.
     pub max_seq_len: usize,
-    /// Context length before YaRN scaling, in tokens.
-    pub initial_context_length: usize,
-    /// RoPE base.
-    pub rope_theta: f32,
-    /// YaRN factor; 1 or less means plain RoPE.
-    pub rope_scaling_factor: f32,
-    /// Tokens visible in even layers, the current one included; 0 means all.
-    pub sliding_window: usize,
-    /// Clamp of the SwiGLU inputs.
-    pub swiglu_limit: f32,
+    /// The family's other dimensions.
+    others: BTreeMap<&'static str, usize>,
+    /// Its numbers that need not be whole.
+    numbers: BTreeMap<&'static str, f32>,
+}
+
+/// Equal dimensions and numbers, in the same family.
+impl PartialEq for ModelConfig {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.family, other.family)
+            && self.dimensions().eq(other.dimensions())
+            && self.numbers == other.numbers
+    }
+}
+
+/// A map of all dimensions and numbers.
+impl Serialize for ModelConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for (name, value) in self.dimensions() {
+            map.serialize_entry(name, &value)?;
+        }
+        for (name, value) in &self.numbers {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+/// The op whose layers keep the keys and values of positions.
+const ATTENTION: &str = "attention";
+
+/// What a layer keeps of the tokens before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerState {
+    /// Keys and values of so many positions, the current one included; `None` is of all.
+    Positions {
+        /// How many.
+        window: Option<usize>,
+    },
 }
 
 impl ModelConfig {
-    /// Rows of the fused q|k|v projection: `head_dim * (num_attention_heads + 2 * num_key_value_heads)`.
-    pub fn qkv_size(&self) -> usize {
-        self.head_dim * (self.num_attention_heads + 2 * self.num_key_value_heads)
+    /// A dimension of the family's.
+    ///
+    /// # Panics
+    /// The family has none of this name.
+    pub fn dim(&self, name: &str) -> usize {
+        self.get(name).unwrap_or_else(|| panic!("{} has no `{name}`", self.family.name))
     }
 
-    /// Width of the attention output before its projection: `head_dim * num_attention_heads`.
-    pub fn attention_size(&self) -> usize {
-        self.head_dim * self.num_attention_heads
+    /// The same, if there is one of this name.
+    pub fn get(&self, name: &str) -> Option<usize> {
+        match name {
+            "vocab_size" => Some(self.vocab_size),
+            "hidden_size" => Some(self.hidden_size),
+            "num_hidden_layers" => Some(self.num_hidden_layers),
+            "max_seq_len" => Some(self.max_seq_len),
+            name => self.others.get(name).copied(),
+        }
     }
 
-    /// Tokens that layer `l` sees, the current one included; `None` means all. Even layers slide.
+    /// A number of the family's that need not be whole.
+    ///
+    /// # Panics
+    /// The family has none of this name.
+    pub fn number(&self, name: &str) -> f32 {
+        *self.numbers.get(name).unwrap_or_else(|| panic!("{} has no `{name}`", self.family.name))
+    }
+
+    /// The same model with another value of a dimension.
+    ///
+    /// # Panics
+    /// The family has none of this name.
+    pub fn with(mut self, name: &str, value: usize) -> Self {
+        *self.slot(name).unwrap_or_else(|| panic!("no dimension is `{name}`")) = value;
+        self
+    }
+
+    fn slot(&mut self, name: &str) -> Option<&mut usize> {
+        match name {
+            "vocab_size" => Some(&mut self.vocab_size),
+            "hidden_size" => Some(&mut self.hidden_size),
+            "num_hidden_layers" => Some(&mut self.num_hidden_layers),
+            "max_seq_len" => Some(&mut self.max_seq_len),
+            name => self.others.get_mut(name),
+        }
+    }
+
+    /// The whole numbers by name, in the order of the family's file.
+    pub fn dimensions(&self) -> impl Iterator<Item = (&'static str, usize)> + '_ {
+        self.family.dims.iter().map(|dim| (dim.name.as_str(), self.dim(&dim.name)))
+    }
+
+    /// The same and what the family's file computes of them, for expressions.
+    pub fn scope(&self) -> Arc<Scope> {
+        let dims = family::scope(self.dimensions());
+        if self.family.facts.is_empty() {
+            return dims;
+        }
+        let mut known = dims.known().clone();
+        for (name, fact) in &self.family.facts {
+            // The file's reader saw that it uses dimensions alone; `check` evaluates it first.
+            let value = fact.whole(&dims).unwrap_or_default();
+            known.insert(name.clone(), Value::from(value));
+        }
+        Arc::new(Scope::new(known))
+    }
+
+    /// Positions that layer `l` sees, the current one included; `None` is all.
+    ///
+    /// # Panics
+    /// The layer keeps none.
     pub fn window(&self, l: usize) -> Option<usize> {
-        (l.is_multiple_of(2) && self.sliding_window > 0).then_some(self.sliding_window)
+        match self.layer_state(l) {
+            Some(LayerState::Positions { window }) => window,
+            None => panic!("layer {l} keeps no positions"),
+        }
     }
 
-    /// YaRN's factor on cos and sin: `0.1 ln(rope_scaling_factor) + 1`, or 1 without scaling (OpenAI's
+    /// What layer `l` keeps of the tokens before, which follows from its ops; `None` is nothing.
+    pub fn layer_state(&self, l: usize) -> Option<LayerState> {
+        let dims = self.scope();
+        let statements = self.family.forward.statements(&dims, l);
+        let attention = statements.iter().find(|statement| statement.op == ATTENTION)?;
+        let window = match attention.operand("window") {
+            Some(Operand::Expression(window)) => {
+                window.whole(&Arc::new(family::in_layer(&dims, l))).unwrap_or_default()
+            }
+            _ => 0,
+        };
+        let window = usize::try_from(window).unwrap_or(usize::MAX);
+        Some(LayerState::Positions { window: (window > 0).then_some(window) })
+    }
+
+    /// The factor on cos and sin: YaRN's `0.1 ln(factor) + 1`, or 1 without scaling (OpenAI's
     /// `RotaryEmbedding._compute_concentration_and_inv_freq`).
     pub fn rope_concentration(&self) -> f32 {
-        if self.rope_scaling_factor > 1.0 { 0.1 * self.rope_scaling_factor.ln() + 1.0 } else { 1.0 }
+        match &self.family.rope.scaling {
+            RopeScaling::Yarn { factor, .. } if self.number(factor) > 1.0 => 0.1 * self.number(factor).ln() + 1.0,
+            _ => 1.0,
+        }
     }
 
-    /// The angle that position 1 turns pair i by, (head_dim / 2): `rope_theta^(-2i / head_dim)`, and with YaRN a mix of
-    /// that and of the same divided by the scaling factor. Same reference; all in f32, in the seeds' order.
+    /// The values that rotate in a head.
+    pub fn rope_dim(&self) -> usize {
+        self.dim(&self.family.rope.dim)
+    }
+
+    /// The angle that position 1 turns pair i by, (d / 2) of d values that rotate: `theta^(-2i / d)`, and with YaRN a
+    /// mix of that and of the same divided by the scaling factor. Same reference; all in f32, in the seeds' order.
     pub fn rope_inv_freq(&self) -> Vec<f32> {
-        let half = self.head_dim / 2;
-        let freq = |i: usize| self.rope_theta.powf((2 * i) as f32 / self.head_dim as f32);
-        if self.rope_scaling_factor <= 1.0 {
-            return (0..half).map(|i| 1.0 / freq(i)).collect();
+        let (d, theta) = (self.rope_dim(), self.number(&self.family.rope.theta));
+        let half = d / 2;
+        let freq = |i: usize| theta.powf((2 * i) as f32 / d as f32);
+        let plain = |i: usize| 1.0 / freq(i);
+        let RopeScaling::Yarn { factor, original } = &self.family.rope.scaling else {
+            return (0..half).map(plain).collect();
+        };
+        let (factor, initial_context_length) = (self.number(factor), self.dim(original));
+        if factor <= 1.0 {
+            return (0..half).map(plain).collect();
         }
         // The pair that turns `rotations` times within the initial context.
         let pair = |rotations: f64| {
-            let turns = f64::from(self.initial_context_length as f32) / (rotations * 2.0 * std::f64::consts::PI);
-            half as f32 * (turns as f32).ln() / self.rope_theta.ln()
+            let turns = f64::from(initial_context_length as f32) / (rotations * 2.0 * std::f64::consts::PI);
+            half as f32 * (turns as f32).ln() / theta.ln()
         };
         const BETA: f64 = 32.0;
         const ALPHA: f64 = 1.0;
-        // OpenAI's program refuses a range that leaves [0, head_dim / 2 - 1]; Hugging Face's clamps it, and so do we.
+        // OpenAI's program refuses a range that leaves [0, d / 2 - 1]; Hugging Face's clamps it, and so do we.
         let low = pair(BETA).max(0.0);
-        let high = pair(ALPHA).min(self.head_dim as f32 - 1.0).max(low + 0.001);
+        let high = pair(ALPHA).min(d as f32 - 1.0).max(low + 0.001);
         let mix = |i: usize| {
             let ramp = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
-            let (interpolation, extrapolation) = (1.0 / (self.rope_scaling_factor * freq(i)), 1.0 / freq(i));
+            let (interpolation, extrapolation) = (1.0 / (factor * freq(i)), plain(i));
             let mask = 1.0 - ramp;
             interpolation * (1.0 - mask) + extrapolation * mask
         };
@@ -119,110 +234,124 @@ pub enum ConfigError {
         /// It must be greater than this.
         above: f32,
     },
-    /// More experts chosen than there are.
-    #[error("`experts_per_token` is {experts_per_token}, more than `num_experts`, which is {num_experts}")]
-    TooFewExperts {
-        /// Experts that one token is sent to.
-        experts_per_token: usize,
-        /// Experts there are.
-        num_experts: usize,
+    /// More of something than there is: experts chosen, of those that there are.
+    #[error("`{field}` is {found}, more than `{limit}`, which is {most}")]
+    TooMany {
+        /// The field, under our name.
+        field: &'static str,
+        /// What it is.
+        found: usize,
+        /// What it may not exceed.
+        limit: String,
+        /// That.
+        most: usize,
     },
-    /// Query heads cannot be shared out among the key and value heads.
-    #[error("`num_attention_heads` is {heads}, not a multiple of `num_key_value_heads`, which is {kv_heads}")]
-    HeadsDoNotDivide {
-        /// Query heads.
-        heads: usize,
-        /// Key and value heads.
-        kv_heads: usize,
+    /// Something cannot be shared out: query heads among the key and value heads, the values of a head among pairs.
+    #[error("`{field}` is {found}, not a multiple of {}", multiple_of(of, *divisor))]
+    NotAMultiple {
+        /// The field, under our name.
+        field: &'static str,
+        /// What it is.
+        found: usize,
+        /// What must divide it.
+        of: String,
+        /// That.
+        divisor: usize,
     },
-    /// RoPE rotates pairs of channels.
-    #[error("`head_dim` is {head_dim}, expected an even number")]
-    OddHeadDim {
-        /// Width of one attention head.
-        head_dim: usize,
+    /// What the family's file computes of the dimensions is none.
+    #[error("`{fact}` has no value: {reason}")]
+    Fact {
+        /// What is computed.
+        fact: String,
+        /// What is wrong.
+        reason: String,
     },
+}
+
+fn multiple_of(of: &str, divisor: usize) -> String {
+    if of == divisor.to_string() { of.to_owned() } else { format!("`{of}`, which is {divisor}") }
 }
 
 impl Hint for ConfigError {
     fn hint(&self) -> Option<String> {
-        Some(
-            "is this a checkpoint of the gpt-oss architecture? Another kind of file read as one gives such values"
-                .into(),
-        )
+        Some("is this a checkpoint of that architecture? Another kind of file read as one gives such values".into())
     }
 }
 
-/// `value` as the dimension `field`, if it lies in that field's range.
+/// `value` as a dimension of a family, if it lies in its range.
 ///
 /// # Errors
 /// [`ConfigError::OutOfRange`].
-pub fn dimension(field: &'static str, value: i64) -> Result<usize, ConfigError> {
-    let dim = Family::gpt_oss().dim(field);
+pub fn dimension(dim: &'static Dim, value: i64) -> Result<usize, ConfigError> {
     if (dim.min..=dim.max).contains(&value) {
         Ok(value as usize)
     } else {
-        Err(ConfigError::OutOfRange { field, found: value, min: dim.min, max: dim.max })
+        Err(ConfigError::OutOfRange { field: &dim.name, found: value, min: dim.min, max: dim.max })
     }
 }
 
 impl ModelConfig {
-    /// The whole numbers by name, in the order of their declaration.
-    pub fn dimensions(&self) -> [(&'static str, usize); 12] {
-        [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("num_experts", self.num_experts),
-            ("experts_per_token", self.experts_per_token),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("head_dim", self.head_dim),
-            ("num_attention_heads", self.num_attention_heads),
-            ("num_key_value_heads", self.num_key_value_heads),
-            ("max_seq_len", self.max_seq_len),
-            ("initial_context_length", self.initial_context_length),
-            ("sliding_window", self.sliding_window),
-        ]
-    }
-
-    /// The same, for expressions.
-    pub fn scope(&self) -> Arc<Scope> {
-        family::scope(self.dimensions())
-    }
-
-    /// The numbers that need not be whole.
-    fn numbers(&self) -> [(&'static str, f32); 3] {
-        [
-            ("rope_theta", self.rope_theta),
-            ("rope_scaling_factor", self.rope_scaling_factor),
-            ("swiglu_limit", self.swiglu_limit),
-        ]
-    }
-
-    /// Dimensions and numbers, each asked for by its name.
+    /// Dimensions and numbers of a family, each asked for; what is not given has its default.
     ///
     /// # Errors
-    /// The first that `dim` or `number` gives.
+    /// The first that `dim` or `number` gives, or `missing` of a name that has no default.
     pub fn of<E>(
-        mut dim: impl FnMut(&'static str) -> Result<usize, E>,
-        mut number: impl FnMut(&'static str) -> Result<f32, E>,
+        family: &'static Family,
+        mut dim: impl FnMut(&'static Dim) -> Result<Option<usize>, E>,
+        mut number: impl FnMut(&'static Number) -> Result<Option<f32>, E>,
+        missing: impl Fn(&'static str) -> E,
     ) -> Result<Self, E> {
+        let mut dims: BTreeMap<&'static str, usize> = BTreeMap::new();
+        let mut defaults: Vec<(&'static Dim, &Expression)> = Vec::new();
+        for of in &family.dims {
+            match (dim(of)?, &of.default) {
+                (Some(value), _) => {
+                    dims.insert(&of.name, value);
+                }
+                (None, Some(default)) => defaults.push((of, default)),
+                (None, None) => return Err(missing(&of.name)),
+            }
+        }
+        // A default uses only dimensions that have none, as the file's reader saw.
+        let known = family::scope(dims.iter().map(|(name, value)| (*name, *value)));
+        for (of, default) in defaults {
+            let value = default.whole(&known).unwrap_or_default(); // 0 where it divides by 0: `check` refuses that
+            dims.insert(&of.name, usize::try_from(value).unwrap_or(usize::MAX));
+        }
+        let mut numbers = BTreeMap::new();
+        for of in &family.numbers {
+            let default = of.default.map(|default| default as f32);
+            numbers.insert(of.name.as_str(), number(of)?.or(default).ok_or_else(|| missing(&of.name))?);
+        }
+        let mut take = |name| dims.remove(name).expect("the file's reader saw that every family has it");
         Ok(Self {
-            vocab_size: dim("vocab_size")?,
-            hidden_size: dim("hidden_size")?,
-            num_experts: dim("num_experts")?,
-            experts_per_token: dim("experts_per_token")?,
-            intermediate_size: dim("intermediate_size")?,
-            num_hidden_layers: dim("num_hidden_layers")?,
-            head_dim: dim("head_dim")?,
-            num_attention_heads: dim("num_attention_heads")?,
-            num_key_value_heads: dim("num_key_value_heads")?,
-            max_seq_len: dim("max_seq_len")?,
-            initial_context_length: dim("initial_context_length")?,
-            rope_theta: number("rope_theta")?,
-            rope_scaling_factor: number("rope_scaling_factor")?,
-            sliding_window: dim("sliding_window")?,
-            swiglu_limit: number("swiglu_limit")?,
+            family,
+            vocab_size: take("vocab_size"),
+            hidden_size: take("hidden_size"),
+            num_hidden_layers: take("num_hidden_layers"),
+            max_seq_len: take("max_seq_len"),
+            others: dims,
+            numbers,
         })
+    }
+
+    /// The model of a family with these dimensions and numbers; those left out have their defaults.
+    ///
+    /// # Panics
+    /// One that has no default is left out, or one is not the family's.
+    pub fn with_values(family: &'static Family, values: &[(&str, f64)]) -> Self {
+        let value = |name: &str| values.iter().find(|(given, _)| *given == name).map(|(_, value)| *value);
+        let is_known = |name: &str| {
+            family.dims.iter().any(|dim| dim.name == name) || family.numbers.iter().any(|number| number.name == name)
+        };
+        assert!(values.iter().all(|(name, _)| is_known(name)), "{} has other names", family.name);
+        let config = Self::of(
+            family,
+            |dim| Ok(value(&dim.name).map(|value| value as usize)),
+            |number| Ok(value(&number.name).map(|value| value as f32)),
+            |name| name,
+        );
+        config.unwrap_or_else(|name| panic!("`{name}` is not given"))
     }
 
     /// Whether these are the dimensions of a model that can be run. Every reader of checkpoints calls this.
@@ -230,33 +359,49 @@ impl ModelConfig {
     /// # Errors
     /// The first field that is out of range, or the first two that do not fit each other.
     pub fn check(&self) -> Result<(), ConfigError> {
-        for (field, value) in self.dimensions() {
-            dimension(field, i64::try_from(value).unwrap_or(i64::MAX))?;
+        for (dim, (_, value)) in self.family.dims.iter().zip(self.dimensions()) {
+            dimension(dim, i64::try_from(value).unwrap_or(i64::MAX))?;
         }
-        for (field, found) in self.numbers() {
-            let &Number { above, .. } = Family::gpt_oss().number(field);
-            if !found.is_finite() || found <= above {
-                return Err(ConfigError::BadFloat { field, found, above });
+        for number in &self.family.numbers {
+            let found = self.number(&number.name);
+            if !found.is_finite() || found <= number.above {
+                return Err(ConfigError::BadFloat { field: &number.name, found, above: number.above });
             }
         }
-        let Self { experts_per_token, num_experts, head_dim, .. } = *self;
-        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        if experts_per_token > num_experts {
-            return Err(ConfigError::TooFewExperts { experts_per_token, num_experts });
-        }
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(ConfigError::HeadsDoNotDivide { heads, kv_heads });
-        }
-        if !head_dim.is_multiple_of(2) {
-            return Err(ConfigError::OddHeadDim { head_dim });
+        let dims = family::scope(self.dimensions());
+        let value = |expression: &Expression| {
+            let value = expression.whole(&dims).map_err(|error| ConfigError::Fact {
+                fact: expression.text().to_owned(),
+                reason: error.reason.to_string(),
+            })?;
+            Ok(usize::try_from(value).unwrap_or(usize::MAX))
+        };
+        self.family.facts.values().try_for_each(|fact| value(fact).map(|_| ()))?;
+        for (dim, (_, found)) in self.family.dims.iter().zip(self.dimensions()) {
+            let field = dim.name.as_str();
+            if let Some(limit) = &dim.at_most {
+                let most = value(limit)?;
+                if found > most {
+                    return Err(ConfigError::TooMany { field, found, limit: limit.text().to_owned(), most });
+                }
+            }
+            if let Some(of) = &dim.multiple_of {
+                let divisor = value(of)?;
+                if !found.is_multiple_of(divisor) {
+                    return Err(ConfigError::NotAMultiple { field, found, of: of.text().to_owned(), divisor });
+                }
+            }
         }
         Ok(())
     }
 }
 
 /// A published model, of which there need not be a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NamedShape(&'static Shape);
+#[derive(Clone, Copy, Debug)]
+pub struct NamedShape {
+    family: &'static Family,
+    shape: &'static Shape,
+}
 
 impl NamedShape {
     /// gpt-oss-20b.
@@ -265,26 +410,38 @@ impl NamedShape {
         *Self::all().iter().find(is_it).expect("models/gpt-oss.toml has it")
     }
 
-    /// All of them, the smallest first.
+    /// All of those of the families that are known, a family's smallest first.
     fn all() -> &'static [Self] {
         static ALL: LazyLock<Vec<NamedShape>> = LazyLock::new(|| {
-            let mut all: Vec<NamedShape> = Family::gpt_oss().shapes.iter().map(NamedShape).collect();
-            all.sort_by_key(|shape| shape.config(None).num_hidden_layers);
-            all
+            let of = |family: &'static Family| {
+                let mut all: Vec<NamedShape> = family.shapes.iter().map(|shape| NamedShape { family, shape }).collect();
+                all.sort_by_key(|shape| shape.config(None).num_hidden_layers);
+                all
+            };
+            family::known().iter().flat_map(|family| of(family)).collect()
         });
         &ALL
     }
 
+    /// Those of a family, the smallest first.
+    pub fn of(family: &Family) -> impl Iterator<Item = Self> + '_ {
+        Self::all().iter().filter(|shape| std::ptr::eq(shape.family, family)).copied()
+    }
+
     /// The name on the command line.
     pub fn name(self) -> &'static str {
-        &self.0.name
+        &self.shape.name
+    }
+
+    /// The family that it is of.
+    pub fn family(self) -> &'static Family {
+        self.family
     }
 
     /// The dimensions; with fewer layers if asked.
     pub fn config(self, layers: Option<usize>) -> ModelConfig {
-        let value = |name: &str| self.0.values[name]; // all are there: `Family::read` looked
-        let config = ModelConfig::of(|dim| Ok(value(dim) as usize), |number| Ok(value(number) as f32));
-        let Ok(config): Result<_, std::convert::Infallible> = config;
+        let values: Vec<(&str, f64)> = self.shape.values.iter().map(|(name, &value)| (name.as_str(), value)).collect();
+        let config = ModelConfig::with_values(self.family, &values);
         ModelConfig { num_hidden_layers: layers.unwrap_or(config.num_hidden_layers), ..config }
     }
 }
@@ -295,35 +452,15 @@ impl clap::ValueEnum for NamedShape {
     }
 
     fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        let ModelConfig { num_hidden_layers, num_experts, .. } = self.config(None);
-        Some(
-            clap::builder::PossibleValue::new(self.name())
-                .help(format!("{num_hidden_layers} layers, {num_experts} experts")),
-        )
+        let config = self.config(None);
+        let layers = config.num_hidden_layers;
+        let help = match config.get("num_experts") {
+            Some(experts) => format!("{layers} layers, {experts} experts"),
+            None => format!("{layers} layers"),
+        };
+        Some(clap::builder::PossibleValue::new(self.name()).help(help))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_published_models_are_models_and_the_file_has_the_names_of_the_struct() {
-        let family = Family::gpt_oss();
-        for shape in NamedShape::all() {
-            let config = shape.config(None);
-            config.check().unwrap();
-            let names = |mut names: Vec<&str>| {
-                names.sort_unstable();
-                names.join(" ")
-            };
-            let dims = config.dimensions().iter().map(|(name, _)| *name).collect();
-            assert_eq!(names(family.dims.iter().map(|dim| dim.name.as_str()).collect()), names(dims));
-            let numbers = config.numbers().iter().map(|(name, _)| *name).collect();
-            assert_eq!(names(family.numbers.iter().map(|number| number.name.as_str()).collect()), names(numbers));
-        }
-        let names: Vec<&str> = NamedShape::all().iter().map(|shape| shape.name()).collect();
-        assert_eq!(names, ["gpt-oss-20b", "gpt-oss-120b"]);
-        assert_eq!(NamedShape::gpt_oss_20b().config(Some(2)).num_hidden_layers, 2);
-    }
-}
+pub(crate) mod tests;

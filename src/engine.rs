@@ -48,7 +48,7 @@ use crate::graph::{StepLimits, StepShape};
 use crate::pipeline::Pipeline;
 use crate::scheduler::{BlockCopy, Event, Figures, Request, RequestId, Row, Scheduler, SchedulerOptions, Step};
 use ahead::{Ahead, Done};
-use blueprint::{Blueprint, ModelOptions};
+use blueprint::ModelOptions;
 pub use error::EngineError;
 use exchange::{Exchange, ExchangeSizes};
 use extras::{Extra, Extras};
@@ -130,8 +130,7 @@ impl Engine {
         let first = part(0)?;
         // What all have in common: the first one's dimensions are those of each.
         let config = first.config.clone();
-        let Blueprint { layout, limits, .. } =
-            Blueprint::of_part(&first, TpRank { rank: 0, size }, Default::default(), &model, pipeline.target())?;
+        let (layout, limits) = blueprint::sizes(&config, &model, pipeline.target())?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
         let devices: Vec<String> =
             std::iter::once(&pipeline).chain(&peers).map(|pipeline| pipeline.driver().describe()).collect();
@@ -414,7 +413,8 @@ impl Engine {
     fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), EngineError> {
         let len_bytes = self.layout.half_block_bytes();
         for copy in copies {
-            let layers = (0..self.config.num_hidden_layers).filter(|&l| self.layout.group_index(l) == copy.group);
+            let layers = (0..self.config.num_hidden_layers)
+                .filter(|&l| self.layout.has_positions(l) && self.layout.group_index(l) == copy.group);
             for name in layers.flat_map(|l| ["k", "v"].map(|which| format!("{which}_cache.{l}"))) {
                 let from = copy.from * len_bytes..(copy.from + copy.n_blocks) * len_bytes;
                 self.executor.copy_within(&name, from, copy.to * len_bytes)?;

@@ -18,7 +18,7 @@ use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
-use crate::family::{self, Spelled, Stack};
+use crate::family::{self, Spelled, Stack, StoredPiece};
 use crate::template::expression::Scope;
 
 /// How a kind of files lays out tensors; how it names them, the family says.
@@ -59,6 +59,8 @@ struct PlannedTensor {
     name: String,
     shape: Vec<usize>,
     pieces: Vec<StoredTensor>,
+    /// Rows of a head of each piece whose rows are in pairs.
+    pairs: Vec<Option<usize>>,
     order: Order,
     is_expert: bool,
 }
@@ -80,7 +82,7 @@ pub(super) fn assemble(
         tensors: vec![],
     };
     for group in &groups(config) {
-        for l in 0..group.count(config) {
+        for &l in &group.layers {
             taking.group(&mut inventory, group, l);
         }
     }
@@ -129,6 +131,7 @@ impl Taking<'_> {
             name: group.name_in(l),
             shape: group.shape.clone(),
             pieces,
+            pairs: group.tensor.pieces(self.format.names, &self.dims).iter().map(|piece| piece.pairs).collect(),
             order,
             is_expert,
         });
@@ -137,7 +140,7 @@ impl Taking<'_> {
     /// What a tensor is made of; `None` if anything is wrong with any of it.
     fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Form) -> Option<Vec<StoredTensor>> {
         let pieces = group.tensor.pieces(self.format.names, &self.dims);
-        let taken = pieces.iter().map(|(name, shape)| {
+        let taken = pieces.iter().map(|StoredPiece { name, shape, .. }| {
             inventory.take(self.format.name_in(name, group, l), shape, wanted) // each, so that all errors are found
         });
         taken.collect::<Vec<_>>().into_iter().collect()
@@ -180,7 +183,7 @@ impl Taking<'_> {
         let file_offset = Some(pieces[0].file_offset);
         parts.map(|part| {
             let step = if part.dtype.block_len().is_some() { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
-            let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step });
+            let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {
                 name: part.name_in(l),
@@ -230,27 +233,37 @@ fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
 
 impl PlannedTensor {
     fn tensor(self, dtype: Dtype) -> Tensor {
-        let Self { name, shape, pieces, order, .. } = self;
+        let Self { name, shape, pieces, pairs, order, .. } = self;
         let file_offset = Some(pieces[0].file_offset);
         let elements = match pieces.as_slice() {
-            [only] if order == Order::Concatenated && only.number().and_then(Number::dtype) == Some(dtype) => {
+            [only]
+                if order == Order::Concatenated
+                    && pairs == [None]
+                    && only.number().and_then(Number::dtype) == Some(dtype) =>
+            {
                 Elements::Bytes(only.bytes.clone())
             }
-            _ => Elements::Rearranged(rearranged(pieces, order, dtype, &shape)),
+            _ => Elements::Rearranged(rearranged(pieces, &pairs, order, dtype, &shape)),
         };
         Tensor { name, dtype, shape, elements, file_offset }
     }
 }
 
-fn rearranged(pieces: Vec<StoredTensor>, order: Order, dtype: Dtype, shape: &[usize]) -> Rearranged {
+fn rearranged(
+    pieces: Vec<StoredTensor>,
+    pairs: &[Option<usize>],
+    order: Order,
+    dtype: Dtype,
+    shape: &[usize],
+) -> Rearranged {
     let row_len = match order {
         Order::Concatenated | Order::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
         Order::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
-    let piece = |piece: StoredTensor| {
+    let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {
         let from = piece.number().expect("taken as numbers");
-        Piece { bytes: piece.bytes, step: Step::Convert { from, to: dtype } }
+        Piece { bytes: piece.bytes, step: Step::Convert { from, to: dtype }, pairs: *pairs }
     };
-    Rearranged::new(pieces.into_iter().map(piece).collect(), order, row_len)
+    Rearranged::new(pieces.into_iter().zip(pairs).map(piece).collect(), order, row_len)
 }

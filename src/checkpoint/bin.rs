@@ -16,6 +16,8 @@ use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, p
 use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::dtype::Dtype;
+use crate::family::Dim;
+use crate::family::known::{gpt_oss, usable};
 
 /// Bytes before the first tensor: 15 words of 4 bytes.
 pub const HEADER_BYTES: usize = 60;
@@ -54,7 +56,7 @@ fn slice_tensors(bytes: &Bytes, config: &ModelConfig, dtype: Dtype, decided: Dec
     let mut tensors = BTreeMap::new();
     let mut offset = HEADER_BYTES; // stays within the file: the sum of all sizes was compared with its length
     for group in groups(config) {
-        for l in 0..group.count(config) {
+        for &l in &group.layers {
             let len_bytes = dtype.len_bytes(group.shape.iter().product());
             let (name, shape) = (unswapped(group.name_in(l), decided.swapped), group.shape.clone());
             let slice = bytes.slice(offset..offset + len_bytes);
@@ -73,7 +75,7 @@ fn slice_tensors(bytes: &Bytes, config: &ModelConfig, dtype: Dtype, decided: Dec
 fn transposed(bytes: Bytes, dtype: Dtype, shape: &[usize]) -> Elements {
     let &[.., n_rows, row_len] = shape else { panic!("{shape:?} is no matrix") };
     let from = if dtype == Dtype::F32 { Number::F32 } else { Number::Bf16 };
-    let piece = Piece { bytes, step: Step::Convert { from, to: dtype } };
+    let piece = Piece { bytes, step: Step::Convert { from, to: dtype }, pairs: None };
     Elements::Rearranged(Rearranged::new(vec![piece], Order::Transposed { n_rows }, row_len))
 }
 
@@ -108,20 +110,26 @@ fn read_header(bytes: &[u8], findings: &mut Vec<Finding>) -> Result<ModelConfig,
         return Err(CheckpointError::NoHeader { found: bytes.len(), expected: HEADER_BYTES });
     };
     let words = RefCell::new(Words { header, findings });
+    let family = gpt_oss();
+    usable(family)?;
     let config = ModelConfig::of(
-        |field| words.borrow_mut().integer(field),
-        |field| Ok::<_, CheckpointError>(words.borrow_mut().float(field)),
+        family,
+        |dim| words.borrow_mut().integer(dim).transpose(),
+        |number| Ok::<_, CheckpointError>(words.borrow_mut().float(&number.name)),
+        |name| panic!("the header has no `{name}`, and the family no default"),
     )?;
     match config.check() {
-        Err(source @ ConfigError::BadFloat { field, .. }) => {
-            Err(CheckpointError::Header { offset: offset_of(field), source })
-        }
+        Err(source @ ConfigError::BadFloat { field, .. }) => match offset_of(field) {
+            Some(offset) => Err(CheckpointError::Header { offset, source }),
+            None => Err(source.into()),
+        },
         other => Ok(other.map(|()| config)?),
     }
 }
 
-fn offset_of(field: &str) -> usize {
-    4 * HEADER.iter().position(|(ours, _)| *ours == field).expect("a field of the header")
+/// Where a field lies; `None` of those that the header does not have.
+fn offset_of(field: &str) -> Option<usize> {
+    HEADER.iter().position(|(ours, _)| *ours == field).map(|word| 4 * word)
 }
 
 /// The header's words, mended as they are read.
@@ -137,8 +145,9 @@ impl Words<'_> {
 
     /// A whole number in its field's range. Above 2^24, `initial_context_length` and `sliding_window` are the bits of
     /// a float: the fork's exporter wrote them so for a while.
-    fn integer(&mut self, field: &'static str) -> Result<usize, CheckpointError> {
-        let offset = offset_of(field);
+    fn integer(&mut self, dim: &'static Dim) -> Option<Result<usize, CheckpointError>> {
+        let field = dim.name.as_str();
+        let offset = offset_of(field)?;
         let mut value = i64::from(i32::from_le_bytes(self.word(offset)));
         let float = f32::from_le_bytes(self.word(offset));
         if matches!(field, "initial_context_length" | "sliding_window")
@@ -149,18 +158,18 @@ impl Words<'_> {
             value = float as i64;
             self.findings.push(Finding::FloatInInteger { field, offset, value: value as usize });
         }
-        dimension(field, value).map_err(|source| CheckpointError::Header { offset, source })
+        Some(dimension(dim, value).map_err(|source| CheckpointError::Header { offset, source }))
     }
 
     /// A float. Those of a model are never tiny: below 1e-30 the word is an integer, as in a file made with a
     /// config.json that says 150000 and not 150000.0.
-    fn float(&mut self, field: &'static str) -> f32 {
-        let offset = offset_of(field);
+    fn float(&mut self, field: &'static str) -> Option<f32> {
+        let offset = offset_of(field)?;
         let mut value = f32::from_le_bytes(self.word(offset));
         if value > 0.0 && value < 1e-30 {
             value = i32::from_le_bytes(self.word(offset)) as f32;
             self.findings.push(Finding::IntegerInFloat { field, offset, value });
         }
-        value
+        Some(value)
     }
 }

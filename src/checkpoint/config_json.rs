@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::error::Hint;
-use crate::family::{Expected, Family};
+use crate::family::known::{gpt_oss, usable};
+use crate::family::{Dim, Expected, Family, FamilyError, Number, RopeScaling, known};
 
 /// The longest file that is read; a real one has 2 kB.
 const MAX_BYTES: usize = 1 << 20;
@@ -44,19 +45,25 @@ pub enum ConfigFileError {
     /// Dimensions that make no model.
     #[error(transparent)]
     Dimensions(#[from] ConfigError),
+    /// The family's own file is broken.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
 }
 
 impl Hint for ConfigFileError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Dimensions(error) => error.hint(),
+            Self::Family(error) => error.hint(),
             Self::Missing { keys } if keys.iter().any(|key| key.ends_with("truncate")) => Some(
                 "transformers rounds YaRN's range where `truncate` is not false; gpt-oss was trained without".into(),
             ),
-            Self::TooLong { .. } | Self::Json(_) => Some("is this the config.json of a gpt-oss model?".into()),
-            Self::Missing { .. } | Self::Value { .. } => {
-                Some("only models of the gpt-oss architecture are run: is this the config.json of one?".into())
-            }
+            Self::TooLong { .. } | Self::Json(_) => Some("is this the config.json of a model?".into()),
+            Self::Missing { .. } | Self::Value { .. } => Some(
+                "`gptoss-jit models ls` lists the families that are run, `--model-def FILE` adds one: is this the \
+                 config.json of one of them?"
+                    .into(),
+            ),
         }
     }
 }
@@ -76,42 +83,78 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
         [(Err(error), _), _] | [_, (Err(error), _)] => return Err(error),
         [_, (Ok(old), path)] => (old, path),
     };
-    check_constants(&file)?;
-    let rope = match scaling {
-        Some(json) => Rope::of_transformers(&Object { json, path: scaling_path }, &file)?,
-        None => Rope::of_openai(&file)?,
-    };
-    let dim = |name| match name {
-        "initial_context_length" => Ok(rope.initial_context_length),
-        // OpenAI's has none: what YaRN stretches the context to.
-        "max_seq_len" if file.any(&keys(name))?.is_none() => {
-            Ok((rope.initial_context_length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize)
+    let family = family(&file)?;
+    check_constants(family, &file)?;
+    let rope = match (&family.rope.scaling, scaling) {
+        (RopeScaling::None, scaling) => {
+            Rope::unscaled(family, scaling.map(|json| Object { json, path: scaling_path }), &file)?
         }
-        name => file.dimension(name, &keys(name)),
+        (RopeScaling::Yarn { original, .. }, Some(json)) => {
+            Rope::of_transformers(family, original, &Object { json, path: scaling_path }, &file)?
+        }
+        (RopeScaling::Yarn { factor, original }, None) => Rope::of_openai(family, factor, original, &file)?,
     };
-    let number = |name| match name {
-        "rope_theta" => Ok(rope.theta as f32),
-        "rope_scaling_factor" => Ok(rope.factor as f32),
-        name => {
-            let default = Family::gpt_oss().number(name).default;
-            let found = file.number(name)?.or(default).ok_or_else(|| file.missing(&[name]))?;
-            Ok::<_, ConfigFileError>(found as f32)
+    let (mut context, mut factor_name) = (None, None);
+    if let RopeScaling::Yarn { factor, original } = &family.rope.scaling {
+        (context, factor_name) = (Some(original), Some(factor));
+    }
+    let dim = |dim: &'static Dim| {
+        if Some(&dim.name) == context {
+            return Ok(rope.initial_context_length);
+        }
+        match file.dimension(dim, &keys(dim))? {
+            // OpenAI's has none: what YaRN stretches the context to.
+            None if dim.name == "max_seq_len" => Ok(rope
+                .initial_context_length
+                .map(|length| (length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize)),
+            found => Ok(found),
         }
     };
-    let config = ModelConfig::of(dim, number)?;
+    let number = |number: &'static Number| {
+        if number.name == family.rope.theta {
+            return Ok(rope.theta.map(|theta| theta as f32));
+        }
+        if Some(&number.name) == factor_name {
+            return Ok(Some(rope.factor as f32));
+        }
+        for key in &number.json {
+            if let Some(found) = file.number(key)? {
+                return Ok(Some(found as f32));
+            }
+        }
+        Ok(None)
+    };
+    let missing = |name: &'static str| {
+        let dim = family.dim(name).map(keys).filter(|keys| !keys.is_empty());
+        file.missing(&dim.unwrap_or_else(|| vec![name]))
+    };
+    let config = ModelConfig::of(family, dim, number, missing)?;
     config.check()?;
     file.check_layers(&config)?;
     Ok(config)
 }
 
+/// The family whose model it is; without a `model_type` it is OpenAI's own file.
+fn family(file: &Object) -> Result<&'static Family, ConfigFileError> {
+    let Some(found) = file.any(&["model_type"])? else { return Ok(gpt_oss()) };
+    let is_of = |family: &&&'static Family| family.model_types.iter().any(|name| found == name.as_str());
+    let Some(family) = known().iter().find(is_of) else {
+        let names: Vec<String> =
+            known().iter().flat_map(|family| &family.model_types).map(|name| format!("\"{name}\"")).collect();
+        return Err(file.refused("model_type", &names.join(" or "), found));
+    };
+    usable(family)?;
+    Ok(family)
+}
+
 /// The keys of a dimension.
-fn keys(name: &str) -> Vec<&'static str> {
-    Family::gpt_oss().dim(name).json.iter().map(String::as_str).collect()
+fn keys(dim: &'static Dim) -> Vec<&'static str> {
+    dim.json.iter().map(String::as_str).collect()
 }
 
 /// What the program has constants for must not be something else in the file.
-fn check_constants(file: &Object) -> Result<(), ConfigFileError> {
-    for (path, expected) in &Family::gpt_oss().expected_in_json {
+fn check_constants(family: &Family, file: &Object) -> Result<(), ConfigFileError> {
+    for (path, expected) in &family.expected_in_json {
         let (outer, key) = path.rsplit_once('.').unwrap_or(("", path));
         let inner = if outer.is_empty() { Some(file.json) } else { file.object(outer)? };
         let Some(json) = inner else { continue };
@@ -126,34 +169,56 @@ fn check_constants(file: &Object) -> Result<(), ConfigFileError> {
     Ok(())
 }
 
-/// Our and OpenAI's name for the context length before YaRN.
-const CONTEXT: &str = "initial_context_length";
-
 /// How positions are turned into angles.
 struct Rope {
-    theta: f64,
+    theta: Option<f64>,
     factor: f64,
-    initial_context_length: usize,
+    initial_context_length: Option<usize>,
 }
 
 impl Rope {
-    fn of_openai(file: &Object) -> Result<Self, ConfigFileError> {
+    /// Of a family whose context nothing stretches.
+    fn unscaled(family: &Family, scaling: Option<Object>, file: &Object) -> Result<Self, ConfigFileError> {
+        let mut theta = file.number(&family.rope.theta)?;
+        if let Some(scaling) = scaling {
+            theta = scaling.number("rope_theta")?.or(theta);
+            let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
+            if kind != "default" {
+                return Err(scaling.refused("rope_type", "\"default\"", kind));
+            }
+        }
+        Ok(Self { theta, factor: 1.0, initial_context_length: None })
+    }
+
+    fn of_openai(
+        family: &'static Family,
+        factor: &str,
+        original: &'static str,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
         Ok(Self {
-            theta: file.required_number("rope_theta")?,
-            factor: file.required_number("rope_scaling_factor")?,
-            initial_context_length: file.dimension(CONTEXT, &[CONTEXT])?,
+            theta: Some(file.required_number(&family.rope.theta)?),
+            factor: file.required_number(factor)?,
+            initial_context_length: Some(file.required_dimension(family, original, original)?),
         })
     }
 
-    fn of_transformers(scaling: &Object, file: &Object) -> Result<Self, ConfigFileError> {
+    /// - `original`: our and OpenAI's name for the context length before YaRN
+    fn of_transformers(
+        family: &'static Family,
+        original: &'static str,
+        scaling: &Object,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
         let theta = match scaling.number("rope_theta")? {
             Some(theta) => theta,
             None => file.required_number("rope_theta")?,
         };
         let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
         if kind == "default" {
-            let key = if file.any(&[CONTEXT])?.is_some() { CONTEXT } else { "max_position_embeddings" };
-            return Ok(Self { theta, factor: 1.0, initial_context_length: file.dimension(CONTEXT, &[key])? });
+            let key = if file.any(&[original])?.is_some() { original } else { "max_position_embeddings" };
+            let initial_context_length = Some(file.required_dimension(family, original, key)?);
+            return Ok(Self { theta: Some(theta), factor: 1.0, initial_context_length });
         }
         if kind != "yarn" {
             return Err(scaling.refused("rope_type", "\"yarn\" or \"default\"", kind));
@@ -172,8 +237,8 @@ impl Rope {
                 return Err(scaling.refused(key, "no such key", found));
             }
         }
-        let initial_context_length = scaling.dimension(CONTEXT, &["original_max_position_embeddings"])?;
-        Ok(Self { theta, factor, initial_context_length })
+        let length = scaling.required_dimension(family, original, "original_max_position_embeddings")?;
+        Ok(Self { theta: Some(theta), factor, initial_context_length: Some(length) })
     }
 }
 
@@ -221,14 +286,21 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// A dimension of the model, which must be there.
-    fn dimension(&self, field: &'static str, keys: &[&str]) -> Result<usize, ConfigFileError> {
-        if let (Some(null), true) = (Family::gpt_oss().dim(field).null, keys.iter().any(|key| self.is_null(key))) {
-            return Ok(dimension(field, null)?);
+    /// A dimension of the model, if it is there; true and false are 1 and 0.
+    fn dimension(&self, dim: &'static Dim, keys: &[&str]) -> Result<Option<usize>, ConfigFileError> {
+        if let (Some(null), true) = (dim.null, keys.iter().any(|key| self.is_null(key))) {
+            return Ok(Some(dimension(dim, null)?));
         }
-        let value = self.any(keys)?.ok_or_else(|| self.missing(keys))?;
-        let number = value.as_i64().ok_or_else(|| self.refused(keys[0], "a whole number", value))?;
-        Ok(dimension(field, number)?)
+        let Some(value) = self.any(keys)? else { return Ok(None) };
+        let number = value.as_i64().or_else(|| value.as_bool().filter(|_| dim.max == 1).map(i64::from));
+        let number = number.ok_or_else(|| self.refused(keys[0], "a whole number", value))?;
+        Ok(Some(dimension(dim, number)?))
+    }
+
+    /// The dimension `name`, which must be there, under another key.
+    fn required_dimension(&self, family: &'static Family, name: &str, key: &str) -> Result<usize, ConfigFileError> {
+        let dim = family.dim(name).expect("the family's reader saw that it is there");
+        self.dimension(dim, &[key])?.ok_or_else(|| self.missing(&[key]))
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>, ConfigFileError> {
@@ -261,16 +333,19 @@ impl<'a> Object<'a> {
         self.json.get(key).is_some_and(Value::is_null)
     }
 
-    /// Layers slide by turns, the first one does.
+    /// Layers have a window where the file says so.
     fn check_layers(&self, config: &ModelConfig) -> Result<(), ConfigFileError> {
         let Some(found) = self.any(&["layer_types"])? else { return Ok(()) };
-        let of = |l: usize| if l.is_multiple_of(2) { "sliding_attention" } else { "full_attention" };
-        let expected: Vec<&str> = (0..config.num_hidden_layers).map(of).collect();
-        if *found == Value::from(expected) {
+        let of = |l: usize| match config.window(l) {
+            Some(_) => "sliding_attention",
+            None => "full_attention",
+        };
+        let expected: Value = (0..config.num_hidden_layers).map(of).collect();
+        if *found == expected {
             return Ok(());
         }
-        let expected = format!("sliding_attention and full_attention by turns, {} layers", config.num_hidden_layers);
-        Err(self.refused("layer_types", &expected, found))
+        let shown: String = expected.to_string().chars().take(80).collect();
+        Err(self.refused("layer_types", &format!("{shown}, {} layers", config.num_hidden_layers), found))
     }
 }
 
@@ -322,7 +397,7 @@ mod tests {
 
     #[test]
     fn all_three_spellings_are_the_same_model() {
-        let want = ModelConfig { max_seq_len: 131_072, ..crate::checkpoint::tensors::tests::gpt_oss_20b() };
+        let want = crate::checkpoint::tensors::tests::gpt_oss_20b().with("max_seq_len", 131_072);
         for config in [transformers_4(), transformers_5(), openai()] {
             assert_eq!(read_json(&config).unwrap(), want);
         }
@@ -331,7 +406,7 @@ mod tests {
     #[test]
     fn what_would_be_computed_otherwise_is_refused_with_the_key() {
         for (pointer, value, message) in [
-            ("/model_type", json!("llama"), "`model_type` is \"llama\", expected \"gpt_oss\""),
+            ("/model_type", json!("mamba"), "`model_type` is \"mamba\", expected \"gpt_oss\" or \"llama\""),
             ("/rms_norm_eps", json!(1e-6), "`rms_norm_eps` is 1e-6, expected 0.00001"),
             ("/num_experts_per_tok", json!(5), "`experts_per_token` is 4, expected 5, as in `num_experts_per_tok`"),
             ("/rope_scaling/truncate", json!(true), "`rope_scaling.truncate` is true, expected false"),

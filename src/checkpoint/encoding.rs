@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn experts_in_mxfp4_are_blocks_and_scales_and_the_rest_is_bf16() {
-        let config = crate::config::ModelConfig { hidden_size: 70, ..small() };
+        let config = small().with("hidden_size", 70);
         let parts: Vec<Part> = groups(&config).iter().flat_map(|group| Encoding::Mxfp4.parts(group)).collect();
         let of = |name: &str| parts.iter().find(|part| part.name == name).expect(name);
         assert_eq!(parts.len(), 18);

@@ -16,6 +16,7 @@ use super::tensors::{groups, parameters};
 use super::{Checkpoint, CheckpointError, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
+use crate::family::known::gpt_oss;
 
 /// Numbers that are made at a time, about: some MB, enough for all cores.
 const CHUNK: usize = 1 << 21;
@@ -35,7 +36,7 @@ impl<'a> BinFile<'a> {
     /// gfx11 fork, whose router and `mlp2` readers transpose: it becomes one less.
     ///
     /// # Errors
-    /// [`CheckpointError::TooLarge`], or a dimension that a header cannot hold.
+    /// [`CheckpointError::TooLarge`], [`CheckpointError::NoBin`], or a dimension that a header cannot hold.
     pub fn new(checkpoint: &'a Checkpoint, dtype: Dtype, max_seq_len: Option<usize>) -> Result<Self, CheckpointError> {
         assert!(matches!(dtype, Dtype::F32 | Dtype::Bf16), "a `.bin` file is f32 or bf16");
         let mut config = checkpoint.config.clone();
@@ -44,6 +45,9 @@ impl<'a> BinFile<'a> {
             other => other,
         };
         config.check()?;
+        if !std::ptr::eq(config.family, gpt_oss()) {
+            return Err(CheckpointError::NoBin { family: config.family.name.clone() });
+        }
         let parameters = parameters(&config).ok_or(CheckpointError::TooLarge)?;
         let bytes = parameters.checked_mul(dtype.len_bytes(1) as u64);
         bytes.and_then(|bytes| bytes.checked_add(HEADER_BYTES as u64)).ok_or(CheckpointError::TooLarge)?;
@@ -73,7 +77,7 @@ impl<'a> BinFile<'a> {
         sink(&self.header())?;
         let mut rounded = 0;
         for group in groups(&self.config) {
-            for l in 0..group.count(&self.config) {
+            for &l in &group.layers {
                 let row_len = *group.shape.last().expect("every tensor has a dimension");
                 let source = Source::of(self.checkpoint, &group.name_in(l))?;
                 let n_rows = group.shape.iter().product::<usize>() / row_len;
@@ -88,25 +92,9 @@ impl<'a> BinFile<'a> {
     }
 
     fn header(&self) -> [u8; HEADER_BYTES] {
-        let integer = |value: usize| (value as i32).to_le_bytes(); // in range: the dimensions were checked
-        let config = &self.config;
-        let words = HEADER.map(|(name, _)| match name {
-            "vocab_size" => integer(config.vocab_size),
-            "hidden_size" => integer(config.hidden_size),
-            "num_experts" => integer(config.num_experts),
-            "experts_per_token" => integer(config.experts_per_token),
-            "intermediate_size" => integer(config.intermediate_size),
-            "num_hidden_layers" => integer(config.num_hidden_layers),
-            "head_dim" => integer(config.head_dim),
-            "num_attention_heads" => integer(config.num_attention_heads),
-            "num_key_value_heads" => integer(config.num_key_value_heads),
-            "max_seq_len" => integer(config.max_seq_len),
-            "initial_context_length" => integer(config.initial_context_length),
-            "rope_theta" => config.rope_theta.to_le_bytes(),
-            "rope_scaling_factor" => config.rope_scaling_factor.to_le_bytes(),
-            "sliding_window" => integer(config.sliding_window),
-            "swiglu_limit" => config.swiglu_limit.to_le_bytes(),
-            _ => unreachable!("`{name}` is no field of the header"),
+        let words = HEADER.map(|(name, _)| match self.config.get(name) {
+            Some(value) => (value as i32).to_le_bytes(), // in range: the dimensions were checked
+            None => self.config.number(name).to_le_bytes(),
         });
         let mut header = [0; HEADER_BYTES];
         header.copy_from_slice(words.as_flattened());
@@ -242,7 +230,7 @@ mod tests {
 
     #[test]
     fn no_file_is_taken_for_one_of_the_fork() {
-        let config = ModelConfig { max_seq_len: FORK_SEQ_LEN, ..small() };
+        let config = small().with("max_seq_len", FORK_SEQ_LEN);
         let checkpoint = Checkpoint::random(config, Encoding::Bf16, 5).unwrap();
         let read = Checkpoint::from_bytes(written(&checkpoint, Dtype::Bf16).0.into(), Layout::Auto).unwrap();
         assert_eq!(read.config.max_seq_len, FORK_SEQ_LEN - 1);

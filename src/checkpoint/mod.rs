@@ -41,6 +41,7 @@ use bytes::Bytes;
 use crate::config::{ConfigError, ModelConfig};
 use crate::dtype::Dtype;
 use crate::error::Hint;
+use crate::family::FamilyError;
 
 use config_json::ConfigFileError;
 use download::DownloadError;
@@ -166,6 +167,12 @@ pub enum CheckpointError {
     /// The dimensions do not fit each other.
     #[error("the dimensions do not make a model")]
     Config(#[from] ConfigError),
+    /// A model that `.bin` files have no place for.
+    #[error("`.bin` files hold models of the family gpt-oss, and this one is of `{family}`")]
+    NoBin {
+        /// Its family.
+        family: String,
+    },
     /// The dimensions promise more than 2^64 bytes.
     #[error("the dimensions describe a model of more than 2^64 bytes")]
     TooLarge,
@@ -205,6 +212,9 @@ pub enum CheckpointError {
     /// A folder.
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// The file of the model's family is broken.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
     /// The files' tensors are not those of the model.
     #[error(transparent)]
     Tensors(#[from] Mismatches),
@@ -230,7 +240,9 @@ impl Hint for CheckpointError {
             Self::Gguf(error) => error.hint(),
             Self::ConfigFile(error) => error.hint(),
             Self::Folder(error) => error.hint(),
+            Self::Family(error) => error.hint(),
             Self::Tensors(error) => error.hint(),
+            Self::NoBin { .. } => Some("the file that it was read from is as good: `run` takes it as it is".into()),
             Self::Layout { .. } => Some("leave `--layout` out".into()),
             Self::Header { source, .. } | Self::Config(source) => source.hint(),
             Self::Size { found, bf16_bytes, .. } if found < bf16_bytes => {
@@ -317,9 +329,21 @@ impl Checkpoint {
         self.tensor(tensors::EMBEDDING).dtype
     }
 
-    /// The type of the experts' matrices.
-    pub fn expert_dtype(&self) -> Dtype {
-        self.tensor(&format!("block.0.{}", tensors::MLP1_WEIGHT)).dtype
+    /// The type of the experts' matrices, if the model has any.
+    pub fn expert_dtype(&self) -> Option<Dtype> {
+        let is_matrix = |tensor: &&Tensor| self.is_expert(tensor) && tensor.dtype != Dtype::U8;
+        self.tensors.values().find(is_matrix).map(|tensor| tensor.dtype)
+    }
+
+    /// The types of its weights, in words: `bf16 and experts mxfp4`.
+    pub fn weights(&self) -> String {
+        let experts = self.expert_dtype().map_or_else(String::new, |dtype| format!(" and experts {dtype}"));
+        format!("{}{experts}", self.dense_dtype())
+    }
+
+    /// Whether a tensor is one of the experts' matrices, or of their scales.
+    fn is_expert(&self, tensor: &Tensor) -> bool {
+        self.config.family.tensor(&tensor.name).is_some_and(|tensor| tensor.is_expert)
     }
 
     /// The tensor of this name, which must be one of [`Self::tensors`]: every reader provides all of them.
@@ -331,11 +355,11 @@ impl Checkpoint {
     /// such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and MXFP4 stays
     /// MXFP4.
     pub fn rounded(&self) -> Self {
-        let of = |is_expert: bool| self.tensors.values().filter(move |tensor| tensor.is_expert() == is_expert);
+        let of = |is_expert: bool| self.tensors.values().filter(move |tensor| self.is_expert(tensor) == is_expert);
         let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));
         let mut checkpoint = self.clone();
         for tensor in checkpoint.tensors.values_mut() {
-            if tensor.dtype == Dtype::F32 && rounds[usize::from(tensor.is_expert())] {
+            if tensor.dtype == Dtype::F32 && rounds[usize::from(self.is_expert(tensor))] {
                 *tensor = tensor.with_dtype(Dtype::Bf16);
             }
         }
@@ -401,7 +425,8 @@ impl Tensor {
         let elements = match &self.elements {
             _ if dtype == self.dtype => return self.clone(),
             Elements::Bytes(bytes) => {
-                let piece = Piece { bytes: bytes.clone(), step: Step::Convert { from: number, to: dtype } };
+                let piece =
+                    Piece { bytes: bytes.clone(), step: Step::Convert { from: number, to: dtype }, pairs: None };
                 Elements::Rearranged(Rearranged::new(vec![piece], Order::Concatenated, 1))
             }
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
@@ -414,11 +439,6 @@ impl Tensor {
     /// Whether it has no elements. Those of a checkpoint always have some.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Whether it is one of the experts' matrices, or of their scales.
-    fn is_expert(&self) -> bool {
-        self.name.contains(".mlp.mlp") && !self.name.ends_with("_bias")
     }
 
     /// Whether it is f32 and the file has less.

@@ -14,6 +14,7 @@ use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
 use crate::family::Draw;
+use crate::family::known::usable;
 
 /// Uniform random numbers, all of a tensor's from one seed.
 ///
@@ -121,10 +122,12 @@ impl Checkpoint {
         config.check()?;
         parameters(&config).and_then(|n| n.checked_mul(4)).ok_or(CheckpointError::TooLarge)?;
         let mut tensors = BTreeMap::new();
-        for (i, group) in groups(&config).iter().enumerate() {
+        usable(config.family)?;
+        let groups = groups(&config);
+        for (i, group) in groups.iter().enumerate() {
             for (part_index, part) in encoding.parts(group).iter().enumerate() {
-                for l in 0..group.count(&config) {
-                    let number = (i + part_index * groups(&config).len()) * config.num_hidden_layers + l;
+                for &l in &group.layers {
+                    let number = (i + part_index * groups.len()) * config.num_hidden_layers + l;
                     let numbers = numbers(group, part, mix(seed ^ mix(number as u64)));
                     let tensor = Tensor {
                         name: part.name_in(l),
@@ -210,7 +213,7 @@ mod tests {
 
     #[test]
     fn deviations_are_the_documented_ones() {
-        let config = ModelConfig { hidden_size: 400, ..small() };
+        let config = small().with("hidden_size", 400);
         let checkpoint = Checkpoint::random(config, Encoding::Bf16, 3).unwrap();
         for (name, centre, deviation) in [
             ("embedding.weight", 0.0, 1.0),

@@ -28,6 +28,8 @@ pub struct Piece {
     pub bytes: Bytes,
     /// What is done with them; all pieces of a tensor become the same type.
     pub step: Step,
+    /// Rows of a head, where the stored ones of a head are in pairs: row `2 i + s` becomes row `s * rows / 2 + i`.
+    pub pairs: Option<usize>,
 }
 
 /// Where the rows of the pieces go.
@@ -95,6 +97,13 @@ impl Piece {
         assert!(row_bytes > 0 && self.bytes.len().is_multiple_of(row_bytes), "rows are whole");
         self.bytes.len() / row_bytes
     }
+
+    /// The stored row that becomes row `r`.
+    fn stored_row(&self, r: usize) -> usize {
+        let Some(rows) = self.pairs else { return r };
+        let (head, row) = (r / rows, r % rows);
+        head * rows + row % (rows / 2) * 2 + row / (rows / 2)
+    }
 }
 
 /// Bytes that one task makes at least: less would not be worth its beginning.
@@ -116,6 +125,8 @@ impl Rearranged {
         let n_rows: usize = rows.iter().sum();
         let row_bytes = pieces[0].step.made_bytes(row_len);
         assert!(pieces.iter().all(|piece| piece.step.made_bytes(row_len) == row_bytes), "one type is made");
+        let in_order = pieces.iter().all(|piece| piece.pairs.is_none());
+        assert!(in_order || order == Order::Concatenated, "pairs of rows are undone where rows follow each other");
         match order {
             Order::Concatenated => {}
             Order::Interleaved => {
@@ -169,6 +180,14 @@ impl Rearranged {
         let rows = TASK_BYTES.div_ceil(self.row_bytes());
         for piece in self.pieces.iter() {
             let (own, rest) = to.split_at_mut(piece.rows(self.row_len) * self.row_bytes());
+            if piece.pairs.is_some() {
+                let stored = piece.step.stored_bytes(self.row_len);
+                own.par_chunks_mut(self.row_bytes()).enumerate().for_each(|(r, to)| {
+                    piece.step.run(&piece.bytes[piece.stored_row(r) * stored..][..stored], to);
+                });
+                to = rest;
+                continue;
+            }
             let from = piece.bytes.par_chunks(rows * piece.step.stored_bytes(self.row_len));
             own.par_chunks_mut(rows * self.row_bytes()).zip(from).for_each(|(to, from)| piece.step.run(from, to));
             to = rest;
@@ -187,7 +206,7 @@ impl Rearranged {
     }
 
     fn transpose(&self, to: &mut [u8], n_rows: usize) {
-        let Piece { bytes: stored, step: Step::Convert { from, to: wanted } } = &self.pieces[0] else {
+        let Piece { bytes: stored, step: Step::Convert { from, to: wanted }, .. } = &self.pieces[0] else {
             panic!("only numbers are transposed")
         };
         let turn = Turn { n_rows, row_len: self.row_len };
@@ -268,7 +287,7 @@ mod tests {
     const KEEP: Step = Step::Convert { from: Number::F32, to: Dtype::F32 };
 
     fn piece(bytes: Bytes) -> Piece {
-        Piece { bytes, step: KEEP }
+        Piece { bytes, step: KEEP, pairs: None }
     }
 
     #[test]
@@ -309,9 +328,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_heads_in_pairs_are_put_in_halves() {
+        // Two heads of six rows: pairs (0, 1), (2, 3), (4, 5) become 0, 2, 4 and 1, 3, 5. Another piece stays.
+        let heads = Piece { pairs: Some(6), ..piece(f32s((0..12).flat_map(|row| [row, row]))) };
+        let other = piece(f32s((20..22).flat_map(|row| [row, row])));
+        let made_of = Rearranged::new(vec![heads, other], Order::Concatenated, 2);
+        let rows = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 20, 21];
+        assert_eq!(made(&made_of), f32s(rows.into_iter().flat_map(|row| [row, row])));
+    }
+
+    #[test]
     fn pieces_of_different_types_become_one() {
         let halves = Bytes::from_iter([1.0, 2.0].iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()));
-        let half = Piece { bytes: halves, step: Step::Convert { from: Number::F16, to: Dtype::F32 } };
+        let half = Piece { step: Step::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
         let pieces = vec![piece(f32s(7..9)), half];
         let joined = Rearranged::new(pieces.clone(), Order::Concatenated, 1);
         assert_eq!(made(&joined), f32s([7, 8, 1, 2].into_iter()));
@@ -325,7 +354,7 @@ mod tests {
     fn blocks_of_mxfp4_become_codes_and_scales_row_by_row() {
         let block = |scale: u8| [vec![scale], vec![scale | scale << 4; 16]].concat();
         let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
-        let pieces = |step| vec![Piece { bytes: row([1, 2]), step }, Piece { bytes: row([3, 4]), step }];
+        let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
         let scales = Rearranged::new(pieces(Step::Mxfp4Scales), Order::Interleaved, 2);
         assert_eq!(made(&scales), [1, 2, 3, 4]);
         let codes = Rearranged::new(pieces(Step::Mxfp4Codes), Order::Interleaved, 64);

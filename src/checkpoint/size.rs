@@ -1,6 +1,6 @@
 //! What a checkpoint takes: numbers, bytes, and bytes that are read for a token.
 
-use super::tensors::{EMBEDDING, parameters};
+use super::tensors::{EMBEDDING, parameters, unembedding};
 use super::{Checkpoint, Tensor};
 
 impl Checkpoint {
@@ -22,10 +22,11 @@ impl Checkpoint {
 
     fn bytes_for_a_token(&self, tensor: &Tensor) -> u64 {
         let len_bytes = tensor.len_bytes() as u64;
-        if tensor.name == EMBEDDING {
+        if tensor.name == EMBEDDING && unembedding(&self.config) != EMBEDDING {
             len_bytes / self.config.vocab_size as u64
-        } else if tensor.name.contains(".mlp.mlp1_") || tensor.name.contains(".mlp.mlp2_") {
-            len_bytes / self.config.num_experts as u64 * self.config.experts_per_token as u64
+        } else if self.config.family.is_of_experts(&tensor.name) {
+            let [num_experts, experts_per_token] = ["num_experts", "experts_per_token"].map(|dim| self.config.dim(dim));
+            len_bytes / num_experts as u64 * experts_per_token as u64
         } else {
             len_bytes
         }

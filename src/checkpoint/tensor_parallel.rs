@@ -7,12 +7,11 @@
 
 use std::ops::Range;
 
-use super::encoding::scale_of;
 use super::slice::{Cut, Slice};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::error::Hint;
-use crate::family::{Cut as FamilyCut, Family, FamilyTensor};
+use crate::family::Cut as FamilyCut;
 
 /// Which part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,16 +57,11 @@ impl Hint for TensorParallelError {
     }
 }
 
-/// How the family has a tensor cut; scales are cut as what they belong to.
-fn rule(name: &str) -> FamilyCut {
-    let is_of = |tensor: &&FamilyTensor| {
-        let owner = |own: &str| name.strip_suffix(own).is_some_and(|before| before.is_empty() || before.ends_with('.'));
-        owner(&tensor.name) || tensor.is_expert && owner(&scale_of(&tensor.name))
-    };
-    // Of names of which one ends the other, the longer is meant.
-    let tensors = Family::gpt_oss().tensors.iter().filter(is_of);
-    tensors.max_by_key(|tensor| tensor.name.len()).map_or(FamilyCut::Whole, |tensor| tensor.cut)
-}
+/// The dimensions that are cut, and the width of a head: every family that can be cut has these names.
+const HEADS: &str = "num_attention_heads";
+const KV_HEADS: &str = "num_key_value_heads";
+const HEAD_DIM: &str = "head_dim";
+const FEATURES: &str = "intermediate_size";
 
 impl TpRank {
     /// Its own of `n` things that are shared out evenly.
@@ -94,22 +88,19 @@ impl TpRank {
         if self.size == 1 {
             return Ok(whole.clone());
         }
-        let kv_heads = whole.num_key_value_heads;
+        let kv_heads = whole.dim(KV_HEADS);
         if !kv_heads.is_multiple_of(self.size) {
             return Err(TensorParallelError::Heads { size: self.size, kv_heads });
         }
-        Ok(ModelConfig {
-            num_attention_heads: whole.num_attention_heads / self.size,
-            num_key_value_heads: kv_heads / self.size,
-            intermediate_size: self.features(whole.intermediate_size).1,
-            ..whole.clone()
-        })
+        let part = whole.clone().with(HEADS, whole.dim(HEADS) / self.size).with(KV_HEADS, kv_heads / self.size);
+        Ok(part.with(FEATURES, self.features(whole.dim(FEATURES)).1))
     }
 
     /// What of a tensor is its own; `None` if it is all of it.
     fn cut(self, tensor: &Tensor, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
-        let rule = rule(&tensor.name);
-        let ModelConfig { head_dim, num_attention_heads, num_key_value_heads, intermediate_size, .. } = *whole;
+        let rule = whole.family.tensor(&tensor.name).map_or(FamilyCut::Whole, |tensor| tensor.cut);
+        let [head_dim, num_attention_heads, num_key_value_heads, intermediate_size] =
+            [HEAD_DIM, HEADS, KV_HEADS, FEATURES].map(|name| whole.dim(name));
         let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
         let (features, n_features) = self.features(intermediate_size);
         let shape = &tensor.shape;
@@ -149,6 +140,10 @@ impl TpRank {
                 columns_of(own, n_made)
             }
             FamilyCut::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
+            FamilyCut::GateRowsUpRows => {
+                let ups = intermediate_size + features.start..intermediate_size + features.end;
+                rows_of(vec![features, ups], 2 * intermediate_size, 2 * n_features)
+            }
             // Of rows in MXFP4 there are whole blocks, and so are there of what is cut.
             FamilyCut::FeatureColumns
                 if last == intermediate_size.div_ceil(BLOCK) && tensor.name.ends_with("scale") =>
@@ -170,7 +165,9 @@ impl TpRank {
         };
         let mut made = shape.clone();
         match rule {
-            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::VocabularyRows => made[0] = cut.made[0],
+            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::GateRowsUpRows | FamilyCut::VocabularyRows => {
+                made[0] = cut.made[0]
+            }
             FamilyCut::GateAndUpRows => made[1] = cut.made[0],
             FamilyCut::QueryHeadColumns | FamilyCut::FeatureColumns => {
                 *made.last_mut().expect("the same") = cut.made[1]
@@ -215,7 +212,7 @@ mod tests {
         assert_eq!(of(2), [45, 45]);
         assert_eq!(of(4), [23, 23, 23, 21]);
         assert_eq!(of(8), [12, 12, 12, 12, 12, 12, 12, 6]);
-        let config = |size| TpRank { rank: 1, size }.config(&gpt_oss_20b()).expect("it divides").intermediate_size;
+        let config = |size| TpRank { rank: 1, size }.config(&gpt_oss_20b()).expect("it divides").dim(FEATURES);
         assert_eq!([2, 4, 8].map(config), [1440, 736, 384]);
     }
 
@@ -238,7 +235,7 @@ mod tests {
     #[test]
     fn parts_have_the_shapes_of_a_model_of_their_dimensions() {
         for encoding in [Encoding::Mxfp4, Encoding::Bf16] {
-            let config = ModelConfig { num_hidden_layers: 1, ..gpt_oss_20b() };
+            let config = gpt_oss_20b().with("num_hidden_layers", 1);
             let whole = Checkpoint::random(config, encoding, 1).expect("a model");
             for (size, rank) in [(2, 1), (4, 3), (8, 7), (8, 0)] {
                 let part = whole.part(TpRank { rank, size }).expect("it divides");

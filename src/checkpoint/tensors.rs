@@ -2,7 +2,7 @@
 //! of them a checkpoint in MXFP4 stores instead is in [`super::encoding`].
 
 use crate::config::ModelConfig;
-use crate::family::{Family, FamilyTensor};
+use crate::family::FamilyTensor;
 
 /// A tensor that exists once, or once in every layer.
 #[derive(Clone, Debug)]
@@ -11,24 +11,33 @@ pub struct Group {
     pub tensor: &'static FamilyTensor,
     /// Shape of one of them, outermost first.
     pub shape: Vec<usize>,
+    /// The layers that have it; of a tensor outside of the layers, 0.
+    pub layers: Vec<usize>,
 }
 
 /// The router of one layer: `(num_experts, hidden_size)`.
 pub(super) const GATE_WEIGHT: &str = "mlp.gate.weight";
-/// The first expert matrix of one layer: `(num_experts, 2 * intermediate_size, hidden_size)`.
-pub(super) const MLP1_WEIGHT: &str = "mlp.mlp1_weight";
 /// The second expert matrix of one layer: `(num_experts, hidden_size, intermediate_size)`.
 pub(super) const MLP2_WEIGHT: &str = "mlp.mlp2_weight";
 /// `(vocab_size, hidden_size)`.
-pub(super) const EMBEDDING: &str = "embedding.weight";
+pub const EMBEDDING: &str = "embedding.weight";
 /// `(vocab_size, hidden_size)`.
-pub(super) const UNEMBEDDING: &str = "unembedding.weight";
+pub const UNEMBEDDING: &str = "unembedding.weight";
 
 /// All tensors, in the order in which a `.bin` file stores them; the layers of a group follow each other.
 pub fn groups(config: &ModelConfig) -> Vec<Group> {
     let dims = config.scope();
-    let group = |tensor: &'static FamilyTensor| Group { tensor, shape: tensor.shape(&dims) };
-    Family::gpt_oss().tensors.iter().map(group).collect()
+    let group = |tensor: &'static FamilyTensor| {
+        let layers = tensor.layers(&dims, config.num_hidden_layers);
+        (!layers.is_empty()).then(|| Group { tensor, shape: tensor.shape(&dims), layers })
+    };
+    config.family.tensors.iter().filter_map(group).collect()
+}
+
+/// The tensor whose rows are multiplied by the last norm to make logits: the embedding, where the two are tied.
+pub fn unembedding(config: &ModelConfig) -> &'static str {
+    let is_there = groups(config).iter().any(|group| group.tensor.name == UNEMBEDDING);
+    if is_there { UNEMBEDDING } else { EMBEDDING }
 }
 
 /// The canonical name of the tensor `name` in layer `l`; `l` does not matter for a tensor outside of the layers.
@@ -42,11 +51,6 @@ impl Group {
         name_in(&self.tensor.name, self.tensor.per_layer, l)
     }
 
-    /// How many there are: one, or one per layer.
-    pub fn count(&self, config: &ModelConfig) -> usize {
-        if self.tensor.per_layer { config.num_hidden_layers } else { 1 }
-    }
-
     /// Elements of one of them; `None` past 2^64.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |product, &n| product.checked_mul(n as u64))
@@ -57,54 +61,38 @@ impl Group {
 pub fn parameters(config: &ModelConfig) -> Option<u64> {
     groups(config)
         .iter()
-        .try_fold(0u64, |sum, group| sum.checked_add(group.elements()?.checked_mul(group.count(config) as u64)?))
+        .try_fold(0u64, |sum, group| sum.checked_add(group.elements()?.checked_mul(group.layers.len() as u64)?))
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::config::tests::gpt_oss;
 
     /// Small, and with no two dimensions alike.
     pub fn small() -> ModelConfig {
-        ModelConfig {
-            vocab_size: 11,
-            hidden_size: 6,
-            num_experts: 3,
-            experts_per_token: 2,
-            intermediate_size: 5,
-            num_hidden_layers: 2,
-            head_dim: 4,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            max_seq_len: 64,
-            initial_context_length: 4096,
-            rope_theta: 150_000.0,
-            rope_scaling_factor: 32.0,
-            sliding_window: 128,
-            swiglu_limit: 7.0,
-        }
+        gpt_oss(&[
+            ("vocab_size", 11.0),
+            ("hidden_size", 6.0),
+            ("num_experts", 3.0),
+            ("experts_per_token", 2.0),
+            ("intermediate_size", 5.0),
+            ("num_hidden_layers", 2.0),
+            ("head_dim", 4.0),
+            ("num_attention_heads", 4.0),
+            ("num_key_value_heads", 2.0),
+            ("max_seq_len", 64.0),
+        ])
     }
 
     /// gpt-oss-20b.
     pub fn gpt_oss_20b() -> ModelConfig {
-        ModelConfig {
-            vocab_size: 201_088,
-            hidden_size: 2880,
-            num_experts: 32,
-            experts_per_token: 4,
-            intermediate_size: 2880,
-            num_hidden_layers: 24,
-            head_dim: 64,
-            num_attention_heads: 64,
-            num_key_value_heads: 8,
-            max_seq_len: 2048,
-            ..small()
-        }
+        gpt_oss(&[("max_seq_len", 2048.0)])
     }
 
     #[test]
     fn the_published_models_have_their_published_sizes() {
-        let large = ModelConfig { num_experts: 128, num_hidden_layers: 36, ..gpt_oss_20b() };
+        let large = gpt_oss_20b().with("num_experts", 128).with("num_hidden_layers", 36);
         assert_eq!(parameters(&gpt_oss_20b()), Some(20_914_757_184));
         assert_eq!(parameters(&large), Some(116_829_156_672));
     }
@@ -120,9 +108,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_model_past_two_to_the_64_is_none_not_a_wrap() {
-        let mut config = ModelConfig { num_experts: 1 << 16, hidden_size: 1 << 20, ..small() };
-        config.intermediate_size = 1 << 20;
-        config.num_hidden_layers = 1 << 12;
+        let config = small().with("num_experts", 1 << 16).with("hidden_size", 1 << 20);
+        let config = config.with("intermediate_size", 1 << 20).with("num_hidden_layers", 1 << 12);
         config.check().unwrap();
         assert_eq!(parameters(&config), None);
     }

@@ -42,7 +42,7 @@ mod tokenizer;
 mod tune;
 mod usage;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -50,6 +50,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{ColorChoice, Output};
 
 use crate::chat_template;
+use crate::family::known;
 use crate::grammar::trial;
 use crate::object::compile;
 use crate::template::bounded;
@@ -72,6 +73,10 @@ struct Cli {
     /// More on stderr: what was chosen, compiled and planned
     #[arg(long, global = true)]
     verbose: bool,
+
+    /// A model family's file, which goes before those of the same name in the config folder and built in; see `models`
+    #[arg(long = "model-def", global = true, value_name = "FILE")]
+    _model_def: Vec<PathBuf>,
 
     /// When to colour stderr
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
@@ -125,12 +130,27 @@ fn worker() -> Option<std::io::Result<()>> {
     }
 }
 
+/// The files of `--model-def`, found before the words are understood: models of such a file are values of `--shape`.
+fn model_defs() -> Vec<PathBuf> {
+    let mut words = std::env::args_os().skip(1).take_while(|word| word != "--");
+    let mut files = Vec::new();
+    while let Some(word) = words.next() {
+        let of_word = word.to_str().and_then(|word| word.strip_prefix("--model-def="));
+        let file = if word == "--model-def" { words.next() } else { of_word.map(Into::into) };
+        files.extend(file.map(PathBuf::from));
+    }
+    files
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     if let Some(done) = worker() {
         log::begin(log::Events::Warnings);
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return report::exit_code(done.map_err(Into::into), &output);
+    }
+    if let Err(error) = known::read(&model_defs(), known::folder().as_deref()) {
+        return report::exit_code(Err(error.into()), &Output::new(false, false, false, ColorChoice::Auto));
     }
     let first = std::env::args_os().nth(1);
     let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));

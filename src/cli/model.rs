@@ -22,7 +22,7 @@ use crate::config::ModelConfig;
 use crate::device::Device;
 use crate::device::auto::{self, Opened, Reason};
 use crate::dtype::Dtype;
-use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
+use crate::engine::blueprint::{self, ModelOptions, PrefixCache};
 use crate::engine::{Engine, EngineOptions, Sizes};
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout, KvRequest, KvTooLarge};
 use crate::graph::memory::weight_bytes;
@@ -268,7 +268,6 @@ impl DeviceArgs {
         let weights = weight_bytes(&part, pipeline.driver());
         let room = Room {
             checkpoint: &part,
-            part: self.part(),
             target: pipeline.target(),
             cache,
             precision,
@@ -282,12 +281,11 @@ impl DeviceArgs {
         let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
-            "loaded in {:.2} s, {:.2} s of it for the weights: {} and experts {}, precision {precision}, KV cache {} for {} \
+            "loaded in {:.2} s, {:.2} s of it for the weights: {}, precision {precision}, KV cache {} for {} \
              slots of {} tokens",
             start.elapsed().as_secs_f64(),
             engine.executor().weights_time().as_secs_f64(),
-            checkpoint.dense_dtype(),
-            checkpoint.expert_dtype(),
+            checkpoint.weights(),
             layout.dtype,
             layout.n_slots,
             layout.capacity_tokens,
@@ -300,7 +298,6 @@ impl DeviceArgs {
 pub struct Room<'a> {
     /// Of the model what one device has.
     checkpoint: &'a Checkpoint,
-    part: TpRank,
     target: &'a Target,
     cache: &'a KvArgs,
     precision: Precision,
@@ -342,7 +339,7 @@ impl Room<'_> {
 
     fn layout(&self, sizes: Sizes, kv_budget_bytes: usize) -> Result<KvLayout, KvTooLarge> {
         let options = self.cache.model_options(self.precision, sizes, kv_budget_bytes);
-        Ok(Blueprint::of_part(self.checkpoint, self.part, Default::default(), &options, self.target)?.layout)
+        Ok(blueprint::sizes(&self.checkpoint.config, &options, self.target)?.0)
     }
 
     /// The largest number up to `most` of which `holds` is true, where it is true of all smaller ones; at least 1.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::encoding::Encoding;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::config::{ModelConfig, NamedShape};
@@ -11,6 +12,7 @@ use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest};
 use crate::target::Target;
+use crate::template::library::Library;
 use crate::template::signature::Signature;
 use crate::template::{Precision, Problem};
 
@@ -31,6 +33,7 @@ pub struct InModel {
 /// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without.
 /// Weights are of the precision's type; at bf16 all is encoded as the models are released.
 ///
+/// - `library`: has the contracts
 /// - `fusions`: the runs of ops that one kernel may do
 ///
 /// # Errors
@@ -40,26 +43,30 @@ pub fn of(
     shape: NamedShape,
     precision: Precision,
     target: &Target,
+    library: &Library,
     fusions: &[Arc<Signature>],
 ) -> anyhow::Result<Vec<InModel>> {
-    let config = shape.config(Some(2));
     let encoding = match precision {
         Precision::F32 => Encoding::F32,
         Precision::Bf16 => Encoding::default(),
     };
-    let dtype = encoding.dense();
-    let kv = KvLayout::new(&config, &request(&config, dtype, target.has_matrix_layout()))?;
+    let checkpoint = Checkpoint::random(shape.config(Some(2)), encoding, 0)?;
+    let request = request(&checkpoint.config, encoding.dense(), target.has_matrix_layout());
+    let kv = KvLayout::new(&checkpoint.config, &request)?;
     let options = ForwardOptions {
         part: TpRank::WHOLE,
         strides: Default::default(),
         precision,
-        weight_dtype: dtype,
-        expert_dtype: encoding.experts(),
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,
         takes_tokens: target.is_gpu(),
     };
-    let graph = forward(&config, &kv, &options);
+    let graph = match forward(&checkpoint, &kv, &options, library) {
+        Ok(graph) => graph,
+        // A contract of the user's may have other names: the model has no problem for it.
+        Err(_) if library.contracts().any(|contract| contract.file.is_own()) => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
     let runs = runs(&graph, fusions);
     let scalars: BTreeMap<String, BTreeMap<String, u32>> =
         graph.nodes.iter().map(|node| (node.label.clone(), node.scalars.clone())).collect();
@@ -90,7 +97,7 @@ fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::template::library::{Layer, Library};
+    use crate::template::library::Layer;
     use crate::tuning::table::StepKind;
     use crate::workbench::timing::{self, Setup};
 
@@ -99,8 +106,8 @@ mod tests {
         let target = Target::gpu("gfx1100").expect("known");
         let library = Library::from_layers(vec![Layer::built_in()]);
         for op in ["change_logits", "min_p", "logprobs", "take_token"] {
-            let found =
-                of(op, NamedShape::gpt_oss_20b(), Precision::Bf16, &target, &[]).expect("the cache can be laid out");
+            let found = of(op, NamedShape::gpt_oss_20b(), Precision::Bf16, &target, &library, &[])
+                .expect("the cache can be laid out");
             let [one] = found.as_slice() else { panic!("{op}: {found:?}") };
             let setup = |scalars| Setup::of(&one.problem, 1, StepKind::Decode, 1024, 0).with(scalars);
             let work = timing::work(&library, &one.problem, &setup(&one.scalars)).expect("its shapes are known");

@@ -8,17 +8,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::output::Output;
 use super::usage::UsageError;
 use crate::checkpoint::encoding::Encoding;
 use crate::checkpoint::tensors::{Group, groups, parameters};
 use crate::config::{ModelConfig, NamedShape};
-use crate::family::{Family, Format};
+use crate::family::known::{Broken, broken, read_file};
+use crate::family::{Family, Format, known, named};
 use crate::units::{grouped, human_bytes};
 
 /// List, show and check model families (models/*.toml)
@@ -49,9 +48,6 @@ enum Command {
         file: PathBuf,
     },
 }
-
-/// The longest file that is read; gpt-oss's has 8 kB.
-const MAX_BYTES: u64 = 1 << 20;
 
 /// A published model.
 #[derive(Serialize)]
@@ -88,17 +84,28 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 }
 
 fn ls(output: &Output) -> anyhow::Result<()> {
-    let family = Family::gpt_oss();
-    let shapes: Vec<Shape> = NamedShape::value_variants().iter().map(|shape| Shape::of(*shape)).collect();
+    let shapes_of = |family: &Family| NamedShape::of(family).map(Shape::of).collect::<Vec<Shape>>();
+    let of_broken = |broken: &Broken| json!({"file": broken.path, "error": broken.error.to_string()});
     if output.is_json() {
-        let families = [json!({"name": family.name, "shapes": shapes})];
-        return Ok(output.json(&json!({"schema": 1, "families": families}))?);
+        let of = |family: &&Family| json!({"name": family.name, "shapes": shapes_of(family)});
+        let families: Vec<Value> = known().iter().map(|family| of(&&**family)).collect();
+        let broken: Vec<Value> = broken().iter().map(of_broken).collect();
+        return Ok(output.json(&json!({"schema": 1, "families": families, "broken": broken}))?);
     }
-    let cells = |shape: &Shape| {
-        let (name, layers) = (shape.name.to_owned(), shape.layers.to_string());
-        vec![family.name.clone(), name, layers, grouped(shape.parameters), human_bytes(shape.bytes)]
-    };
-    let rows: Vec<Vec<String>> = shapes.iter().map(cells).collect();
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for family in known() {
+        let shapes = shapes_of(family);
+        if shapes.is_empty() {
+            rows.push([family.name.as_str(), "", "", "", ""].map(str::to_owned).to_vec());
+        }
+        rows.extend(shapes.iter().map(|shape| {
+            let (name, layers) = (shape.name.to_owned(), shape.layers.to_string());
+            vec![family.name.clone(), name, layers, grouped(shape.parameters), human_bytes(shape.bytes)]
+        }));
+    }
+    for Broken { path, error, .. } in broken() {
+        output.warning(&format!("{} is no family: {error}", path.display()));
+    }
     let header = ["family", "model", "layers", "parameters", "size"];
     Ok(output.table(&header, &rows, &["layers", "parameters", "size"])?)
 }
@@ -107,24 +114,33 @@ impl Shape {
     fn of(shape: NamedShape) -> Self {
         let config = shape.config(None);
         let (name, layers) = (shape.name(), config.num_hidden_layers);
-        let bytes = groups(&config).iter().map(|group| bytes_of(group, &config)).sum();
+        let bytes = groups(&config).iter().map(bytes_of).sum();
         Self { name, layers, parameters: parameters(&config).expect("published models fit 64 bits"), bytes }
     }
 }
 
 /// Bytes of all tensors of a group, as models are published.
-fn bytes_of(group: &Group, config: &ModelConfig) -> u64 {
+fn bytes_of(group: &Group) -> u64 {
     let parts = Encoding::default().parts(group);
     let one: usize = parts.iter().map(|part| part.dtype.len_bytes(part.shape.iter().product())).sum();
-    (one * group.count(config)) as u64
+    (one * group.layers.len()) as u64
 }
 
 fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Result<()> {
-    let family = Family::gpt_oss();
-    if name != family.name {
-        return Err(UsageError(format!("there is no family `{name}`; there is `{}`", family.name)).into());
-    }
-    let shape = shape.unwrap_or_else(NamedShape::gpt_oss_20b);
+    let Some(family) = named(name) else {
+        let names: Vec<String> = known().iter().map(|family| format!("`{}`", family.name)).collect();
+        return Err(UsageError(format!("there is no family `{name}`; there are {}", names.join(", "))).into());
+    };
+    let shape = match shape {
+        Some(shape) if !std::ptr::eq(shape.family(), family) => {
+            let of = &shape.family().name;
+            return Err(UsageError(format!("`{}` is of the family `{of}`, not of `{name}`", shape.name())).into());
+        }
+        Some(shape) => shape,
+        None => NamedShape::of(family)
+            .next()
+            .ok_or_else(|| UsageError(format!("the family `{name}` has no [shapes], of which one would be shown")))?,
+    };
     let config = shape.config(None);
     let rows: Vec<Row> = groups(&config).iter().map(|group| Row::of(group, &config)).collect();
     let total: u64 = rows.iter().map(|row| row.parameters).sum();
@@ -148,14 +164,14 @@ impl Row {
     fn of(group: &Group, config: &ModelConfig) -> Self {
         let stored = |format| {
             let pieces = group.tensor.pieces(format, &config.scope());
-            pieces.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(" + ")
+            pieces.into_iter().map(|piece| piece.name).collect::<Vec<_>>().join(" + ")
         };
-        let count = group.count(config);
+        let count = group.layers.len();
         Self {
             name: group.tensor.name.clone(),
             count,
             parameters: group.elements().expect("published models fit 64 bits") * count as u64,
-            bytes: bytes_of(group, config),
+            bytes: bytes_of(group),
             openai: stored(Format::OpenAi),
             hf: stored(Format::HuggingFace),
             gguf: stored(Format::Gguf),
@@ -166,8 +182,7 @@ impl Row {
 
 fn check(file: &Path, output: &Output) -> anyhow::Result<()> {
     let path = file.display().to_string();
-    let text = mapped_file::read_to_string(file, MAX_BYTES).with_context(|| format!("could not read `{path}`"))?;
-    let Family { name, dims, tensors, shapes, .. } = Family::read(&path, &text)?;
+    let Family { name, dims, tensors, shapes, .. } = read_file(file)?;
     let (n_dims, n_tensors, n_shapes) = (dims.len(), tensors.len(), shapes.len());
     if output.is_json() {
         return Ok(output.json(&json!({

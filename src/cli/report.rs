@@ -24,8 +24,10 @@ use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::device::DeviceError;
 use crate::engine::EngineError;
+use crate::engine::blueprint::BlueprintError;
 use crate::error::Hint;
 use crate::family::FamilyError;
+use crate::graph::forward::ForwardError;
 use crate::graph::kv_cache::KvTooLarge;
 use crate::harmony::HarmonyError;
 use crate::launcher::LauncherError;
@@ -79,11 +81,13 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<EngineFailure>,
         of::<ExportError>,
         of::<FamilyError>,
+        of::<ForwardError>,
         of::<GpuError>,
         of::<HarmonyError>,
         of::<PeersError>,
         of::<NotInHub>,
         of::<NotMerged>,
+        of::<BlueprintError>,
         of::<ChatTemplateError>,
         of::<IsaError>,
         of::<KvTooLarge>,

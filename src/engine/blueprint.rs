@@ -2,13 +2,16 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::tensor_parallel::TpRank;
+use crate::config::ModelConfig;
 use crate::dtype::Dtype;
-use crate::graph::forward::{ForwardOptions, Strides, forward};
+use crate::error::Hint;
+use crate::graph::forward::{ForwardError, ForwardOptions, Strides, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
 use crate::graph::{Graph, StepLimits};
 use crate::scheduler::DraftOptions;
 use crate::target::Target;
 use crate::template::Precision;
+use crate::template::library::Library;
 
 /// How a model is run, whatever runs it.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +28,7 @@ pub struct ModelOptions {
     pub max_rows: usize,
     /// Most rows of one step that give logits; at least `n_slots`.
     pub max_logit_rows: usize,
-    /// Window of the odd layers; `None` is all.
+    /// Window of the layers that see everything, gpt-oss's odd ones; `None` is all.
     pub odd_window: Option<usize>,
     /// Memory for keys and values, in bytes.
     pub kv_budget_bytes: usize,
@@ -60,6 +63,26 @@ impl PrefixCache {
     }
 }
 
+/// Why a model has no steps.
+#[derive(Debug, thiserror::Error)]
+pub enum BlueprintError {
+    /// The KV cache does not fit its budget.
+    #[error(transparent)]
+    Kv(#[from] KvTooLarge),
+    /// The family's layer cannot be written down.
+    #[error("could not write down the forward pass")]
+    Forward(#[from] ForwardError),
+}
+
+impl Hint for BlueprintError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kv(error) => error.hint(),
+            Self::Forward(error) => error.hint(),
+        }
+    }
+}
+
 /// The forward pass of a model, and the sizes of its steps.
 pub struct Blueprint {
     /// The forward pass.
@@ -74,49 +97,60 @@ impl Blueprint {
     /// Writes the forward pass down for a target.
     ///
     /// # Errors
-    /// If the KV cache does not fit its budget.
-    pub fn new(checkpoint: &Checkpoint, options: &ModelOptions, target: &Target) -> Result<Self, KvTooLarge> {
-        Self::of_part(checkpoint, TpRank::WHOLE, Strides::default(), options, target)
+    /// [`BlueprintError`].
+    pub fn new(
+        checkpoint: &Checkpoint,
+        options: &ModelOptions,
+        target: &Target,
+        library: &Library,
+    ) -> Result<Self, BlueprintError> {
+        Self::of_part(checkpoint, TpRank::WHOLE, Strides::default(), options, target, library)
     }
 
     /// The same of a part of a model, which `checkpoint` is. Sizes do not depend on `strides`.
     ///
     /// # Errors
-    /// If the KV cache does not fit its budget.
+    /// [`BlueprintError`].
     pub fn of_part(
         checkpoint: &Checkpoint,
         part: TpRank,
         strides: Strides,
         options: &ModelOptions,
         target: &Target,
-    ) -> Result<Self, KvTooLarge> {
-        let max_rows = options.max_rows.max(options.n_slots);
-        let n_drafts = options.drafts.map_or(0, |drafts| drafts.most_rows(options.n_slots));
-        let max_logit_rows = (options.max_logit_rows.max(options.n_slots) + n_drafts).min(max_rows);
-        let request = KvRequest {
-            n_slots: options.n_slots,
-            n_snapshots: options.prefix_cache.n_snapshots,
-            n_kept: options.prefix_cache.n_kept,
-            capacity_tokens: options.capacity_tokens,
-            max_rows,
-            dtype: options.kv_dtype,
-            matrix_layout: target.has_matrix_layout(),
-            odd_window: options.odd_window,
-            budget_bytes: options.kv_budget_bytes,
-        };
-        let layout = KvLayout::new(&checkpoint.config, &request)?;
-        let forward_options = ForwardOptions {
-            precision: options.precision,
-            weight_dtype: checkpoint.dense_dtype(),
-            expert_dtype: checkpoint.expert_dtype(),
-            max_rows,
-            max_logit_rows,
-            takes_tokens: target.is_gpu(),
-            part,
-            strides,
-        };
-        let graph = forward(&checkpoint.config, &layout, &forward_options);
-        let limits = StepLimits { max_rows, max_logit_rows, max_decode_rows: options.n_slots };
+        library: &Library,
+    ) -> Result<Self, BlueprintError> {
+        let (layout, limits) = sizes(&checkpoint.config, options, target)?;
+        let StepLimits { max_rows, max_logit_rows, .. } = limits;
+        let (precision, takes_tokens) = (options.precision, target.is_gpu());
+        let options = ForwardOptions { precision, max_rows, max_logit_rows, takes_tokens, part, strides };
+        let graph = forward(checkpoint, &layout, &options, library)?;
         Ok(Self { graph, layout, limits })
     }
+}
+
+/// Where keys and values of a model lie, or of a device's part of it, and how large its steps are.
+///
+/// # Errors
+/// If the KV cache does not fit its budget.
+pub fn sizes(
+    config: &ModelConfig,
+    options: &ModelOptions,
+    target: &Target,
+) -> Result<(KvLayout, StepLimits), KvTooLarge> {
+    let max_rows = options.max_rows.max(options.n_slots);
+    let n_drafts = options.drafts.map_or(0, |drafts| drafts.most_rows(options.n_slots));
+    let max_logit_rows = (options.max_logit_rows.max(options.n_slots) + n_drafts).min(max_rows);
+    let request = KvRequest {
+        n_slots: options.n_slots,
+        n_snapshots: options.prefix_cache.n_snapshots,
+        n_kept: options.prefix_cache.n_kept,
+        capacity_tokens: options.capacity_tokens,
+        max_rows,
+        dtype: options.kv_dtype,
+        matrix_layout: target.has_matrix_layout(),
+        odd_window: options.odd_window,
+        budget_bytes: options.kv_budget_bytes,
+    };
+    let limits = StepLimits { max_rows, max_logit_rows, max_decode_rows: options.n_slots };
+    Ok((KvLayout::new(config, &request)?, limits))
 }

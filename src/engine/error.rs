@@ -1,10 +1,12 @@
 //! What can go wrong in an engine.
 
+use super::blueprint::BlueprintError;
 use super::extras::ExtrasError;
 use super::prompt_error::PromptError;
 use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::error::Hint;
 use crate::graph::error::PlanError;
+use crate::graph::forward::ForwardError;
 use crate::graph::kv_cache::KvTooLarge;
 
 /// What can go wrong in an engine.
@@ -13,6 +15,9 @@ pub enum EngineError {
     /// The KV cache does not fit.
     #[error(transparent)]
     Kv(#[from] KvTooLarge),
+    /// The family's layer cannot be written down.
+    #[error("could not write down the forward pass")]
+    Forward(#[from] ForwardError),
     /// A kernel could not be had, or a launch failed.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -36,10 +41,20 @@ pub enum EngineError {
     Extras(#[from] ExtrasError),
 }
 
+impl From<BlueprintError> for EngineError {
+    fn from(error: BlueprintError) -> Self {
+        match error {
+            BlueprintError::Kv(error) => Self::Kv(error),
+            BlueprintError::Forward(error) => Self::Forward(error),
+        }
+    }
+}
+
 impl Hint for EngineError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Kv(error) => error.hint(),
+            Self::Forward(error) => error.hint(),
             Self::Plan(error) => error.hint(),
             Self::Part(error) => error.hint(),
             Self::Extras(error) => error.hint(),

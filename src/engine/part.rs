@@ -26,7 +26,8 @@ pub(super) fn load(
 ) -> Result<Executor, EngineError> {
     let config = &checkpoint.config;
     let strides = exchange.map(Exchange::strides).unwrap_or_default();
-    let Blueprint { graph, layout, limits } = Blueprint::of_part(checkpoint, of, strides, model, pipeline.target())?;
+    let Blueprint { graph, layout, limits } =
+        Blueprint::of_part(checkpoint, of, strides, model, pipeline.target(), pipeline.library())?;
     let StepLimits { max_rows, max_logit_rows, .. } = limits;
     let (mut inputs, mut externals) = externals(config, &layout, max_rows, max_logit_rows);
     for (is_input, name, len_bytes) in ranks::externals(of, max_rows, config.hidden_size) {
@@ -62,12 +63,12 @@ fn externals(config: &ModelConfig, kv: &KvLayout, max_rows: usize, max_logit_row
     let mut externals = Lengths::new();
     externals.push(("sampled".into(), 4 * max_logit_rows));
     externals.push(("logits".into(), 4 * max_logit_rows * config.vocab_size));
-    externals.push(("inv_freq".into(), 4 * (config.head_dim / 2)));
+    externals.push(("inv_freq".into(), 4 * (config.rope_dim() / 2)));
     externals.extend(changes::externals(config.vocab_size, max_logit_rows));
     for (g, group) in kv.groups().iter().enumerate() {
         externals.push((format!("block_table.{g}"), 4 * kv.n_slots * group.table_blocks));
     }
-    for l in 0..config.num_hidden_layers {
+    for l in (0..config.num_hidden_layers).filter(|&l| kv.has_positions(l)) {
         externals.extend(["k", "v"].map(|which| (format!("{which}_cache.{l}"), kv.layer_bytes(l))));
     }
     (inputs, externals)

@@ -7,6 +7,14 @@ use crate::template::source_file::Place;
 /// What is wrong with a file, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FamilyError {
+    /// It cannot be read.
+    #[error("could not read the family's file `{path}`: {message}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        message: String,
+    },
     /// It is no TOML, has an unknown key or lacks one.
     #[error("{place}: could not read the family: {message}")]
     Toml {
@@ -35,6 +43,7 @@ pub enum FamilyError {
 impl Hint for FamilyError {
     fn hint(&self) -> Option<String> {
         Some(match self {
+            Self::Read { .. } => "is it a file that you may read?".into(),
             Self::Toml { .. } | Self::Declaration { .. } => {
                 "`models/README.md` describes the format, `models/gpt-oss.toml` is an example".into()
             }

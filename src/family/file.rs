@@ -1,149 +1,24 @@
 //! A family's file: reading it, and everything that can be checked without a model.
 
+mod tables;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Cut, Dim, Draw, Expected, Family, FamilyError, FamilyTensor, Format, Number, Shape, Spelled, Stack};
+use tables::{
+    DimTable, DrawTable, ExpectedTable, FamilyTable, ForwardTable, NumberTable, OtherLayer, RopeTable, ScalingName,
+    SpelledTable, StackTable, TensorTable, Transposed, Whole,
+};
+
+use super::layer::{self, Names, Statement};
+use super::{
+    Dim, Draw, Expected, Family, FamilyError, FamilyTensor, Format, Forward, Number, Pairs, Rope, RopeScaling, Shape,
+    Spelled, Stack,
+};
 use crate::template::expression::Expression;
 use crate::template::source_file::{Origin, Place, SourceFile};
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FamilyTable {
-    name: Spanned<String>,
-    dims: BTreeMap<String, Spanned<DimTable>>,
-    #[serde(default)]
-    numbers: BTreeMap<String, Spanned<NumberTable>>,
-    #[serde(default)]
-    expect: ExpectTable,
-    #[serde(default)]
-    shapes: BTreeMap<String, Spanned<BTreeMap<String, Spanned<f64>>>>,
-    tensor: Vec<TensorTable>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DimTable {
-    #[serde(default = "one")]
-    min: i64,
-    max: i64,
-    #[serde(default)]
-    json: Keys,
-    #[serde(default)]
-    gguf: Keys,
-    null: Option<i64>,
-}
-
-fn one() -> i64 {
-    1
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a key, or a list of keys")]
-enum Keys {
-    One(String),
-    Several(Vec<String>),
-}
-
-impl Default for Keys {
-    fn default() -> Self {
-        Self::Several(Vec::new())
-    }
-}
-
-impl Keys {
-    fn list(&self) -> Vec<String> {
-        match self {
-            Self::One(key) => vec![key.clone()],
-            Self::Several(keys) => keys.clone(),
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NumberTable {
-    above: f32,
-    default: Option<f64>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ExpectTable {
-    #[serde(default)]
-    json: BTreeMap<String, Spanned<ExpectedTable>>,
-    #[serde(default)]
-    gguf: BTreeMap<String, Spanned<ExpectedTable>>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a text, a number, true or false")]
-enum ExpectedTable {
-    Text(String),
-    Flag(bool),
-    Number(f64),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TensorTable {
-    name: Spanned<String>,
-    #[serde(default)]
-    layer: bool,
-    #[serde(default)]
-    experts: bool,
-    shape: Spanned<Vec<Spanned<String>>>,
-    openai: Option<Spanned<SpelledTable>>,
-    hf: Option<Spanned<SpelledTable>>,
-    gguf: Option<Spanned<SpelledTable>>,
-    stack: Option<Spanned<StackTable>>,
-    #[serde(default)]
-    cut: Cut,
-    draw: Option<Spanned<DrawTable>>,
-}
-
-impl TensorTable {
-    /// What the file says of its names in a format.
-    fn spelled(&self, format: Format) -> Option<&Spanned<SpelledTable>> {
-        match format {
-            Format::OpenAi => self.openai.as_ref(),
-            Format::HuggingFace => self.hf.as_ref(),
-            Format::Gguf => self.gguf.as_ref(),
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a name, a list of names, or `{ transposed = NAME }`")]
-enum SpelledTable {
-    Same(String),
-    Stacked(Vec<String>),
-    Transposed(Transposed),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Transposed {
-    transposed: String,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a list of numbers of rows, or \"in turn\"")]
-enum StackTable {
-    Rows(Vec<String>),
-    Word(String),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DrawTable {
-    centre: Option<f32>,
-    reach: Option<f32>,
-    deviation: Option<f32>,
-}
 
 impl Family {
     /// Reads a file; `path` is what it is called in errors.
@@ -162,9 +37,29 @@ impl Family {
         if name.is_empty() || !name.chars().all(is_of_name) {
             return Err(file.wrong(&table.name, "name", "letters, digits, `-`, `_` and `.`", &format!("{name:?}")));
         }
-        let dims: Vec<Dim> = table.dims.iter().map(|(name, dim)| file.dim(name, dim)).collect::<Result<_, _>>()?;
-        let numbers = table.numbers.iter().map(|(name, number)| file.number(name, number));
+        if let Some(chat) =
+            table.chat.as_ref().filter(|chat| !["harmony", "template"].contains(&chat.get_ref().as_str()))
+        {
+            return Err(file.wrong(chat, "chat", "\"harmony\" or \"template\"", &format!("{:?}", chat.get_ref())));
+        }
+        let has_default = |name: &String| table.dims[name].get_ref().default.is_some();
+        let given: Vec<String> = file.dims.iter().filter(|name| !has_default(name)).cloned().collect();
+        if let Some(missing) = super::NEEDED.iter().find(|needed| !file.dims.iter().any(|dim| dim == *needed)) {
+            return Err(file.wrong(&table.name, "dims", &format!("a dimension `{missing}`"), "none"));
+        }
+        let dims = in_order(&table.dims).map(|(name, dim)| file.dim(name, dim, &given));
+        let dims: Vec<Dim> = dims.collect::<Result<_, _>>()?;
+        let numbers = in_order(&table.numbers).map(|(name, number)| file.number(name, number));
         let numbers: Vec<Number> = numbers.collect::<Result<_, _>>()?;
+        let rope = file.rope(&table.rope, &numbers)?;
+        let facts = table.facts.iter().map(|(name, fact)| {
+            let expression = file.expression(fact.get_ref(), fact)?;
+            match file.dims.contains(name) || numbers.iter().any(|number| number.name == *name) || name == "layer" {
+                true => Err(file.wrong(fact, name, "a name of its own", "one that is taken")),
+                false => Ok((name.clone(), expression)),
+            }
+        });
+        let facts: BTreeMap<String, Expression> = facts.collect::<Result<_, FamilyError>>()?;
         let expected = |table: &BTreeMap<String, Spanned<ExpectedTable>>, is_json| {
             let one = |(key, expected)| Ok((String::clone(key), file.expected(key, expected, is_json)?));
             table.iter().map(one).collect::<Result<BTreeMap<_, _>, FamilyError>>()
@@ -173,16 +68,30 @@ impl Family {
         let tensors: Vec<FamilyTensor> =
             table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
         file.no_two_alike(&table.tensor, &tensors)?;
+        let forward = file.forward(&table.forward, &tensors, &facts, &numbers)?;
         Ok(Self {
             expected_in_json: expected(&table.expect.json, true)?,
             expected_in_gguf: expected(&table.expect.gguf, false)?,
             shapes: shapes.collect::<Result<_, _>>()?,
+            model_types: table.model_type.list(),
+            architectures: table.architecture.list(),
+            chat: table.chat.map(Spanned::into_inner),
             name: table.name.into_inner(),
             dims,
             numbers,
+            facts,
+            rope,
             tensors,
+            forward,
         })
     }
+}
+
+/// The entries of a table in the order of the file.
+fn in_order<T>(table: &BTreeMap<String, Spanned<T>>) -> impl Iterator<Item = (&String, &Spanned<T>)> {
+    let mut entries: Vec<(&String, &Spanned<T>)> = table.iter().collect();
+    entries.sort_by_key(|(_, entry)| entry.span().start);
+    entries.into_iter()
 }
 
 fn place(source: &SourceFile, span: Range<usize>) -> Place {
@@ -208,18 +117,94 @@ impl File {
 
     /// An expression over the dimensions, which stands at `at`.
     fn expression<T>(&self, text: &str, at: &Spanned<T>) -> Result<Expression, FamilyError> {
+        self.expression_of(text, at, &self.dims)
+    }
+
+    /// An expression over these names.
+    fn expression_of<T>(&self, text: &str, at: &Spanned<T>, names: &[String]) -> Result<Expression, FamilyError> {
         let expression = Expression::parse(text, place(&self.source, at.span()))?;
-        match expression.names().iter().find(|name| !self.dims.contains(name)) {
+        match expression.names().iter().find(|name| !names.contains(name)) {
             None => Ok(expression),
             Some(name) => {
-                let expected = format!("one of {}", self.dims.join(", "));
+                let expected = format!("one of {}", names.join(", "));
                 Err(self.wrong(at, text, &expected, &format!("`{name}`")))
             }
         }
     }
 
-    fn dim(&self, name: &str, table: &Spanned<DimTable>) -> Result<Dim, FamilyError> {
-        let &DimTable { min, max, null, ref json, ref gguf } = table.get_ref();
+    /// The same of a layer: its number is a name too.
+    fn condition_of_layer(&self, text: &Spanned<String>) -> Result<Expression, FamilyError> {
+        let names: Vec<String> = self.dims.iter().cloned().chain(["layer".to_owned()]).collect();
+        self.expression_of(text.get_ref(), text, &names)
+    }
+
+    fn whole(&self, table: &Option<Spanned<Whole>>, names: &[String]) -> Result<Option<Expression>, FamilyError> {
+        let Some(at) = table else { return Ok(None) };
+        let text = match at.get_ref() {
+            Whole::Number(number) => number.to_string(),
+            Whole::Text(text) => text.clone(),
+        };
+        self.expression_of(&text, at, names).map(Some)
+    }
+
+    fn rope(&self, table: &Spanned<RopeTable>, numbers: &[Number]) -> Result<Rope, FamilyError> {
+        let RopeTable { theta, dim, scaling, factor, original } = table.get_ref();
+        let number = |name: &String| match numbers.iter().any(|number| number.name == *name) {
+            true => Ok(name.clone()),
+            false => Err(self.wrong(table, name, "one of the [numbers]", "no such name")),
+        };
+        let dimension = |name: &String| match self.dims.contains(name) {
+            true => Ok(name.clone()),
+            false => Err(self.wrong(table, name, "one of the [dims]", "no such name")),
+        };
+        let scaling = match (scaling, factor, original) {
+            (ScalingName::None, None, None) => RopeScaling::None,
+            (ScalingName::Yarn, Some(factor), Some(original)) => {
+                RopeScaling::Yarn { factor: number(factor)?, original: dimension(original)? }
+            }
+            _ => {
+                let expected = "`scaling = \"yarn\"` with `factor` and `original`, or none of the three";
+                return Err(self.wrong(table, "rope", expected, "something else"));
+            }
+        };
+        Ok(Rope { theta: number(theta)?, dim: dimension(dim)?, scaling })
+    }
+
+    fn forward(
+        &self,
+        table: &ForwardTable,
+        tensors: &[FamilyTensor],
+        facts: &BTreeMap<String, Expression>,
+        numbers: &[Number],
+    ) -> Result<Forward, FamilyError> {
+        let in_layers = || tensors.iter().filter(|tensor| tensor.per_layer);
+        let names = |is_needed: fn(&FamilyTensor) -> bool| Names {
+            tensors: in_layers().collect(),
+            needed: in_layers().filter(|tensor| is_needed(tensor)).collect(),
+            dims: self.dims.iter().chain(facts.keys()).cloned().collect(),
+            numbers: numbers.iter().map(|number| number.name.clone()).collect(),
+        };
+        let read = |text: &Spanned<String>, names: &Names| {
+            let mut first = place(&self.source, text.span());
+            // TOML leaves out a newline right behind the quotes.
+            first.line += usize::from(self.source.text[text.span()].get(3..4) == Some("\n"));
+            layer::read(text.get_ref(), &first, names)
+        };
+        // A tensor of some layers alone may be used by some layers alone.
+        let of_all = names(if table.other.is_empty() { |_| true } else { |tensor| tensor.when.is_none() });
+        let of_some = names(|_| false);
+        let layer: Vec<Statement> = read(&table.layer, &of_all)?;
+        let behind = || tensors.iter().filter(|tensor| !tensor.per_layer);
+        let of_last = Names { tensors: behind().collect(), needed: Vec::new(), ..names(|_| false) };
+        let last = read(&table.last, &of_last)?;
+        let other = |other: &OtherLayer| Ok((self.condition_of_layer(&other.when)?, read(&other.layer, &of_some)?));
+        Ok(Forward { layer, others: table.other.iter().map(other).collect::<Result<_, FamilyError>>()?, last })
+    }
+
+    /// - `given`: the dimensions that have no default
+    fn dim(&self, name: &str, table: &Spanned<DimTable>, given: &[String]) -> Result<Dim, FamilyError> {
+        let &DimTable { min, max, null, ref json, ref gguf, ref gguf_lacks, .. } = table.get_ref();
+        let DimTable { default, at_most, multiple_of, .. } = table.get_ref();
         // Shapes are products of a few, in 64 bits.
         if min < 0 || max < min || max >= 1 << 31 {
             let found = format!("{min} to {max}");
@@ -228,11 +213,22 @@ impl File {
         if null.is_some_and(|null| !(min..=max).contains(&null)) {
             return Err(self.wrong(table, name, "a `null` in its range", &format!("{}", null.unwrap_or_default())));
         }
-        Ok(Dim { name: name.to_owned(), min, max, json: json.list(), gguf: gguf.list(), null })
+        Ok(Dim {
+            name: name.to_owned(),
+            min,
+            max,
+            json: json.list(),
+            gguf: gguf.list(),
+            gguf_lacks: gguf_lacks.clone(),
+            null,
+            default: self.whole(default, given)?,
+            at_most: self.whole(at_most, &self.dims)?,
+            multiple_of: self.whole(multiple_of, &self.dims)?,
+        })
     }
 
     fn number(&self, name: &str, table: &Spanned<NumberTable>) -> Result<Number, FamilyError> {
-        let &NumberTable { above, default } = table.get_ref();
+        let &NumberTable { above, default, ref json, ref gguf } = table.get_ref();
         if self.dims.iter().any(|dim| dim == name) {
             return Err(self.wrong(table, name, "a name that no dimension has", "it a second time"));
         }
@@ -244,7 +240,7 @@ impl File {
         {
             return Err(self.wrong(table, name, &format!("a `default` above {above}"), &default.to_string()));
         }
-        Ok(Number { name: name.to_owned(), above, default })
+        Ok(Number { name: name.to_owned(), above, json: json.list(), gguf: gguf.list(), default })
     }
 
     /// GGUF has numbers alone, so a text there is an expression.
@@ -270,7 +266,9 @@ impl File {
         let values = table.get_ref();
         let is_dim = |name: &String| self.dims.contains(name);
         let is_number = |name: &String| numbers.iter().any(|number| number.name == *name);
-        let needed = self.dims.iter().chain(numbers.iter().map(|number| &number.name));
+        let given_dims = dims.iter().filter(|dim| dim.default.is_none()).map(|dim| &dim.name);
+        let given_numbers = numbers.iter().filter(|number| number.default.is_none()).map(|number| &number.name);
+        let needed = given_dims.chain(given_numbers);
         if let Some(missing) = needed.into_iter().find(|needed| !values.contains_key(*needed)) {
             return Err(self.wrong(table, name, &format!("`{missing}`"), "none"));
         }
@@ -311,8 +309,27 @@ impl File {
         let [openai, hf, gguf] = Format::ALL.map(spelled);
         let spelled = [openai?, hf?, gguf?];
         let draw = table.draw.as_ref().map_or(Ok(Draw::Matrix), |draw| self.draw(name, draw))?;
+        let pairs = table.pairs.as_ref().map(|pairs| {
+            let names = match &spelled[Format::Gguf as usize] {
+                Spelled::Same(name) | Spelled::Transposed(name) => std::slice::from_ref(name),
+                Spelled::Stacked(names) => names,
+            };
+            match pairs.get_ref().gguf.iter().find(|name| !names.contains(name)) {
+                Some(other) => Err(self.wrong(pairs, name, "names that `gguf` has", &format!("`{other}`"))),
+                None => Ok(Pairs {
+                    gguf: pairs.get_ref().gguf.clone(),
+                    rows: self.expression(&pairs.get_ref().rows, pairs)?,
+                }),
+            }
+        });
+        let pairs = pairs.transpose()?;
         let (per_layer, is_expert, cut) = (table.layer, table.experts, table.cut);
-        Ok(FamilyTensor { name: name.clone(), per_layer, is_expert, shape, spelled, stack, cut, draw })
+        let when = table.when.as_ref().map(|when| match per_layer {
+            true => self.condition_of_layer(when),
+            false => self.expression(when.get_ref(), when),
+        });
+        let when = when.transpose()?;
+        Ok(FamilyTensor { name: name.clone(), per_layer, is_expert, when, shape, spelled, stack, pairs, cut, draw })
     }
 
     /// Checks that no name stands for two tensors, neither here nor in any format.

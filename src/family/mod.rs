@@ -2,21 +2,26 @@
 //!
 //! A file says what checkpoints of the family hold: the dimensions, their keys and ranges; what must be as expected or
 //! the checkpoint is refused; the tensors, how each format spells them, how they are shared out among devices, how
-//! random ones are drawn; and the published models by name. `config` has the dimensions of one model, and `checkpoint`
-//! reads everything that it knows of a tensor here. The forward pass is Rust (`graph/forward.rs`).
+//! random ones are drawn; the published models by name; and a layer of the forward pass as a list of ops ([`layer`]),
+//! of which `graph/forward.rs` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads everything
+//! that it knows of a tensor here. [`known`] are the families of this process.
 
 mod error;
 mod file;
+pub mod known;
+pub mod layer;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use minijinja::Value;
 use serde::Deserialize;
 
 pub use error::FamilyError;
+pub use known::{known, named};
 
-use crate::embedded;
+use layer::{Operand, Statement};
+
 use crate::template::expression::{Expression, Scope};
 
 /// A family.
@@ -24,10 +29,21 @@ use crate::template::expression::{Expression, Scope};
 pub struct Family {
     /// Its name, which is also its file's.
     pub name: String,
+    /// What `model_type` is in `config.json`.
+    pub model_types: Vec<String>,
+    /// What `general.architecture` is in GGUF, behind which the model's own keys stand.
+    pub architectures: Vec<String>,
+    /// How chats are written: `harmony`, or `template`, the checkpoint's own; where it is not said, the tokenizer
+    /// tells.
+    pub chat: Option<String>,
     /// The dimensions, which are whole numbers.
     pub dims: Vec<Dim>,
     /// The other numbers.
     pub numbers: Vec<Number>,
+    /// What is computed of the dimensions, by name.
+    pub facts: BTreeMap<String, Expression>,
+    /// How positions become angles.
+    pub rope: Rope,
     /// What `config.json` says, where it says it: by key, behind a dot inside of an object.
     pub expected_in_json: BTreeMap<String, Expected>,
     /// What GGUF files say: by key, behind the architecture's name.
@@ -36,10 +52,48 @@ pub struct Family {
     pub shapes: Vec<Shape>,
     /// All tensors of a model, in the order of a `.bin` file.
     pub tensors: Vec<FamilyTensor>,
+    /// What a layer does.
+    pub forward: Forward,
+}
+
+/// A layer of the forward pass, from the residual stream `x` to `x`.
+#[derive(Clone, Debug)]
+pub struct Forward {
+    /// What layers do.
+    layer: Vec<Statement>,
+    /// What those of a number (`layer`) do for which a condition holds: the first that does.
+    others: Vec<(Expression, Vec<Statement>)>,
+    /// What is done behind the layers, to the rows that want logits.
+    last: Vec<Statement>,
+}
+
+/// How positions become angles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rope {
+    /// The number that is the base.
+    pub theta: String,
+    /// The dimension that says how many values of a head rotate.
+    pub dim: String,
+    /// What stretches the context.
+    pub scaling: RopeScaling,
+}
+
+/// What stretches the context beyond the one that a model was trained with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RopeScaling {
+    /// Nothing: files that say otherwise are refused.
+    None,
+    /// YaRN, as OpenAI computes it, or nothing where a file says so.
+    Yarn {
+        /// The number that is its factor.
+        factor: String,
+        /// The dimension that is the context's length before it.
+        original: String,
+    },
 }
 
 /// A dimension of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Dim {
     /// Its name, under which expressions know it.
     pub name: String,
@@ -51,8 +105,16 @@ pub struct Dim {
     pub json: Vec<String>,
     /// Its keys in GGUF, behind the architecture's name: the first that is there.
     pub gguf: Vec<String>,
+    /// It is 1 for GGUF files that lack this tensor, and 0 for those that have it.
+    pub gguf_lacks: Option<String>,
     /// What `null` means in `config.json`; elsewhere that is as good as nothing.
     pub null: Option<i64>,
+    /// What it is where a file does not say: uses dimensions that have no default.
+    pub default: Option<Expression>,
+    /// It does not exceed this.
+    pub at_most: Option<Expression>,
+    /// This divides it.
+    pub multiple_of: Option<Expression>,
 }
 
 /// A number of a model that need not be whole.
@@ -62,6 +124,10 @@ pub struct Number {
     pub name: String,
     /// It is finite and greater than this.
     pub above: f32,
+    /// Its keys in `config.json`.
+    pub json: Vec<String>,
+    /// Its keys in GGUF, behind the architecture's name.
+    pub gguf: Vec<String>,
     /// What it is where a checkpoint does not say.
     pub default: Option<f64>,
 }
@@ -84,7 +150,7 @@ pub enum Expected {
 pub struct Shape {
     /// Its name.
     pub name: String,
-    /// Every dimension and every number.
+    /// Every dimension and every number but those that have a default.
     pub values: BTreeMap<String, f64>,
 }
 
@@ -97,12 +163,16 @@ pub struct FamilyTensor {
     pub per_layer: bool,
     /// Whether it is a matrix of all experts, which may be quantised.
     pub is_expert: bool,
+    /// Only where this holds: over dimensions, and the number of the `layer`.
+    when: Option<Expression>,
     /// Elements of each dimension, outermost first.
     shape: Vec<Expression>,
     /// What it is made of, by [`Format`].
     spelled: [Spelled; Format::ALL.len()],
     /// How stored tensors are put together where one stands for several.
     stack: Option<Stack>,
+    /// Stored tensors of GGUF whose rows are in another order.
+    pairs: Option<Pairs>,
     /// What a device has of it.
     pub cut: Cut,
     /// How a random one is drawn.
@@ -145,6 +215,27 @@ pub enum Stack {
     InTurn,
 }
 
+/// Stored tensors in whose heads neighbouring rows rotate together: row `2 i + s` of a head is row `s * rows / 2 + i`
+/// of ours, where s is 0 or 1.
+#[derive(Clone, Debug)]
+pub struct Pairs {
+    /// Their names in GGUF.
+    gguf: Vec<String>,
+    /// Rows of a head.
+    rows: Expression,
+}
+
+/// A stored tensor that one of the model's is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredPiece<'a> {
+    /// Its name; of a tensor in a layer, what follows the layer's number.
+    pub name: &'a str,
+    /// Its shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// Rows of a head, where neighbouring ones rotate together.
+    pub pairs: Option<usize>,
+}
+
 /// What a device has of a tensor that several share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Cut {
@@ -164,6 +255,9 @@ pub enum Cut {
     /// Rows of each expert: gates and ups, in turn, of its hidden features.
     #[serde(rename = "gate and up rows")]
     GateAndUpRows,
+    /// Rows: all gates of its hidden features, then all ups.
+    #[serde(rename = "gate rows, up rows")]
+    GateRowsUpRows,
     /// Columns: of its hidden features, or their blocks.
     #[serde(rename = "feature columns")]
     FeatureColumns,
@@ -193,34 +287,79 @@ pub enum Draw {
 }
 
 impl Family {
-    /// OpenAI's gpt-oss.
-    pub fn gpt_oss() -> &'static Self {
-        static FAMILY: LazyLock<Family> = LazyLock::new(|| {
-            let (name, text) =
-                embedded::MODELS.iter().find(|(name, _)| *name == "gpt-oss.toml").expect("it is built in");
-            Family::read(&format!("<built in>/{name}"), text).unwrap_or_else(|error| panic!("{error}"))
-        });
-        &FAMILY
-    }
-
     /// The dimension of a name.
-    ///
-    /// # Panics
-    /// There is none.
-    pub fn dim(&self, name: &str) -> &Dim {
-        let found = self.dims.iter().find(|dim| dim.name == name);
-        found.unwrap_or_else(|| panic!("{} has no `{name}`", self.name))
+    pub fn dim(&self, name: &str) -> Option<&Dim> {
+        self.dims.iter().find(|dim| dim.name == name)
     }
 
-    /// The number of a name.
-    ///
-    /// # Panics
-    /// There is none.
-    pub fn number(&self, name: &str) -> &Number {
-        let found = self.numbers.iter().find(|number| number.name == name);
-        found.unwrap_or_else(|| panic!("{} has no `{name}`", self.name))
+    /// The tensors that a statement's name stands for: the one of this name, or those whose names go on behind it
+    /// (`attn.qkv` for `attn.qkv.weight` and `attn.qkv.bias`, `mlp.mlp1` for `mlp.mlp1_weight`).
+    pub fn tensors_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a FamilyTensor> {
+        self.tensors.iter().filter(move |tensor| tensor.is_of(name))
+    }
+
+    /// Whether what an op makes with these tensors is a part of a sum, where several devices share them.
+    pub fn is_summed(&self, name: &str) -> bool {
+        self.tensors_of(name).any(|tensor| matches!(tensor.cut, Cut::QueryHeadColumns | Cut::FeatureColumns))
     }
 }
+
+impl Family {
+    /// The tensor of a canonical name, or the one whose scales have it.
+    pub fn tensor(&self, name: &str) -> Option<&FamilyTensor> {
+        let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(_, inner)| inner);
+        let is_it = |tensor: &&FamilyTensor| match (tensor.per_layer, inner) {
+            (true, Some(inner)) => {
+                tensor.name == inner || tensor.is_expert && tensor.name.replace("_weight", "_scale") == inner
+            }
+            (false, _) => tensor.name == name,
+            (true, None) => false,
+        };
+        self.tensors.iter().find(is_it)
+    }
+
+    /// Whether a tensor of this canonical name has something for each expert, of which a token needs its own alone.
+    pub fn is_of_experts(&self, name: &str) -> bool {
+        let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, inner)| inner);
+        let stems = self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.is_expert)
+            .filter_map(|tensor| tensor.name.strip_suffix("weight"));
+        stems.into_iter().any(|stem| inner.starts_with(stem))
+    }
+}
+
+impl Statement {
+    /// Whether it gives a part of a sum, where several devices share the model.
+    pub fn is_summed(&self, family: &Family) -> bool {
+        let is_summed = |operand: &Operand| matches!(operand, Operand::Weights(name) if family.is_summed(name));
+        self.args.iter().any(|arg| is_summed(&arg.operand))
+    }
+}
+
+impl Forward {
+    /// What layer `l` does in a model of these dimensions.
+    pub fn statements(&self, dims: &Scope, l: usize) -> &[Statement] {
+        let scope = Arc::new(in_layer(dims, l));
+        // A condition that has no value was refused when the file was read, or is of a model that `check` refused.
+        let other = self.others.iter().find(|(when, _)| when.holds(&scope).unwrap_or(false));
+        other.map_or(&self.layer, |(_, statements)| statements)
+    }
+
+    /// What is done behind the layers, to the rows that want logits.
+    pub fn last(&self) -> &[Statement] {
+        &self.last
+    }
+}
+
+/// The same dimensions, and the number of a layer.
+pub fn in_layer(dims: &Scope, l: usize) -> Scope {
+    dims.with_scalars(&BTreeMap::from([("layer".to_owned(), l as u64)]))
+}
+
+/// The dimensions that every family has: the program itself computes with them.
+pub(crate) const NEEDED: [&str; 4] = ["vocab_size", "hidden_size", "num_hidden_layers", "max_seq_len"];
 
 /// The dimensions of a model, for expressions.
 pub fn scope<'a>(dims: impl IntoIterator<Item = (&'a str, usize)>) -> Arc<Scope> {
@@ -229,6 +368,19 @@ pub fn scope<'a>(dims: impl IntoIterator<Item = (&'a str, usize)>) -> Arc<Scope>
 }
 
 impl FamilyTensor {
+    /// Whether a statement's name stands for it, or for it and others.
+    pub fn is_of(&self, name: &str) -> bool {
+        self.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '_']))
+    }
+
+    /// The layers that have it in a model of these dimensions; of a tensor outside of the layers, 0 if there is one.
+    pub fn layers(&self, dims: &Scope, n_layers: usize) -> Vec<usize> {
+        let candidates = 0..if self.per_layer { n_layers } else { 1 };
+        let Some(when) = &self.when else { return candidates.collect() };
+        let holds = |l: &usize| when.holds(&Arc::new(in_layer(dims, *l))).unwrap_or_else(|error| panic!("{error}"));
+        candidates.filter(holds).collect()
+    }
+
     /// Its shape in a model of these dimensions, outermost first. They must lie in their ranges.
     pub fn shape(&self, dims: &Arc<Scope>) -> Vec<usize> {
         self.shape.iter().map(|expression| value(expression, dims)).collect()
@@ -244,24 +396,30 @@ impl FamilyTensor {
         self.stack.as_ref()
     }
 
-    /// The names and shapes of the stored tensors that it is made of in a format.
-    pub fn pieces(&self, format: Format, dims: &Arc<Scope>) -> Vec<(&str, Vec<usize>)> {
+    fn piece<'a>(&self, name: &'a String, shape: Vec<usize>, format: Format, dims: &Arc<Scope>) -> StoredPiece<'a> {
+        let is_paired = |pairs: &&Pairs| format == Format::Gguf && pairs.gguf.contains(name);
+        let pairs = self.pairs.as_ref().filter(is_paired).map(|pairs| value(&pairs.rows, dims));
+        StoredPiece { name, shape, pairs }
+    }
+
+    /// The stored tensors that it is made of in a format.
+    pub fn pieces(&self, format: Format, dims: &Arc<Scope>) -> Vec<StoredPiece<'_>> {
         let shape = self.shape(dims);
         match (self.spelled(format), &self.stack) {
-            (Spelled::Same(name), _) => vec![(name, shape)],
+            (Spelled::Same(name), _) => vec![self.piece(name, shape, format, dims)],
             (Spelled::Transposed(name), _) => {
                 let mut turned = shape.clone();
                 turned.swap(shape.len() - 1, shape.len() - 2);
-                vec![(name, turned)]
+                vec![self.piece(name, turned, format, dims)]
             }
             (Spelled::Stacked(names), Some(Stack::Rows(rows))) => {
                 let of = |rows: &Expression| [&[value(rows, dims)], &shape[1..]].concat();
-                names.iter().map(String::as_str).zip(rows.iter().map(of)).collect()
+                names.iter().zip(rows).map(|(name, rows)| self.piece(name, of(rows), format, dims)).collect()
             }
             (Spelled::Stacked(names), _) => {
                 let mut part = shape.clone();
                 part[1] /= names.len();
-                names.iter().map(|name| (name.as_str(), part.clone())).collect()
+                names.iter().map(|name| self.piece(name, part.clone(), format, dims)).collect()
             }
         }
     }

@@ -194,6 +194,8 @@ fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::checkpoint::encoding::Encoding;
     use crate::checkpoint::tensor_parallel::TpRank;
     use crate::checkpoint::tensors::tests::gpt_oss_20b;
     use crate::dtype::Dtype;
@@ -208,7 +210,7 @@ mod tests {
 
     /// The forward pass of gpt-oss-20b.
     fn graph(precision: Precision) -> Graph {
-        let config = gpt_oss_20b();
+        let checkpoint = Checkpoint::random(gpt_oss_20b(), Encoding::Mxfp4, 1).expect("a model");
         let request = KvRequest {
             n_slots: 300,
             n_snapshots: 0,
@@ -224,13 +226,13 @@ mod tests {
             part: TpRank::WHOLE,
             strides: Default::default(),
             precision,
-            weight_dtype: Dtype::Bf16,
-            expert_dtype: Dtype::Mxfp4,
             max_rows: 2048,
             max_logit_rows: 300,
             takes_tokens: true,
         };
-        forward(&config, &KvLayout::new(&config, &request).expect("it fits"), &options)
+        let layout = KvLayout::new(&checkpoint.config, &request).expect("it fits");
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        forward(&checkpoint, &layout, &options, &library).expect("the family fits its ops")
     }
 
     fn chooser(arch: &str, tables: TuningTables) -> Chooser {
@@ -292,7 +294,7 @@ mod tests {
         let graph = graph(Precision::Bf16);
         let chooser = chooser("gfx942", TuningTables::load(&[]).expect("right"));
         let all = launches(&graph, &chooser, 1, StepKind::Decode);
-        let label = "block.7.mlp.norm + block.7.mlp.gate + block.7.mlp.route + block.7.mlp.sort";
+        let label = "block.7.mlp.norm + block.7.mlp.gate + block.7.mlp.moe_route + block.7.mlp.moe_sort";
         let run = all.iter().find(|cover| cover.label == label).expect("the router in one launch");
         assert_eq!(run.problem.keeps, ["rmsnorm.y".to_owned()].into());
         let experts = all.iter().find(|cover| cover.label == "block.7.mlp.mlp1").expect("a launch of its own");
@@ -307,7 +309,7 @@ mod tests {
         let refused: Vec<String> = cover(std::slice::from_ref(&run.problem)).collect();
         assert!(!refused.iter().any(|label| label.contains("mlp.norm + ")), "{refused:?}");
         // What is left of the run is a run too, and is preferred.
-        assert!(refused.contains(&"block.7.mlp.route + block.7.mlp.sort".to_owned()), "{refused:?}");
+        assert!(refused.contains(&"block.7.mlp.moe_route + block.7.mlp.moe_sort".to_owned()), "{refused:?}");
     }
 
     #[test]
@@ -322,7 +324,8 @@ mod tests {
         for (n, label) in runs {
             let all = launches(&graph, &chooser, n, StepKind::Mixed);
             let run = all.iter().find(|cover| cover.label == label).expect(label);
-            let attention = all.iter().find(|cover| cover.label == "block.7.attn").expect("a launch of its own");
+            let attention =
+                all.iter().find(|cover| cover.label == "block.7.attn.attention").expect("a launch of its own");
             // Nobody else has what the product gave before it was rotated.
             assert!(run.problem.keeps.is_empty() && !run.args.contains_key("y") && !run.args.contains_key("linear_y"));
             for name in ["qkv", "k_cache", "v_cache"] {

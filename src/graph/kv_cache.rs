@@ -12,7 +12,7 @@
 //!
 //! Layouts of a block are stated in `templates/rope_kv/op.toml`.
 
-use crate::config::ModelConfig;
+use crate::config::{LayerState, ModelConfig};
 use crate::dtype::Dtype;
 
 /// Positions in one block: four vectors of 16 lanes, so that an attention kernel works on whole vectors.
@@ -34,7 +34,8 @@ pub struct KvLayout {
     /// Blocks are laid out for matrix units rather than for vectors.
     pub matrix_layout: bool,
     groups: Vec<KvGroup>,
-    group_of_layer: Vec<usize>,
+    /// Of each layer that keeps positions.
+    group_of_layer: Vec<Option<usize>>,
     windows: Vec<Option<usize>>,
     /// Bytes of one block of one layer: keys and values.
     block_bytes: usize,
@@ -78,7 +79,7 @@ pub struct KvRequest {
     pub dtype: Dtype,
     /// Blocks are laid out for matrix units rather than for vectors.
     pub matrix_layout: bool,
-    /// Window of the odd layers (the seeds' `--odd_win`); `None` is all.
+    /// Window of the layers that see everything, gpt-oss's odd ones (the seeds' `--odd_win`); `None` is all.
     pub odd_window: Option<usize>,
     /// Memory that keys and values may take, in bytes.
     pub budget_bytes: usize,
@@ -117,13 +118,18 @@ impl KvLayout {
     pub fn new(config: &ModelConfig, request: &KvRequest) -> Result<Self, KvTooLarge> {
         let full_blocks = request.capacity_tokens.div_ceil(BLOCK_TOKENS);
         let mut groups: Vec<KvGroup> = Vec::new();
-        let window = |l: usize| if l % 2 == 1 { request.odd_window } else { config.window(l) };
         let has_end = |window: &usize| u32::try_from(*window).is_ok(); // positions are 32 bits wide
-        let windows: Vec<Option<usize>> = (0..config.num_hidden_layers).map(|l| window(l).filter(has_end)).collect();
-        let group_of_layer: Vec<usize> = windows
+        let states: Vec<Option<Option<usize>>> = (0..config.num_hidden_layers)
+            .map(|l| config.layer_state(l))
+            .map(|state| {
+                let LayerState::Positions { window } = state?;
+                Some(window.or(request.odd_window).filter(has_end))
+            })
+            .collect();
+        let group_of_layer: Vec<Option<usize>> = states
             .iter()
-            .map(|window| {
-                let window = window.filter(|&w| w < request.capacity_tokens);
+            .map(|state| {
+                let window = (*state)?.filter(|&w| w < request.capacity_tokens);
                 let index = groups.iter().position(|group| group.window == window).unwrap_or_else(|| {
                     let table_blocks =
                         window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
@@ -135,10 +141,11 @@ impl KvLayout {
                     groups.len() - 1
                 });
                 groups[index].n_layers += 1;
-                index
+                Some(index)
             })
             .collect();
-        let block_bytes = request.dtype.len_bytes(2 * BLOCK_TOKENS * config.num_key_value_heads * config.head_dim);
+        let block_bytes =
+            request.dtype.len_bytes(2 * BLOCK_TOKENS * config.dim("num_key_value_heads") * config.dim("head_dim"));
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,
@@ -148,7 +155,7 @@ impl KvLayout {
             matrix_layout: request.matrix_layout,
             groups,
             group_of_layer,
-            windows,
+            windows: states.into_iter().map(Option::flatten).collect(),
             block_bytes,
         };
         layout.fit(request.budget_bytes)?;
@@ -180,9 +187,17 @@ impl KvLayout {
         &self.groups
     }
 
+    /// Whether layer `l` keeps positions.
+    pub fn has_positions(&self, l: usize) -> bool {
+        self.group_of_layer[l].is_some()
+    }
+
     /// Which group layer `l` belongs to.
+    ///
+    /// # Panics
+    /// It keeps no positions.
     pub fn group_index(&self, l: usize) -> usize {
-        self.group_of_layer[l]
+        self.group_of_layer[l].expect("the layer keeps positions")
     }
 
     /// The group that layer `l` belongs to.
@@ -231,25 +246,16 @@ pub(crate) fn ring_blocks(window: usize, max_rows: usize) -> usize {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::config::tests::gpt_oss;
 
     fn config() -> ModelConfig {
-        ModelConfig {
-            vocab_size: 100,
-            hidden_size: 64,
-            num_experts: 4,
-            experts_per_token: 2,
-            intermediate_size: 64,
-            num_hidden_layers: 4,
-            head_dim: 32,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            max_seq_len: 1024,
-            initial_context_length: 4096,
-            rope_theta: 150_000.0,
-            rope_scaling_factor: 32.0,
-            sliding_window: 128,
-            swiglu_limit: 7.0,
-        }
+        gpt_oss(&[
+            ("num_hidden_layers", 4.0),
+            ("head_dim", 32.0),
+            ("num_attention_heads", 4.0),
+            ("num_key_value_heads", 2.0),
+            ("max_seq_len", 1024.0),
+        ])
     }
 
     fn request() -> KvRequest {
@@ -270,7 +276,7 @@ pub(crate) mod tests {
     /// step, tokens of a sequence, blocks of the pool.
     pub(crate) fn windowed_layout(sizes: [usize; 4], window: usize, n_snapshots: usize) -> KvLayout {
         let [n_slots, max_rows, capacity_tokens, pool_blocks] = sizes;
-        let config = ModelConfig { num_hidden_layers: 2, sliding_window: window, ..config() };
+        let config = config().with("num_hidden_layers", 2).with("sliding_window", window);
         let request = KvRequest {
             n_slots,
             n_snapshots,

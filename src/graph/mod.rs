@@ -37,7 +37,7 @@ mod segment;
 mod weights;
 mod workspace;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::dtype::Dtype;
 use crate::template::{Precision, Problem};
@@ -206,18 +206,15 @@ impl Graph {
 
     /// Adds a node; the builder that comes back says the rest.
     pub fn node(&mut self, label: impl Into<String>, op: &str) -> NodeBuilder<'_> {
-        let problem = Problem {
-            ops: vec![op.to_string()],
-            dims: BTreeMap::new(),
-            constants: BTreeMap::new(),
-            flags: BTreeMap::new(),
-            dtypes: BTreeMap::new(),
-            precision: self.precision,
-            keeps: BTreeSet::new(),
-        };
-        let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
-        self.nodes.push(Node { label: label.into(), problem, args, scalars, rows: Rows::All });
+        let node = Node { label: label.into(), ..self.empty_node(op) };
+        self.nodes.push(node);
         NodeBuilder { graph: self }
+    }
+
+    /// A node of an op, on all rows, of which nothing else is said yet.
+    fn empty_node(&self, op: &str) -> Node {
+        let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
+        Node { label: String::new(), problem: Problem::plain(op, self.precision), args, scalars, rows: Rows::All }
     }
 
     /// The tensor behind an id.

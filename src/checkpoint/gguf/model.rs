@@ -1,4 +1,4 @@
-//! A gpt-oss model out of a GGUF file: its dimensions from the keys, as llama.cpp's converter writes them, and its
+//! A model out of a GGUF file: its dimensions from the keys, as llama.cpp's converter writes them, and its
 //! tokenizer.
 
 use bytes::Bytes;
@@ -8,10 +8,8 @@ use super::{Gguf, GgufError};
 use crate::checkpoint::assembly::{self, assemble};
 use crate::checkpoint::{Checkpoint, CheckpointError, Origin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
-use crate::family::{Expected, Family};
-
-/// The architecture, which is also what the model's own keys begin with.
-const ARCHITECTURE: &str = "gpt-oss";
+use crate::family::known::usable;
+use crate::family::{Dim, Expected, Family, Number, RopeScaling, known};
 
 /// A tokenizer, as a GGUF file spells it.
 #[derive(Clone, Debug)]
@@ -47,70 +45,68 @@ pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, Checkpoin
 }
 
 fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
-    match file.text("general.architecture")? {
-        Some(ARCHITECTURE) => {}
-        Some(other) => return Err(refused("general.architecture", ARCHITECTURE, &Value::Text(other.into())).into()),
-        None => return Err(GgufError::MissingKey { key: "general.architecture".into() }.into()),
-    }
-    let (rope_scaling_factor, initial_context_length) = rope_scaling(file)?;
-    let dim = |name| match name {
-        "initial_context_length" => Ok(initial_context_length),
-        "vocab_size" => vocab_size(file),
-        name => file.dimension(name),
+    let Some(architecture) = file.text(ARCHITECTURE)? else {
+        return Err(GgufError::MissingKey { key: ARCHITECTURE.into() }.into());
     };
-    let number = |name| match name {
-        "rope_theta" => Ok(file.float("rope.freq_base")?.ok_or_else(|| missing("rope.freq_base"))? as f32),
-        "rope_scaling_factor" => Ok(rope_scaling_factor),
-        // GGUF has no key for the clamp of SwiGLU: llama.cpp computes gpt-oss with a constant (`build_moe_ffn`,
-        // LLM_FFN_SWIGLU_OAI_MOE).
-        name => {
-            let default = Family::gpt_oss().number(name).default;
-            Ok::<_, CheckpointError>(default.ok_or_else(|| missing(name))? as f32)
+    let is_of = |family: &&&'static Family| family.architectures.iter().any(|name| name == architecture);
+    let Some(family) = known().iter().find(is_of) else {
+        let names: Vec<&str> = known().iter().flat_map(|family| &family.architectures).map(String::as_str).collect();
+        return Err(refused(ARCHITECTURE, &names.join(" or "), &Value::Text(architecture.into())).into());
+    };
+    usable(family)?;
+    let own = Own { file, architecture };
+    let scaling = own.rope_scaling(family)?;
+    let dim = |dim: &'static Dim| match (&family.rope.scaling, scaling) {
+        (RopeScaling::Yarn { original, .. }, None) if dim.name == *original => own.dimension(max_seq_len(family)),
+        _ => own.dimension(dim),
+    };
+    let number = |number: &'static Number| {
+        if let RopeScaling::Yarn { factor, .. } = &family.rope.scaling
+            && number.name == *factor
+        {
+            return Ok(Some(scaling.unwrap_or(1.0)));
         }
+        for key in &number.gguf {
+            if let Some(value) = own.float(key)? {
+                return Ok(Some(value as f32));
+            }
+        }
+        Ok(None)
     };
-    let config = ModelConfig::of(dim, number)?;
+    let missing = |name: &'static str| {
+        let of_dim = family.dim(name).and_then(|dim| dim.gguf.last());
+        let of_number = family.numbers.iter().find(|number| number.name == name).and_then(|number| number.gguf.last());
+        own.missing(of_dim.or(of_number).map_or(name, String::as_str)).into()
+    };
+    let config = ModelConfig::of(family, dim, number, missing)?;
     config.check()?;
-    check_constants(file, &config)?;
+    check_constants(&own, &config)?;
     Ok(config)
 }
 
-/// From its own key, else from the shape of the embedding.
-fn vocab_size(file: &Gguf) -> Result<usize, CheckpointError> {
-    if file.own("vocab_size").is_some() {
-        return file.dimension("vocab_size");
-    }
-    let Some(embedding) = file.tensors.get("token_embd.weight") else { return Err(missing("vocab_size").into()) };
-    let rows = i64::try_from(embedding.shape[0]).unwrap_or(i64::MAX);
-    Ok(dimension("vocab_size", rows)?)
-}
+/// The key that says what a file is, and what the model's own keys begin with.
+const ARCHITECTURE: &str = "general.architecture";
 
-/// YaRN's factor and the context length before it.
-fn rope_scaling(file: &Gguf) -> Result<(f32, usize), CheckpointError> {
-    match file.text(&own_key("rope.scaling.type"))? {
-        None | Some("none") => Ok((1.0, file.dimension("max_seq_len")?)),
-        Some("yarn") => {
-            let factor = file.float("rope.scaling.factor")?.ok_or_else(|| missing("rope.scaling.factor"))?;
-            Ok((factor as f32, file.dimension("initial_context_length")?))
-        }
-        Some(other) => Err(refused(&own_key("rope.scaling.type"), "yarn or none", &Value::Text(other.into())).into()),
-    }
+fn max_seq_len(family: &'static Family) -> &'static Dim {
+    family.dim("max_seq_len").expect("every family has it")
 }
 
 /// What the program has constants for must not be something else in the file.
-fn check_constants(file: &Gguf, config: &ModelConfig) -> Result<(), GgufError> {
-    for (key, expected) in &Family::gpt_oss().expected_in_gguf {
+fn check_constants(own: &Own, config: &ModelConfig) -> Result<(), GgufError> {
+    for (key, expected) in &config.family.expected_in_gguf {
         let expected = match expected {
             Expected::Number(number) => *number,
             Expected::Dims(dims) => dims.whole(&config.scope()).unwrap_or_else(|error| panic!("{error}")) as f64,
             Expected::Text(_) | Expected::Flag(_) => unreachable!("a family's file has none for GGUF"),
         };
-        match file.float(key)? {
+        match own.float(key)? {
             // The file has f32, in which 1e-5 is something else.
             Some(found) if (found - expected).abs() <= 1e-6 * expected.abs() => {}
-            Some(found) => return Err(refused(&own_key(key), &expected.to_string(), &Value::Float(found))),
+            Some(found) => return Err(refused(&own.key(key), &expected.to_string(), &Value::Float(found))),
             None => {}
         }
     }
+    let file = own.file;
     match file.metadata.get("split.count") {
         Some(Value::Unsigned(..=1)) | None => Ok(()),
         Some(parts) => Err(refused("split.count", "a file that is whole", parts)),
@@ -189,48 +185,77 @@ impl GgufTokenizer {
     }
 }
 
-fn own_key(name: &str) -> String {
-    format!("{ARCHITECTURE}.{name}")
-}
-
-fn missing(name: &str) -> GgufError {
-    GgufError::MissingKey { key: own_key(name) }
-}
-
 fn refused(key: &str, expected: &str, found: &Value) -> GgufError {
     GgufError::Key { key: key.to_owned(), expected: expected.to_owned(), found: found.to_string() }
 }
 
-impl Gguf {
-    /// The value of one of the architecture's own keys.
-    fn own(&self, name: &str) -> Option<&Value> {
-        self.metadata.get(&own_key(name))
+/// The keys of a file that are its architecture's own.
+struct Own<'a> {
+    file: &'a Gguf,
+    architecture: &'a str,
+}
+
+impl Own<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
     }
 
-    /// A dimension of the model, which must be there.
-    fn dimension(&self, field: &'static str) -> Result<usize, CheckpointError> {
-        let names = &Family::gpt_oss().dim(field).gguf;
-        let is_there = |name: &&String| self.own(name).is_some();
-        let name = names.iter().find(is_there).or(names.last()).map_or(field, String::as_str);
-        let value = match self.own(name).ok_or_else(|| missing(name))? {
+    fn missing(&self, name: &str) -> GgufError {
+        GgufError::MissingKey { key: self.key(name) }
+    }
+
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.file.metadata.get(&self.key(name))
+    }
+
+    /// YaRN's factor, where positions are scaled.
+    fn rope_scaling(&self, family: &Family) -> Result<Option<f32>, GgufError> {
+        let key = self.key("rope.scaling.type");
+        let takes_yarn = family.rope.scaling != RopeScaling::None;
+        match self.file.text(&key)? {
+            None | Some("none") => Ok(None),
+            Some("yarn") if takes_yarn => {
+                let factor = self.float("rope.scaling.factor")?;
+                Ok(Some(factor.ok_or_else(|| self.missing("rope.scaling.factor"))? as f32))
+            }
+            Some(other) => {
+                let expected = if takes_yarn { "yarn or none" } else { "none" };
+                Err(refused(&key, expected, &Value::Text(other.into())))
+            }
+        }
+    }
+
+    /// A dimension of the model, if the file says it: the vocabulary's size is also the embedding's.
+    fn dimension(&self, dim: &'static Dim) -> Result<Option<usize>, CheckpointError> {
+        if let Some(lacked) = &dim.gguf_lacks {
+            return Ok(Some(usize::from(self.file.tensors.get(lacked).is_none())));
+        }
+        let Some((name, value)) = dim.gguf.iter().find_map(|name| Some((name, self.get(name)?))) else {
+            let embedding = self.file.tensors.get("token_embd.weight").filter(|_| dim.name == "vocab_size");
+            let rows = embedding.map(|embedding| i64::try_from(embedding.shape[0]).unwrap_or(i64::MAX));
+            return Ok(rows.map(|rows| dimension(dim, rows)).transpose()?);
+        };
+        let value = match value {
             Value::Unsigned(value) => i64::try_from(*value).unwrap_or(i64::MAX),
             Value::Signed(value) => *value,
-            other => return Err(refused(&own_key(name), "a whole number", other).into()),
+            other => return Err(refused(&self.key(name), "a whole number", other).into()),
         };
-        Ok(dimension(field, value)?)
+        Ok(Some(dimension(dim, value)?))
     }
 
     /// A number.
     fn float(&self, name: &str) -> Result<Option<f64>, GgufError> {
-        match self.own(name) {
+        match self.get(name) {
             None => Ok(None),
             Some(Value::Float(value)) => Ok(Some(*value)),
             Some(Value::Unsigned(value)) => Ok(Some(*value as f64)),
             Some(Value::Signed(value)) => Ok(Some(*value as f64)),
-            Some(other) => Err(refused(&own_key(name), "a number", other)),
+            Some(other) => Err(refused(&self.key(name), "a number", other)),
         }
     }
+}
 
+impl Gguf {
     fn text(&self, key: &str) -> Result<Option<&str>, GgufError> {
         match self.metadata.get(key) {
             None => Ok(None),

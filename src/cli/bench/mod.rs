@@ -127,12 +127,11 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     for (works, sizes) in sessions {
         measured.extend(session.run(&works, sizes, limits.is_gpu())?);
     }
-    let model = Model::of(&checkpoint, args.cache.dtype(precision));
     let report = Report {
         model: args.model.shape.shape.map_or("checkpoint", NamedShape::name).to_string(),
-        n_layers: model.config.num_hidden_layers,
-        weights: format!("{} and experts {}", model.dense, model.experts),
-        kv: model.kv.to_string(),
+        n_layers: checkpoint.config.num_hidden_layers,
+        weights: checkpoint.weights(),
+        kv: args.cache.dtype(precision).to_string(),
         device,
         target,
         limits: &limits,

@@ -234,7 +234,7 @@ mod tests {
         (profile.steps, profile.step_time) = (1, Duration::from_millis(10));
         let entry = |ms, bytes, flop| ProfileEntry { calls: 24, time: Duration::from_millis(ms), bytes, flop };
         profile.add("block.*.mlp.mlp1", "moe_mlp1/<gemv>", entry(5, 1e10, 1e10));
-        profile.add("block.*.mlp.sort", "moe_sort/block", entry(2, 1e3, 0.0));
+        profile.add("block.*.mlp.moe_sort", "moe_sort/block", entry(2, 1e3, 0.0));
         profile
     }
 

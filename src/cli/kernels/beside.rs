@@ -110,7 +110,8 @@ impl Choosers {
         let mut all: Vec<Beside> = Vec::new();
         let mut known: Vec<Problem> = Vec::new();
         let op = template.ops.join("+");
-        for found in model_problems::of(&op, args.model, precision, target, &self.ours.fusions())? {
+        for found in model_problems::of(&op, args.model, precision, target, self.ours.library(), &self.ours.fusions())?
+        {
             let problem = found.problem;
             if known.contains(&problem) || template.fits(&problem, target).is_err() {
                 continue;

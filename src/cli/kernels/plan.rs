@@ -73,7 +73,7 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let sizes = Sizes::for_tokens(n_slots, CAPACITY_TOKENS.min(checkpoint.config.max_seq_len), n_slots);
     let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
     let model = args.cache.model_options(precision, sizes, kv_budget_bytes);
-    let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target)?;
+    let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target, &library)?;
     let chooser = Chooser::new(library, tables, target)?;
     let decisions = Decisions::new(&graph, &chooser, limits)?;
     let overruled = Overruled::all(&graph, &chooser, &decisions);

@@ -154,7 +154,8 @@ fn by_problem(
     for one in measured {
         if !of_op.contains_key(&one.op) {
             let fusions = chooser.fusions();
-            let found = model_problems::of(&one.op, args.model, Precision::Bf16, chooser.target(), &fusions)?;
+            let (target, library) = (chooser.target(), chooser.library());
+            let found = model_problems::of(&one.op, args.model, Precision::Bf16, target, library, &fusions)?;
             of_op.insert(one.op.clone(), found.into_iter().map(|found| found.problem).collect());
         }
         let Some(problem) = of_op[&one.op].iter().find(|problem| one.is_of(problem)) else { continue };

@@ -151,7 +151,8 @@ impl KernelArgs {
         let fusions = library.fusions(target);
         let mut all = Vec::new();
         for &precision in &precisions {
-            for InModel { label, problem, .. } in model_problems::of(&op, shape, precision, target, &fusions)? {
+            for InModel { label, problem, .. } in model_problems::of(&op, shape, precision, target, library, &fusions)?
+            {
                 // A contract of the user's may have other names.
                 if template.signature.check(&problem).is_ok() {
                     all.push((format!("{label} of {}", shape.name()), problem));

@@ -337,8 +337,9 @@ impl JobArgs {
             max_prompt_rows: None,
             prefix_cache: PrefixCache::OFF,
         };
-        let graph = Blueprint::new(checkpoint, &options, target)?.graph;
-        let fusions = self.source.library()?.fusions(target);
+        let library = self.source.library()?;
+        let graph = Blueprint::new(checkpoint, &options, target, &library)?.graph;
+        let fusions = library.fusions(target);
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
         Ok(Job::of(&graph, &fusions, self.context, cache_bytes))

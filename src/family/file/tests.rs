@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::error::Hint;
-use crate::family::scope;
+use crate::family::{Cut, scope};
 
+/// A family of one tensor.
 const QKV: &str = r#"
 name = "small"
 
@@ -36,31 +37,77 @@ gguf  = { transposed = "qkv.weight" }
 stack = ["num_attention_heads * head_dim", "num_key_value_heads * head_dim", "num_key_value_heads * head_dim"]
 cut   = "head rows"
 draw  = { centre = 1.0, reach = 0.5 }
+
+[dims.vocab_size]
+max     = 9
+default = 5
+
+[dims.num_hidden_layers]
+max     = 9
+default = "head_dim // 2"
+
+[dims.max_seq_len]
+max     = 9
+default = 9
+
+[rope]
+theta = "rope_theta"
+dim   = "head_dim"
+
+[forward]
+layer = """
+h = linear(x, attn.qkv)
+x = attention(h, window = 0) + x
+"""
+last  = "x = rmsnorm(x)"
 "#;
+
+fn read(text: &str) -> Result<Family, FamilyError> {
+    Family::read("small.toml", text)
+}
 
 #[test]
 fn a_file_says_what_a_tensor_is_in_every_format() {
-    let family = Family::read("small.toml", QKV).expect("it is right");
+    let family = read(QKV).expect("it is right");
     let [tensor] = &family.tensors[..] else { panic!("one tensor") };
     let dims = scope([("hidden_size", 6), ("head_dim", 4), ("num_attention_heads", 3), ("num_key_value_heads", 1)]);
+    let pieces = |format| -> Vec<(String, Vec<usize>)> {
+        tensor.pieces(format, &dims).into_iter().map(|piece| (piece.name.to_owned(), piece.shape)).collect()
+    };
+    let named = |pieces: &[(&str, &[usize])]| -> Vec<(String, Vec<usize>)> {
+        pieces.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect()
+    };
     assert_eq!(tensor.shape(&dims), [20, 6]);
-    assert_eq!(tensor.pieces(Format::OpenAi, &dims), [("attn.qkv.weight", vec![20, 6])]);
-    let heads = [("q.weight", vec![12, 6]), ("k.weight", vec![4, 6]), ("v.weight", vec![4, 6])];
-    assert_eq!(tensor.pieces(Format::HuggingFace, &dims), heads);
-    assert_eq!(tensor.pieces(Format::Gguf, &dims), [("qkv.weight", vec![6, 20])]);
+    assert_eq!(pieces(Format::OpenAi), named(&[("attn.qkv.weight", &[20, 6])]));
+    let heads: [(&str, &[usize]); 3] = [("q.weight", &[12, 6]), ("k.weight", &[4, 6]), ("v.weight", &[4, 6])];
+    assert_eq!(pieces(Format::HuggingFace), named(&heads));
+    assert_eq!(pieces(Format::Gguf), named(&[("qkv.weight", &[6, 20])]));
     assert_eq!((tensor.cut, tensor.draw), (Cut::HeadRows, Draw::Around { centre: 1.0, reach: 0.5 }));
 }
 
 #[test]
 fn a_file_says_what_dimensions_are_called_and_what_they_may_be() {
-    let family = Family::read("small.toml", QKV).expect("it is right");
-    let hidden_size = family.dim("hidden_size");
+    let family = read(QKV).expect("it is right");
+    let dim = |name| family.dim(name).expect("the file has it");
+    let hidden_size = dim("hidden_size");
     assert_eq!((hidden_size.min, hidden_size.max, hidden_size.json.len(), hidden_size.gguf.len()), (1, 100, 1, 2));
-    assert_eq!((family.dim("head_dim").min, family.dim("num_key_value_heads").null), (2, Some(1)));
-    assert_eq!((family.number("rope_theta").above, family.number("rope_theta").default), (1.0, None));
+    assert_eq!((dim("head_dim").min, dim("num_key_value_heads").null), (2, Some(1)));
+    assert_eq!((family.numbers[0].above, family.numbers[0].default), (1.0, None));
     assert_eq!((family.shapes[0].name.as_str(), family.shapes[0].values["head_dim"]), ("tiny", 4.0));
     assert!(matches!(&family.expected_in_json["hidden_act"], Expected::Text(text) if text == "silu"));
     assert!(matches!(&family.expected_in_gguf["attention.value_length"], Expected::Dims(_)));
+}
+
+#[test]
+fn defaults_and_statements_are_read() {
+    let family = read(QKV).expect("it is right");
+    let dims = scope([("hidden_size", 6), ("head_dim", 4), ("num_attention_heads", 3), ("num_key_value_heads", 1)]);
+    let default = |name| family.dim(name).and_then(|dim| dim.default.as_ref()).map(|default| default.whole(&dims));
+    assert_eq!([default("vocab_size"), default("num_hidden_layers")], [Some(Ok(5)), Some(Ok(2))]);
+    let statements = family.forward.statements(&dims, 1);
+    let said: Vec<String> =
+        statements.iter().map(|s| format!("{} {:?} {:?} {}", s.op, s.targets, s.residual, s.place)).collect();
+    assert_eq!(said, ["linear [\"h\"] None small.toml:52", "attention [\"x\"] Some(\"x\") small.toml:53",]);
 }
 
 #[test]
@@ -121,21 +168,24 @@ fn what_is_wrong_is_named_with_its_line() {
         ("= 10000.0", "= nan", "22: `rope_theta`: expected a number above 1, found NaN"),
     ] {
         assert!(QKV.contains(from), "{from}");
-        let error = Family::read("small.toml", &QKV.replacen(from, to, 1)).expect_err(message);
+        let error = read(&QKV.replacen(from, to, 1)).expect_err(message);
         assert!(error.to_string().starts_with(&format!("small.toml:{message}")), "{error}");
         assert!(error.hint().is_some());
     }
-    let tensor = QKV.find("[[tensor]]").expect("it has one");
-    let error = Family::read("small.toml", &[QKV, &QKV[tensor..]].concat()).expect_err("the same name").to_string();
-    assert!(error.starts_with("small.toml:34: `attn.qkv.weight`: expected a name that no other tensor"), "{error}");
-    let other = QKV[tensor..].replacen("attn.qkv", "attn.other", 1);
-    let error = Family::read("small.toml", &[QKV, &other].concat()).expect_err("the same stored names").to_string();
+    let begin = QKV.find("[[tensor]]").expect("it has one");
+    let tensor = &QKV[begin..QKV.find("[dims.vocab_size]").expect("it is behind it")];
+    let with = |tensor: &str| QKV.replacen("[dims.vocab_size]", &format!("{tensor}[dims.vocab_size]"), 1);
+    let error = read(&with(tensor)).expect_err("the same name").to_string();
+    assert!(error.starts_with("small.toml:35: `attn.qkv.weight`: expected a name that no other tensor"), "{error}");
+    let other = tensor.replacen("attn.qkv", "attn.other", 1);
+    let error = read(&with(&other)).expect_err("the same stored names").to_string();
     let message =
-        "small.toml:37: `attn.other.weight`: expected stored names that no other tensor has, found `q.weight`";
+        "small.toml:38: `attn.other.weight`: expected stored names that no other tensor has, found `q.weight`";
     assert!(error.starts_with(message), "{error}");
     let other = other.replacen("hf    = ", "hf    = \"other\" #", 1).replacen("gguf  = ", "openai = \"qkv\" #", 1);
-    Family::read("small.toml", &[QKV, &other].concat()).expect("all names differ");
+    let uses_both = with(&other).replacen("h = linear(x, attn.qkv)", "h = linear(linear(x, attn.qkv), attn.other)", 1);
+    read(&uses_both).expect("all names differ");
     let without = QKV.lines().filter(|line| !line.starts_with("stack")).collect::<Vec<_>>().join("\n");
-    let error = Family::read("small.toml", &without).expect_err("no stack").to_string();
+    let error = read(&without).expect_err("no stack").to_string();
     assert!(error.starts_with("small.toml:28: `attn.qkv.weight`: expected `stack`, which says how"), "{error}");
 }

@@ -1,6 +1,7 @@
 //! The end of the forward pass: logits of the rows that want them, what requests change of them, and a token for each.
 
-use super::{Forward, N_TOP};
+use super::{Forward, ForwardError, N_TOP};
+use crate::checkpoint::tensors::unembedding;
 use crate::dtype::Dtype;
 use crate::graph::{NodeBuilder, Rows, TensorId};
 
@@ -15,7 +16,10 @@ struct Draws {
 
 impl Forward<'_> {
     /// logits = unembedding(norm(x)) of the rows that want them, then a token for each.
-    pub(super) fn unembedding_and_sampling(&mut self, x: TensorId) {
+    ///
+    /// # Errors
+    /// The family's last norm does not fit its op.
+    pub(super) fn unembedding_and_sampling(&mut self, x: TensorId) -> Result<(), ForwardError> {
         let logit_row = self.graph.external("logit_row", Dtype::U32);
         let chosen = self.graph.activation("x.chosen".into(), Dtype::F32);
         self.graph
@@ -28,20 +32,21 @@ impl Forward<'_> {
             .arg("y", chosen)
             .rows(Rows::Logits);
 
-        let normed = self.rmsnorm("norm", chosen);
+        let normed = self.last(chosen)?;
         self.last_on_logit_rows();
         let logits = self.graph.external("logits", Dtype::F32);
         let (part, vocab_size) = (self.options.part, self.config.vocab_size);
         let n_own = part.ids(vocab_size).len();
         let own = if n_own == vocab_size { logits } else { self.graph.external("part.logits", Dtype::F32) };
-        let weight = self.weight("unembedding.weight");
+        let weight = self.weight(unembedding(self.config));
+        let dtype = self.graph.tensor_of(weight).dtype;
         self.graph
             .node("unembedding", "linear")
             .dim("in_features", self.config.hidden_size)
             .dim("out_features", n_own)
             .flag("has_bias", false)
             .flag("has_residual", false)
-            .dtype("weight", self.options.weight_dtype)
+            .dtype("weight", dtype)
             .arg("x", normed)
             .arg("weight", weight)
             .arg("y", own)
@@ -62,11 +67,12 @@ impl Forward<'_> {
         self.change_logits(logits, draws);
         self.sample("sample", logits, vocab_size, draws, sampled).rows(rows);
         self.logprobs(logits, sampled);
+        Ok(())
     }
 
     /// Which of the meetings of a step is about logits, whatever comes of them.
     fn number_of_logits(&self) -> usize {
-        2 * self.config.num_hidden_layers
+        self.n_meetings - 1
     }
 
     /// The best of all tokens, of which each device knows that of its own ids.

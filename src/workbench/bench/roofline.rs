@@ -1,7 +1,9 @@
-//! How many bytes a step must move and how many operations it must do: counted from the model's dimensions.
+//! How many bytes a step must move and how many operations it must do: counted from the model's matrices, which its
+//! family lists, and from what its layers keep.
 
 use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
+use crate::checkpoint::tensors::{EMBEDDING, groups, unembedding};
+use crate::config::{LayerState, ModelConfig};
 use crate::dtype::Dtype;
 
 /// What a step takes at least.
@@ -29,13 +31,33 @@ impl Cost {
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Its dimensions.
-    pub config: ModelConfig,
-    /// Element type of everything but the experts' matrices.
-    pub dense: Dtype,
-    /// Element type of the experts' matrices.
-    pub experts: Dtype,
+    config: ModelConfig,
+    /// Its matrices; those of a layer once for each that has them.
+    matrices: Vec<Matrix>,
     /// Element type of the KV cache.
-    pub kv: Dtype,
+    kv: Dtype,
+}
+
+/// A matrix that rows are multiplied by, or looked up in.
+#[derive(Clone, Copy, Debug)]
+struct Matrix {
+    part: Part,
+    elements: f64,
+    /// Bytes of a weight, with its part of the scales that its block shares.
+    bytes_each: f64,
+}
+
+/// Which rows a matrix is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// All.
+    Dense,
+    /// Those that are sent to the expert.
+    Experts,
+    /// A row of it for each row.
+    Embedding,
+    /// Those that want logits.
+    Unembedding,
 }
 
 /// Rows of a step.
@@ -102,38 +124,57 @@ impl Rows {
 }
 
 impl Model {
-    /// The types of a checkpoint's weights.
+    /// The matrices of a checkpoint, in their types.
     pub fn of(checkpoint: &Checkpoint, kv: Dtype) -> Self {
-        let (dense, experts) = (checkpoint.dense_dtype(), checkpoint.expert_dtype());
-        Self { config: checkpoint.config.clone(), dense, experts, kv }
+        let config = &checkpoint.config;
+        let mut matrices = Vec::new();
+        for group in groups(config).iter().filter(|group| group.tensor.name.ends_with("weight")) {
+            let elements = group.shape.iter().product::<usize>() as f64;
+            for &l in &group.layers {
+                let name = group.name_in(l);
+                let bytes_each = checkpoint.tensor(&name).dtype.stored_bits() / 8.0;
+                let mut add = |part| matrices.push(Matrix { part, elements, bytes_each });
+                if name == EMBEDDING {
+                    add(Part::Embedding);
+                }
+                if name == unembedding(config) {
+                    add(Part::Unembedding);
+                } else if name != EMBEDDING {
+                    add(if group.tensor.is_expert { Part::Experts } else { Part::Dense });
+                }
+            }
+        }
+        Self { config: config.clone(), matrices, kv }
     }
 
     /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
     /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed,
-    /// and touches fewer.
+    /// and touches fewer. Norms and biases are not counted.
     pub fn cost(&self, rows: Rows) -> Cost {
         let Self { config, .. } = self;
-        let hidden = config.hidden_size as f64;
-        let (n_experts, chosen) = (config.num_experts as f64, config.experts_per_token as f64);
         let n_rows = rows.n_rows();
-
-        let dense = hidden * (config.qkv_size() + config.attention_size()) as f64 + hidden * n_experts;
-        let per_expert = 3.0 * hidden * config.intermediate_size as f64;
-        let touched = n_experts * (1.0 - (1.0 - chosen / n_experts).powf(n_rows));
-        let unembedding = hidden * config.vocab_size as f64;
-        let of_position = self.kv.len_bytes(2 * config.num_key_value_heads * config.head_dim) as f64;
-
-        let mut cost = Cost { bytes: n_rows * hidden * bytes_each(self.dense), flop: 0.0 }; // the embedding
+        let dim = |name| config.get(name).unwrap_or(1) as f64;
+        let (n_experts, chosen) = (dim("num_experts"), dim("experts_per_token"));
+        let touched = 1.0 - (1.0 - chosen / n_experts).powf(n_rows);
+        let mut cost = Cost::default();
+        for &Matrix { part, elements, bytes_each } in &self.matrices {
+            let (read, rows) = match part {
+                Part::Dense => (elements, n_rows),
+                Part::Experts => (touched * elements, n_rows * chosen / n_experts),
+                Part::Embedding => (n_rows * config.hidden_size as f64, 0.0),
+                Part::Unembedding => (elements, rows.n_logit_rows()),
+            };
+            cost.bytes += read * bytes_each;
+            cost.flop += 2.0 * rows * elements;
+        }
+        let of_position = self.kv.len_bytes(2 * config.dim("num_key_value_heads") * config.dim("head_dim")) as f64;
+        let attention_size = dim("num_attention_heads") * dim("head_dim");
         for l in 0..config.num_hidden_layers {
-            let window = config.window(l);
-            cost.bytes += dense * bytes_each(self.dense) + touched * per_expert * bytes_each(self.experts);
+            let Some(LayerState::Positions { window }) = config.layer_state(l) else { continue };
             cost.bytes += (rows.positions_read(window) + n_rows) * of_position;
             // q . k and p * v: two products of head_dim for every head and position.
-            cost.flop += 4.0 * rows.pairs(window) * config.attention_size() as f64;
-            cost.flop += 2.0 * n_rows * (dense + chosen * per_expert);
+            cost.flop += 4.0 * rows.pairs(window) * attention_size;
         }
-        cost.bytes += unembedding * bytes_each(self.dense);
-        cost.flop += 2.0 * rows.n_logit_rows() * unembedding;
         cost
     }
 
@@ -156,19 +197,16 @@ impl Model {
     }
 }
 
-/// Bytes of a weight, with its part of the scale that its block shares.
-fn bytes_each(dtype: Dtype) -> f64 {
-    dtype.stored_bits() / 8.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::encoding::Encoding;
     use crate::config::NamedShape;
 
     fn model(layers: Option<usize>, experts: Dtype) -> Model {
         let config = NamedShape::gpt_oss_20b().config(layers);
-        Model { config, dense: Dtype::Bf16, experts, kv: Dtype::Bf16 }
+        let encoding = if experts == Dtype::Mxfp4 { Encoding::Mxfp4 } else { Encoding::Bf16 };
+        Model::of(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
     }
 
     #[test]

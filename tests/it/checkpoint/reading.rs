@@ -8,11 +8,12 @@ use bytes::Bytes;
 use gptoss_jit::checkpoint::layout::{Finding, Layout};
 use gptoss_jit::checkpoint::tensors::groups;
 use gptoss_jit::checkpoint::{Checkpoint, CheckpointError};
-use gptoss_jit::config::{ConfigError, ModelConfig};
+use gptoss_jit::config::ConfigError;
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
 use proptest::prelude::*;
 
+use crate::fixtures::models::gpt_oss;
 use crate::fixtures::program::run;
 
 /// A header written by hand: 11 tokens, width 6, 3 experts of width 5, 2 of them chosen, 2 layers, heads of width 4,
@@ -67,23 +68,23 @@ fn numbers(range: std::ops::Range<usize>) -> Vec<f32> {
 #[test]
 fn the_header_is_read_field_by_field() {
     let checkpoint = read(f32_file(HEADER), Layout::Auto).unwrap();
-    let config = ModelConfig {
-        vocab_size: 11,
-        hidden_size: 6,
-        num_experts: 3,
-        experts_per_token: 2,
-        intermediate_size: 5,
-        num_hidden_layers: 2,
-        head_dim: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        max_seq_len: 64,
-        initial_context_length: 4096,
-        rope_theta: 150_000.0,
-        rope_scaling_factor: 32.0,
-        sliding_window: 128,
-        swiglu_limit: 7.0,
-    };
+    let config = gpt_oss(&[
+        ("vocab_size", 11.0),
+        ("hidden_size", 6.0),
+        ("num_experts", 3.0),
+        ("experts_per_token", 2.0),
+        ("intermediate_size", 5.0),
+        ("num_hidden_layers", 2.0),
+        ("head_dim", 4.0),
+        ("num_attention_heads", 4.0),
+        ("num_key_value_heads", 2.0),
+        ("max_seq_len", 64.0),
+        ("initial_context_length", 4096.0),
+        ("rope_theta", 150_000.0),
+        ("rope_scaling_factor", 32.0),
+        ("sliding_window", 128.0),
+        ("swiglu_limit", 7.0),
+    ]);
     assert_eq!(checkpoint.config, config);
     assert_eq!(checkpoint.findings, []);
 }
@@ -192,9 +193,14 @@ fn dimensions_that_do_not_fit_each_other_are_refused() {
         Err(CheckpointError::Config(source)) => source,
         other => panic!("{other:?}"),
     };
-    assert_eq!(source(12, 4), ConfigError::TooFewExperts { experts_per_token: 4, num_experts: 3 });
-    assert_eq!(source(32, 3), ConfigError::HeadsDoNotDivide { heads: 4, kv_heads: 3 });
-    assert_eq!(source(24, 5), ConfigError::OddHeadDim { head_dim: 5 });
+    let not_a_multiple =
+        |field, found, of: &str, divisor| ConfigError::NotAMultiple { field, found, of: of.into(), divisor };
+    assert_eq!(
+        source(12, 4),
+        ConfigError::TooMany { field: "experts_per_token", found: 4, limit: "num_experts".into(), most: 3 }
+    );
+    assert_eq!(source(32, 3), not_a_multiple("num_attention_heads", 4, "num_key_value_heads", 3));
+    assert_eq!(source(24, 5), not_a_multiple("head_dim", 5, "2", 2));
 }
 
 #[test]
@@ -211,7 +217,7 @@ fn float_words_of_the_older_fork_exporter_are_mended() {
     let mut header = with_word(40, 4096f32.to_le_bytes());
     header[52..56].copy_from_slice(&128f32.to_le_bytes());
     let checkpoint = read(f32_file(header), Layout::Auto).unwrap();
-    assert_eq!((checkpoint.config.initial_context_length, checkpoint.config.sliding_window), (4096, 128));
+    assert_eq!((checkpoint.config.dim("initial_context_length"), checkpoint.config.dim("sliding_window")), (4096, 128));
     assert_eq!(
         checkpoint.findings,
         [
@@ -230,7 +236,7 @@ fn float_words_of_the_older_fork_exporter_are_mended() {
 fn an_integer_theta_is_mended() {
     for layout in [Layout::Auto, Layout::Plain] {
         let checkpoint = read(f32_file(with_word(44, 150_000i32.to_le_bytes())), layout).unwrap();
-        assert_eq!(checkpoint.config.rope_theta, 150_000.0);
+        assert_eq!(checkpoint.config.number("rope_theta"), 150_000.0);
         assert_eq!(
             checkpoint.findings,
             [Finding::IntegerInFloat { field: "rope_theta", offset: 44, value: 150_000.0 }]

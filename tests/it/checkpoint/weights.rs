@@ -29,6 +29,7 @@ use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 use gpu::{Buffer, BufferView, DeviceMemory, Driver, GpuError, Kernel, KernelSpec, Launch};
 
+use crate::fixtures::models::gpt_oss;
 use crate::fixtures::program::{run, shared_cache};
 
 fn store() -> Store {
@@ -109,23 +110,23 @@ fn the_cpu_and_gpus_make_the_same_bytes() {
 
 /// The dimensions of `examples/tiny`, whose kernels other tests use too.
 fn config() -> ModelConfig {
-    ModelConfig {
-        vocab_size: 768,
-        hidden_size: 128,
-        num_experts: 8,
-        experts_per_token: 2,
-        intermediate_size: 96,
-        num_hidden_layers: 4,
-        head_dim: 32,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        max_seq_len: 1024,
-        initial_context_length: 4096,
-        rope_theta: 150_000.0,
-        rope_scaling_factor: 32.0,
-        sliding_window: 32,
-        swiglu_limit: 7.0,
-    }
+    gpt_oss(&[
+        ("vocab_size", 768.0),
+        ("hidden_size", 128.0),
+        ("num_experts", 8.0),
+        ("experts_per_token", 2.0),
+        ("intermediate_size", 96.0),
+        ("num_hidden_layers", 4.0),
+        ("head_dim", 32.0),
+        ("num_attention_heads", 4.0),
+        ("num_key_value_heads", 2.0),
+        ("max_seq_len", 1024.0),
+        ("initial_context_length", 4096.0),
+        ("rope_theta", 150_000.0),
+        ("rope_scaling_factor", 32.0),
+        ("sliding_window", 32.0),
+        ("swiglu_limit", 7.0),
+    ])
 }
 
 fn random(encoding: Encoding, seed: u64) -> Checkpoint {
@@ -185,7 +186,7 @@ fn experts_in_mxfp4_keep_activations_the_size_that_bf16_gives_them() {
         let mut engine = load(&random(encoding, 1), cpu()).expect("loads");
         let mut squares = 0.0;
         let mut observe = |written: &Written<'_>| {
-            if written.tensor.ends_with("mlp.activated") {
+            if written.tensor.ends_with("mlp.mlp1.y") {
                 squares += written.values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             }
         };
@@ -200,7 +201,7 @@ fn experts_in_mxfp4_keep_activations_the_size_that_bf16_gives_them() {
 /// What the router does with random tokens, of all layers: the busiest expert's share of the rows, the least busy
 /// one's, and the distinct experts of 32 rows, on average.
 fn routing(config: ModelConfig, n_tokens: u32) -> (f64, f64, f64) {
-    let (n_experts, chosen) = (config.num_experts, config.experts_per_token);
+    let (n_experts, chosen) = (config.dim("num_experts"), config.dim("experts_per_token"));
     let (vocab_size, n_layers) = (config.vocab_size as u32, config.num_hidden_layers);
     let checkpoint = Checkpoint::random(config, Encoding::Mxfp4, 1).expect("a model");
     let mut engine = load(&checkpoint, cpu()).expect("loads");
@@ -239,7 +240,7 @@ fn routing(config: ModelConfig, n_tokens: u32) -> (f64, f64, f64) {
 /// busiest and the least busy one.
 #[test]
 fn the_router_prefers_some_experts_and_starves_none() {
-    let shape = ModelConfig { num_experts: 32, experts_per_token: 4, ..config() };
+    let shape = config().with("num_experts", 32).with("experts_per_token", 4);
     let (busiest, least, distinct) = routing(shape, 768);
     assert!((0.2..0.4).contains(&busiest) && (0.001..0.06).contains(&least), "{busiest} {least}");
     assert!((26.0..30.5).contains(&distinct), "{distinct}");

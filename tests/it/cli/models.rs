@@ -27,8 +27,8 @@ fn a_familys_tensors_are_shown_with_their_names_in_files() {
     let tensors = json["tensors"].as_array().expect("a list");
     let total: u64 = tensors.iter().map(|tensor| tensor["parameters"].as_u64().expect("a number")).sum();
     assert_eq!((tensors.len(), total), (16, 20_914_757_184));
-    let error = run(&["models", "show", "llama"]).fails(2);
-    assert!(error.contains("there is no family `llama`; there is `gpt-oss`"), "{error}");
+    let error = run(&["models", "show", "mamba"]).fails(2);
+    assert!(error.contains("there is no family `mamba`; there are `gpt-oss`, `llama`"), "{error}");
 }
 
 #[test]
@@ -52,5 +52,5 @@ fn a_family_s_file_is_right_or_its_mistake_has_a_line() {
     );
     assert!(error.contains("\nhint: `models/README.md` describes the format"), "{error}");
     let missing = run(&["models", "check", "no-such.toml"]).fails(1);
-    assert!(missing.contains("could not read `no-such.toml`"), "{missing}");
+    assert!(missing.contains("could not read the family's file `no-such.toml`"), "{missing}");
 }

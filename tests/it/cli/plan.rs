@@ -144,7 +144,8 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     };
     let library = || Library::load(&[]).expect("built in");
     let tables = || TuningTables::from_texts(&[("host", ROWS)]).expect("right");
-    let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &Target::host()).expect("fits");
+    let Blueprint { graph, limits, .. } =
+        Blueprint::new(&checkpoint, &model, &Target::host(), &library()).expect("fits");
     let chooser = Chooser::new(library(), tables(), Target::host()).expect("tables that are right");
     let decisions = Decisions::new(&graph, &chooser, limits).expect("templates fit");
     let first = |decision| &decisions.ranking(decision).choices[0];
@@ -184,7 +185,7 @@ fn gpt_oss_20b_is_planned_for_chips_that_are_not_here() {
         assert_eq!(mlp1.len(), 1, "{arch}");
         assert_eq!(mlp1[0]["layers"].as_array().expect("a list").len(), 24, "{arch}");
         let layers: Vec<usize> =
-            at(&plan, ".attn", 1).iter().map(|one| one["layers"].as_array().expect("a list").len()).collect();
+            at(&plan, ".attention", 1).iter().map(|one| one["layers"].as_array().expect("a list").len()).collect();
         assert_eq!(layers, [12, 12], "{arch}");
         // A step of one row has the launches that `cover.rs` counts; three more if it asks for all.
         let asked_for = |one: &&&Value| ["changed", "logprobs"].map(Some).contains(&one["rows"]["of"].as_str());
@@ -225,7 +226,7 @@ fn the_table_is_narrowed_and_has_all_reasons_if_asked() {
     let ran = run(&plan).ok();
     let lines: Vec<&str> = ran.text().lines().collect();
     assert_eq!(lines.len(), 1 + 2 * 2, "two kinds of layers, two kinds of steps: {}", ran.text());
-    assert!(lines[1].starts_with("block.0,2,..,22.attn "), "{}", lines[1]);
+    assert!(lines[1].starts_with("block.0,2,..,22.attn.attention "), "{}", lines[1]);
     assert!(lines[1].contains(" decode ") && lines[1].contains(" <built in>/matrix.toml:"), "{}", lines[1]);
     let ran = run(&[&plan[..], &["--why"]].concat()).ok();
     for told in
@@ -382,9 +383,9 @@ fn a_shown_kernel_is_the_text_alone_and_stderr_says_what_it_is_for() {
     let ran = run(&["kernels", "show", "attention/flash", "--arch", "gfx1100"]).ok();
     let shown = run(&["kernels", "show", "attention/flash", "--arch", "gfx1100", "--json"]).ok().json();
     assert_eq!(shown["source"], ran.text());
-    assert_eq!(shown["problem"]["from"], "block.0.attn of gpt-oss-20b");
+    assert_eq!(shown["problem"]["from"], "block.0.attn.attention of gpt-oss-20b");
     assert_eq!(shown["problem"]["flags"]["matrix_layout"], true);
-    let about = "attention/flash for gfx1100, as in block.0.attn of gpt-oss-20b: ";
+    let about = "attention/flash for gfx1100, as in block.0.attn.attention of gpt-oss-20b: ";
     assert!(ran.stderr.starts_with(about) && ran.stderr.contains("window=128"), "{}", ran.stderr);
     // Another model has other dimensions, where the op has any of them; what no model has is of the op's tests.
     let experts = |shape: &str| {

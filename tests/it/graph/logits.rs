@@ -94,7 +94,8 @@ fn a_trace_shows_every_op_of_every_layer() {
     let ran = run(&["logits", &fixture.path("model.bin"), "--ids", &ids, "--trace"]).ok();
     let labels: Vec<&str> = ran.stderr.lines().filter_map(|line| line.split("  ").next()).collect();
     for l in 0..3 {
-        for op in ["attn.norm", "attn.qkv", "attn.rope_kv", "attn", "attn.out", "mlp.norm", "mlp.gate", "mlp.route"] {
+        let of_attention = ["attn.norm", "attn.qkv", "attn.rope_kv", "attn.attention", "attn.out"];
+        for op in of_attention.into_iter().chain(["mlp.norm", "mlp.gate", "mlp.moe_route", "mlp.mlp2"]) {
             let label = format!("block.{l}.{op}");
             assert!(labels.iter().any(|shown| shown.split(" + ").any(|s| s == label)), "{label}: {}", ran.stderr);
         }

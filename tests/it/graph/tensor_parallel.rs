@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::encoding::Encoding;
-use gptoss_jit::config::ModelConfig;
 use gptoss_jit::engine::Engine;
 use gptoss_jit::engine::watchdog::Watchdog;
 use gptoss_jit::graph::profile::Profiled;
@@ -16,7 +15,7 @@ use gpu::host::HostDriver;
 
 use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all, load_watched};
 use crate::fixtures::host::FaultyHost;
-use crate::fixtures::models::Fixture;
+use crate::fixtures::models::{Fixture, gpt_oss};
 use crate::fixtures::program::run;
 
 /// Eight key and value heads, and experts of five blocks: four devices have 2, 2, 1 and none, eight have one or none.
@@ -26,23 +25,23 @@ fn checkpoint(encoding: Encoding) -> Checkpoint {
 }
 
 fn checkpoint_of(vocab_size: usize, encoding: Encoding) -> Checkpoint {
-    let config = ModelConfig {
-        vocab_size,
-        hidden_size: 64,
-        num_experts: 4,
-        experts_per_token: 2,
-        intermediate_size: 160,
-        num_hidden_layers: 2,
-        head_dim: 8,
-        num_attention_heads: 16,
-        num_key_value_heads: 8,
-        max_seq_len: 256,
-        initial_context_length: 4096,
-        rope_theta: 150_000.0,
-        rope_scaling_factor: 32.0,
-        sliding_window: 16,
-        swiglu_limit: 7.0,
-    };
+    let config = gpt_oss(&[
+        ("vocab_size", vocab_size as f64),
+        ("hidden_size", 64.0),
+        ("num_experts", 4.0),
+        ("experts_per_token", 2.0),
+        ("intermediate_size", 160.0),
+        ("num_hidden_layers", 2.0),
+        ("head_dim", 8.0),
+        ("num_attention_heads", 16.0),
+        ("num_key_value_heads", 8.0),
+        ("max_seq_len", 256.0),
+        ("initial_context_length", 4096.0),
+        ("rope_theta", 150_000.0),
+        ("rope_scaling_factor", 32.0),
+        ("sliding_window", 16.0),
+        ("swiglu_limit", 7.0),
+    ]);
     Checkpoint::random(config, encoding, 5).expect("a model")
 }
 

@@ -46,7 +46,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts:
         prefix_cache: PrefixCache::new(4),
         drafts,
     };
-    let layout = gptoss_jit::engine::blueprint::Blueprint::new(&checkpoint, &model, &target).expect("it fits").layout;
+    let layout = gptoss_jit::engine::blueprint::sizes(&checkpoint.config, &model, &target).expect("it fits").0;
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
     let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
     model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;
