@@ -354,6 +354,12 @@ impl ModelConfig {
         config.unwrap_or_else(|name| panic!("`{name}` is not given"))
     }
 
+    /// A published model of a family.
+    pub fn of_shape(family: &'static Family, shape: &Shape) -> Self {
+        let values: Vec<(&str, f64)> = shape.values.iter().map(|(name, &value)| (name.as_str(), value)).collect();
+        Self::with_values(family, &values)
+    }
+
     /// Whether these are the dimensions of a model that can be run. Every reader of checkpoints calls this.
     ///
     /// # Errors
@@ -440,8 +446,7 @@ impl NamedShape {
 
     /// The dimensions; with fewer layers if asked.
     pub fn config(self, layers: Option<usize>) -> ModelConfig {
-        let values: Vec<(&str, f64)> = self.shape.values.iter().map(|(name, &value)| (name.as_str(), value)).collect();
-        let config = ModelConfig::with_values(self.family, &values);
+        let config = ModelConfig::of_shape(self.family, self.shape);
         ModelConfig { num_hidden_layers: layers.unwrap_or(config.num_hidden_layers), ..config }
     }
 }

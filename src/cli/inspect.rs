@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::model::ModelArgs;
 use super::output::Output;
@@ -10,6 +11,7 @@ use crate::checkpoint::bin::HEADER;
 use crate::checkpoint::layout::Finding;
 use crate::config::ModelConfig;
 use crate::dtype::Dtype;
+use crate::family::known::gpt_oss;
 use crate::units::{grouped, human_bytes};
 
 /// Shows a checkpoint's dimensions, tensors, and what is wrong with it.
@@ -38,6 +40,7 @@ struct Report<'a> {
     /// Bytes of weights that a step for one token reads.
     bytes_per_token: u64,
     dtypes: Vec<Dtype>,
+    family: &'static str,
     config: &'a ModelConfig,
     findings: Vec<FindingReport<'a>>,
     tensors: Vec<Row>,
@@ -81,6 +84,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         tensor_bytes: checkpoint.tensor_bytes(),
         bytes_per_token: checkpoint.bytes_per_token(),
         dtypes,
+        family: &checkpoint.config.family.name,
         config: &checkpoint.config,
         findings: checkpoint.findings.iter().map(FindingReport::new).collect(),
         tensors: rows(checkpoint.tensors.values(), args.all),
@@ -104,11 +108,18 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     output.line(&format!("{path}: {parameters} parameters, {}, {size}\n", dtypes.join(" and ")))?;
 
     let config = serde_json::to_value(report.config).context("could not list the dimensions")?;
-    let fields: Vec<Vec<String>> = HEADER
-        .iter()
-        .map(|(ours, seeds)| vec![(*ours).to_owned(), (*seeds).to_owned(), config[*ours].to_string()])
-        .collect();
-    output.table(&["dimension", "gpt-oss-amd", "value"], &fields, &["value"])?;
+    let config = config.as_object().context("the dimensions are no map")?;
+    output.line(&format!("family {}\n", report.family))?;
+    // gpt-oss-amd's names are those of `.bin` files, which hold models of one family.
+    let is_of_bin = report.family == gpt_oss().name;
+    let seeds = |name: &String| HEADER.iter().find(|(ours, _)| ours == name).map_or("", |(_, seeds)| seeds).to_owned();
+    let cells = |(name, value): (&String, &Value)| {
+        let own = is_of_bin.then(|| seeds(name));
+        [name.clone(), value.to_string()].into_iter().chain(own).collect()
+    };
+    let fields: Vec<Vec<String>> = config.iter().map(cells).collect();
+    let header: &[&str] = if is_of_bin { &["dimension", "value", "gpt-oss-amd"] } else { &["dimension", "value"] };
+    output.table(header, &fields, &["value"])?;
     output.line("")?;
 
     let rows: Vec<Vec<String>> = report.tensors.iter().map(Row::cells).collect();

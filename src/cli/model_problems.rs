@@ -8,6 +8,7 @@ use crate::checkpoint::encoding::Encoding;
 use crate::checkpoint::tensor_parallel::TpRank;
 use crate::config::{ModelConfig, NamedShape};
 use crate::dtype::Dtype;
+use crate::graph::Graph;
 use crate::graph::cover::runs;
 use crate::graph::forward::{ForwardOptions, forward};
 use crate::graph::kv_cache::{KvLayout, KvRequest};
@@ -51,21 +52,11 @@ pub fn of(
         Precision::Bf16 => Encoding::default(),
     };
     let checkpoint = Checkpoint::random(shape.config(Some(2)), encoding, 0)?;
-    let request = request(&checkpoint.config, encoding.dense(), target.has_matrix_layout());
-    let kv = KvLayout::new(&checkpoint.config, &request)?;
-    let options = ForwardOptions {
-        part: TpRank::WHOLE,
-        strides: Default::default(),
-        precision,
-        max_rows: MAX_ROWS,
-        max_logit_rows: MAX_ROWS,
-        takes_tokens: target.is_gpu(),
-    };
-    let graph = match forward(&checkpoint, &kv, &options, library) {
+    let graph = match graph(&checkpoint, precision, target, library) {
         Ok(graph) => graph,
         // A contract of the user's may have other names: the model has no problem for it.
         Err(_) if library.contracts().any(|contract| contract.file.is_own()) => return Ok(Vec::new()),
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     let runs = runs(&graph, fusions);
     let scalars: BTreeMap<String, BTreeMap<String, u32>> =
@@ -78,6 +69,29 @@ pub fn of(
         InModel { label, problem, scalars }
     };
     Ok(of_op.map(with_scalars).collect())
+}
+
+/// The forward pass of a model.
+///
+/// # Errors
+/// A statement of the family's file that does not fit its op.
+pub fn graph(
+    checkpoint: &Checkpoint,
+    precision: Precision,
+    target: &Target,
+    library: &Library,
+) -> anyhow::Result<Graph> {
+    let request = request(&checkpoint.config, precision.activation(), target.has_matrix_layout());
+    let kv = KvLayout::new(&checkpoint.config, &request)?;
+    let options = ForwardOptions {
+        part: TpRank::WHOLE,
+        strides: Default::default(),
+        precision,
+        max_rows: MAX_ROWS,
+        max_logit_rows: MAX_ROWS,
+        takes_tokens: target.is_gpu(),
+    };
+    Ok(forward(checkpoint, &kv, &options, library)?)
 }
 
 fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest {

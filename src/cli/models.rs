@@ -3,21 +3,30 @@
 //! With `--json`, `ls` prints one object: `schema` (1) and `families`, a list of `name` and `shapes`, a list of `name`,
 //! `layers`, `parameters` and `bytes` (as published: experts in MXFP4). `show` prints `schema`, `family`, `model`,
 //! `config` (the dimensions), `parameters`, and `tensors`, a list of `name`, `count`, `shape`, `parameters` (of all of
-//! them), `bytes`, and the stored names: `openai`, `hf`, `gguf`. `check` prints `schema`, `file`, `family`, `dims`,
-//! `tensors` and `shapes`, which are numbers.
+//! them), `bytes`, and the stored names: `openai`, `hf`, `gguf`; and `nodes` of the forward pass: `node`, `count`,
+//! `op`, `dims`, `dtypes`, `constants`, `flags`, `weight_bytes` (of one). `check` prints `schema`, `file`, `family`, `dims`,
+//! `tensors`, `shapes` and `graphs`, which are numbers.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::model_problems::graph;
 use super::output::Output;
 use super::usage::UsageError;
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::encoding::Encoding;
+use crate::checkpoint::layout::Layout;
 use crate::checkpoint::tensors::{Group, groups, parameters};
 use crate::config::{ModelConfig, NamedShape};
-use crate::family::known::{Broken, broken, read_file};
+use crate::family::known::{Broken, broken, put_first, read_file};
 use crate::family::{Family, Format, known, named};
+use crate::graph::{Graph, Storage};
+use crate::target::Target;
+use crate::template::library::Library;
+use crate::template::{Precision, Problem};
 use crate::units::{grouped, human_bytes};
 
 /// List, show and check model families (models/*.toml)
@@ -41,11 +50,15 @@ enum Command {
         #[arg(long, value_enum, value_name = "SHAPE")]
         shape: Option<NamedShape>,
     },
-    /// Check a family's file: the first mistake, with its line
+    /// Check a family's file, its layer against the ops, and a model against it: the first mistake, with its line
     Check {
         /// The file
         #[arg(value_name = "FILE")]
         file: PathBuf,
+
+        /// A checkpoint of the family: its dimensions, and the names, shapes and types of its tensors
+        #[arg(value_name = "MODEL")]
+        model: Option<PathBuf>,
     },
 }
 
@@ -79,7 +92,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     match args.command {
         Command::Ls => ls(output),
         Command::Show { family, shape } => show(&family, shape, output),
-        Command::Check { file } => check(&file, output),
+        Command::Check { file, model } => check(&file, model.as_deref(), output),
     }
 }
 
@@ -144,9 +157,14 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     let config = shape.config(None);
     let rows: Vec<Row> = groups(&config).iter().map(|group| Row::of(group, &config)).collect();
     let total: u64 = rows.iter().map(|row| row.parameters).sum();
+    let library = Library::load(&Library::default_search(None))?;
+    let checkpoint = Checkpoint::random(config.clone(), Encoding::default(), 0)?;
+    let graph = graph(&checkpoint, Precision::Bf16, &Target::host(), &library)?;
+    let nodes = NodeRow::all(&graph, &checkpoint);
     if output.is_json() {
         return Ok(output.json(&json!({
             "schema": 1, "family": name, "model": shape.name(), "config": config, "parameters": total, "tensors": rows,
+            "nodes": nodes,
         }))?);
     }
     let bytes: u64 = rows.iter().map(|row| row.bytes).sum();
@@ -157,7 +175,10 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     };
     let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
     let header = ["tensor", "count", "shape", "size", "Hugging Face", "GGUF"];
-    Ok(output.table(&header, &cells, &["count", "size"])?)
+    output.table(&header, &cells, &["count", "size"])?;
+    output.line("\nThe forward pass at bf16; what each op is, `kernels show` tells:\n")?;
+    let cells: Vec<Vec<String>> = nodes.iter().map(NodeRow::cells).collect();
+    Ok(output.table(&["node", "count", "op", "weights", "contract"], &cells, &["count", "weights"])?)
 }
 
 impl Row {
@@ -180,15 +201,95 @@ impl Row {
     }
 }
 
-fn check(file: &Path, output: &Output) -> anyhow::Result<()> {
+/// A family's file by itself, then its layers in each of its models, then a checkpoint.
+fn check(file: &Path, model: Option<&Path>, output: &Output) -> anyhow::Result<()> {
     let path = file.display().to_string();
-    let Family { name, dims, tensors, shapes, .. } = read_file(file)?;
+    let family = put_first(read_file(file)?);
+    let library = Library::load(&Library::default_search(None))?;
+    let target = Target::host();
+    let mut graphs = Vec::new();
+    for shape in &family.shapes {
+        let checkpoint = Checkpoint::random(ModelConfig::of_shape(family, shape), Encoding::default(), 0)?;
+        graphs.push(graph(&checkpoint, Precision::Bf16, &target, &library)?);
+    }
+    if let Some(model) = model {
+        let checkpoint = Checkpoint::open(model, Layout::default())?;
+        let found = checkpoint.config.family;
+        if !std::ptr::eq(found, family) {
+            return Err(UsageError(format!("`{}` is a model of the family `{}`", model.display(), found.name)).into());
+        }
+        graphs.push(graph(&checkpoint, Precision::F32, &target, &library)?);
+    }
+    let Family { name, dims, tensors, shapes, .. } = family;
     let (n_dims, n_tensors, n_shapes) = (dims.len(), tensors.len(), shapes.len());
     if output.is_json() {
         return Ok(output.json(&json!({
             "schema": 1, "file": path, "family": name, "dims": n_dims, "tensors": n_tensors, "shapes": n_shapes,
+            "graphs": graphs.len(),
         }))?);
     }
     let counts = format!("{n_dims} dimensions, {n_tensors} tensors, {n_shapes} published models");
-    Ok(output.line(&format!("{path}: family `{name}`: {counts}"))?)
+    output.line(&format!("{path}: family `{name}`: {counts}"))?;
+    if graphs.is_empty() {
+        output.warning("its layer was not tried: it has no [shapes], and no MODEL was given");
+    }
+    Ok(())
+}
+
+/// Nodes of the forward pass that are alike but for the layer that they are in.
+#[derive(Serialize)]
+struct NodeRow {
+    node: String,
+    count: usize,
+    op: String,
+    dims: BTreeMap<String, u32>,
+    dtypes: BTreeMap<String, String>,
+    constants: BTreeMap<String, f32>,
+    flags: BTreeMap<String, bool>,
+    /// Of the weights of one of them.
+    weight_bytes: usize,
+}
+
+impl NodeRow {
+    /// All nodes, those of layers that are alike together, in the order of the first of them.
+    fn all(graph: &Graph, checkpoint: &Checkpoint) -> Vec<Self> {
+        let mut rows: Vec<Self> = Vec::new();
+        for node in &graph.nodes {
+            let inner = node.label.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
+            let label = inner.map_or_else(|| node.label.clone(), |(_, inner)| format!("block.*.{inner}"));
+            let Problem { ops, dims, constants, flags, dtypes, .. } = &node.problem;
+            let is_same = |row: &&mut Self| {
+                (&row.node, &row.dims, &row.flags, &row.constants) == (&label, dims, flags, constants)
+            };
+            if let Some(row) = rows.iter_mut().find(is_same) {
+                row.count += 1;
+                continue;
+            }
+            let weights = node.args.values().filter_map(|&id| match &graph.tensor_of(id).storage {
+                Storage::Weight(name) => Some(checkpoint.tensor(name).len_bytes()),
+                _ => None,
+            });
+            rows.push(Self {
+                weight_bytes: weights.sum(),
+                node: label,
+                count: 1,
+                op: ops.join("+"),
+                dims: dims.clone(),
+                dtypes: dtypes.iter().map(|(name, dtype)| (name.clone(), dtype.to_string())).collect(),
+                constants: constants.clone(),
+                flags: flags.clone(),
+            });
+        }
+        rows
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let dims = self.dims.iter().map(|(name, value)| format!("{name}={value}"));
+        let dtypes = self.dtypes.iter().map(|(name, dtype)| format!("{name}={dtype}"));
+        let constants = self.constants.iter().map(|(name, value)| format!("{name}={value}"));
+        let flags = self.flags.iter().filter(|(_, is_set)| **is_set).map(|(name, _)| name.clone());
+        let all: Vec<String> = dims.chain(dtypes).chain(constants).chain(flags).collect();
+        let bytes = if self.weight_bytes == 0 { String::new() } else { human_bytes(self.weight_bytes as u64) };
+        vec![self.node.clone(), self.count.to_string(), self.op.clone(), bytes, all.join(" ")]
+    }
 }

@@ -2,7 +2,7 @@
 //! of the same name the first of these is the family; where it is broken, none is ([`usable`]).
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 
 use super::{Family, FamilyError};
 use crate::embedded;
@@ -27,15 +27,15 @@ pub struct Broken {
     pub error: FamilyError,
 }
 
-static KNOWN: OnceLock<Known> = OnceLock::new();
+/// What is known stays where it is, so that families can be referred to: there are few of them.
+static KNOWN: RwLock<Option<&'static Known>> = RwLock::new(None);
 
 /// The user's folder, which need not exist: `<config folder>/gptoss-jit/models`.
 pub fn folder() -> Option<PathBuf> {
     dirs::config_dir().map(|dir| dir.join("gptoss-jit/models")).filter(|dir| dir.is_dir())
 }
 
-/// Reads these files and those of a folder, which go before what is built in. To be called before anything asks for a
-/// family: later calls change nothing.
+/// Reads these files and those of a folder, which go before what is built in.
 ///
 /// # Errors
 /// What is wrong with the first file that is broken, of `files`; those of the folder are kept with theirs, see
@@ -54,8 +54,20 @@ pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<(), FamilyError>
         }
     }
     known.add_built_in();
-    _ = KNOWN.set(known);
+    set(known);
     Ok(())
+}
+
+/// Has a family go before all others, under its name.
+pub fn put_first(family: Family) -> &'static Family {
+    let family: &'static Family = Box::leak(Box::new(family));
+    let others = known().iter().filter(|known| known.name != family.name).copied();
+    set(Known { families: std::iter::once(family).chain(others).collect(), broken: Vec::new() });
+    family
+}
+
+fn set(known: Known) {
+    *KNOWN.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(Box::new(known)));
 }
 
 /// All families, those first that go before others.
@@ -90,11 +102,13 @@ pub fn usable(family: &Family) -> Result<(), FamilyError> {
 }
 
 fn all() -> &'static Known {
-    KNOWN.get_or_init(|| {
-        let mut known = Known { families: Vec::new(), broken: Vec::new() };
-        known.add_built_in();
-        known
-    })
+    if let Some(known) = *KNOWN.read().unwrap_or_else(PoisonError::into_inner) {
+        return known;
+    }
+    let mut known = Known { families: Vec::new(), broken: Vec::new() };
+    known.add_built_in();
+    let mut all = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    all.get_or_insert_with(|| Box::leak(Box::new(known)))
 }
 
 impl Known {
