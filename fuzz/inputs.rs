@@ -11,9 +11,9 @@ use gptoss_jit::checkpoint::gguf::Gguf;
 use gptoss_jit::checkpoint::gguf::model::GgufTokenizer;
 use gptoss_jit::checkpoint::layout::Layout;
 use gptoss_jit::checkpoint::{Checkpoint, CheckpointError};
+use gptoss_jit::cli::tokenizer::of_gguf;
 use gptoss_jit::dtype::Dtype;
 use gptoss_jit::error::Hint;
-use gptoss_jit::tokenizer::bpe::{self, SpelledBpe};
 use gptoss_jit::tokenizer::split::Split;
 use gptoss_jit::tokenizer::{Tokenizer, TokenizerError};
 
@@ -78,7 +78,7 @@ pub fn is_gguf(data: &[u8]) -> bool {
 
 pub fn is_gguf_tokenizer(data: &[u8]) -> bool {
     match Gguf::read(&Bytes::copy_from_slice(data)).and_then(|file| GgufTokenizer::of(&file)) {
-        Ok(tokenizer) => use_tokenizer(of_gguf(&tokenizer)),
+        Ok(tokenizer) => use_tokenizer(of_gguf(&tokenizer, None, Some(Split::O200k))),
         Err(error) => refused(&error),
     }
 }
@@ -93,21 +93,6 @@ pub fn is_tokenizer_json(data: &[u8]) -> bool {
     let Some((last, file)) = data.split_last() else { return false };
     let vocab_size = (*last > 0).then_some(2 * usize::from(*last));
     use_tokenizer(Tokenizer::from_json(Bytes::copy_from_slice(file), vocab_size, None))
-}
-
-/// As the command line does it.
-fn of_gguf(gguf: &GgufTokenizer) -> Result<Tokenizer, TokenizerError> {
-    let lists = gguf.lists();
-    let owned = |list: Vec<(&str, u32)>| list.into_iter().map(|(text, id)| (text.to_owned(), id)).collect();
-    let merges = lists.merges.into_iter().enumerate().map(|(index, text)| bpe::pair(index, text));
-    let spelled = SpelledBpe {
-        tokens: owned(lists.ordinary),
-        added: owned(lists.names),
-        unused: owned(lists.unused),
-        merges: merges.collect::<Result<_, _>>()?,
-        ignore_merges: false,
-    };
-    Tokenizer::from_spelled(spelled, None, Split::O200k)
 }
 
 /// In memory, where there is such a place.

@@ -3,9 +3,11 @@
 # format and the lints. The last line counts them: `N passed, N failed, N skipped`. Fails if anything failed.
 #
 # hipRTC is fetched once into target/hiprtc, where that is possible (tests/fetch-hiprtc.sh), unless GPTOSS_JIT_HIPRTC
-# names one; LLVM's tools likewise into target/llvm (tests/fetch-llvm.sh), unless GPTOSS_JIT_LLVM does. The temporary folder
-# and the config folder are private to the run and start empty. Kernels that tests compile stay in target/tmp: a
-# kernel's key is all that its object depends on, so that what is found there is what would be compiled. They may be removed.
+# names one; LLVM's tools likewise into target/llvm (tests/fetch-llvm.sh), unless GPTOSS_JIT_LLVM does; and a published
+# model into gptoss-jit-tests in the user's cache folder (tests/fetch-smollm2.sh), unless GPTOSS_JIT_SMOLLM2 does. The
+# temporary folder and the config folder are private to the run and start empty. Kernels that tests compile stay in
+# target/tmp: a kernel's key is all that its object depends on, so that what is found there is what would be compiled. They
+# may be removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -30,23 +32,25 @@ export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE=
 # What is fetched comes from elsewhere, and is unpacked: the build goes on meanwhile.
 fetch() {
     (
-        tests/fetch-"$1".sh "target/$1" >"$scratch/fetched-$1" 2>&1
+        tests/fetch-"$1".sh "$2" >"$scratch/fetched-$1" 2>&1
         echo $? >"$scratch/fetched-$1-status"
     ) &
 }
-# What came of it: as `VARIABLE` for the tests, or in words.
+# What came of it: a path as `VARIABLE` for the tests, or in words.
 fetched() {
     unset "$2"
     cat "$scratch/fetched-$1"
     status=$(cat "$scratch/fetched-$1-status" 2>/dev/null || echo none)
     case $status in
-        0) export "$2=$PWD/target/$1" && echo "$2=$PWD/target/$1" ;;
-        3) echo "WARNING: $3" ;;
+        0) export "$2=$3" && echo "$2=$3" ;;
+        3) echo "WARNING: $4" ;;
         *) echo "FAILED: tests/fetch-$1.sh, exit code $status" && count 1 ;;
     esac
 }
-[ -n "${GPTOSS_JIT_HIPRTC:-}" ] || fetch hiprtc
-[ -n "${GPTOSS_JIT_LLVM:-}" ] || fetch llvm
+[ -n "${GPTOSS_JIT_HIPRTC:-}" ] || fetch hiprtc target/hiprtc
+[ -n "${GPTOSS_JIT_LLVM:-}" ] || fetch llvm target/llvm
+models=${XDG_CACHE_HOME:-${HOME:-$PWD/target}/.cache}/gptoss-jit-tests
+[ -n "${GPTOSS_JIT_SMOLLM2:-}" ] || fetch smollm2 "$models"
 
 # The lints are looked for by what compiles: clippy is the compiler, which looks at more. On its own it would begin by
 # checking all dependencies once more. They are warnings here, so that what has one is tested all the same.
@@ -65,14 +69,21 @@ say "hipRTC"
 if [ -n "${GPTOSS_JIT_HIPRTC:-}" ]; then
     echo "GPTOSS_JIT_HIPRTC=$GPTOSS_JIT_HIPRTC"
 else
-    fetched hiprtc GPTOSS_JIT_HIPRTC "there is no hipRTC here: no GPU kernel will be compiled by the tests below"
+    fetched hiprtc GPTOSS_JIT_HIPRTC "$PWD/target/hiprtc" "there is no hipRTC here: no GPU kernel will be compiled by the tests below"
 fi
 
 say "LLVM's tools"
 if [ -n "${GPTOSS_JIT_LLVM:-}" ]; then
     echo "GPTOSS_JIT_LLVM=$GPTOSS_JIT_LLVM"
 else
-    fetched llvm GPTOSS_JIT_LLVM "LLVM's tools cannot be fetched here: what is not on PATH is not tested below"
+    fetched llvm GPTOSS_JIT_LLVM "$PWD/target/llvm" "LLVM's tools cannot be fetched here: what is not on PATH is not tested below"
+fi
+
+say "SmolLM2"
+if [ -n "${GPTOSS_JIT_SMOLLM2:-}" ]; then
+    echo "GPTOSS_JIT_SMOLLM2=$GPTOSS_JIT_SMOLLM2"
+else
+    fetched smollm2 GPTOSS_JIT_SMOLLM2 "$models/SmolLM2-135M-Instruct.Q4_1.gguf" "SmolLM2 cannot be fetched here: no published model will be run by the tests below"
 fi
 
 # OpenAI's own clients against the server, where Python's and npm's packages can be had: beside the tests, since most of

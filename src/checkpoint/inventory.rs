@@ -186,7 +186,7 @@ impl Form {
     fn names(self) -> &'static str {
         match self {
             Self::Plain => "BF16, F16 or F32",
-            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0",
+            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0, Q4_0 or Q4_1",
             Self::Mxfp4Blocks => "MXFP4",
             Self::Byte => "U8",
         }

@@ -351,9 +351,9 @@ impl Checkpoint {
         self.tensors.get(name).unwrap_or_else(|| panic!("no reader leaves out `{name}`"))
     }
 
-    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16 or Q8_0, or among
-    /// such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and MXFP4 stays
-    /// MXFP4.
+    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16, Q8_0, Q4_0 or
+    /// Q4_1, or among such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and
+    /// MXFP4 stays MXFP4.
     pub fn rounded(&self) -> Self {
         let of = |is_expert: bool| self.tensors.values().filter(move |tensor| self.is_expert(tensor) == is_expert);
         let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));

@@ -41,6 +41,11 @@ pub enum Number {
     Bf16,
     /// Blocks of 32: a factor in f16, then 32 signed bytes. Their products are exact in f32, not in bf16.
     Q8_0,
+    /// Blocks of 32: a factor in f16, then codes of 4 bits in the order of [`Codec::Mxfp4Blocks`], less 8. Their
+    /// products are exact in f32.
+    Q4_0,
+    /// Blocks of 32: a factor and a summand in f16, then such codes. A product is exact in f32, the sum is rounded.
+    Q4_1,
 }
 
 /// Elements of one block of GGUF's quantised types that are read.
@@ -51,6 +56,12 @@ pub const MXFP4_BLOCK_BYTES: usize = 17;
 
 /// Bytes of a block of [`Number::Q8_0`].
 pub const Q8_0_BLOCK_BYTES: usize = 34;
+
+/// Bytes of a block of [`Number::Q4_0`].
+pub const Q4_0_BLOCK_BYTES: usize = 18;
+
+/// Bytes of a block of [`Number::Q4_1`].
+pub const Q4_1_BLOCK_BYTES: usize = 20;
 
 impl StoredType {
     /// A type whose elements stand alone.
@@ -70,12 +81,14 @@ impl StoredType {
 }
 
 impl Number {
-    /// Bytes that so many elements take; a multiple of [`BLOCK`] for [`Number::Q8_0`].
+    /// Bytes that so many elements take; of types with blocks a multiple of [`BLOCK`].
     pub fn len_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::F32 => 4 * n_elements,
             Self::F16 | Self::Bf16 => 2 * n_elements,
             Self::Q8_0 => n_elements / BLOCK * Q8_0_BLOCK_BYTES,
+            Self::Q4_0 => n_elements / BLOCK * Q4_0_BLOCK_BYTES,
+            Self::Q4_1 => n_elements / BLOCK * Q4_1_BLOCK_BYTES,
         }
     }
 
@@ -84,7 +97,7 @@ impl Number {
         match self {
             Self::F32 => Some(Dtype::F32),
             Self::Bf16 => Some(Dtype::Bf16),
-            Self::F16 | Self::Q8_0 => None,
+            Self::F16 | Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => None,
         }
     }
 
@@ -112,12 +125,35 @@ impl Number {
             Self::Bf16 => from.as_chunks().0.iter().for_each(|&bytes| give(bf16::from_le_bytes(bytes).to_f32())),
             Self::Q8_0 => {
                 for block in from.as_chunks::<Q8_0_BLOCK_BYTES>().0 {
-                    let factor = f16::from_le_bytes([block[0], block[1]]).to_f32();
+                    let factor = half(block, 0);
                     block[2..].iter().for_each(|&code| give(factor * f32::from(code as i8)));
+                }
+            }
+            Self::Q4_0 => {
+                for block in from.as_chunks::<Q4_0_BLOCK_BYTES>().0 {
+                    let factor = half(block, 0);
+                    codes(&block[2..]).for_each(|code| give(factor * (code - 8.0)));
+                }
+            }
+            Self::Q4_1 => {
+                for block in from.as_chunks::<Q4_1_BLOCK_BYTES>().0 {
+                    let (factor, summand) = (half(block, 0), half(block, 2));
+                    codes(&block[4..]).for_each(|code| give(factor * code + summand));
                 }
             }
         }
     }
+}
+
+/// The f16 at byte `at` of a block.
+fn half(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The codes of 4 bits in the bytes of a block: first those in the low halves.
+fn codes(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    let (low, high) = (bytes.iter().map(|byte| byte & 15), bytes.iter().map(|byte| byte >> 4));
+    low.chain(high).map(f32::from)
 }
 
 fn put<const N: usize>(to: &mut std::slice::IterMut<'_, [u8; N]>, bytes: [u8; N]) {
@@ -183,6 +219,39 @@ mod tests {
         let want: Vec<f32> = (0..64).map(|i| 0.25 * ((i % 32) * 8 - 128) as f32).collect();
         assert_eq!(f32s(Number::Q8_0, &twice, 64), want);
         assert_eq!(Number::Q8_0.len_bytes(64), twice.len());
+    }
+
+    /// Byte i of a block has code i in its low half, and code i + 16, which is 15 - i, in its high half.
+    fn codes_of_4_bits() -> Vec<u8> {
+        (0..16).map(|i| i | (15 - i) << 4).collect()
+    }
+
+    #[test]
+    fn q4_0_is_a_factor_times_codes_less_8() {
+        let block = [&0xb800u16.to_le_bytes()[..], &codes_of_4_bits()].concat(); // -0.5
+        let twice = [&block[..], &block[..]].concat();
+        let once: Vec<f32> = (0..16).chain((0..16).rev()).map(|code| -0.5 * (code - 8) as f32).collect();
+        assert_eq!(once[..2], [4.0, 3.5]);
+        assert_eq!(f32s(Number::Q4_0, &twice, 64), once.repeat(2));
+        assert_eq!(Number::Q4_0.len_bytes(64), twice.len());
+    }
+
+    #[test]
+    fn q4_1_is_a_factor_times_codes_and_a_summand() {
+        let block = |factor: u16, summand: u16| {
+            [&factor.to_le_bytes()[..], &summand.to_le_bytes(), &codes_of_4_bits()].concat()
+        };
+        let blocks = [block(0x3400, 0xc000), block(0x2e66, 0xabae)].concat(); // 0.25 and -2; 0.1 and -0.06, in f16
+        let values = f32s(Number::Q4_1, &blocks, 64);
+        let want: Vec<f32> = (0..16).chain((0..16).rev()).map(|code| 0.25 * code as f32 - 2.0).collect();
+        assert_eq!(values[..32], want);
+        // 1638 / 2^14 and -1966 / 2^15; what the sum comes to has 13 bits, and stays exact.
+        let want: Vec<f32> = (0..16).chain((0..16).rev()).map(|c| (2 * 1638 * c - 1966) as f32 / 32768.0).collect();
+        assert_eq!(values[32..], want);
+        assert_eq!(Number::Q4_1.len_bytes(64), blocks.len());
+        // The sum is rounded to the nearest: 15 * 1023 * 2^-24 beside 1024 is 7.49 of its last places.
+        let blocks = block(0x03ff, 0x6400);
+        assert_eq!(f32s(Number::Q4_1, &blocks, 32)[15], 1024.0 + 7.0 / 8192.0);
     }
 
     #[test]

@@ -38,7 +38,7 @@ mod stderr;
 mod step_timeout;
 mod svg;
 mod tokenize;
-mod tokenizer;
+pub mod tokenizer;
 mod tune;
 mod usage;
 

@@ -21,8 +21,7 @@ pub struct TokenizerArgs {
     #[arg(short = 'z', long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
 
-    /// How text is cut into words before merging: as the seeds' program does, or as OpenAI's tokenizer does [default:
-    /// as the tokenizer's file says]
+    /// How text is cut into words before merging [default: as the tokenizer's file says]
     #[arg(long, value_enum)]
     pub split: Option<Split>,
 }
@@ -71,18 +70,27 @@ fn open(path: &Path, vocab_size: Option<usize>, split: Option<Split>) -> anyhow:
     }
 }
 
-/// The tokenizer that a GGUF file's keys spell.
-fn of_gguf(gguf: &GgufTokenizer, vocab_size: Option<usize>, split: Option<Split>) -> Result<Tokenizer, TokenizerError> {
+/// The tokenizer that a GGUF file's keys spell. `vocab_size` is the number of the model's tokens; text is split as
+/// `split` says, else as the file does.
+///
+/// # Errors
+/// It is no byte-level BPE, its way of splitting is not known, or its lists do not fit each other.
+pub fn of_gguf(
+    gguf: &GgufTokenizer,
+    vocab_size: Option<usize>,
+    split: Option<Split>,
+) -> Result<Tokenizer, TokenizerError> {
     let unsupported = |key, expected, found: &str| BpeError::Unsupported { key, expected, found: format!("`{found}`") };
     if gguf.model != "gpt2" {
         return Err(unsupported("tokenizer.ggml.model", "`gpt2`, which is byte-level BPE", &gguf.model).into());
     }
-    let split = match (split, gguf.pre.as_deref()) {
-        (Some(split), _) => split,
-        (None, Some("gpt-4o")) => Split::O200k,
-        (None, pre) => {
-            let found = pre.unwrap_or("nothing");
-            return Err(unsupported("tokenizer.ggml.pre", "`gpt-4o`, which is o200k's way", found).into());
+    let known = gguf.pre.as_deref().and_then(Split::of_llama_cpp);
+    let (split, ignore_merges) = match (split, known) {
+        (Some(split), known) => (split, known.is_some_and(|(_, ignore_merges)| ignore_merges)),
+        (None, Some(known)) => known,
+        (None, None) => {
+            let found = gguf.pre.as_deref().unwrap_or("nothing");
+            return Err(unsupported("tokenizer.ggml.pre", "the name of a known way of splitting text", found).into());
         }
     };
     let TokenLists { ordinary, names, unused, merges } = gguf.lists();
@@ -93,7 +101,7 @@ fn of_gguf(gguf: &GgufTokenizer, vocab_size: Option<usize>, split: Option<Split>
         added: owned(names),
         unused: owned(unused),
         merges: merges.collect::<Result<_, _>>()?,
-        ignore_merges: false,
+        ignore_merges,
     };
-    Tokenizer::from_spelled(spelled, vocab_size, split)
+    Ok(Tokenizer::from_spelled(spelled, vocab_size, split)?.with_ends(gguf.ends.clone()))
 }

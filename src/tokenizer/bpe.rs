@@ -81,7 +81,7 @@ pub enum BpeError {
         /// What stands there.
         found: String,
     },
-    /// Not every text can be encoded.
+    /// Not even plain text can be encoded.
     #[error("no token stands for the byte 0x{byte:02x} alone")]
     NoByte {
         /// The byte.
@@ -92,12 +92,14 @@ pub enum BpeError {
 impl Hint for BpeError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Unsupported { key: "pre_tokenizer" | "tokenizer.ggml.pre", .. } => {
-                "`--split o200k` takes o200k's way of splitting text; `-z FILE` takes another tokenizer".into()
+            Self::Unsupported { key: "pre_tokenizer", .. } => {
+                "`--split` chooses a way of splitting text; `-z FILE` takes another tokenizer".into()
             }
-            Self::Unsupported { .. } => {
-                "only byte-level BPE is read, as gpt-oss has it; `-z FILE` takes another file".into()
+            Self::Unsupported { key: "tokenizer.ggml.pre", .. } => {
+                let known: Vec<&str> = Split::llama_cpp_names().collect();
+                format!("known are {}; `--split` chooses one; `-z FILE` takes another tokenizer", known.join(", "))
             }
+            Self::Unsupported { .. } => "only byte-level BPE is read; `-z FILE` takes another file".into(),
             _ => "the file is damaged, or belongs to another kind of tokenizer; `-z FILE` takes another one".into(),
         })
     }
@@ -125,8 +127,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Bpe`].
     pub fn from_spelled(spelled: SpelledBpe, vocab_size: Option<usize>, split: Split) -> Result<Self, TokenizerError> {
-        let vocabulary = spelled.vocabulary(vocab_size.unwrap_or(0))?;
-        Ok(Self { vocabulary: vocabulary.into(), split })
+        Ok(Self::new(spelled.vocabulary(vocab_size.unwrap_or(0))?, split))
     }
 }
 
@@ -145,11 +146,18 @@ impl Tokenizer {
             *token = Token { bytes: Bytes::copy_from_slice(&[byte]), kind: TokenKind::Ordinary };
         }
         let longest = names.iter().map(|(_, name)| name.len()).max().unwrap_or(1);
-        Self { vocabulary: Vocabulary::new(tokens, longest, ByteNames::Literal).into(), split: Split::O200k }
+        Self::new(Vocabulary::new(tokens, longest, ByteNames::Literal), Split::O200k)
     }
 }
 
 impl SpelledBpe {
+    /// Whether there is a byte that no token stands for alone.
+    pub(super) fn lacks_a_byte(&self) -> bool {
+        let bytes = Spelling::new();
+        let alone = self.tokens.iter().filter(|(text, id)| bytes.of(text, *id).is_ok_and(|bytes| bytes.len() == 1));
+        alone.count() < 256
+    }
+
     fn vocabulary(self, vocab_size: usize) -> Result<Vocabulary, BpeError> {
         let bytes = Spelling::new();
         let n_tokens = vocab_size.max(self.tokens.len() + self.added.len() + self.unused.len());
@@ -167,7 +175,8 @@ impl SpelledBpe {
             }
         }
         let mut vocabulary = slots.vocabulary();
-        if let Some(byte) = (0..=u8::MAX).find(|byte| vocabulary.id(&[*byte]).is_none()) {
+        // Real vocabularies lack bytes that no text has, or few: those are left out of what is encoded.
+        if let Some(byte) = (b' '..=b'~').find(|byte| vocabulary.id(&[*byte]).is_none()) {
             return Err(BpeError::NoByte { byte });
         }
         let ranks = ranks(&vocabulary, &bytes, self.merges)?;
@@ -312,6 +321,20 @@ mod tests {
         assert_eq!(tokenizer.vocab_size(), 261);
     }
 
+    /// As with SmolLM2, whose vocabulary lacks 21 bytes.
+    #[test]
+    fn a_byte_without_a_token_is_left_out_when_all_else_is_merged() {
+        let mut spelled = spelled();
+        assert!(!spelled.lacks_a_byte());
+        spelled.tokens.retain(|(_, id)| ![0x04, 0xc3].contains(id));
+        assert!(spelled.lacks_a_byte());
+        let tokenizer = tokenizer(spelled).unwrap();
+        assert_eq!(tokenizer.encode("\u{4}the\u{4}é".as_bytes()).unwrap(), [u32::from(b't'), 257, 0xa9]);
+        assert_eq!(tokenizer.encode(b"\x04").unwrap(), [0; 0]);
+        let long = "\u{4}".repeat(5000) + "the";
+        assert_eq!(tokenizer.encode(long.as_bytes()).unwrap(), [u32::from(b't'), 257]);
+    }
+
     #[test]
     fn lists_that_do_not_fit_each_other_are_refused() {
         let refused = |change: fn(&mut SpelledBpe), message: &str| {
@@ -325,7 +348,7 @@ mod tests {
         refused(|s| s.tokens[3].1 = 256, "two tokens have the id 256, the second is `th`");
         refused(|s| s.added.push(("<|x|>".into(), 257)), "two tokens have the id 257, the second is `he`");
         refused(|s| s.tokens[256].0 = "日".into(), "the token 256, `日`, has the character '日'");
-        refused(|s| drop(s.tokens.remove(0)), "no token stands for the byte 0x21 alone");
+        refused(|s| s.tokens.retain(|(_, id)| *id != 0x21), "no token stands for the byte 0x21 alone");
         refused(|s| s.merges.push(("x".into(), "y".into())), "merge 3, `x` and `y`, is not of two tokens");
     }
 }

@@ -1,4 +1,4 @@
-//! Hugging Face's `tokenizer.json`, of which byte-level BPE is read: what gpt-oss has.
+//! Hugging Face's `tokenizer.json`, of which byte-level BPE is read.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::json_entries::JsonEntries;
 
 use super::bpe::{BpeError, SpelledBpe, pair};
-use super::split::{Split, is_o200k};
+use super::split::{GPT2, Split};
 
 /// The longest file that is read; gpt-oss' has 28 MB.
 const MAX_BYTES: usize = 256 << 20;
@@ -46,7 +46,12 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Sp
         merges: merges.collect::<Result<_, _>>()?,
         ignore_merges: file.model.ignore_merges,
     };
-    Ok((spelled, split))
+    match file.model.unk_token {
+        Some(unknown) if spelled.lacks_a_byte() => {
+            Err(unsupported("model.unk_token", "null where a byte has no token", &Value::from(unknown)))
+        }
+        _ => Ok((spelled, split)),
+    }
 }
 
 fn unsupported(key: &'static str, expected: &'static str, found: &Value) -> BpeError {
@@ -59,22 +64,40 @@ fn is_empty(step: &Value) -> bool {
         && step.as_object().is_some_and(|step| step.values().any(|list| *list == Value::from([(); 0])))
 }
 
-/// o200k's pattern, then bytes as characters; nothing else.
+/// A known pattern, then bytes as characters; or these with GPT-2's pattern, behind digits that are alone or not.
 fn split_of_pre_tokenizer(pre_tokenizer: &Value) -> Result<Split, BpeError> {
-    let refused = || unsupported("pre_tokenizer", "o200k's pattern, then `ByteLevel`", pre_tokenizer);
-    let [split, byte_level] = pre_tokenizer["pretokenizers"].as_array().map_or(&[][..], Vec::as_slice) else {
-        return Err(refused());
+    let steps = match pre_tokenizer["pretokenizers"].as_array() {
+        Some(steps) if pre_tokenizer["type"] == "Sequence" => steps.as_slice(),
+        _ => std::slice::from_ref(pre_tokenizer),
     };
-    let is_whole = match (split["behavior"].as_str(), split["invert"].as_bool().unwrap_or(false)) {
-        (Some("Isolated"), false) | (Some("Removed"), true) => split["type"] == "Split",
-        _ => false,
+    let known = match steps {
+        [split, bytes] if has_bytes(bytes, false) => pattern(split).and_then(|of| Split::of_pattern(of, false)),
+        [digits, bytes] if has_bytes(bytes, true) && are_alone(digits) => Split::of_pattern(GPT2, true),
+        [bytes] if has_bytes(bytes, true) => Split::of_pattern(GPT2, false),
+        _ => None,
     };
-    let is_plain = byte_level["type"] == "ByteLevel"
-        && byte_level["add_prefix_space"] == false
-        && byte_level["use_regex"] == false;
-    match split["pattern"]["Regex"].as_str() {
-        Some(pattern) if is_whole && is_plain && is_o200k(pattern) => Ok(Split::O200k),
-        _ => Err(refused()),
+    known.ok_or_else(|| unsupported("pre_tokenizer", "a known pattern, and `ByteLevel`", pre_tokenizer))
+}
+
+/// Whether this step writes bytes as characters, and splits by GPT-2's pattern or not. Both it does unless it says
+/// otherwise, and so it adds a blank.
+fn has_bytes(step: &Value, splits: bool) -> bool {
+    step["type"] == "ByteLevel"
+        && step["add_prefix_space"] == false
+        && step["use_regex"].as_bool().unwrap_or(true) == splits
+}
+
+fn are_alone(step: &Value) -> bool {
+    step["type"] == "Digits" && step["individual_digits"] == true
+}
+
+/// The regular expression whose matches a step makes pieces of.
+fn pattern(step: &Value) -> Option<&str> {
+    match (step["behavior"].as_str(), step["invert"].as_bool().unwrap_or(false)) {
+        (Some("Isolated"), false) | (Some("Removed"), true) if step["type"] == "Split" => {
+            step["pattern"]["Regex"].as_str()
+        }
+        _ => None,
     }
 }
 
@@ -110,6 +133,8 @@ struct Model {
     merges: Vec<Merge>,
     #[serde(default)]
     ignore_merges: bool,
+    #[serde(default)]
+    unk_token: Option<String>,
     #[serde(default)]
     byte_fallback: bool,
     #[serde(default)]

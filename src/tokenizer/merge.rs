@@ -14,7 +14,7 @@ use std::collections::BinaryHeap;
 
 use super::vocabulary::Vocabulary;
 
-/// What bytes become for which there is no token, as in gpt-oss-amd.
+/// What bytes become for which a `tokenizer.bin` has no token, as in gpt-oss-amd.
 const UNKNOWN: u32 = 0;
 
 /// Bytes of a window, at least.
@@ -31,13 +31,13 @@ pub(super) fn encode_piece<E>(
     ids: &mut Vec<u32>,
     check: impl Fn(usize) -> Result<(), E>,
 ) -> Result<(), E> {
-    let id = |part: &[u8]| vocabulary.id(part).unwrap_or(UNKNOWN);
+    let id = |part: &[u8]| vocabulary.id(part).or(Some(UNKNOWN));
     encode(vocabulary, piece, id, ids, check)
 }
 
 /// Encodes a word as OpenAI does: a word that is a token is that token (unless a list of merges says that it is not
 /// so). A byte without a token of its own is given the token `<0xHH>`: in a `tokenizer.bin` the NUL byte is stored so.
-/// `check` is asked between windows of a long one.
+/// Without that either, it is left out where merges are listed. `check` is asked between windows of a long one.
 pub(super) fn encode_word<E>(
     vocabulary: &Vocabulary,
     word: &str,
@@ -49,9 +49,10 @@ pub(super) fn encode_word<E>(
         ids.push(id);
         return check(ids.len());
     }
+    let unknown = (!vocabulary.lists_merges()).then_some(UNKNOWN);
     let id = |part: &[u8]| {
         let byte_token = || vocabulary.byte_token(*part.first()?).filter(|_| part.len() == 1);
-        vocabulary.id(part).or_else(byte_token).unwrap_or(UNKNOWN)
+        vocabulary.id(part).or_else(byte_token).or(unknown)
     };
     encode(vocabulary, word, id, ids, check)
 }
@@ -59,7 +60,7 @@ pub(super) fn encode_word<E>(
 fn encode<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],
-    id: impl Fn(&[u8]) -> u32,
+    id: impl Fn(&[u8]) -> Option<u32>,
     ids: &mut Vec<u32>,
     check: impl Fn(usize) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -74,7 +75,7 @@ fn encode<E>(
     }
     let mut start = 0;
     for end in merged(vocabulary, piece) {
-        ids.push(id(&piece[start..end]));
+        ids.extend(id(&piece[start..end]));
         start = end;
     }
     check(ids.len())
@@ -86,7 +87,7 @@ fn encode_windows<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],
     window: usize,
-    id: &impl Fn(&[u8]) -> u32,
+    id: &impl Fn(&[u8]) -> Option<u32>,
     ids: &mut Vec<u32>,
     check: &impl Fn(usize) -> Result<(), E>,
 ) -> Result<bool, E> {
@@ -113,7 +114,7 @@ fn encode_windows<E>(
         let mut start = 0;
         for &end in ends.iter().take_while(|&&end| end <= most) {
             last = &here[start..end];
-            ids.push(id(last));
+            ids.extend(id(last));
             start = end;
         }
         check(ids.len())?;
@@ -283,7 +284,7 @@ mod tests {
         ) {
             let vocabulary = vocabulary(&tokens, 6);
             let (piece, mut ids) = (piece.as_bytes(), Vec::new());
-            let id = |part: &[u8]| vocabulary.id(part).unwrap_or(UNKNOWN);
+            let id = |part: &[u8]| vocabulary.id(part).or(Some(UNKNOWN));
             if encode_windows(&vocabulary, piece, window, &id, &mut ids, &endless).unwrap() {
                 prop_assert_eq!(ids, literal(&tokens, 6, piece));
             }
@@ -315,12 +316,12 @@ mod tests {
         let vocabulary = vocabulary(&tokens, 2);
         assert!(walk.len() > 2 * WINDOW && walk.len() % 2 == 1);
 
-        let id = |part: &[u8]| vocabulary.id(part).expect("a token");
+        let id = |part: &[u8]| vocabulary.id(part);
         let fits = |piece: &[u8]| encode_windows(&vocabulary, piece, WINDOW, &id, &mut Vec::new(), &endless).unwrap();
         assert!(!fits(&walk) && fits(&walk[1..]));
         let mut ids = Vec::new();
         encode_piece(&vocabulary, &walk, &mut ids, endless).unwrap();
-        let want: Vec<u32> = [id(&walk[..1])].into_iter().chain(walk[1..].chunks(2).map(id)).collect();
+        let want: Vec<u32> = [&walk[..1]].into_iter().chain(walk[1..].chunks(2)).filter_map(id).collect();
         assert_eq!(ids, want);
     }
 }

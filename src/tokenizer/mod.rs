@@ -34,6 +34,8 @@ use vocabulary::Vocabulary;
 pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     split: Split,
+    /// Ids after which an answer is complete, where the file says so.
+    ends: Arc<[u32]>,
 }
 
 /// Why text or ids could not be converted, or a tokenizer not be read.
@@ -138,7 +140,7 @@ pub enum TokenizerError {
     /// Nobody waits for the tokens any more: [`Limit::is_wanted`].
     #[error("nobody waits for the tokens any more")]
     Abandoned,
-    /// o200k splits text by characters, and these bytes are not characters.
+    /// Words consist of characters, and these bytes are not characters.
     #[error("the text is not UTF-8 at byte {offset}")]
     NotUtf8 {
         /// Bytes before the first that is wrong.
@@ -169,10 +171,14 @@ impl Hint for TokenizerError {
 }
 
 impl Tokenizer {
+    fn new(vocabulary: impl Into<Arc<Vocabulary>>, split: Split) -> Self {
+        Self { vocabulary: vocabulary.into(), split, ends: [].into() }
+    }
+
     /// OpenAI's vocabulary for gpt-oss, split as OpenAI does. It is unpacked on first use in a process, which takes a
     /// noticeable fraction of a second.
     pub fn o200k_harmony() -> Self {
-        Self { vocabulary: o200k::vocabulary(), split: Split::O200k }
+        Self::new(o200k::vocabulary(), Split::O200k)
     }
 
     /// Reads a `tokenizer.json` or a `tokenizer.bin`, whichever it is. The file stays mapped and must not be rewritten
@@ -208,12 +214,23 @@ impl Tokenizer {
     /// # Errors
     /// The bytes are not a `tokenizer.bin` with so many records.
     pub fn from_bin(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
-        Ok(Self { vocabulary: Arc::new(seeds::read(bytes, vocab_size)?), split: split.unwrap_or(Split::Seeds) })
+        Ok(Self::new(seeds::read(bytes, vocab_size)?, split.unwrap_or(Split::Seeds)))
     }
 
     /// The same vocabulary with another way of splitting.
     pub fn with_split(&self, split: Split) -> Self {
-        Self { vocabulary: self.vocabulary.clone(), split }
+        Self { split, ..self.clone() }
+    }
+
+    /// The same, with the ids after which an answer is complete.
+    #[must_use]
+    pub fn with_ends(self, ends: Vec<u32>) -> Self {
+        Self { ends: ends.into(), ..self }
+    }
+
+    /// The ids after which an answer is complete, as far as the file says: those of a GGUF file's keys.
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
     }
 
     /// Number of tokens, specials and reserved ones included.
@@ -236,10 +253,12 @@ impl Tokenizer {
     ///
     /// The result has any length: gpt-oss-amd cuts it to the model's `initial_context_length`, which is the caller's
     /// to do if it wants the same. With [`Split::Seeds`] the text is any bytes, ends at the first NUL, and bytes that
-    /// no token covers become id 0, all as in gpt-oss-amd.
+    /// no token covers become id 0, all as in gpt-oss-amd. With the others, bytes that no token of a [`bpe`] vocabulary
+    /// covers are left out when all else is merged, as llama.cpp does. (Hugging Face's `tokenizers` leaves them out
+    /// before, so that what is around them may merge.)
     ///
     /// # Errors
-    /// [`TokenizerError::NotUtf8`], with [`Split::O200k`] only.
+    /// [`TokenizerError::NotUtf8`], but not with [`Split::Seeds`].
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::new();
         self.encode_within(text, &Limit::NONE, &mut ids)?;
@@ -308,10 +327,10 @@ impl Tokenizer {
         let (vocabulary, check) = (&self.vocabulary, |n_tokens| limit.check(n_tokens));
         match self.split {
             Split::Seeds => split::seeds(text, |piece| merge::encode_piece(vocabulary, piece, ids, check)),
-            Split::O200k => {
+            with_words => {
                 let text = str::from_utf8(text)
                     .map_err(|error| TokenizerError::NotUtf8 { offset: offset + error.valid_up_to() })?;
-                split::o200k(text, |word| merge::encode_word(vocabulary, word, ids, check))
+                split::words(with_words, text, |word| merge::encode_word(vocabulary, word, ids, check))
             }
         }
     }

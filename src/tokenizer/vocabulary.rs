@@ -126,6 +126,11 @@ impl Vocabulary {
         self.merges = Some(merges);
     }
 
+    /// Whether merges are listed.
+    pub fn lists_merges(&self) -> bool {
+        self.merges.is_some()
+    }
+
     /// Gives a special token a name, which may be one of several. A name of no bytes would be found everywhere: it is
     /// left out, as Hugging Face does.
     pub fn add_special(&mut self, name: Bytes, id: u32) {

@@ -15,7 +15,9 @@ use bytes::Bytes;
 
 use super::CheckpointError;
 use super::inventory::{Inventory, StoredTensor};
-use super::stored::{BLOCK, Codec, MXFP4_BLOCK_BYTES, Number, Q8_0_BLOCK_BYTES, StoredType};
+use super::stored::{
+    BLOCK, Codec, MXFP4_BLOCK_BYTES, Number, Q4_0_BLOCK_BYTES, Q4_1_BLOCK_BYTES, Q8_0_BLOCK_BYTES, StoredType,
+};
 use crate::error::Hint;
 
 use value::{Cursor, Value};
@@ -320,6 +322,10 @@ fn place(listed: Vec<Listed>, bytes: &Bytes, data_at: usize, alignment: u64) -> 
     Ok(inventory)
 }
 
+const fn blocks(name: &'static str, block_bytes: usize, codec: Codec) -> StoredType {
+    StoredType { name, block_len: BLOCK, block_bytes, codec: Some(codec) }
+}
+
 const fn quantised(name: &'static str, block_len: usize, block_bytes: usize) -> StoredType {
     StoredType { name, block_len, block_bytes, codec: None }
 }
@@ -329,21 +335,10 @@ const TYPES: [(u32, StoredType); 32] = [
     (0, StoredType::plain("F32", 4, Some(Codec::Number(Number::F32)))),
     (1, StoredType::plain("F16", 2, Some(Codec::Number(Number::F16)))),
     (30, StoredType::plain("BF16", 2, Some(Codec::Number(Number::Bf16)))),
-    (
-        8,
-        StoredType {
-            name: "Q8_0",
-            block_len: BLOCK,
-            block_bytes: Q8_0_BLOCK_BYTES,
-            codec: Some(Codec::Number(Number::Q8_0)),
-        },
-    ),
-    (
-        39,
-        StoredType { name: "MXFP4", block_len: BLOCK, block_bytes: MXFP4_BLOCK_BYTES, codec: Some(Codec::Mxfp4Blocks) },
-    ),
-    (2, quantised("Q4_0", 32, 18)),
-    (3, quantised("Q4_1", 32, 20)),
+    (2, blocks("Q4_0", Q4_0_BLOCK_BYTES, Codec::Number(Number::Q4_0))),
+    (3, blocks("Q4_1", Q4_1_BLOCK_BYTES, Codec::Number(Number::Q4_1))),
+    (8, blocks("Q8_0", Q8_0_BLOCK_BYTES, Codec::Number(Number::Q8_0))),
+    (39, blocks("MXFP4", MXFP4_BLOCK_BYTES, Codec::Mxfp4Blocks)),
     (6, quantised("Q5_0", 32, 22)),
     (7, quantised("Q5_1", 32, 24)),
     (9, quantised("Q8_1", 32, 40)),

@@ -131,7 +131,8 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     verify: Option<PathBuf>,
 
-    /// More tokens that end a sequence, besides <|endoftext|> and <|return|>: ids, or names such as `<|end|>`
+    /// More tokens that end a sequence, besides <|endoftext|>, <|return|> and those that a GGUF file says: ids, or
+    /// names such as `<|end|>`
     #[arg(long, value_name = "ID|NAME")]
     stop: Vec<String>,
 

@@ -6,4 +6,6 @@ pub mod encoding;
 pub mod outputs;
 mod parser;
 mod prompts;
+mod smollm2;
 pub mod tokenizer_choice;
+mod ways;

@@ -1,0 +1,154 @@
+//! Every known way of splitting text, by the ids of Hugging Face's `tokenizers` for a small vocabulary that lacks some
+//! bytes (`tests/fixtures/tokenizers`).
+
+use std::fs;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use clap::ValueEnum;
+use gptoss_jit::checkpoint::gguf::Gguf;
+use gptoss_jit::checkpoint::gguf::model::GgufTokenizer;
+use gptoss_jit::cli::tokenizer::of_gguf;
+use gptoss_jit::harmony::end_ids;
+use gptoss_jit::tokenizer::Tokenizer;
+use gptoss_jit::tokenizer::split::Split;
+use gptoss_jit::tokenizer::stream::TextStream;
+use serde_json::{Value, json};
+
+use crate::fixtures::program::{argument, file, repository, run, run_with_stdin};
+
+/// Where the bytes that no token stands for are left out of a text.
+pub fn without(text: &str, lacking: &Value) -> Vec<u8> {
+    let lacking: Vec<u8> = serde_json::from_value(lacking.clone()).expect("bytes");
+    text.bytes().filter(|byte| !lacking.contains(byte)).collect()
+}
+
+/// Ids become the text again, all at once and one by one.
+#[track_caller]
+pub fn check_decoding(tokenizer: &Tokenizer, ids: &[u32], text: &[u8]) {
+    assert_eq!(tokenizer.decode_all(ids).expect("its own ids"), text);
+    let mut stream = TextStream::default();
+    let mut written: String = ids.iter().map(|id| stream.push(tokenizer.decode(*id).expect("its own id"))).collect();
+    written += &stream.finish();
+    assert_eq!(written, String::from_utf8_lossy(text));
+}
+
+fn path(name: &str) -> PathBuf {
+    repository().join("tests/fixtures/tokenizers").join(name)
+}
+
+fn cases() -> Value {
+    serde_json::from_slice(&fs::read(path("cases.json")).expect("a fixture")).expect("JSON")
+}
+
+fn texts(cases: &Value) -> Vec<String> {
+    serde_json::from_value(cases["texts"].clone()).expect("texts")
+}
+
+fn ids(way: &Value) -> Vec<Vec<u32>> {
+    serde_json::from_value(way["ids"].clone()).expect("ids")
+}
+
+/// A `tokenizer.json` with the small vocabulary.
+fn file_with(cases: &Value, pre_tokenizer: &Value, ignore_merges: &Value) -> Bytes {
+    let mut file = json!({
+        "added_tokens": cases["added_tokens"],
+        "normalizer": null,
+        "pre_tokenizer": pre_tokenizer,
+        "model": cases["model"],
+    });
+    file["model"]["ignore_merges"] = ignore_merges.clone();
+    file.to_string().into()
+}
+
+#[test]
+fn every_way_of_splitting_gives_the_ids_that_hugging_face_gives() {
+    let cases = cases();
+    let texts = texts(&cases);
+    let ways = cases["ways"].as_object().expect("an object");
+    let all: Vec<Split> = Split::value_variants().iter().copied().filter(|split| *split != Split::Seeds).collect();
+    assert_eq!(ways.len(), all.len());
+    for (name, way) in ways {
+        let split = Split::from_str(name, false).expect("a way");
+        let by_name = Split::of_llama_cpp(way["llama_cpp"].as_str().expect("a name"));
+        assert_eq!(by_name, Some((split, way["ignore_merges"] == true)), "{name}");
+        // As the file says, and as `--split` says.
+        let told = Tokenizer::from_json(file_with(&cases, &way["pre_tokenizer"], &way["ignore_merges"]), None, None);
+        let named = Tokenizer::from_json(file_with(&cases, &Value::Null, &way["ignore_merges"]), None, Some(split));
+        let [told, named] = [told, named].map(|read| read.unwrap_or_else(|error| panic!("{name}: {error:?}")));
+        let ids = ids(way);
+        assert!(texts.len() > 40 && ids.len() == texts.len());
+        for (text, ids) in texts.iter().zip(&ids) {
+            assert_eq!(&told.encode_with_specials(text.as_bytes()).unwrap(), ids, "{name}: {text:?}");
+            assert_eq!(&named.encode_with_specials(text.as_bytes()).unwrap(), ids, "{name}: {text:?}");
+            check_decoding(&told, ids, &without(text, &cases["lacking"]));
+        }
+    }
+}
+
+#[test]
+fn a_file_of_two_ways_mixed_is_refused() {
+    let cases = cases();
+    let of = |name: &str| cases["ways"][name]["pre_tokenizer"].clone();
+    let (gpt2, smollm, qwen2) = (of("gpt2"), of("smollm"), of("qwen2"));
+    let digits = &smollm["pretokenizers"][0];
+    let mut in_threes = smollm.clone();
+    in_threes["pretokenizers"][0]["individual_digits"] = json!(false);
+    let mut with_blank = gpt2.clone();
+    with_blank["add_prefix_space"] = json!(true);
+    let mut twice = qwen2.clone();
+    twice["pretokenizers"][1]["use_regex"] = json!(true);
+    let mut merged = qwen2.clone();
+    merged["pretokenizers"][0]["behavior"] = json!("MergedWithPrevious");
+    let before =
+        json!({ "type": "Sequence", "pretokenizers": [digits, qwen2["pretokenizers"][0], qwen2["pretokenizers"][1]] });
+    for other in [in_threes, with_blank, twice, merged, before, digits.clone(), Value::Null] {
+        let error = Tokenizer::from_json(file_with(&cases, &other, &json!(false)), None, None).expect_err("refused");
+        assert!(error.to_string().starts_with("`pre_tokenizer` is "), "{other}: {error}");
+    }
+}
+
+#[test]
+fn a_gguf_file_says_how_it_splits_and_what_ends_an_answer() {
+    let cases = cases();
+    let (texts, ids) = (texts(&cases), ids(&cases["ways"]["smollm"]));
+    let gguf = Gguf::open(&path("small.gguf")).expect("read").expect("GGUF");
+    let tokenizer = of_gguf(&GgufTokenizer::of(&gguf).expect("it has one"), None, None).expect("it fits");
+    for (text, ids) in texts.iter().zip(&ids) {
+        assert_eq!(&tokenizer.encode_with_specials(text.as_bytes()).unwrap(), ids, "{text:?}");
+    }
+    let end = tokenizer.special("<|im_end|>").expect("a control token");
+    assert_eq!(tokenizer.ends(), [end]);
+    let end_of_text = tokenizer.special("<|endoftext|>").expect("a control token");
+    assert_eq!(end_ids(&tokenizer), [end_of_text, end]);
+
+    let small = argument(&path("small.gguf"));
+    let at = texts.iter().position(|text| text.starts_with("<|im_start|>user")).expect("there");
+    let line = ids[at].iter().map(u32::to_string).collect::<Vec<_>>().join(" ") + "\n";
+    assert_eq!(run(&["tokenize", "-z", &small, "--special", "-i", &texts[at]]).ok().text(), line);
+    assert_eq!(run_with_stdin(&["decode", "-z", &small], line.as_bytes()).ok().text(), format!("{}\n", texts[at]));
+}
+
+#[test]
+fn an_end_that_is_no_token_is_none_and_one_that_is_no_number_is_refused() {
+    let whole = fs::read(path("small.gguf")).expect("a fixture");
+    let key = b"tokenizer.ggml.eos_token_id";
+    let value = whole.windows(key.len()).position(|window| window == key).expect("there") + key.len();
+    let with = |kind: u32, word: u32| {
+        let mut bytes = whole.clone();
+        bytes[value..value + 4].copy_from_slice(&kind.to_le_bytes());
+        bytes[value + 4..value + 8].copy_from_slice(&word.to_le_bytes());
+        bytes
+    };
+    const UINT32: u32 = 4;
+    const INT32: u32 = 5;
+    const FLOAT32: u32 = 6;
+    for (kind, word) in [(UINT32, u32::MAX), (INT32, u32::MAX), (UINT32, 640)] {
+        let file = Gguf::read(&with(kind, word).into()).expect("a file");
+        assert_eq!(GgufTokenizer::of(&file).expect("a tokenizer").ends, [0_u32; 0], "{word}");
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let damaged = file(folder.path(), "small.gguf", &with(FLOAT32, 0));
+    let stderr = run(&["tokenize", "-z", &damaged, "-i", "x"]).fails_with_hint(1);
+    assert!(stderr.contains("the key `tokenizer.ggml.eos_token_id` is 0.0, expected the id of a token"), "{stderr}");
+}
