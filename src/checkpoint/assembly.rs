@@ -222,7 +222,8 @@ impl Format {
 fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
     let pieces: Vec<&StoredTensor> = planned.flat_map(|planned| &planned.pieces).collect();
     let has = |number| pieces.iter().any(|piece| piece.number() == Some(number));
-    if has(Number::F16) || has(Number::Q8_0) || !has(Number::Bf16) {
+    let is_other = |piece: &&StoredTensor| piece.number().is_none_or(|number| number.dtype().is_none());
+    if pieces.iter().any(is_other) || !has(Number::Bf16) {
         return Dtype::F32;
     }
     let mut f32s: Vec<&Bytes> =

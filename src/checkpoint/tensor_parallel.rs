@@ -5,9 +5,11 @@
 //! value heads, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
 //! up with zeros, which change no sum. The vocabulary is cut where it divides, and logits are put side by side.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::slice::{Cut, Slice};
+use super::tensors::{EMBEDDING, UNEMBEDDING, unembedding};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::error::Hint;
@@ -62,6 +64,8 @@ const HEADS: &str = "num_attention_heads";
 const KV_HEADS: &str = "num_key_value_heads";
 const HEAD_DIM: &str = "head_dim";
 const FEATURES: &str = "intermediate_size";
+/// Whether the embedding is the unembedding too.
+const TIED: &str = "tie_word_embeddings";
 
 impl TpRank {
     /// Its own of `n` things that are shared out evenly.
@@ -184,7 +188,7 @@ impl Checkpoint {
     /// # Errors
     /// [`TensorParallelError`].
     pub fn part(&self, of: TpRank) -> Result<Self, TensorParallelError> {
-        let config = of.config(&self.config)?;
+        let mut config = of.config(&self.config)?;
         let part = |tensor: &Tensor| match of.cut(tensor, &self.config) {
             Some((cut, shape)) if of.size > 1 => {
                 let elements = Elements::Slice(Slice::new(tensor.clone(), cut));
@@ -192,7 +196,14 @@ impl Checkpoint {
             }
             _ => tensor.clone(),
         };
-        let tensors = self.tensors.iter().map(|(name, tensor)| (name.clone(), part(tensor))).collect();
+        let mut tensors: BTreeMap<String, Tensor> =
+            self.tensors.iter().map(|(name, tensor)| (name.clone(), part(tensor))).collect();
+        if of.size > 1 && unembedding(&self.config) == EMBEDDING && config.get(TIED).is_some() {
+            // Rows are looked up in all of it, and multiplied by a part of it.
+            let whole = Tensor { name: UNEMBEDDING.to_owned(), ..self.tensor(EMBEDDING).clone() };
+            tensors.insert(UNEMBEDDING.to_owned(), part(&whole));
+            config = config.with(TIED, 0);
+        }
         Ok(Self { config, tensors, findings: self.findings.clone(), origin: self.origin.clone() })
     }
 }

@@ -4,8 +4,8 @@
 //! `layers`, `parameters` and `bytes` (as published: experts in MXFP4). `show` prints `schema`, `family`, `model`,
 //! `config` (the dimensions), `parameters`, and `tensors`, a list of `name`, `count`, `shape`, `parameters` (of all of
 //! them), `bytes`, and the stored names: `openai`, `hf`, `gguf`; and `nodes` of the forward pass: `node`, `count`,
-//! `op`, `dims`, `dtypes`, `constants`, `flags`, `weight_bytes` (of one). `check` prints `schema`, `file`, `family`, `dims`,
-//! `tensors`, `shapes` and `graphs`, which are numbers.
+//! `op`, `dims`, `dtypes`, `constants`, `flags`, `weight_bytes` (of one). `check` prints `schema`, `file`,
+//! `family`, and the numbers `dims`, `tensors`, `shapes` and `graphs`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@
 
 mod sampling;
 mod statements;
+mod writing;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::tensor_parallel::TpRank;

@@ -8,4 +8,5 @@ pub mod kinds;
 pub mod mxfp4;
 pub mod odd_sizes;
 pub mod reading;
+mod smollm2;
 pub mod weights;

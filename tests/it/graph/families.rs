@@ -244,7 +244,12 @@ fn the_program_takes_such_a_file_and_says_what_is_wrong_with_others() {
 
     let line_of = |part: &str| text().lines().position(|line| line.contains(part)).expect(part) + 1;
     for (from, to, at, message) in [
-        ("h     = moe_mlp1(a", "h     = moe_mlp(a", "moe_mlp1", "there is no op `moe_mlp`"),
+        (
+            "h     = moe_mlp1(a",
+            "h     = moe_mlp(a",
+            "moe_mlp1",
+            "`moe_mlp`: expected an op, which has a contract `templates/<op>/op.toml`, such as `moe_mlp",
+        ),
         (
             "linear(mixed, self.mix) + x",
             "linear(mixed, self.mix) + y",

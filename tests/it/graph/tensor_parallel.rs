@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use gptoss_jit::checkpoint::Checkpoint;
 use gptoss_jit::checkpoint::encoding::Encoding;
+use gptoss_jit::config::ModelConfig;
 use gptoss_jit::engine::Engine;
 use gptoss_jit::engine::watchdog::Watchdog;
+use gptoss_jit::family::named;
 use gptoss_jit::graph::profile::Profiled;
 use gptoss_jit::scheduler::{Request, RequestId, Sampling};
 use gpu::Driver;
@@ -71,6 +73,33 @@ fn several_devices_give_the_logits_of_one_and_all_of_them_the_same_bits() {
             assert!(all.iter().all(|of_one| *of_one == all[0]), "{n} devices, {encoding:?}: not the same bits");
             assert!(all[0].iter().any(|&byte| byte != 0));
         }
+    }
+}
+
+/// A dense model whose embedding is its unembedding: two devices have a part of it, three have all.
+#[test]
+fn a_model_with_tied_embeddings_is_cut_too() {
+    let dims = [
+        ("vocab_size", 100.0),
+        ("hidden_size", 48.0),
+        ("intermediate_size", 80.0),
+        ("num_hidden_layers", 2.0),
+        ("num_attention_heads", 12.0),
+        ("num_key_value_heads", 6.0),
+        ("head_dim", 8.0),
+        ("max_seq_len", 256.0),
+        ("tie_word_embeddings", 1.0),
+    ];
+    let config = ModelConfig::with_values(named("llama").expect("built in"), &dims);
+    let checkpoint = Checkpoint::random(config, Encoding::F32, 5).expect("a model");
+    assert!(!checkpoint.tensors.contains_key("unembedding.weight"));
+    let ids: Vec<u32> = (0..40).map(|i| i * 37 % 100).collect();
+    let expected = engine(&checkpoint, 1, ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
+    let largest = expected.iter().fold(0.0, |most: f32, logit| most.max(logit.abs()));
+    for n in [2, 3] {
+        let logits = engine(&checkpoint, n, ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
+        let off = expected.iter().zip(&logits).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 1.2e-6 * largest, "{n} devices: off by {off} of {largest}");
     }
 }
 
