@@ -1,4 +1,4 @@
-//! References of `embedding`, `rmsnorm` and `linear`.
+//! References of `embedding`, `rmsnorm`, `linear` and `silu_and_mul`.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::random::Random;
@@ -46,6 +46,31 @@ pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, Referenc
         let root = (mean + eps).sqrt();
         let normed = row.iter().zip(scale.values()).map(|(x, scale)| x / root * scale);
         y.extend(normed.map(|value| (value, value.abs())));
+    }
+    Ok(only("y", Output::scaled(y)))
+}
+
+pub(super) fn silu_and_mul_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (n_tokens, n) = (case.n_tokens()?, case.dim("intermediate_size")?);
+    let mut h = random.normals(Dtype::F32, n_tokens * 2 * n, 2.0).values().to_vec();
+    // Gates for which e^-g is beyond f32, or nothing beside 1.
+    for (t, row) in h.chunks_mut(2 * n).enumerate() {
+        row[t % n] = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4][t % 7];
+    }
+    Ok(named([("h", Tensor::rounded(Dtype::F32, h))]))
+}
+
+/// y[t, i] = silu(h[t, i]) * h[t, n + i], silu(g) = g / (1 + e^-g)
+pub(super) fn silu_and_mul(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (h, n) = (tensor(inputs, "h")?, case.dim("intermediate_size")?);
+    let mut y = Vec::new();
+    for row in h.values().chunks(2 * n) {
+        let (gates, ups) = row.split_at(n);
+        for (gate, up) in gates.iter().zip(ups) {
+            let value = gate / (1.0 + (-gate).exp()) * up;
+            // An exponential is off by roundings of its argument.
+            y.push((value, value.abs() * (1.0 + gate.abs())));
+        }
     }
     Ok(only("y", Output::scaled(y)))
 }
@@ -106,6 +131,13 @@ mod tests {
         let y = &run(&["rmsnorm".into()], &case, &inputs).unwrap()["y"];
         close(&y.values, &[3.0 / root, -8.0 / root]);
         close(&y.scale, &[3.0 / root, 8.0 / root]);
+    }
+
+    #[test]
+    fn silu_and_mul_gates_what_is_behind_the_gates() {
+        let inputs = named([("h", f32s(&[0.0, 1.0, -1e4, 5.0, 2.0, 3.0]))]);
+        let y = &run(&["silu_and_mul".into()], &case(&[("intermediate_size", 3)], 1), &inputs).unwrap()["y"];
+        close(&y.values, &[0.0, 2.0 / (1.0 + (-1f64).exp()), 0.0]);
     }
 
     #[test]

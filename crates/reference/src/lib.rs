@@ -36,9 +36,10 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 24] = [
+const OPS: [Op; 25] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
+    Op { name: "silu_and_mul", first: "h", kinds: &[], inputs: dense::silu_and_mul_inputs, run: dense::silu_and_mul },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
     Op { name: "rope_angles", first: "inv_freq", kinds: &[], inputs: rope::rope_angles_inputs, run: rope::rope_angles },
     Op { name: "rope_kv", first: "qkv", kinds: &["chunk", "decode"], inputs: rope::rope_kv_inputs, run: rope::rope_kv },
@@ -252,7 +253,7 @@ mod tests {
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars
             .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
-        case.flags.extend([("matrix_layout".into(), false)]);
+        case.flags.extend([("has_sinks", true), ("matrix_layout", false)].map(|(name, flag)| (name.into(), flag)));
         case
     }
 
