@@ -19,7 +19,8 @@ use crate::batch::BatchError;
 use crate::batch::asked::LineError;
 use crate::batch::records::RecordsError;
 use crate::batch::source::SourceError;
-use crate::chat_template::ChatTemplateError;
+use crate::chat_format::ChatFormatError;
+use crate::chat_format::specials::SpecialsError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::device::DeviceError;
@@ -27,7 +28,6 @@ use crate::engine::EngineError;
 use crate::error::Hint;
 use crate::family::FamilyError;
 use crate::graph::kv_cache::KvTooLarge;
-use crate::harmony::HarmonyError;
 use crate::launcher::LauncherError;
 use crate::object::cache::CacheError;
 use crate::object::compile::CompileError;
@@ -80,11 +80,10 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ExportError>,
         of::<FamilyError>,
         of::<GpuError>,
-        of::<HarmonyError>,
         of::<PeersError>,
         of::<NotInHub>,
         of::<NotMerged>,
-        of::<ChatTemplateError>,
+        of::<ChatFormatError>,
         of::<IsaError>,
         of::<KvTooLarge>,
         of::<LauncherError>,
@@ -101,6 +100,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ReplicaError>,
         of::<ReplayError>,
         of::<SourceError>,
+        of::<SpecialsError>,
         of::<StoreError>,
         of::<TargetError>,
         of::<TensorParallelError>,
