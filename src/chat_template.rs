@@ -7,18 +7,21 @@
 //! tokens; those that a message says are text, so nobody ends a message by writing `<|end|>`. `whose` tells the two
 //! apart; where that cannot be told, there is no prompt but an error.
 
+mod json;
 mod render;
 mod whose;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
 use crate::bounded_process::{self, BoundedError};
 use crate::error::Hint;
-use crate::harmony::Message;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-use render::{Answer, Job, entries};
+use render::{Answer, Job};
 use whose::{Masked, Origin, Whose};
 
 /// The hidden command that renders a template: [`render_worker`].
@@ -26,6 +29,43 @@ pub const COMMAND: &str = "__chat-template";
 
 /// The longest template in bytes; gpt-oss' has 16 thousand.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+
+/// A message, as templates know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Who speaks: `user`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+    /// What the assistant thought before that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<String>,
+}
+
+impl Entry {
+    /// A message without thoughts.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self { role: role.to_owned(), content: content.into(), thinking: None }
+    }
+
+    /// What others than the template say in it.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.content.as_str()).chain(self.thinking.as_deref())
+    }
+}
+
+/// All that a template is given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Given {
+    /// The messages, in order.
+    pub messages: Vec<Entry>,
+    /// The tools, as OpenAI's API has them.
+    #[serde(default)]
+    pub tools: Vec<Value>,
+    /// What it is given besides, by name. No client's words.
+    #[serde(default)]
+    pub words: Map<String, Value>,
+}
 
 /// A template that could be compiled.
 #[derive(Clone, Debug)]
@@ -99,8 +139,28 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Render`], [`ChatTemplateError::Bounds`], [`ChatTemplateError::Unclear`],
     /// [`ChatTemplateError::Tokenizer`].
-    pub fn prompt(&self, conversation: &[Message], tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
-        prompt(&self.source, conversation, tokenizer, |job| self.ask(job))
+    pub fn prompt(&self, conversation: &[Entry], tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+        self.prompt_of(&Given { messages: conversation.to_vec(), ..Given::default() }, tokenizer)
+    }
+
+    /// The same, of more than messages.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prompt_of(&self, given: &Given, tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+        prompt(&self.source, given, tokenizer, |job| self.ask(job))
+    }
+
+    /// Whether it writes two things alike, so that it leaves out in what they differ.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Bounds`]; [`ChatTemplateError::Render`], where it refuses the first.
+    pub fn writes_alike(&self, one: &Given, other: &Given) -> Result<bool, ChatTemplateError> {
+        let conversations = vec![one.clone(), other.clone()];
+        let mut texts = rendered(self.ask(&Job { template: self.source.clone(), conversations })?)?.into_iter();
+        let none = || Err("there is no prompt".to_owned());
+        let one = texts.next().unwrap_or_else(none).map_err(ChatTemplateError::Render)?;
+        Ok(texts.next().is_some_and(|other| other.is_ok_and(|other| other == one)))
     }
 
     fn ask(&self, job: &Job) -> Result<Answer, ChatTemplateError> {
@@ -134,17 +194,20 @@ fn rendered(answer: Answer) -> Result<Vec<Result<String, String>>, ChatTemplateE
 /// The ids of a prompt, rendered by `ask`: of the conversation as it is, and masked in every way.
 fn prompt(
     template: &str,
-    conversation: &[Message],
+    given: &Given,
     tokenizer: &Tokenizer,
     ask: impl FnOnce(&Job) -> Result<Answer, ChatTemplateError>,
 ) -> Result<Vec<u32>, ChatTemplateError> {
-    let masked = Masked::ALL.iter().map(|masked| entries(&masked.conversation(conversation)));
-    let conversations = std::iter::once(entries(conversation)).chain(masked).collect();
+    if let Some(name) = given.tools.iter().find_map(|tool| name_in(tool, tokenizer)) {
+        return Err(ChatTemplateError::Unclear { name });
+    }
+    let masked = Masked::ALL.iter().map(|masked| masked.given(given));
+    let conversations = std::iter::once(given.clone()).chain(masked).collect();
     let mut texts = rendered(ask(&Job { template: template.to_owned(), conversations })?)?.into_iter();
     let text = texts.next().unwrap_or_else(|| Err("there is no prompt".into())).map_err(ChatTemplateError::Render)?;
     let masked: Vec<Option<String>> = texts.map(Result::ok).collect();
     let masked = Masked::ALL.into_iter().zip(masked.iter().map(Option::as_deref));
-    let whose = Whose::new(&text, masked, template, conversation);
+    let whose = Whose::new(&text, masked, template, &given.messages);
     let mut unclear = None;
     let ids = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
         let origin = whose.origin(offset, len);
@@ -156,6 +219,27 @@ fn prompt(
     match unclear {
         Some(name) => Err(ChatTemplateError::Unclear { name }),
         None => Ok(ids),
+    }
+}
+
+/// The name of a special token in what a tool says, which a template may write as it stands there.
+fn name_in(value: &Value, tokenizer: &Tokenizer) -> Option<String> {
+    let in_text = |text: &str| {
+        let mut found = None;
+        let _ = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
+            found.get_or_insert_with(|| text[offset..offset + len].to_owned());
+            false
+        });
+        // A blank that is a token is one wherever it comes from.
+        found.filter(|name| !name.chars().all(char::is_whitespace))
+    };
+    match value {
+        Value::String(text) => in_text(text),
+        Value::Array(values) => values.iter().find_map(|value| name_in(value, tokenizer)),
+        Value::Object(entries) => {
+            entries.iter().find_map(|(key, value)| in_text(key).or_else(|| name_in(value, tokenizer)))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => None,
     }
 }
 

@@ -10,11 +10,10 @@ mod tools;
 mod turns;
 mod typescript;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
-pub use tools::{Developer, ResponseFormat, TextInput, Tool, is_tool_name};
+pub use tools::Developer;
 pub use turns::Turn;
 
+pub use crate::chat::{FUNCTIONS, Reasoning, ResponseFormat, TextInput, Tool, is_tool_name};
 use crate::error::Hint;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -163,12 +162,6 @@ impl Message {
     }
 }
 
-/// What stands between two messages of a kind where there is one text for both.
-pub const BETWEEN_MESSAGES: &str = "\n\n";
-
-/// The namespace of the functions that a developer defines.
-pub const FUNCTIONS: &str = "functions";
-
 /// What a message of the assistant is to those who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
@@ -180,18 +173,6 @@ pub enum Part<'a> {
     Answer,
     /// A call of the tool with this name, without `functions.`; the text is the arguments.
     Call(&'a str),
-}
-
-/// How long the model is to think.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Reasoning {
-    /// Briefly
-    Low,
-    /// As trained
-    #[default]
-    Medium,
-    /// At length
-    High,
 }
 
 /// The system message that gpt-oss expects. A model trained on other system messages is given [`Message::new`] with
@@ -218,11 +199,7 @@ impl SystemMessage {
         if let Some(date) = &self.current_date {
             text += &format!("\nCurrent date: {date}");
         }
-        text += match self.reasoning {
-            Reasoning::Low => "\n\nReasoning: low",
-            Reasoning::Medium => "\n\nReasoning: medium",
-            Reasoning::High => "\n\nReasoning: high",
-        };
+        text += &format!("\n\nReasoning: {}", self.reasoning.name());
         text += "\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.";
         if self.has_functions {
             text += "\nCalls to these tools must go to the commentary channel: 'functions'.";
@@ -234,24 +211,6 @@ impl SystemMessage {
 /// The text of a developer message that only instructs.
 pub fn developer_text(instructions: &str) -> String {
     format!("# Instructions\n\n{instructions}")
-}
-
-/// Today in UTC, as [`SystemMessage::current_date`] wants it.
-pub fn today() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    date(seconds / 86_400)
-}
-
-/// The Gregorian date so many days after 1970-01-01. Counted from March, so that the leap day is a year's last.
-fn date(days: u64) -> String {
-    let days = days + 719_468; // from 0000-03-01
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153; // 0 is March
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    format!("{:04}-{month:02}-{day:02}", era * 400 + year_of_era + next_year)
 }
 
 /// Why harmony cannot be used.
@@ -311,6 +270,25 @@ pub struct Harmony {
     end_of_text: Option<u32>,
 }
 
+/// The ids of special tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// `<|start|>`
+    pub start: u32,
+    /// `<|end|>`
+    pub end: u32,
+    /// `<|message|>`
+    pub message: u32,
+    /// `<|channel|>`
+    pub channel: u32,
+    /// `<|constrain|>`
+    pub constrain: u32,
+    /// `<|call|>`
+    pub call: u32,
+    /// `<|return|>`
+    pub end_of_answer: u32,
+}
+
 impl Harmony {
     /// Looks up the special tokens.
     ///
@@ -334,10 +312,21 @@ impl Harmony {
         }
     }
 
+    /// The tokenizer that it is in terms of.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// The tokens after which the model waits: `<|return|>`, its answer is complete, and `<|call|>`, it calls a tool.
     /// They are part of what it writes, unlike the others of [`end_ids`].
     pub fn stop_ids(&self) -> [u32; 2] {
         [self.end_of_answer, self.call]
+    }
+
+    /// The special tokens that structure a generation, for its grammar.
+    pub fn marks(&self) -> Marks {
+        let &Self { start, end, message, channel, end_of_answer, call, constrain, .. } = self;
+        Marks { start, end, message, channel, constrain, call, end_of_answer }
     }
 
     /// A parser for what the model writes after such a prompt, up to the end of its turn.
@@ -446,19 +435,5 @@ mod tests {
              <|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>{\"sunny\": true}<|end|>\
              <|start|>assistant"
         );
-    }
-
-    #[test]
-    fn dates_are_gregorian() {
-        for (days, want) in [
-            (0, "1970-01-01"),
-            (11_016, "2000-02-29"),
-            (11_017, "2000-03-01"),
-            (20_267, "2025-06-28"),
-            (47_540, "2100-02-28"),
-            (47_541, "2100-03-01"),
-        ] {
-            assert_eq!(date(days), want);
-        }
     }
 }

@@ -5,6 +5,8 @@
 
 pub mod batch;
 pub mod bounded_process;
+pub mod chat;
+pub mod chat_format;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod choice;

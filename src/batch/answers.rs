@@ -8,8 +8,8 @@ use super::BatchError;
 use super::asked::{self, Asked, LineError, Prompt};
 use super::plan::Batch;
 use super::records::{Outcome, Record, Records};
-use crate::harmony::parser::{Event as Parsed, HarmonyParser};
-use crate::harmony::{BETWEEN_MESSAGES, Part};
+use crate::chat::BETWEEN_MESSAGES;
+use crate::chat_format::{AnswerParser, Begun, Event, Purpose};
 
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -38,18 +38,14 @@ pub struct Said {
 impl Said {
     /// What an answer says, as chat completions tell it: messages of a kind are one text, what is said before a call or
     /// the answer is part of it, and calls are not.
-    fn of_chat(mut parser: HarmonyParser, ids: impl Iterator<Item = u32>) -> Self {
+    fn of_chat(mut parser: Box<dyn AnswerParser>, ids: impl Iterator<Item = u32>) -> Self {
         let (mut said, mut is_reasoning, mut is_fresh) = (Self::default(), None, false);
-        let mut take = |parsed: Parsed| match parsed {
-            Parsed::Started(message) => {
+        let mut take = |event: Event| match event {
+            Event::Started { purpose, tool } => {
                 is_fresh = true;
-                is_reasoning = match message.part() {
-                    Part::Reasoning => Some(true),
-                    Part::Preamble | Part::Answer => Some(false),
-                    Part::Call(_) => None,
-                };
+                is_reasoning = tool.is_none().then_some(purpose == Purpose::Reasoning);
             }
-            Parsed::Text { text, .. } if !text.is_empty() => {
+            Event::Text(text) if !text.is_empty() => {
                 let into = match is_reasoning {
                     Some(true) => &mut said.reasoning,
                     Some(false) => &mut said.text,
@@ -60,7 +56,7 @@ impl Said {
                 }
                 *into += &text;
             }
-            Parsed::Text { .. } | Parsed::Ended { .. } => {}
+            Event::Text(_) | Event::Ended { .. } => {}
         };
         for id in ids {
             parser.push(id).into_iter().for_each(&mut take);
@@ -265,10 +261,10 @@ impl Batch {
             let bytes = self.prompter.tokenizer.decode_all(ids)?;
             return Ok(Said { text: String::from_utf8_lossy(&bytes).into_owned(), ..Said::default() });
         }
-        let harmony = self.prompter.harmony()?;
+        let chat = self.prompter.chat()?;
         // Ids that only stop are no part of the answer.
-        let ids = ids.iter().filter(|id| !stop.contains(id) || harmony.stop_ids().contains(id));
-        Ok(Said::of_chat(harmony.parser(), ids.copied()))
+        let ids = ids.iter().filter(|id| !stop.contains(id) || chat.stop_ids().contains(id));
+        Ok(Said::of_chat(chat.answer(Begun::default(), false), ids.copied()))
     }
 
     pub(super) fn line_error(&self, i: usize, source: LineError) -> BatchError {
@@ -279,16 +275,19 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harmony::Harmony;
+    use crate::chat_format::specials::Specials;
+    use crate::chat_format::{Has, Prompts, choose};
     use crate::tokenizer::Tokenizer;
 
     #[test]
     fn an_answer_says_what_chat_completions_tell_of_it() {
         let tokenizer = Tokenizer::o200k_harmony();
-        let harmony = Harmony::new(tokenizer.clone()).expect("it has the special tokens");
+        let (specials, program) = (Specials::of_names(&tokenizer), std::path::Path::new(""));
+        let has = Has { tokenizer: &tokenizer, specials: &specials, template: None, program };
+        let chat = choose(None, Prompts::Format, &has).expect("it has the special tokens");
         let said = |text: &str| {
             let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
-            let Said { text, reasoning, .. } = Said::of_chat(harmony.parser(), ids.into_iter());
+            let Said { text, reasoning, .. } = Said::of_chat(chat.answer(Begun::default(), false), ids.into_iter());
             (reasoning, text)
         };
         let message =

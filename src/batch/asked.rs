@@ -1,13 +1,16 @@
 //! What one line asks for: a prompt, and how it is to be answered.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::source::Format;
+use crate::chat::{Part as ChatPart, Reasoning, Turn};
+use crate::chat_format::ChatFormatError;
 use crate::engine::PromptError;
 use crate::error::Hint;
-use crate::harmony::{Channel, Message, Reasoning, Role};
 
 /// A line, understood.
 #[derive(Debug)]
@@ -30,7 +33,7 @@ pub enum Prompt {
     /// Tokens.
     Ids(Vec<u32>),
     /// A conversation, to be answered.
-    Messages(Vec<Message>),
+    Messages(Vec<Turn>),
 }
 
 /// How a line is to be answered, as far as it says.
@@ -122,18 +125,18 @@ pub enum LineError {
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
     /// Its conversation cannot be made tokens.
     #[error(transparent)]
-    Harmony(#[from] crate::harmony::HarmonyError),
-    /// The checkpoint's template refuses the conversation.
+    Chat(#[from] ChatFormatError),
+    /// The model has no way of writing conversations.
     #[error(transparent)]
-    Template(#[from] crate::chat_template::ChatTemplateError),
+    NoChat(#[from] Arc<ChatFormatError>),
 }
 
 impl Hint for LineError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Tokenizer(error) => error.hint(),
-            Self::Harmony(error) => error.hint(),
-            Self::Template(error) => error.hint(),
+            Self::Chat(error) => error.hint(),
+            Self::NoChat(error) => error.hint(),
             Self::Prompt(PromptError::Empty) => None,
             Self::Prompt(error) => error.hint(),
             _ => None,
@@ -382,13 +385,13 @@ struct Part {
 ///
 /// # Errors
 /// [`LineError::Message`] says which of them is none.
-pub fn messages(values: Vec<Value>) -> Result<Vec<Message>, LineError> {
+pub fn messages(values: Vec<Value>) -> Result<Vec<Turn>, LineError> {
     let message =
         |(index, value): (usize, Value)| message(value).map_err(|problem| LineError::Message { index, problem });
     values.into_iter().enumerate().map(message).collect()
 }
 
-fn message(value: Value) -> Result<Message, String> {
+fn message(value: Value) -> Result<Turn, String> {
     let RawMessage { role, content, tool_calls } = serde_json::from_value(value).map_err(|error| error.to_string())?;
     let text = match content {
         Content::Nothing => String::new(),
@@ -405,10 +408,10 @@ fn message(value: Value) -> Result<Message, String> {
         return Err("calls of tools are not supported in files of prompts".into());
     }
     match role.as_str() {
-        "system" => Ok(Message::new(Role::System, text)),
-        "developer" => Ok(Message::new(Role::Developer, text)),
-        "user" => Ok(Message::new(Role::User, text)),
-        "assistant" => Ok(Message::assistant(Channel::Final, text)),
+        "system" => Ok(Turn::System(text)),
+        "developer" => Ok(Turn::Developer(text)),
+        "user" => Ok(Turn::User(text)),
+        "assistant" => Ok(Turn::Assistant(ChatPart::answer(text).into())),
         other => Err(format!("role `{other}` is none of system, developer, user and assistant")),
     }
 }

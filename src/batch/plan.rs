@@ -131,8 +131,8 @@ impl Batch {
     pub fn stop_ids(&self, asked: &Asked) -> Vec<u32> {
         let mut stop = self.usual.stop.clone();
         stop.extend(&asked.wishes.stop_token_ids);
-        if let (Prompt::Messages(_), Ok(harmony)) = (&asked.prompt, self.prompter.harmony()) {
-            stop.extend(harmony.stop_ids());
+        if let (Prompt::Messages(_), Ok(chat)) = (&asked.prompt, self.prompter.chat()) {
+            stop.extend(chat.stop_ids());
         }
         stop
     }

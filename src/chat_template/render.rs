@@ -1,11 +1,14 @@
 //! Rendering, in a process with bounds: what is asked of it, what it answers, and the engine.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
-use crate::harmony::{Channel, Message, Role, today};
+use super::json::python_json;
+use super::{Entry, Given};
+use crate::chat::today;
 
 /// Steps that a template may take: gpt-oss' takes some hundreds for each message.
 const FUEL: u64 = 10_000_000;
@@ -14,16 +17,7 @@ const FUEL: u64 = 10_000_000;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Job {
     pub template: String,
-    pub conversations: Vec<Vec<Entry>>,
-}
-
-/// A message as templates know it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Entry {
-    role: String,
-    content: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: Option<String>,
+    pub conversations: Vec<Given>,
 }
 
 /// The longest prompt: ids of four bytes each would fill a context of two million tokens.
@@ -32,8 +26,20 @@ const MAX_PROMPT_BYTES: usize = 8 << 20;
 impl Entry {
     fn value(&self) -> Value {
         let mut pairs = vec![("role", self.role.as_str()), ("content", &self.content)];
-        pairs.extend(self.thinking.as_deref().map(|thinking| ("thinking", thinking)));
+        // gpt-oss' template and those of most others have a name of their own for it.
+        let thinking = self.thinking.as_deref();
+        pairs.extend(thinking.into_iter().flat_map(|text| [("thinking", text), ("reasoning_content", text)]));
         Value::from_pairs(pairs)
+    }
+}
+
+impl Given {
+    fn value(&self) -> Value {
+        let messages: Value = self.messages.iter().map(Entry::value).collect();
+        let tools = if self.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&self.tools)) };
+        let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", true.into())];
+        let words = self.words.iter().map(|(name, word)| (name.as_str(), Value::from(Serde(word))));
+        Value::from_pairs(own.into_iter().chain(words))
     }
 }
 
@@ -44,31 +50,15 @@ pub(super) enum Answer {
     Rendered(Vec<Result<String, String>>),
 }
 
-/// Messages as templates know them. The assistant's analysis is the `thinking` of the message behind it.
-pub(super) fn entries(conversation: &[Message]) -> Vec<Entry> {
-    let mut thinking = None;
-    let mut entries = Vec::new();
-    for message in conversation {
-        if message.role == Role::Assistant && message.channel == Some(Channel::Analysis) {
-            thinking = Some(message.text.clone());
-            continue;
-        }
-        let thinking = thinking.take().filter(|_| message.role == Role::Assistant);
-        entries.push(Entry { role: message.role.name().to_owned(), content: message.text.clone(), thinking });
-    }
-    entries
-}
-
 /// Does a job, with no bound but on steps.
 pub(super) fn render(job: &Job) -> Answer {
     let mut environment = environment();
     if let Err(error) = environment.add_template("chat", &job.template) {
         return Answer::NoTemplate(said(&error));
     }
-    let rendered = job.conversations.iter().map(|messages| {
+    let rendered = job.conversations.iter().map(|given| {
         let template = environment.get_template("chat").map_err(|error| said(&error))?;
-        let messages: Vec<Value> = messages.iter().map(Entry::value).collect();
-        let prompt = template.render(context! { messages, add_generation_prompt => true });
+        let prompt = template.render(given.value());
         match prompt.map_err(|error| said(&error))? {
             prompt if prompt.len() > MAX_PROMPT_BYTES => {
                 Err(format!("it writes {} bytes, expected {MAX_PROMPT_BYTES} at most", prompt.len()))
@@ -94,9 +84,19 @@ fn environment() -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, why))
     });
     environment.add_function("strftime_now", now);
+    environment.add_filter("tojson", tojson);
     // Jinja's strings have Python's methods.
     environment.set_unknown_method_callback(unknown_method_callback);
     environment
+}
+
+/// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are.
+fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let _: Option<bool> = options.get("ensure_ascii")?; // which changes how JSON is spelled, and not what it says
+    options.assert_all_used()?;
+    let text = python_json(value, indent);
+    text.map(Value::from).map_err(|why| Error::new(ErrorKind::BadSerialization, why.to_string()))
 }
 
 /// Today in UTC, of which a template may ask for `%Y`, `%m` and `%d`.

@@ -1,7 +1,7 @@
 //! Templates, rendered in this process.
 
 use super::*;
-use crate::harmony::{Channel, Harmony, Role, today};
+use crate::chat::today;
 
 /// Harmony as far as a plain conversation goes.
 const HARMONY: &str = "{%- for message in messages %}
@@ -14,25 +14,25 @@ const HARMONY: &str = "{%- for message in messages %}
     {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
 ";
 
-fn conversation() -> Vec<Message> {
+fn conversation() -> Vec<Entry> {
     vec![
-        Message::new(Role::System, "You are brief."),
-        Message::new(Role::User, "Hello <|end|> there"),
-        Message::assistant(Channel::Analysis, "A greeting."),
-        Message::assistant(Channel::Final, "Hi."),
-        Message::new(Role::User, "Bye"),
+        Entry::new("system", "You are brief."),
+        Entry::new("user", "Hello <|end|> there"),
+        Entry { thinking: Some("A greeting.".into()), ..Entry::new("assistant", "Hi.") },
+        Entry::new("user", "Bye"),
     ]
 }
 
 /// With what the process would answer.
-fn ids(template: &str, conversation: &[Message]) -> Result<Vec<u32>, ChatTemplateError> {
-    prompt(template, conversation, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))
+fn ids(template: &str, conversation: &[Entry]) -> Result<Vec<u32>, ChatTemplateError> {
+    let given = Given { messages: conversation.to_vec(), ..Given::default() };
+    prompt(template, &given, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))
 }
 
 /// The same with one message, of which the template sees `text`.
 fn said(template: &str, words: &str) -> Result<Vec<u32>, ChatTemplateError> {
     let template = format!("{{% set text = messages[0].content %}}{template}");
-    ids(&template, &[Message::new(Role::User, words)])
+    ids(&template, &[Entry::new("user", words)])
 }
 
 /// The ids of parts by turns the template's, whose names are tokens, and a message's, whose are not. No word may go
@@ -52,10 +52,13 @@ fn text_of(ids: &[u32]) -> String {
 
 #[test]
 fn a_template_that_writes_harmony_gives_the_prompt_of_harmony() {
-    let conversation = conversation();
-    let ids = ids(HARMONY, &conversation).expect("renders");
-    let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");
-    assert_eq!(ids, harmony.prompt(&conversation).expect("UTF-8"));
+    let ids = ids(HARMONY, &conversation()).expect("renders");
+    let want = [
+        "<|start|>system<|message|>You are brief.<|end|><|start|>user<|message|>",
+        "Hello <|end|> there",
+        "<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|><|start|>user<|message|>Bye<|end|><|start|>assistant",
+    ];
+    assert_eq!(ids, of(&want));
     let end = Tokenizer::o200k_harmony().special("<|end|>").expect("harmony has it");
     let n_ends = ids.iter().filter(|&&id| id == end).count();
     assert_eq!(n_ends, 4, "of four messages, and not the one that a user wrote");

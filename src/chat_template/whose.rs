@@ -7,7 +7,7 @@
 //! of signs alone, which names of special tokens have and words do not, and of bars, which most names have and tags
 //! like `</think>` do not. What they leave open is closed by rules on the safe side: see [`Whose::origin`].
 
-use crate::harmony::Message;
+use super::{Entry, Given};
 
 /// Stands for a character of a message: the last one of Unicode's last private plane.
 const MASK: char = '\u{10fffd}';
@@ -35,12 +35,14 @@ impl Masked {
     }
 
     /// The same conversation, masked.
-    pub fn conversation(self, conversation: &[Message]) -> Vec<Message> {
-        let masked = |message: &Message| Message {
-            text: message.text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect(),
-            ..message.clone()
+    pub fn given(self, given: &Given) -> Given {
+        let text = |text: &String| text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect();
+        let masked = |message: &Entry| Entry {
+            role: message.role.clone(),
+            content: text(&message.content),
+            thinking: message.thinking.as_ref().map(text),
         };
-        conversation.iter().map(masked).collect()
+        Given { messages: given.messages.iter().map(masked).collect(), ..given.clone() }
     }
 }
 
@@ -68,7 +70,7 @@ pub(super) struct Whose<'a> {
     /// The prompt.
     pub text: &'a str,
     template: &'a str,
-    conversation: &'a [Message],
+    conversation: &'a [Entry],
     /// The masks under which the template took the same way, and which bytes of the prompt they mark as of messages.
     masks: Vec<(Masked, Vec<bool>)>,
 }
@@ -79,7 +81,7 @@ impl<'a> Whose<'a> {
         text: &'a str,
         masked: impl IntoIterator<Item = (Masked, Option<&'m str>)>,
         template: &'a str,
-        conversation: &'a [Message],
+        conversation: &'a [Entry],
     ) -> Self {
         let known = |(kind, masked): (Masked, Option<&str>)| Some((kind, of_messages(text, masked?)?));
         Self { text, template, conversation, masks: masked.into_iter().filter_map(known).collect() }
@@ -110,7 +112,7 @@ impl<'a> Whose<'a> {
     }
 
     fn messages_have(&self, is_such: impl Fn(&str) -> bool) -> bool {
-        self.conversation.iter().any(|message| is_such(&message.text))
+        self.conversation.iter().flat_map(Entry::texts).any(is_such)
     }
 }
 

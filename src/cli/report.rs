@@ -19,7 +19,8 @@ use crate::batch::BatchError;
 use crate::batch::asked::LineError;
 use crate::batch::records::RecordsError;
 use crate::batch::source::SourceError;
-use crate::chat_template::ChatTemplateError;
+use crate::chat_format::ChatFormatError;
+use crate::chat_format::specials::SpecialsError;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::tensor_parallel::TensorParallelError;
 use crate::device::DeviceError;
@@ -29,7 +30,6 @@ use crate::error::Hint;
 use crate::family::FamilyError;
 use crate::graph::forward::ForwardError;
 use crate::graph::kv_cache::KvTooLarge;
-use crate::harmony::HarmonyError;
 use crate::launcher::LauncherError;
 use crate::object::cache::CacheError;
 use crate::object::compile::CompileError;
@@ -83,12 +83,11 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<FamilyError>,
         of::<ForwardError>,
         of::<GpuError>,
-        of::<HarmonyError>,
         of::<PeersError>,
         of::<NotInHub>,
         of::<NotMerged>,
         of::<BlueprintError>,
-        of::<ChatTemplateError>,
+        of::<ChatFormatError>,
         of::<IsaError>,
         of::<KvTooLarge>,
         of::<LauncherError>,
@@ -105,6 +104,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         of::<ReplicaError>,
         of::<ReplayError>,
         of::<SourceError>,
+        of::<SpecialsError>,
         of::<StoreError>,
         of::<TargetError>,
         of::<TensorParallelError>,

@@ -24,7 +24,6 @@ use super::usage::UsageError;
 use crate::bounded_process::this_program;
 use crate::device::Device;
 use crate::grammar::Grammars;
-use crate::harmony::Harmony;
 use crate::serve::body::BodyRoom;
 use crate::serve::history::History;
 use crate::serve::hosts::{Allowed, Hosts};
@@ -35,7 +34,7 @@ use crate::serve::mailbox::{Pace, Timeouts};
 use crate::serve::metrics::Metrics;
 use crate::serve::responses::store::Store;
 use crate::serve::seal::Seal;
-use crate::serve::{Date, Options, Server, router};
+use crate::serve::{Chat, Date, Options, Server, router};
 
 /// Serve a model over HTTP, as OpenAI's API
 #[derive(clap::Args, Debug)]
@@ -192,20 +191,26 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let life = Life::begin(tcp, args.n_workers())?;
     let metrics = Metrics::default();
     let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
-    let Served { backend, tokenizer, own_name, .. } = &served;
+    let Served { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes } = served;
     let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
-    let grammars = Arc::new(Grammars::new(tokenizer.clone()).tried_by(this_program()));
-    // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
-    std::thread::spawn({
-        let grammars = Arc::clone(&grammars);
-        move || grammars.warm()
+    let chat = chat.map(|format| {
+        let grammars = Arc::new(Grammars::new(tokenizer.clone(), format.clone()).tried_by(this_program()));
+        // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
+        std::thread::spawn({
+            let grammars = Arc::clone(&grammars);
+            move || grammars.warm()
+        });
+        Chat { format, grammars }
     });
+    if let Err(error) = &chat {
+        output.warning(&format!("chats are refused, completions alone are answered: {error}"));
+    }
     let server = Arc::new(Server {
-        grammars,
-        backend: backend.clone(),
-        harmony: Harmony::new(tokenizer.clone())?,
-        tokenizer: tokenizer.clone(),
-        options: args.options(keys, address, model_names, served.shares_cores),
+        chat,
+        backend,
+        tokenizer,
+        ends,
+        options: args.options(keys, address, model_names, shares_cores),
         metrics,
         ids: Ids::default(),
         history: History::default(),
@@ -219,7 +224,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         "serving {} on http://{address} after {:.2} s: {}",
         server.options.model_names.join(", "),
         start.elapsed().as_secs_f64(),
-        served.sizes
+        sizes
     ));
     let life = life.open(router(server.clone()));
     // Whoever waits for the address waits for a server that answers.
@@ -228,7 +233,7 @@ pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     if let Err(error) = told {
         output.warning(&format!("could not write the address to stdout: {error}"));
     }
-    life.run(&server, served.failing.as_deref(), args.drain, output)
+    life.run(&server, failing.as_deref(), args.drain, output)
 }
 
 impl Args {

@@ -12,7 +12,7 @@ use crate::scheduler::TokenMask;
 pub(super) struct GrammarMask {
     state: State,
     vocab_size: usize,
-    /// `<|return|>` alone.
+    /// The token that ends an answer, alone.
     end: Arc<[u32]>,
     /// The grammar.
     text: Arc<str>,

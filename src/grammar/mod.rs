@@ -1,13 +1,14 @@
 //! Grammars: which tokens may come next, so that headers, calls and JSON are what they should be.
 //!
-//! One grammar (`written`) holds a whole generation, its channels included: masks on the content alone would forbid
-//! the model to think, or forget to begin. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
+//! One grammar holds a whole generation, its headers included: masks on the content alone would forbid the model to
+//! think, or forget to begin. How it is laid out is the chat format's matter ([`Layout`]), what it is made of is in
+//! [`written`]. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
 //! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
 
 mod mask;
 pub mod trial;
 mod vocabulary;
-mod written;
+pub mod written;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -21,13 +22,12 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::bounded_process::STACK_BYTES;
+use crate::chat::Tool;
 use crate::error::Hint;
-use crate::harmony::Tool;
 use crate::scheduler::TokenMask;
 use crate::tokenizer::Tokenizer;
 
 use mask::GrammarMask;
-use written::Marks;
 
 /// What a generation must be like.
 #[derive(Clone, Debug)]
@@ -62,6 +62,24 @@ pub enum Format {
     JsonObject,
     /// JSON that is valid by a schema.
     Schema(Value),
+}
+
+/// How a chat format lays out the grammar of a generation.
+pub trait Layout: std::fmt::Debug + Send + Sync {
+    /// The grammar of a generation, over tokens.
+    ///
+    /// # Errors
+    /// What is wanted contradicts itself, or is beyond the format.
+    fn grammar(&self, wanted: &Wanted) -> Result<String, GrammarError>;
+
+    /// The token that ends an answer, which is what a generation is left where a grammar fails.
+    ///
+    /// # Errors
+    /// [`GrammarError::NoEnd`].
+    fn end_of_answer(&self) -> Result<u32, GrammarError>;
+
+    /// Where most generations go first. None need go there.
+    fn usual_beginning(&self) -> Vec<u32>;
 }
 
 /// Why there is no such grammar.
@@ -107,12 +125,12 @@ pub enum GrammarError {
     /// A tool must be called where the answer has begun.
     #[error("a tool must be called, and the prompt already stands in the answer")]
     NoRoomForCalls,
-    /// The vocabulary has no such tokens.
-    #[error("the tokenizer lacks special tokens of harmony: {}", names.join(" "))]
-    MissingSpecials {
-        /// Those that it lacks.
-        names: Vec<&'static str>,
-    },
+    /// The format has no calls.
+    #[error("calls of tools cannot be enforced: the model's chat format has no form for them")]
+    NoCalls,
+    /// No token ends an answer.
+    #[error("nothing can be enforced: the vocabulary has no token that ends an answer")]
+    NoEnd,
     /// Schemas and grammars of tools and of the answer are too long together.
     #[error(
         "the grammar has {found} bytes, with the schemas of all tools and of the answer; at most {MAX_TEXT_BYTES} are compiled"
@@ -151,12 +169,16 @@ impl Hint for GrammarError {
                 Some("names have 1 to 256 bytes, without white space and without `<`, `{`, `[` and `\"`".into())
             }
             Self::NoRoomForCalls => Some("let the model reason, or let it choose whether to call".into()),
-            Self::MissingSpecials { .. } => Some("this model was not trained on chats: give it plain text".into()),
             Self::TooLong { .. } => {
                 Some("shorten the schemas and grammars; tools without `strict` need none here".into())
             }
             Self::TooComplex { .. } => Some("simplify the schema, its patterns or the grammar".into()),
-            Self::NoSuchTool { .. } | Self::NoTools | Self::NotTried { .. } | Self::Compile { .. } => None,
+            Self::NoSuchTool { .. }
+            | Self::NoTools
+            | Self::NoCalls
+            | Self::NoEnd
+            | Self::NotTried { .. }
+            | Self::Compile { .. } => None,
         }
     }
 }
@@ -170,9 +192,10 @@ pub struct GrammarCounts {
     pub compiled: u64,
 }
 
-/// Compiles grammars for one tokenizer, and keeps some.
+/// Compiles grammars for one tokenizer and chat format, and keeps some.
 pub struct Grammars {
     tokenizer: Tokenizer,
+    layout: Arc<dyn Layout>,
     factory: OnceLock<Result<ParserFactory, String>>,
     /// What tries grammars before they are compiled here.
     trial: Option<PathBuf>,
@@ -206,9 +229,10 @@ const BYTES_PER_BYTE: u64 = 100;
 
 impl Grammars {
     /// Cheap: nothing is made before it is needed.
-    pub fn new(tokenizer: Tokenizer) -> Self {
+    pub fn new(tokenizer: Tokenizer, layout: Arc<dyn Layout>) -> Self {
         let (factory, compiled) = (OnceLock::new(), Mutex::default());
-        Self { tokenizer, factory, trial: None, compiled, hits: AtomicU64::new(0), n_compiled: AtomicU64::new(0) }
+        let (hits, n_compiled) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { tokenizer, layout, factory, trial: None, compiled, hits, n_compiled }
     }
 
     /// Grammars that a process of `program` tries first: what takes too much is refused ([`trial`]).
@@ -218,8 +242,7 @@ impl Grammars {
 
     /// Whether the mask that is wanted is of a grammar that is compiled already.
     pub fn is_compiled(&self, wanted: &Wanted) -> bool {
-        let text = Marks::new(&self.tokenizer).and_then(|marks| written::grammar(wanted, &marks));
-        text.is_ok_and(|text| {
+        self.layout.grammar(wanted).is_ok_and(|text| {
             let digest: [u8; 32] = Sha256::digest(&text).into();
             let compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
             compiled.iter().any(|grammar| grammar.digest == digest)
@@ -239,8 +262,7 @@ impl Grammars {
     /// # Errors
     /// What is wanted contradicts itself, or has schemas that cannot be enforced: [`GrammarError`].
     pub fn mask(&self, wanted: &Wanted) -> Result<Box<dyn TokenMask>, GrammarError> {
-        let marks = Marks::new(&self.tokenizer)?;
-        let text = written::grammar(wanted, &marks)?;
+        let text = self.layout.grammar(wanted)?;
         if text.len() > MAX_TEXT_BYTES {
             return Err(GrammarError::TooLong { found: text.len() });
         }
@@ -251,27 +273,27 @@ impl Grammars {
                 self.trial.as_ref().filter(|_| is_somebodys).map(|program| trial::run(program, text, &self.tokenizer));
             let memory_bytes = tried.transpose()?.map(|tried| tried.memory_bytes);
             self.check_texts(wanted)?;
-            let compiled = self.compile(text).map_err(|why| self.blame(wanted, &marks, why))?;
+            let compiled = self.compile(text).map_err(|why| self.blame(wanted, why))?;
             Ok((compiled, memory_bytes))
         };
-        self.mask_by(text, &marks, compile)
+        self.mask_by(text, compile)
     }
 
     /// The same mask again, elsewhere: of its [`TokenMask::text`].
     ///
     /// # Errors
-    /// [`GrammarError::Compile`], [`GrammarError::MissingSpecials`].
+    /// [`GrammarError::Compile`], [`GrammarError::NoEnd`].
     pub fn mask_of(&self, text: String) -> Result<Box<dyn TokenMask>, GrammarError> {
         let compile = |text: &str| Ok((self.compile(text).map_err(|why| GrammarError::Compile { why })?, None));
-        self.mask_by(text, &Marks::new(&self.tokenizer)?, compile)
+        self.mask_by(text, compile)
     }
 
     fn mask_by(
         &self,
         text: String,
-        marks: &Marks,
         compile: impl FnOnce(&str) -> Result<(Matcher, Option<u64>), GrammarError> + Send,
     ) -> Result<Box<dyn TokenMask>, GrammarError> {
+        let end_of_answer = self.layout.end_of_answer()?;
         let digest = Sha256::digest(&text).into();
         let (matcher, text) = match self.kept(digest) {
             Some(kept) => {
@@ -287,7 +309,7 @@ impl Grammars {
                 (matcher, text)
             }
         };
-        Ok(Box::new(GrammarMask::new(matcher, self.tokenizer.vocab_size(), marks.end_of_answer, text)))
+        Ok(Box::new(GrammarMask::new(matcher, self.tokenizer.vocab_size(), end_of_answer, text)))
     }
 
     /// How often grammars were asked for so far.
@@ -350,8 +372,7 @@ impl Grammars {
     /// Goes where most generations do, so that the lexer's states there, the dearest of all, are made once for a
     /// grammar: a matcher shares them with its clones, and what is copied of it has them.
     fn scout(&self, mut matcher: Matcher) {
-        let path = b"<|channel|>analysis<|message|>.<|end|><|start|>assistant<|channel|>";
-        for id in self.tokenizer.encode_with_specials(path).unwrap_or_default() {
+        for id in self.layout.usual_beginning() {
             if matcher.compute_mask().is_err() || matcher.consume_token(id).is_err() {
                 return;
             }
@@ -360,11 +381,15 @@ impl Grammars {
     }
 
     /// Whose schema it is that does not compile: each is tried alone.
-    fn blame(&self, wanted: &Wanted, marks: &Marks, why: String) -> GrammarError {
-        let of_schema = |schema: &Value| self.compile(&written::schema_alone(schema, marks)).err();
+    fn blame(&self, wanted: &Wanted, why: String) -> GrammarError {
+        let end = match self.layout.end_of_answer() {
+            Ok(end) => end,
+            Err(error) => return error,
+        };
+        let of_schema = |schema: &Value| self.compile(&written::schema_alone(schema, end)).err();
         let texts = wanted.tools.iter().filter(|_| wanted.choice != ToolChoice::None);
         for (tool, text) in texts.filter_map(|tool| Some((tool, tool.text.as_ref()?))) {
-            if let Err(why) = self.compile(&written::text_alone(text, marks)) {
+            if let Err(why) = self.compile(&written::text_alone(text, end)) {
                 return GrammarError::Text { name: tool.name.clone(), why };
             }
         }

@@ -2,49 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
-
 use super::typescript::{comment, parameters};
 use super::{Message, Role};
-
-/// A function that the model may call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tool {
-    /// [`FUNCTIONS`](super::FUNCTIONS) for those that a developer defines.
-    pub namespace: String,
-    /// As the model writes it behind the namespace and a dot: see [`is_tool_name`].
-    pub name: String,
-    /// What it does, for the model.
-    pub description: Option<String>,
-    /// A JSON schema of its arguments, in the order in which the model is to see it; None if it takes none.
-    pub parameters: Option<Value>,
-    /// Whether arguments must be as the schema says, and not just any object.
-    pub strict: bool,
-    /// What text it takes, if that and not JSON is what it takes: then it has no parameters.
-    pub text: Option<TextInput>,
-}
-
-/// The text that a tool takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TextInput {
-    /// Any.
-    Any,
-    /// That of a grammar in `llguidance`'s dialect of Lark, which is OpenAI's.
-    Lark(String),
-    /// What a regular expression matches, whole.
-    Regex(String),
-}
-
-/// A form of the answer. The prompt tells the model of it; what enforces it is a grammar.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ResponseFormat {
-    /// Its heading.
-    pub name: String,
-    /// What it is for, for the model.
-    pub description: Option<String>,
-    /// A JSON schema.
-    pub schema: Value,
-}
+use crate::chat::{ResponseFormat, Tool};
 
 /// What the developer message says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -98,11 +58,4 @@ fn function(tool: &Tool) -> String {
 fn format_section(format: &ResponseFormat) -> String {
     let description = comment(format.description.as_deref().unwrap_or_default(), "");
     format!("## {}\n\n{description}{}", format.name, format.schema)
-}
-
-/// Whether a header can carry a name, and whoever reads it finds its end: no white space, nothing that begins a special
-/// token or arguments, and no more than 256 bytes. OpenAI allows less (`[a-zA-Z0-9_-]{1,64}`), MCP's servers use more.
-pub fn is_tool_name(name: &str) -> bool {
-    let is_fit = |c: char| !c.is_whitespace() && !c.is_control() && !"<{[\"".contains(c);
-    (1..=256).contains(&name.len()) && name.chars().all(is_fit)
 }

@@ -5,11 +5,11 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::history::{Made, Part, Phase, Turn};
+use super::history::Turn;
 use super::stop_text::StopText;
 use super::tools::{Function, Tools};
-use crate::harmony::parser::{Ending, Event, HarmonyParser, Repair};
-use crate::harmony::{Message, Part as MessagePart, Role};
+use crate::chat::{Made, Part, Phase};
+use crate::chat_format::{AnswerParser, Event, Purpose};
 use crate::scheduler::{FinishReason, LogitRowLogprobs};
 use crate::tokenizer::Tokenizer;
 
@@ -88,14 +88,12 @@ pub struct Making {
     pub tools: Tools,
     /// Where visible text ends.
     pub stop: StopText,
-    /// The end of the prompt: the ids of the message that the model is to write, as far as they are there.
-    pub begun: Vec<u32>,
 }
 
 /// An answer in the making.
 #[derive(Debug)]
 pub struct Answer {
-    parser: HarmonyParser,
+    parser: Box<dyn AnswerParser>,
     making: Arc<Making>,
     open: Option<Open>,
     id: String,
@@ -103,8 +101,6 @@ pub struct Answer {
     has_stopped: bool,
     was_cut: bool,
     n_tokens: usize,
-    /// Ids of the message that is open, or whose header is.
-    ids: Vec<u32>,
     /// Tokens that are not yet part of a text.
     drawn: Vec<Drawn>,
     turn: Turn,
@@ -123,11 +119,10 @@ struct Open {
 
 impl Answer {
     /// Nothing yet. The ids of calls are made of `id`.
-    pub fn new(parser: HarmonyParser, making: Arc<Making>, id: String) -> Self {
-        let ids = making.begun.clone();
+    pub fn new(parser: Box<dyn AnswerParser>, making: Arc<Making>, id: String) -> Self {
         let (has_stopped, was_cut, n_tokens, n_calls) = (false, false, 0, 0);
         let (drawn, turn) = (Vec::new(), Vec::new());
-        Self { parser, making, open: None, id, n_calls, has_stopped, was_cut, n_tokens, ids, drawn, turn }
+        Self { parser, making, open: None, id, n_calls, has_stopped, was_cut, n_tokens, drawn, turn }
     }
 
     /// Takes the next token. None are taken once [it is over](Self::is_over).
@@ -137,7 +132,6 @@ impl Answer {
             return steps;
         }
         self.n_tokens += 1;
-        self.ids.push(token);
         if let Some(logprobs) = logprobs.filter(|_| !self.making.tokenizer.is_special(token)) {
             self.drawn.push(Drawn { token, logprobs: *logprobs });
         }
@@ -182,7 +176,7 @@ impl Answer {
     }
 
     /// What had to be read otherwise than it was written, and how often.
-    pub fn repairs(&self) -> impl Iterator<Item = (Repair, usize)> {
+    pub fn repairs(&self) -> Vec<(&'static str, usize)> {
         self.parser.repairs()
     }
 
@@ -192,11 +186,11 @@ impl Answer {
     }
 
     fn take(&mut self, events: Vec<Event>, token: Option<u32>, steps: &mut Vec<Step>) {
-        let begins = events.iter().position(|event| matches!(event, Event::Started(_)));
+        let begins = events.iter().position(|event| matches!(event, Event::Started { .. }));
         if let Some(begins) = begins {
             // What is told now is a header; what of it is a text after all follows at once.
             let n_text = match events.get(begins + 1) {
-                Some(Event::Text { text, .. }) => text.len(),
+                Some(Event::Text(text)) => text.len(),
                 _ => 0,
             };
             self.keep_last_drawn(n_text);
@@ -206,10 +200,10 @@ impl Answer {
                 break;
             }
             match event {
-                Event::Started(message) => self.start(&message, steps),
-                Event::Text { text, .. } if self.is_repaired_arguments(&text, token) => {}
-                Event::Text { text, .. } => self.text(&text, steps),
-                Event::Ended { ending, .. } => self.close(ending, token, steps),
+                Event::Started { purpose, tool } => self.start(purpose, tool.as_deref(), steps),
+                Event::Text(text) if self.is_repaired_arguments(&text, token) => {}
+                Event::Text(text) => self.text(&text, steps),
+                Event::Ended { is_unfinished, ids } => self.close(is_unfinished, ids, steps),
             }
         }
     }
@@ -228,27 +222,23 @@ impl Answer {
         self.making.tokenizer.decode(drawn.token).map_or(0, <[u8]>::len)
     }
 
-    fn start(&mut self, message: &Message, steps: &mut Vec<Step>) {
-        let kind = self.kind_of(message);
+    fn start(&mut self, purpose: Purpose, tool: Option<&str>, steps: &mut Vec<Step>) {
+        let kind = self.kind_of(purpose, tool);
         let stop = if matches!(kind, Kind::Message(_)) { self.making.stop.clone() } else { StopText::default() };
         steps.push(Step::Opened(kind.clone()));
         self.open = Some(Open { kind, text: String::new(), stop, held: Vec::new(), n_drawn_bytes: 0 });
     }
 
-    fn kind_of(&mut self, message: &Message) -> Kind {
-        if message.role != Role::Assistant {
-            // Only of a model that is kept from stopping.
-            return Kind::Message(Phase::FinalAnswer);
-        }
-        match message.part() {
-            MessagePart::Reasoning => Kind::Reasoning,
-            MessagePart::Preamble => Kind::Message(Phase::Commentary),
-            MessagePart::Answer => Kind::Message(Phase::FinalAnswer),
-            MessagePart::Call(name) => {
+    fn kind_of(&mut self, purpose: Purpose, tool: Option<&str>) -> Kind {
+        match (purpose, tool) {
+            (_, Some(name)) => {
                 let id = if self.n_calls == 0 { self.id.clone() } else { format!("{}-{}", self.id, self.n_calls) };
                 self.n_calls += 1;
                 Kind::Call { id, function: self.making.tools.function(name) }
             }
+            (Purpose::Reasoning, None) => Kind::Reasoning,
+            (Purpose::Commentary, None) => Kind::Message(Phase::Commentary),
+            (Purpose::Answer | Purpose::Untold, None) => Kind::Message(Phase::FinalAnswer),
         }
     }
 
@@ -265,7 +255,7 @@ impl Answer {
         if open.stop.is_over() {
             self.has_stopped = true;
             open.held.clear();
-            self.close(Ending::Unfinished, None, steps);
+            self.close(true, None, steps);
         }
     }
 
@@ -279,37 +269,17 @@ impl Answer {
         ends_call && text == "{}" && self.open.as_ref().is_some_and(is_empty)
     }
 
-    /// Closes what is open. `token` is the one that did it, which may be the first of what follows.
-    fn close(&mut self, ending: Ending, token: Option<u32>, steps: &mut Vec<Step>) {
-        let mut ids = mem::take(&mut self.ids);
-        if let (Ending::Unfinished, Some(token)) = (ending, token) {
-            ids.pop();
-            self.ids.push(token);
-        }
+    /// Closes what is open. `ids` are the message's, if it may come again as it is.
+    fn close(&mut self, is_unfinished: bool, ids: Option<Vec<u32>>, steps: &mut Vec<Step>) {
         let Some(mut open) = self.open.take() else { return };
         let rest = open.stop.finish();
         open.tell(rest, true, steps);
-        let is_whole = ending != Ending::Unfinished || !self.was_cut;
+        let is_whole = !is_unfinished || !self.was_cut;
         steps.push(Step::Closed { is_whole });
         let part = open.part();
         if is_whole || !matches!(part, Part::Call { .. }) {
-            let ids = self.exact(&part, ending, ids);
             self.turn.push(Made { part, ids });
         }
-    }
-
-    /// The ids of a message as they may stand in a prompt: from `<|start|>` to what ends a message there.
-    fn exact(&self, part: &Part, ending: Ending, mut ids: Vec<u32>) -> Option<Vec<u32>> {
-        let special = |name| self.making.tokenizer.special(name);
-        let is_call = matches!(part, Part::Call { .. });
-        let ends_well = if is_call { ending == Ending::Call } else { matches!(ending, Ending::End | Ending::Return) };
-        if !ends_well || ids.first().copied() != special("<|start|>") {
-            return None;
-        }
-        if ending == Ending::Return {
-            *ids.last_mut()? = special("<|end|>")?;
-        }
-        Some(ids)
     }
 }
 

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::field::{Field, refuse};
-use super::history::Part;
 use super::sampling::SamplingFields;
 use super::stop_text::StopText;
 use super::tools::{TextFormat, Tools};
+use crate::chat::{Part, Reasoning};
+use crate::chat_format::Thinking;
 use crate::grammar::ToolChoice;
-use crate::harmony::Reasoning;
 use crate::scheduler::Request;
 
 /// Parameters of other servers that constrain an answer in ways that this one does not.
@@ -36,6 +36,8 @@ pub struct Ask {
     pub max_tokens: Option<usize>,
     /// How long to think; none is not at all.
     pub effort: Option<Reasoning>,
+    /// Whether the client said so.
+    pub names_effort: bool,
     /// Functions.
     pub tools: Tools,
     /// What the text is to be.
@@ -67,6 +69,15 @@ impl Ask {
         self.ignore_eos && !self.is_bound()
     }
 
+    /// How long to think, as chat formats take it.
+    pub fn thinking(&self) -> Thinking {
+        match self.effort {
+            None => Thinking::No,
+            Some(effort) if self.names_effort => Thinking::Effort(effort),
+            Some(_) => Thinking::Usual,
+        }
+    }
+
     /// Reads what is in all requests, under the names that the APIs share.
     ///
     /// # Errors
@@ -79,6 +90,7 @@ impl Ask {
             sampling: sampling(body)?,
             max_tokens: None,
             effort: effort(body)?,
+            names_effort: effort_field(body).is_some(),
             tools,
             format,
             stop: StopText::new(stops(body)?)?,
@@ -146,11 +158,13 @@ fn effort(body: &Field) -> Result<Option<Reasoning>, ApiError> {
             return Ok(None);
         }
     }
-    let effort = body
-        .get("reasoning_effort")
-        .or_else(|| reasoning?.get("effort"))
-        .or_else(|| body.get("chat_template_kwargs")?.get("reasoning_effort"));
-    effort.map_or(Ok(Some(Reasoning::default())), |effort| effort.one_of(&EFFORTS))
+    effort_field(body).map_or(Ok(Some(Reasoning::default())), |effort| effort.one_of(&EFFORTS))
+}
+
+fn effort_field<'a>(body: &Field<'a>) -> Option<Field<'a>> {
+    body.get("reasoning_effort")
+        .or_else(|| body.get("reasoning")?.get("effort"))
+        .or_else(|| body.get("chat_template_kwargs")?.get("reasoning_effort"))
 }
 
 fn stops(body: &Field) -> Result<Vec<String>, ApiError> {

@@ -123,7 +123,7 @@ impl Choices {
         let answer = &choice.answer;
         self.server.history.keep(self.scope, &Arc::new(answer.turn().clone()));
         for (repair, n) in answer.repairs() {
-            self.server.metrics.harmony_repairs.get_or_create(&[("kind", repair.name())]).inc_by(n as u64);
+            self.server.metrics.repairs.get_or_create(&[("kind", repair)]).inc_by(n as u64);
         }
         Some(Ok(News { index, steps, finish: Some(answer.finish_reason()) }))
     }

@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::error::ApiError;
-use super::history::{self, History, Made, Part, Phase, Scope, Turn as MadeTurn};
-use crate::harmony::{Channel, Developer, Message, Reasoning, ResponseFormat, Role, SystemMessage, Tool, Turn};
+use super::history::{self, History, Scope, Turn as MadeTurn};
+use crate::chat::{Made, Part, Phase, Turn};
 
 /// A piece of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,78 +40,34 @@ impl Entry {
     }
 }
 
-/// All that a prompt is made of.
-#[derive(Debug)]
-pub struct Conversation<'a> {
-    /// `2025-06-28`, if the model is told.
-    pub current_date: Option<String>,
-    /// How long to think.
-    pub reasoning: Reasoning,
-    /// Functions, in order.
-    pub tools: &'a [Tool],
-    /// What the answer is to look like.
-    pub format: Option<ResponseFormat>,
-    /// What is said, in order.
-    pub entries: &'a [&'a Entry],
-}
-
-/// A message of the prompt before it is known whether its reasoning is still wanted.
+/// A turn of the prompt before it is known whether its reasoning is still wanted.
 enum Line<'a> {
-    Plain(Message),
+    Plain(Turn),
     Made(&'a Made),
     Given { made: &'a Made, is_final: bool },
 }
 
-impl Conversation<'_> {
-    /// The turns of the prompt.
-    ///
-    /// Leading instructions are one developer message. Reasoning is kept if no final answer comes after it. Every
-    /// call is followed by its result. A turn that `history` knows is put in as it was made.
-    ///
-    /// # Errors
-    /// A result of a call that is not there, or a second one.
-    pub fn turns(&self, history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
-        let n_leading = self.entries.iter().take_while(|entry| matches!(entry, Entry::Developer(_))).count();
-        let (leading, entries) = self.entries.split_at(n_leading);
-        let mut turns = self.head(leading);
-        let known: Vec<Option<Arc<MadeTurn>>> = entries
-            .iter()
-            .map(|entry| match entry {
-                Entry::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
-                Entry::Made(turn) => Some(Arc::clone(turn)),
-                _ => None,
-            })
-            .collect();
-        let lines = lines(entries, &known)?;
-        let last_final = lines.iter().rposition(Line::is_final);
-        for (i, line) in lines.iter().enumerate() {
-            if !line.is_reasoning() || last_final.is_none_or(|last_final| i > last_final) {
-                turns.extend(line.turn());
-            }
-        }
-        Ok(turns)
-    }
-
-    fn head(&self, leading: &[&Entry]) -> Vec<Turn> {
-        let system = SystemMessage {
-            current_date: self.current_date.clone(),
-            reasoning: self.reasoning,
-            has_functions: !self.tools.is_empty(),
-        };
-        let instructions: Vec<&str> = leading
-            .iter()
-            .filter_map(|entry| match entry {
-                Entry::Developer(text) if !text.is_empty() => Some(text.as_str()),
-                _ => None,
-            })
-            .collect();
-        let developer = Developer {
-            instructions: instructions.join("\n\n"),
-            tools: self.tools.to_vec(),
-            formats: self.format.iter().cloned().collect(),
-        };
-        [Some(system.message()), developer.message()].into_iter().flatten().map(Turn::Message).collect()
-    }
+/// The turns of the prompt of a conversation.
+///
+/// Reasoning is kept if no final answer comes after it. Every call is followed by its result. A turn that `history`
+/// knows is put in as it was made.
+///
+/// # Errors
+/// A result of a call that is not there, or a second one.
+pub fn turns(entries: &[&Entry], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
+    let known: Vec<Option<Arc<MadeTurn>>> = entries
+        .iter()
+        .map(|entry| match entry {
+            Entry::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
+            Entry::Made(turn) => Some(Arc::clone(turn)),
+            _ => None,
+        })
+        .collect();
+    let lines = lines(entries, &known)?;
+    let last_final = lines.iter().rposition(Line::is_final);
+    let is_kept =
+        |(i, line): &(usize, Line)| !line.is_reasoning() || last_final.is_none_or(|last_final| *i > last_final);
+    Ok(lines.into_iter().enumerate().filter(is_kept).filter_map(|(_, line)| line.turn()).collect())
 }
 
 /// Results by the call that they are of, with the places of their ids.
@@ -146,11 +102,9 @@ fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Re
                     lines.extend(result_of(&made.part, &mut results));
                 }
             }
-            (Entry::Developer(text), None) => {
-                let developer = Developer { instructions: text.clone(), ..Developer::default() };
-                lines.extend(developer.message().map(Line::Plain));
-            }
-            (Entry::User(text), None) => lines.push(Line::Plain(Message::new(Role::User, text.as_str()))),
+            (Entry::Developer(text), None) if text.is_empty() => {}
+            (Entry::Developer(text), None) => lines.push(Line::Plain(Turn::Developer(text.clone()))),
+            (Entry::User(text), None) => lines.push(Line::Plain(Turn::User(text.clone()))),
             // Behind its call already. A turn that was made has its place above.
             (Entry::Result { .. } | Entry::Made(_), None) => {}
         }
@@ -165,7 +119,7 @@ fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Re
 fn result_of<'a>(part: &Part, results: &mut Results) -> Option<Line<'a>> {
     let Part::Call { id, name, .. } = part else { return None };
     let (text, _) = results.get_mut(id.as_str())?.pop_front()?;
-    Some(Line::Plain(Message::result(name, text)))
+    Some(Line::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
 }
 
 impl Line<'_> {
@@ -190,22 +144,20 @@ impl Line<'_> {
     }
 
     /// None if it says nothing.
-    fn turn(&self) -> Option<Turn> {
-        if let Self::Made(Made { ids: Some(ids), .. }) | Self::Given { made: Made { ids: Some(ids), .. }, .. } = self {
-            return Some(Turn::Exact(ids.clone()));
-        }
-        let message = match (self, self.part()) {
-            (Self::Plain(message), _) => message.clone(),
-            (_, Some(Part::Call { name, arguments, is_text: false, .. })) => Message::call(name, arguments),
-            (_, Some(Part::Call { name, arguments, is_text: true, .. })) => Message::text_call(name, arguments),
-            (_, Some(Part::Reasoning(text) | Part::Content { text, .. })) if text.is_empty() => return None,
-            (_, Some(Part::Reasoning(text))) => Message::assistant(Channel::Analysis, text.as_str()),
-            (_, Some(Part::Content { text, .. })) => {
-                let channel = if self.is_final() { Channel::Final } else { Channel::Commentary };
-                Message::assistant(channel, text.as_str())
-            }
-            (_, None) => return None,
+    fn turn(self) -> Option<Turn> {
+        let is_final = self.is_final();
+        let made = match self {
+            Self::Plain(turn) => return Some(turn),
+            Self::Made(made) | Self::Given { made, .. } => made,
         };
-        Some(Turn::Message(message))
+        let part = match (&made.ids, &made.part) {
+            (None, Part::Reasoning(text) | Part::Content { text, .. }) if text.is_empty() => return None,
+            (None, Part::Content { text, .. }) => {
+                let phase = Some(if is_final { Phase::FinalAnswer } else { Phase::Commentary });
+                Part::Content { text: text.clone(), phase }
+            }
+            (_, part) => part.clone(),
+        };
+        Some(Turn::Assistant(Made { part, ids: made.ids.clone() }))
     }
 }

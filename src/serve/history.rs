@@ -10,79 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::bounded::{Bounded, Limits};
-use crate::harmony::BETWEEN_MESSAGES;
+use crate::chat::{BETWEEN_MESSAGES, Made, Part};
 
 /// Whose turns: one scope does not see those of another. It is what a request's API key comes to.
 pub type Scope = u64;
-
-/// What a message of the assistant is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// What is said on the way, before calls.
-    Commentary,
-    /// The answer.
-    FinalAnswer,
-}
-
-impl Phase {
-    /// As the API names it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Commentary => "commentary",
-            Self::FinalAnswer => "final_answer",
-        }
-    }
-}
-
-/// A message of the assistant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// What it thought.
-    Reasoning(String),
-    /// What it said.
-    Content {
-        /// The text.
-        text: String,
-        /// What for; clients may not say.
-        phase: Option<Phase>,
-    },
-    /// A call of a tool.
-    Call {
-        /// What its result names.
-        id: String,
-        /// The tool, as the model knows it.
-        name: String,
-        /// The arguments of a function, which may be no JSON; or the text that a custom tool takes.
-        arguments: String,
-        /// It is the text of a custom tool.
-        is_text: bool,
-    },
-}
-
-impl Part {
-    /// Bytes that it takes, about.
-    pub fn size_bytes(&self) -> usize {
-        64 + match self {
-            Self::Reasoning(text) | Self::Content { text, .. } => text.len(),
-            Self::Call { id, name, arguments, .. } => id.len() + name.len() + arguments.len(),
-        }
-    }
-}
-
-/// A message that this server's model made, or that a client says was made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
-    /// What it says.
-    pub part: Part,
-    /// The whole message from `<|start|>` to its end; none if the model left one of them out, or nobody knows.
-    pub ids: Option<Vec<u32>>,
-}
-
-impl From<Part> for Made {
-    fn from(part: Part) -> Self {
-        Self { part, ids: None }
-    }
-}
 
 /// All that was made in one answer.
 pub type Turn = Vec<Made>;

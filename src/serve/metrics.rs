@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use super::backend::{Figures, ReplicaFigures};
 use super::mailbox::{Ending, Times};
 use super::request_log::CLIENT_LEFT;
-use crate::harmony::parser::Repair;
+use crate::chat_format::repairs;
 use crate::scheduler::{Figures as EngineFigures, FinishReason};
 
 /// One label of a closed set.
@@ -39,7 +39,7 @@ pub struct Metrics {
     cancelled: Family<Label, Counter>,
     responses: Family<Label, Counter>,
     /// What the parser put right in what the model wrote, by kind.
-    pub harmony_repairs: Family<Label, Counter>,
+    pub repairs: Family<Label, Counter>,
     /// Time to compute a mask of allowed tokens, in seconds.
     pub grammar_mask: Histogram,
     /// Grammars that were compiled before.
@@ -104,7 +104,7 @@ impl Default for Metrics {
         begin(&metrics.rejections, "reason", &["overloaded", "closed", "invalid", "too_long"]);
         begin(&metrics.cancelled, "phase", &["waiting", "prefill", "decode"]);
         begin(&metrics.responses, "status", &STATUSES.map(|(_, label)| label));
-        begin(&metrics.harmony_repairs, "kind", &Repair::ALL.map(Repair::name));
+        begin(&metrics.repairs, "kind", &repairs().collect::<Vec<_>>());
         metrics
     }
 }
@@ -127,7 +127,7 @@ impl Metrics {
             moved: Counter::default(),
             cancelled: Family::default(),
             responses: Family::default(),
-            harmony_repairs: Family::default(),
+            repairs: Family::default(),
             grammar_mask: short(),
             grammar_cache_hits: Counter::default(),
             time_to_first_token: latency(),
@@ -173,11 +173,7 @@ impl Metrics {
         add.one("admission_rejections", "Requests that were refused, by reason", &self.rejections);
         add.one("cancelled", "Requests whose client left, by phase", &self.cancelled);
         add.one("http_responses", "Responses by status", &self.responses);
-        add.one(
-            "harmony_repairs",
-            "Mistakes in what the model wrote that were put right, by kind",
-            &self.harmony_repairs,
-        );
+        add.one("harmony_repairs", "Mistakes in what the model wrote that were put right, by kind", &self.repairs);
         add.one("grammar_mask_seconds", "Time to compute a mask", &self.grammar_mask);
         add.one("grammar_cache_hits", "Grammars that were compiled before", &self.grammar_cache_hits);
         add.one("time_to_first_token_seconds", "From the request to its first token", &self.time_to_first_token);

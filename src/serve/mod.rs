@@ -65,8 +65,10 @@ use self::metrics::Metrics;
 use self::request_log::Record;
 use self::responses::store::Store;
 use self::seal::Seal;
+use crate::chat::today;
+use crate::chat_format::{ChatFormat, ChatFormatError};
+use crate::error::Hint;
 use crate::grammar::Grammars;
-use crate::harmony::{Harmony, end_ids, today};
 use crate::scheduler::Request;
 use crate::tokenizer::limit::Limit;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -75,12 +77,12 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 pub struct Server {
     /// What makes tokens.
     pub backend: Arc<dyn Backend>,
-    /// Chats to prompts and back.
-    pub harmony: Harmony,
-    /// Which tokens may come next.
-    pub grammars: Arc<Grammars>,
+    /// Chats to prompts and back, or why there is no way.
+    pub chat: Result<Chat, ChatFormatError>,
     /// Text to ids and back.
     pub tokenizer: Tokenizer,
+    /// The tokens after which the model is done, whatever it writes.
+    pub ends: Vec<u32>,
     /// What was asked for on the command line.
     pub options: Options,
     /// What is counted.
@@ -99,6 +101,14 @@ pub struct Server {
     pub body_room: BodyRoom,
     /// A copy for every request that is being answered.
     pub open: Arc<()>,
+}
+
+/// What chats need of a model.
+pub struct Chat {
+    /// How they are written and read.
+    pub format: Arc<dyn ChatFormat>,
+    /// Which tokens may come next.
+    pub grammars: Arc<Grammars>,
 }
 
 /// What was asked for on the command line.
@@ -190,12 +200,22 @@ impl Server {
         }
     }
 
-    /// The ids after which a model is done, whatever it writes, and in chats waits.
-    pub fn stop_ids(&self, is_chat: bool) -> Vec<u32> {
-        let mut ids = end_ids(&self.tokenizer);
-        if is_chat {
-            ids.extend(self.harmony.stop_ids());
-        }
+    /// What chats need.
+    ///
+    /// # Errors
+    /// The model has no chat format: completions are all that it can do.
+    pub fn chat(&self) -> Result<&Chat, ApiError> {
+        self.chat.as_ref().map_err(|error| {
+            let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
+            ApiError::bad_request("unsupported_value", format!("this model has no chat format: {error}{hint}"))
+        })
+    }
+
+    /// The ids after which a model is done in a chat, or waits.
+    pub fn chat_stop_ids(&self) -> Vec<u32> {
+        let waits = self.chat.iter().flat_map(|chat| chat.format.stop_ids());
+        let mut ids = self.ends.clone();
+        ids.extend(waits.filter(|id| !self.ends.contains(id)));
         ids
     }
 

@@ -9,28 +9,18 @@ use super::Server;
 use super::answer::{Answer, Making};
 use super::ask::Ask;
 use super::choices::Choices;
-use super::conversation::{Conversation, Entry};
+use super::conversation::{self, Entry};
 use super::error::ApiError;
 use super::keys::Caller;
 use super::long_work::LONG_TEXT_BYTES;
 use super::request_log::Record;
 use super::tools::TextFormat;
-use crate::error::Hint;
+use crate::chat::ResponseFormat;
+use crate::chat_format::{ChatFormatError, Conversation, Prompt, Untaken};
+use crate::error::{Hint, chain};
 use crate::grammar::{Format, GrammarError, ToolChoice, Wanted};
-use crate::harmony::{HarmonyError, Reasoning, ResponseFormat};
 use crate::scheduler::{Request, TokenMask};
 use crate::tokenizer::limit::Limit;
-
-/// A prompt.
-#[derive(Clone, Debug)]
-pub struct Prompt {
-    /// All of it.
-    pub ids: Vec<u32>,
-    /// How many of its last ids are of the message that the model is to write.
-    n_begun: usize,
-    /// The message is the answer, without reasoning.
-    in_final: bool,
-}
 
 /// Whether a conversation, or the request that it came with, takes a while to become a prompt.
 pub fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
@@ -57,32 +47,47 @@ pub fn of(
         }
         TextFormat::Text | TextFormat::JsonObject => None,
     };
+    let chat_format = &server.chat()?.format;
+    let may_call = ask.tools.choice != ToolChoice::None;
+    if may_call && !chat_format.reads_calls() && !ask.tools.offered.is_empty() {
+        let why = "calls of tools are not read from this model's answers: `tool_choice: \"none\"` leaves them to you";
+        return Err(ApiError::unsupported_value("tools", why));
+    }
+    let turns = conversation::turns(entries, &server.history, caller.0)?;
     let conversation = Conversation {
         current_date: server.current_date(),
-        reasoning: ask.effort.unwrap_or(Reasoning::Low),
+        thinking: ask.thinking(),
         tools: &ask.tools.offered,
+        may_call,
         format,
-        entries,
+        turns: &turns,
     };
-    let turns = conversation.turns(&server.history, caller.0)?;
-    let (harmony, context_tokens) = (&server.harmony, server.backend.model().context_tokens);
-    let told = |error: HarmonyError| match error {
-        HarmonyError::Tokenizer(error) => super::told(&error, param),
-        error => ApiError::invalid(param, error.to_string()),
-    };
+    let context_tokens = server.backend.model().context_tokens;
     let limit = Limit { max_tokens: context_tokens, is_wanted };
-    let mut ids = harmony.prompt_of(&turns, &limit).map_err(told)?;
-    let mut n_begun = harmony.prompt_of(&[], &Limit::NONE).map_err(told)?.len();
-    let in_final = ask.effort.is_none() && ask.tools.choice == ToolChoice::None;
-    if in_final {
-        let n_before = ids.len();
-        harmony.begin_final(&mut ids).map_err(told)?;
-        n_begun += ids.len() - n_before;
+    let prompt = chat_format.prompt(&conversation, &limit).map_err(|error| told(&error, param))?;
+    if prompt.ids.len() > context_tokens {
+        return Err(ApiError::context_length(param, prompt.ids.len(), context_tokens));
     }
-    if ids.len() > context_tokens {
-        return Err(ApiError::context_length(param, ids.len(), context_tokens));
+    Ok(prompt)
+}
+
+/// What a client is told of a conversation that is no prompt.
+fn told(error: &ChatFormatError, param: &str) -> ApiError {
+    if let Some(error) = error.tokenizer() {
+        return super::told(error, param);
     }
-    Ok(Prompt { ids, n_begun, in_final })
+    match error {
+        ChatFormatError::NotTaken { what: Untaken::Tools } => ApiError::unsupported_value("tools", error.to_string()),
+        ChatFormatError::NotTaken { what: Untaken::Effort } => {
+            ApiError::unsupported_value("reasoning_effort", error.to_string())
+        }
+        ChatFormatError::NotTaken { what: Untaken::Calls } => ApiError::unsupported_value(param, error.to_string()),
+        error if error.is_machines() => {
+            tracing::warn!("{}", chain(error));
+            ApiError::internal("the chat template could not be run; the log says why")
+        }
+        error => ApiError::invalid(param, error.to_string()),
+    }
 }
 
 /// Queues `n` answers to a prompt: they differ in their seeds.
@@ -100,11 +105,11 @@ pub async fn start(
     server.check_answers(n, "n")?;
     let facts = server.backend.model();
     let sampling = ask.sampling.sampling(server.ids.seed())?;
-    let begun = prompt.ids[prompt.ids.len() - prompt.n_begun..].to_vec();
     let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
-    let making = Arc::new(Making { tokenizer, tools, stop, begun });
-    let stop = if ask.goes_on() { Vec::new() } else { server.stop_ids(true) };
-    let mut masks = masks(server, ask, prompt.in_final, n).await?;
+    let making = Arc::new(Making { tokenizer, tools, stop });
+    let stop = if ask.goes_on() { Vec::new() } else { server.chat_stop_ids() };
+    let chat_format = &server.chat()?.format;
+    let mut masks = masks(server, ask, prompt.begun.in_answer, n).await?;
     let mut choices = Vec::with_capacity(n);
     for i in 0..n {
         let mut sampling = sampling;
@@ -114,12 +119,7 @@ pub async fn start(
         request.changes = ask.sampling.changes(facts.vocab_size)?;
         request.changes.mask = masks.pop().flatten();
         request.n_logprobs = ask.n_logprobs;
-        let parser = match (prompt.in_final, ask.goes_on()) {
-            (true, true) => server.harmony.transcript_parser_in_final(),
-            (true, false) => server.harmony.parser_in_final(),
-            (false, true) => server.harmony.transcript_parser(),
-            (false, false) => server.harmony.parser(),
-        };
+        let parser = chat_format.answer(prompt.begun.clone(), ask.goes_on());
         let answer = Answer::new(parser, Arc::clone(&making), server.ids.next("call_"));
         let generation = server.submit(request, param)?;
         choices.push((if ask.is_seldom() { generation.seldom() } else { generation }, answer));
@@ -133,10 +133,11 @@ pub async fn start(
 async fn masks(
     server: &Arc<Server>,
     ask: &Ask,
-    in_final: bool,
+    in_answer: bool,
     n: usize,
 ) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
-    if ask.goes_on() {
+    let chat = server.chat()?;
+    if ask.goes_on() || !ask.is_bound() && !chat.format.has_headers() {
         return Ok((0..n).map(|_| None).collect());
     }
     let format = match &ask.format {
@@ -146,8 +147,8 @@ async fn masks(
     };
     let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();
-    let wanted = Arc::new(Wanted { tools, choice, format, reasoning: !in_final });
-    let grammars = Arc::clone(&server.grammars);
+    let wanted = Arc::new(Wanted { tools, choice, format, reasoning: !in_answer });
+    let grammars = Arc::clone(&chat.grammars);
     let is_compiled = {
         let (grammars, wanted) = (Arc::clone(&grammars), Arc::clone(&wanted));
         move || grammars.is_compiled(&wanted)
@@ -163,7 +164,7 @@ async fn masks(
         Some(masks) => masks,
         None => server.long_work.run(true, move |_| compile()).await?,
     };
-    server.metrics.grammar_cache_hits.inner().store(server.grammars.counts().hits, Ordering::Relaxed);
+    server.metrics.grammar_cache_hits.inner().store(chat.grammars.counts().hits, Ordering::Relaxed);
     match masks {
         Ok(masks) => Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),
         Err(error) if is_bound => Err(refusal(ask, &error)),

@@ -11,7 +11,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chacha20poly1305::aead::{Aead, Generate, Key, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 
-use super::history::{Made, Part, Scope};
+use super::history::Scope;
+use crate::chat::{Made, Part};
 
 /// The key.
 pub struct Seal {

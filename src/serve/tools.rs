@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::field::Field;
+use crate::chat::{FUNCTIONS, TextInput, Tool, is_tool_name};
 use crate::grammar::ToolChoice;
-use crate::harmony::{self, TextInput, Tool};
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 256;
@@ -192,7 +192,7 @@ impl Tools {
     fn named_tool(&mut self, tool: &Field, namespace: Option<&str>, is_custom: bool) -> Result<Tool, ApiError> {
         let name = tool.need("name")?;
         let own_name = name.text()?;
-        if !harmony::is_tool_name(own_name) {
+        if !is_tool_name(own_name) {
             return Err(name.wrong("a name of at most 256 bytes, without white space and any of `<{[\"`"));
         }
         let name_in_prompt = Self::name_in_prompt(own_name, namespace);
@@ -201,7 +201,7 @@ impl Tools {
             return Err(name.error("invalid_value", format!("`{}`: there are two tools `{own_name}`", name.path())));
         }
         Ok(Tool {
-            namespace: harmony::FUNCTIONS.to_owned(),
+            namespace: FUNCTIONS.to_owned(),
             name: name_in_prompt,
             description: tool.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
             parameters: None,

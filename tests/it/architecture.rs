@@ -21,11 +21,11 @@ const KERNEL_TEXT: [&str; 3] =
     ["src/object/compile/hiprtc.rs", "src/object/compile/nvrtc.rs", "src/template/render.rs"];
 
 /// A Rust file of ours.
-struct Source {
+pub struct Source {
     /// Below the repository, with `/`.
-    path: String,
+    pub path: String,
     /// Without comments, and without its tests.
-    code: String,
+    pub code: String,
     n_lines: usize,
 }
 
@@ -37,7 +37,8 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn sources(folder: &str) -> Vec<Source> {
+/// All below a folder.
+pub fn sources(folder: &str) -> Vec<Source> {
     let mut paths = Vec::new();
     walk(&root().join(folder), &mut paths);
     assert!(!paths.is_empty(), "{folder} holds no Rust");

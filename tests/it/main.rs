@@ -1,6 +1,7 @@
 //! Integration tests, one binary: a folder per room, as in `src`.
 
 mod architecture;
+mod chat_format;
 mod checkpoint;
 mod cli;
 mod device;

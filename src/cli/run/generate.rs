@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let max_new_tokens = args.max_new_tokens.map_or(room, |n| n.min(room));
     let sizes = Sizes::for_tokens(1, (prompt.len() + max_new_tokens).saturating_sub(1), 1);
     let mut engine = args.load(&checkpoint, sizes, output)?;
-    let stop = args.stop_ids(&tokenizer)?;
+    let stop = args.stop_ids(&checkpoint, &tokenizer)?;
     let n_logprobs = args.logprobs.map(usize::from);
     if n_logprobs.is_some() && !output.is_json() {
         return Err(UsageError("`--logprobs` has no place in a text: it takes `--json`".into()).into());

@@ -1,7 +1,7 @@
 //! `run`: text in, text out, in three modes.
 //!
 //! The short flags, their defaults and what `-n` counts are those of the seeds (gpt-oss-amd and its fork), so that
-//! their users change one word. [`generate`] continues a text, [`chat`] talks in OpenAI's harmony format, [`getp`]
+//! their users change one word. [`generate`] continues a text, [`chat`] talks in the model's chat format, [`getp`]
 //! runs a file of prompts for throughput.
 
 pub(in crate::cli) mod chat;
@@ -19,14 +19,15 @@ use super::model::{DeviceArgs, KvArgs, ModelArgs, Room, Speculate};
 use super::output::Output;
 use super::tokenizer::TokenizerArgs;
 use super::usage::UsageError;
-use crate::batch::prompter::ChatStyle;
+use crate::batch::prompter::{self, Prompter};
 use crate::bounded_process::this_program;
-use crate::chat_template::ChatTemplate;
+use crate::chat::Reasoning;
+use crate::chat_format::specials::Specials;
+use crate::chat_format::{Has, Prompts, Word, choose};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
-use crate::harmony::{Reasoning, end_ids};
 use crate::pipeline::Pipeline;
 use crate::scheduler::Sampling;
 use crate::tokenizer::Tokenizer;
@@ -43,12 +44,13 @@ pub enum Mode {
     Getp,
 }
 
-/// Who writes the prompts of a chat; answers are read as harmony in any case.
+/// Who writes the prompts of a chat. Answers are read as the model's vocabulary says in any case, unless it is harmony
+/// that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ChatFormat {
     /// The checkpoint's chat template; harmony, if it has none
     Checkpoint,
-    /// OpenAI's harmony, built in
+    /// OpenAI's harmony, built in: for models of gpt-oss alone
     Harmony,
 }
 
@@ -111,7 +113,8 @@ pub struct Args {
     #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: i64,
 
-    /// Who writes the prompts of a chat [default: checkpoint; of conversations in a file (getp) harmony]
+    /// Who writes the prompts of a chat [default: checkpoint; of conversations in a file (getp) harmony, if the model
+    /// knows it]
     #[arg(long, value_enum, value_name = "FORMAT")]
     chat_format: Option<ChatFormat>,
 
@@ -131,7 +134,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     verify: Option<PathBuf>,
 
-    /// More tokens that end a sequence, besides <|endoftext|>, <|return|> and those that a GGUF file says: ids, or
+    /// More tokens that end a sequence, besides those of the vocabulary or of its file, such as <|endoftext|>: ids, or
     /// names such as `<|end|>`
     #[arg(long, value_name = "ID|NAME")]
     stop: Vec<String>,
@@ -322,18 +325,29 @@ impl Args {
         Sampling { temperature, top_k: self.top_k, top_p, min_p, seed }
     }
 
-    /// Who writes the prompts of conversations. The models of OpenAI expect their own system message; the built-in
-    /// tiny one was trained on a plain system text, or none.
-    fn chat_style(&self, checkpoint: &Checkpoint, current_date: &str, usual: ChatFormat) -> anyhow::Result<ChatStyle> {
+    /// What makes prompts of conversations and texts. The models of OpenAI expect their own system message; the
+    /// built-in tiny one was trained on a plain system text, or none.
+    fn prompter(
+        &self,
+        checkpoint: &Checkpoint,
+        tokenizer: Tokenizer,
+        current_date: &str,
+        mode: Mode,
+    ) -> anyhow::Result<Prompter> {
+        let usual = if mode == Mode::Getp { ChatFormat::Harmony } else { ChatFormat::Checkpoint };
+        let format = self.chat_format.unwrap_or(usual);
+        let word = self.chat_format.filter(|format| *format == ChatFormat::Harmony).map(|_| Word::Harmony);
         let template = checkpoint.origin.chat_template.as_deref();
-        if let (ChatFormat::Checkpoint, Some(template)) = (self.chat_format.unwrap_or(usual), template) {
-            return Ok(ChatStyle::Template(ChatTemplate::new(template, &this_program())?));
-        }
-        if self.model.is_built_in() {
-            return Ok(ChatStyle::Plain);
-        }
-        let reasoning = self.reasoning.unwrap_or_default();
-        Ok(ChatStyle::OpenAi { current_date: current_date.to_owned(), reasoning })
+        let prompts = match format {
+            ChatFormat::Checkpoint if template.is_some() => Prompts::Checkpoint,
+            _ if self.model.is_built_in() => Prompts::Plain,
+            ChatFormat::Checkpoint | ChatFormat::Harmony => Prompts::Format,
+        };
+        let specials = Specials::of(checkpoint, &tokenizer)?;
+        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
+        let chat = choose(word, prompts, &has);
+        let usual = prompter::Usual { current_date: current_date.to_owned(), reasoning: self.reasoning };
+        Ok(Prompter::new(tokenizer, chat, usual))
     }
 
     /// The seeds read a C `int`: a larger number wraps, and a negative one is a large unsigned one.
@@ -345,8 +359,8 @@ impl Args {
     }
 
     /// Ids that end a sequence: the vocabulary's, and those of `--stop`.
-    fn stop_ids(&self, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
-        let mut ids = end_ids(tokenizer);
+    fn stop_ids(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
+        let mut ids = Specials::of(checkpoint, tokenizer)?.ends;
         for stop in &self.stop {
             let id = stop.parse().ok().or_else(|| tokenizer.special(stop));
             ids.push(id.ok_or_else(|| UsageError(format!("`--stop {stop}` is neither an id nor a special token")))?);

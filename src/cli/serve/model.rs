@@ -7,6 +7,9 @@ use anyhow::Context;
 use sha2::{Digest, Sha256};
 
 use super::Args;
+use crate::bounded_process::this_program;
+use crate::chat_format::specials::Specials;
+use crate::chat_format::{ChatFormat, ChatFormatError, Has, Prompts, choose};
 use crate::checkpoint::Checkpoint;
 use crate::cli::model::Room;
 use crate::cli::output::Output;
@@ -31,6 +34,10 @@ pub(super) struct Served {
     /// Whether it computes on the cores that serve.
     pub shares_cores: bool,
     pub tokenizer: Tokenizer,
+    /// The tokens that end a sequence.
+    pub ends: Vec<u32>,
+    /// How chats are written and read, if the model has a way.
+    pub chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
     /// What the model is called where nobody says otherwise.
     pub own_name: String,
     /// In words.
@@ -56,7 +63,7 @@ impl Served {
 
     fn engine(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
         let checkpoint = args.model.open(output)?;
-        let tokenizer = args.tokenizer_of(&checkpoint)?;
+        let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
         let engine = args.engine(&checkpoint, output)?;
         let shares_cores = shares_cores(&engine);
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
@@ -67,12 +74,12 @@ impl Served {
         let failing = Some(thread.failing());
         let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
         let own_name = own_name(args);
-        Ok(Self { backend: Arc::new(thread), failing, shares_cores, tokenizer, own_name, sizes })
+        Ok(Self { backend: Arc::new(thread), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
     }
 
     fn replicas(args: &Args, n: usize, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
         let checkpoint = args.model.open(output)?;
-        let tokenizer = args.tokenizer_of(&checkpoint)?;
+        let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
         let starts = replicas::starts(&args.device, &checkpoint, n, &["--replica".into()])?;
         let limits = |ready: &[Ready]| {
             let n_slots = ready.iter().map(|one| one.n_slots).sum();
@@ -89,17 +96,20 @@ impl Served {
         };
         let backend = Replicas::start(starts, crate::serve::now(), limits, metrics)?;
         let (failing, own_name) = (Some(backend.failing()), own_name(args));
-        Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, own_name, sizes })
+        Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
     }
 
     fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
-        let (tokenizer, longest, own_name) = if args.model.is_built_in() {
-            (args.tokenizer.of_model(None, None)?, REPLAY_CONTEXT, "replay".to_owned())
+        let (spoken, longest, own_name) = if args.model.is_built_in() {
+            let tokenizer = args.tokenizer.of_model(None, None)?;
+            let specials = Specials::of_names(&tokenizer);
+            (Spoken::new(tokenizer, specials, None), REPLAY_CONTEXT, "replay".to_owned())
         } else {
             let checkpoint = args.model.open(output)?;
             let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-            (tokenizer, checkpoint.config.max_seq_len, own_name(args))
+            (Spoken::of(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
         };
+        let Spoken { tokenizer, ends, chat } = spoken;
         let scripts = Scripts::read(path, &tokenizer)?;
         let context_tokens = args.context.map_or(longest, |n| n as usize);
         let n_slots = args.batch.map_or(GPU_SLOTS, |n| n as usize);
@@ -108,16 +118,36 @@ impl Served {
         let facts = limits.facts(crate::serve::fingerprint(&digest), crate::serve::now());
         let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
         let sizes = format!("by the script `{}`", path.display());
-        Ok(Self { backend, failing: None, shares_cores: false, tokenizer, own_name, sizes })
+        Ok(Self { backend, failing: None, shares_cores: false, tokenizer, ends, chat, own_name, sizes })
+    }
+}
+
+/// What a model speaks.
+pub(super) struct Spoken {
+    pub tokenizer: Tokenizer,
+    pub ends: Vec<u32>,
+    pub chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
+}
+
+impl Spoken {
+    fn of(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
+        let specials = Specials::of(checkpoint, &tokenizer)?;
+        Ok(Self::new(tokenizer, specials, checkpoint.origin.chat_template.as_deref()))
+    }
+
+    fn new(tokenizer: Tokenizer, specials: Specials, template: Option<&str>) -> Self {
+        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
+        let chat = choose(None, Prompts::Format, &has);
+        Self { ends: specials.ends, tokenizer, chat }
     }
 }
 
 impl Args {
-    /// The tokenizer of a model.
-    pub fn tokenizer_of(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+    /// What a model speaks.
+    pub(super) fn spoken(&self, checkpoint: &Checkpoint) -> anyhow::Result<Spoken> {
         let tokenizer = self.model.tokenizer(&self.tokenizer, checkpoint)?;
         tokenizer.check_model(checkpoint.config.vocab_size)?;
-        Ok(tokenizer)
+        Spoken::of(checkpoint, tokenizer)
     }
 
     /// The model, loaded.

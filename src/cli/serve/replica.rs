@@ -3,11 +3,12 @@
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Args;
-use super::model::{fingerprint, shares_cores};
+use super::model::{Spoken, fingerprint, shares_cores};
 use crate::cli::output::Output;
 use crate::cli::report;
 use crate::cli::run::getp::signals::leave_to_the_parent;
 use crate::engine::Engine;
+use crate::grammar::Grammars;
 use crate::replica::child;
 use crate::serve::replica::Ready;
 use crate::serve::replica::child::Orders;
@@ -19,10 +20,10 @@ pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
     let orders = Orders::begin()?;
     let answer = || -> anyhow::Result<()> {
         let checkpoint = args.model.checkpoint()?;
-        let tokenizer = args.tokenizer_of(&checkpoint)?;
+        let Spoken { tokenizer, chat, .. } = args.spoken(&checkpoint)?;
         let mut engine = args.engine(&checkpoint, output)?;
         let ready = ready(&engine, fingerprint(&checkpoint, &engine));
-        Ok(orders.work(&mut engine, tokenizer, ready)?)
+        Ok(orders.work(&mut engine, chat.ok().map(|format| Grammars::new(tokenizer, format)), ready)?)
     };
     if let Err(error) = answer() {
         let message: Vec<String> = error.chain().map(ToString::to_string).collect();

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harmony::BETWEEN_MESSAGES;
+use crate::chat::BETWEEN_MESSAGES;
 use crate::serve::answer::{Drawn, Kind, Step};
 use crate::serve::logprobs;
 use crate::serve::tools::Tools;

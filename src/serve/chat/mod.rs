@@ -23,9 +23,10 @@ use super::conversation::Entry;
 use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
-use super::prompt::{self, Prompt};
+use super::prompt;
 use super::sse::{self, Event};
 use super::tokens;
+use crate::chat_format::Prompt;
 
 /// The field that a prompt is made of.
 const PARAM: &str = "messages";

@@ -1,10 +1,10 @@
 //! The body of `POST /v1/chat/completions`.
 
+use crate::chat::{Made, Part, Phase};
 use crate::serve::ask::{self, Ask};
 use crate::serve::conversation::Entry;
 use crate::serve::error::ApiError;
 use crate::serve::field::{Field, refuse};
-use crate::serve::history::{Made, Part, Phase};
 use crate::serve::tools::{Hosted, TextFormat, Tools};
 
 /// Most answers of a request.

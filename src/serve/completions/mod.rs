@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: texts and ids go on as the model has it, without a template and without harmony.
+//! `POST /v1/completions`: texts and ids go on as the model has it, without a chat format.
 
 mod choice;
 mod prompt;
@@ -173,7 +173,7 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
         sampling.seed = sampling.seed.wrapping_add(i);
     }
     let told = Told {
-        stop_ids: if fields.ignore_eos.unwrap_or(false) { Vec::new() } else { server.stop_ids(false) },
+        stop_ids: if fields.ignore_eos.unwrap_or(false) { Vec::new() } else { server.ends.clone() },
         skips_specials: fields.skip_special_tokens.unwrap_or(false),
         n_logprobs: fields.logprobs,
         ids: fields.return_token_ids.unwrap_or(false),

@@ -9,9 +9,9 @@ use super::masks::{self, Times, Wanted};
 use super::{Order, Ready, Stepped, Told};
 use crate::engine::{Engine, EngineError};
 use crate::error::chain;
+use crate::grammar::Grammars;
 use crate::replica::child::{begin, tell};
 use crate::scheduler::{Event, FinishReason, Request, RequestId};
-use crate::tokenizer::Tokenizer;
 
 /// What the thread that steps hears.
 enum Heard {
@@ -38,15 +38,15 @@ impl Orders {
         Ok(Self { heard, tell })
     }
 
-    /// Answers requests as they come, until the process ends.
+    /// Answers requests as they come, until the process ends. Without grammars none can have a form.
     ///
     /// # Errors
     /// The engine's.
-    pub fn work(self, engine: &mut Engine, tokenizer: Tokenizer, ready: Ready) -> Result<(), EngineError> {
+    pub fn work(self, engine: &mut Engine, grammars: Option<Grammars>, ready: Ready) -> Result<(), EngineError> {
         let times = Times::default();
         let masked = self.tell;
         let made = move |key, made| drop(masked.send(Heard::Masked(key, made)));
-        let masks = masks::start(tokenizer, times.clone(), made).expect("a thread as others before it");
+        let masks = masks::start(grammars, times.clone(), made).expect("a thread as others before it");
         let mut open = Open { engine, masks, states: HashMap::new(), keys: HashMap::new() };
         tell(Told::Ready(ready));
         loop {

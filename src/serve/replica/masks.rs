@@ -13,7 +13,6 @@ use crate::grammar::Grammars;
 use crate::replica::Asked;
 use crate::scheduler::Request;
 use crate::serve::prompt::Timed;
-use crate::tokenizer::Tokenizer;
 
 /// What masks took since somebody looked, in nanoseconds.
 pub(super) type Times = Arc<Mutex<Vec<u64>>>;
@@ -23,19 +22,21 @@ pub(super) type Wanted = Sender<(u64, Asked)>;
 
 /// Starts the thread, which tells `made` each request with its mask, or why there is none.
 pub(super) fn start(
-    tokenizer: Tokenizer,
+    grammars: Option<Grammars>,
     times: Times,
     made: impl Fn(u64, Result<Request, String>) + Send + 'static,
 ) -> io::Result<Wanted> {
     let (wanted, asked) = channel::<(u64, Asked)>();
     let make = move || {
-        let grammars = Grammars::new(tokenizer);
         // What is wrong with the vocabulary is told with the first request that needs it.
-        let _ = grammars.warm();
+        let _ = grammars.as_ref().map(Grammars::warm);
         for (key, mut asked) in asked {
             let text = asked.grammar.take().unwrap_or_default();
             let mut request = Request::from(asked);
-            let mask = grammars.mask_of(text).map_err(|error| chain(&error));
+            let mask = match &grammars {
+                Some(grammars) => grammars.mask_of(text).map_err(|error| chain(&error)),
+                None => Err("the model has no chat format".to_owned()),
+            };
             made(
                 key,
                 mask.map(|mask| {

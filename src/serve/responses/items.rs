@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::chat::{Made, Part, Phase};
 use crate::serve::ask;
 use crate::serve::conversation::Entry;
 use crate::serve::error::ApiError;
 use crate::serve::field::Field;
-use crate::serve::history::{Made, Part, Phase};
 use crate::serve::tools::Tools;
 
 /// What the server knows that items may name.

@@ -29,10 +29,12 @@ use super::choices::{Choices, News};
 use super::conversation::Entry;
 use super::error::ApiError;
 use super::field::Field;
-use super::history::{Made, Part, Scope};
+use super::history::Scope;
 use super::keys::Caller;
-use super::prompt::{self, Prompt};
+use super::prompt;
 use super::sse::{self, Event};
+use crate::chat::{Made, Part};
+use crate::chat_format::Prompt;
 
 /// The field that a prompt is made of.
 const PARAM: &str = "input";

@@ -38,7 +38,7 @@ fn a_pipe_is_the_prompt_whole_but_for_its_last_line_end() {
 }
 
 /// The program at a terminal, which `script` gives it.
-struct Terminal {
+pub struct Terminal {
     child: Child,
     shown: Arc<Mutex<Vec<u8>>>,
     reader: JoinHandle<()>,
@@ -47,12 +47,17 @@ struct Terminal {
 impl Terminal {
     /// None where there is no `script`.
     fn open(model: &Counter, args: &[&str]) -> Option<Self> {
+        let (checkpoint, tokenizer) = (model.path("model.bin"), model.path("tokenizer.bin"));
+        Self::of(&[&["run", &checkpoint, "-z", &tokenizer], args].concat())
+    }
+
+    /// The same, with any words.
+    pub fn of(args: &[&str]) -> Option<Self> {
         if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
             skipped("`script`, which gives a program a terminal, is not there");
             return None;
         }
-        let (checkpoint, tokenizer) = (model.path("model.bin"), model.path("tokenizer.bin"));
-        let program = command(shared_cache(), &[&["run", &checkpoint, "-z", &tokenizer], args].concat());
+        let program = command(shared_cache(), args);
         let words = [program.get_program()].into_iter().chain(program.get_args());
         let words = words.map(|word| format!("'{}'", word.to_str().expect("text")));
         // `exec`: a shell that waits for the program is told of a ctrl-c too, and some shells die of it.
@@ -71,7 +76,7 @@ impl Terminal {
         Some(Self { child, shown, reader })
     }
 
-    fn types(&mut self, keys: &str) {
+    pub fn types(&mut self, keys: &str) {
         self.child.stdin.as_mut().expect("piped").write_all(keys.as_bytes()).expect("written");
     }
 
@@ -80,7 +85,7 @@ impl Terminal {
     }
 
     /// Waits until so many of these words are on the screen. A program that ended shows no more of them.
-    fn waits_for(&mut self, words: &str, n: usize) {
+    pub fn waits_for(&mut self, words: &str, n: usize) {
         while self.shown().matches(words).count() < n {
             assert!(self.child.try_wait().expect("ours").is_none(), "`{words}` never came: {}", self.shown());
             std::thread::sleep(Duration::from_millis(5));
@@ -89,12 +94,12 @@ impl Terminal {
 
     /// Waits until it asks for a message so many times: what is typed before would not be edited, and a ctrl-c be a
     /// signal.
-    fn waits_for_marks(&mut self, n: usize) {
+    pub fn waits_for_marks(&mut self, n: usize) {
         self.waits_for("\x1b[?2004h", n);
     }
 
     /// Everything that it showed, if it ended well.
-    fn ends(mut self) -> String {
+    pub fn ends(mut self) -> String {
         let status = self.child.wait().expect("reaped");
         self.reader.join().expect("no panic");
         let shown = String::from_utf8_lossy(&self.shown.lock().expect("no panic")).into_owned();

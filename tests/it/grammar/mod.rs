@@ -7,19 +7,22 @@ mod walks;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use gptoss_jit::chat_format::ChatFormatError;
 use gptoss_jit::grammar::{Format, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
 use gptoss_jit::harmony::{FUNCTIONS, Tool};
 use gptoss_jit::scheduler::TokenMask;
 use gptoss_jit::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::fixtures::chats::{chosen, harmony};
 use crate::tokenizer::outputs::OUTPUTS;
 
 /// The built-in vocabulary, whose trie is made once for all tests.
 fn o200k() -> (Tokenizer, Arc<Grammars>) {
     static GRAMMARS: OnceLock<Arc<Grammars>> = OnceLock::new();
     let tokenizer = Tokenizer::o200k_harmony();
-    let grammars = GRAMMARS.get_or_init(|| Arc::new(Grammars::new(Tokenizer::o200k_harmony())));
+    let grammars = GRAMMARS
+        .get_or_init(|| Arc::new(Grammars::new(Tokenizer::o200k_harmony(), harmony(&Tokenizer::o200k_harmony()))));
     (tokenizer, grammars.clone())
 }
 
@@ -27,7 +30,7 @@ fn o200k() -> (Tokenizer, Arc<Grammars>) {
 fn tiny() -> (Tokenizer, Arc<Grammars>) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/tokenizer.bin");
     let tokenizer = Tokenizer::from_file(&file, None, None).expect("it is there");
-    (tokenizer.clone(), Arc::new(Grammars::new(tokenizer)))
+    (tokenizer.clone(), Arc::new(Grammars::new(tokenizer.clone(), harmony(&tokenizer))))
 }
 
 fn tool(name: &str, parameters: Option<Value>, strict: bool) -> Tool {
@@ -304,8 +307,8 @@ fn the_same_grammar_is_compiled_once() {
 fn a_vocabulary_without_chats_has_no_grammars() {
     let letters: Vec<u8> = crate::fixtures::models::letters_tokenizer(26);
     let tokenizer = Tokenizer::from_bin(letters.into(), None, None).expect("letters");
-    let error = Grammars::new(tokenizer).mask(&wanted(vec![], ToolChoice::None, None)).expect_err("no marks");
-    assert!(matches!(&error, GrammarError::MissingSpecials { names } if names.len() == 7), "{error}");
+    let error = chosen(None, &tokenizer, None).expect_err("no marks");
+    assert!(matches!(&error, ChatFormatError::NoFormat { names } if names.len() == 7), "{error}");
 }
 
 /// `{"x": {"x": … inner}}`, so many levels of it.

@@ -6,10 +6,11 @@ use gptoss_jit::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{tool, wanted};
+use crate::fixtures::chats::harmony;
 use crate::fixtures::program::program;
 
 fn tried() -> Grammars {
-    Grammars::new(Tokenizer::o200k_harmony()).tried_by(program())
+    Grammars::new(Tokenizer::o200k_harmony(), harmony(&Tokenizer::o200k_harmony())).tried_by(program())
 }
 
 fn of_text(text: TextInput) -> Tool {
@@ -72,7 +73,8 @@ fn what_is_deep_and_takes_little_is_compiled_though_threads_have_less_stack() {
 
 #[test]
 fn a_process_that_cannot_be_had_is_nobodys_grammar() {
-    let grammars = Grammars::new(Tokenizer::o200k_harmony()).tried_by("/nonexistent/program".into());
+    let grammars = Grammars::new(Tokenizer::o200k_harmony(), harmony(&Tokenizer::o200k_harmony()))
+        .tried_by("/nonexistent/program".into());
     let schema = Format::Schema(json!({"type": "object"}));
     let error = grammars.mask(&wanted(vec![], ToolChoice::None, Some(schema))).expect_err("there is no such program");
     assert!(matches!(error, GrammarError::NotTried { .. }), "{error}");

@@ -8,17 +8,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::serve::ListenerExt as _;
+use gptoss_jit::chat_format::specials::Specials;
 use gptoss_jit::grammar::Grammars;
-use gptoss_jit::harmony::Harmony;
 use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, TokenMask};
 use gptoss_jit::serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
 use gptoss_jit::serve::intake::{Intake, Limits};
 use gptoss_jit::serve::keys::Keys;
 use gptoss_jit::serve::mailbox::{Ending, Failed, Generation};
 use gptoss_jit::serve::metrics::Metrics;
-use gptoss_jit::serve::{Date, Options, Server, router};
+use gptoss_jit::serve::{Chat, Date, Options, Server, router};
 use gptoss_jit::tokenizer::Tokenizer;
 use serde_json::Value;
+
+use crate::fixtures::chats::harmony;
 
 /// Longest sequence of the model, in tokens.
 pub const CONTEXT_TOKENS: usize = 4000;
@@ -121,7 +123,7 @@ impl Backend for Script {
 /// One for all tests: what all grammars of a vocabulary need takes seconds.
 fn grammars(tokenizer: &Tokenizer) -> Arc<Grammars> {
     static GRAMMARS: OnceLock<Arc<Grammars>> = OnceLock::new();
-    Arc::clone(GRAMMARS.get_or_init(|| Arc::new(Grammars::new(tokenizer.clone()))))
+    Arc::clone(GRAMMARS.get_or_init(|| Arc::new(Grammars::new(tokenizer.clone(), harmony(tokenizer)))))
 }
 
 /// Of the token at this place: no two are alike.
@@ -153,7 +155,6 @@ impl Scripted {
 
     pub fn with_keys(keys: &[&str]) -> Self {
         let tokenizer = Tokenizer::o200k_harmony();
-        let harmony = Harmony::new(tokenizer.clone()).expect("it has the special tokens");
         let vocab_size = tokenizer.vocab_size();
         let limits =
             Limits { n_slots: 8, max_queue: 8, max_queued_tokens: 1 << 20, context_tokens: CONTEXT_TOKENS, vocab_size };
@@ -169,8 +170,8 @@ impl Scripted {
         };
         let server = Server {
             backend: script.clone(),
-            harmony,
-            grammars: grammars(&tokenizer),
+            chat: Ok(Chat { format: harmony(&tokenizer), grammars: grammars(&tokenizer) }),
+            ends: Specials::of_names(&tokenizer).ends,
             tokenizer: tokenizer.clone(),
             options,
             metrics,

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use gptoss_jit::chat_template::{ChatTemplate, ChatTemplateError};
-use gptoss_jit::harmony::{Message, Role};
+use gptoss_jit::chat_template::{ChatTemplate, ChatTemplateError, Entry};
 use gptoss_jit::tokenizer::Tokenizer;
 
 /// What became of the prompt for one message.
 fn prompt(template: &str) -> Result<Vec<u32>, ChatTemplateError> {
     let template = ChatTemplate::new(template, Path::new(env!("CARGO_BIN_EXE_gptoss-jit")))?;
-    template.prompt(&[Message::new(Role::User, "Hello")], &Tokenizer::o200k_harmony())
+    template.prompt(&[Entry::new("user", "Hello")], &Tokenizer::o200k_harmony())
 }
 
 /// An error with its causes.

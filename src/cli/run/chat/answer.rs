@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::chat_format::{Event, Purpose};
 use crate::cli::output::Output;
-use crate::harmony::parser::Event as Parsed;
-use crate::harmony::{Channel, Message};
 
 /// How an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +23,12 @@ pub(super) enum Manner {
 pub(super) struct Answer<'a> {
     manner: Manner,
     output: &'a Output,
-    messages: Vec<Message>,
+    /// What was said so far, and what for: the last is open, if one is.
+    messages: Vec<(Purpose, String)>,
+    /// How many of them are complete.
+    n_messages: usize,
     n_tokens: usize,
-    /// Tokens of analysis.
+    /// Tokens of reasoning.
     n_thought: usize,
     thinks: bool,
     /// When the count of thoughts was shown last, if it is on the screen.
@@ -35,7 +37,7 @@ pub(super) struct Answer<'a> {
     has_words: bool,
     /// Whether thoughts are on the screen that no line end follows yet.
     has_open_thoughts: bool,
-    /// A final message is complete, even where the model ends it as if more came, or it began to speak for somebody
+    /// An answer is complete, even where the model ends it as if more came, or it began to speak for somebody
     /// else.
     is_over: bool,
 }
@@ -49,6 +51,7 @@ impl<'a> Answer<'a> {
             manner,
             output,
             messages: Vec::new(),
+            n_messages: 0,
             n_tokens: 0,
             n_thought: 0,
             thinks: false,
@@ -71,17 +74,18 @@ impl<'a> Answer<'a> {
         self.n_thought
     }
 
-    pub(super) fn into_messages(self) -> Vec<Message> {
-        self.messages
+    /// Messages that are complete.
+    pub(super) fn n_messages(&self) -> usize {
+        self.n_messages
     }
 
     /// A token, and what became known with it.
     ///
-    /// - `n_thought`: tokens of analysis so far
-    pub(super) fn take_token(&mut self, parsed: Vec<Parsed>, n_thought: usize) -> anyhow::Result<()> {
+    /// - `n_thought`: tokens of reasoning so far
+    pub(super) fn take_token(&mut self, events: Vec<Event>, n_thought: usize) -> anyhow::Result<()> {
         self.n_tokens += 1;
-        for parsed in parsed {
-            self.take(parsed)?;
+        for event in events {
+            self.take(event)?;
         }
         self.n_thought = n_thought;
         let is_due = self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL);
@@ -93,32 +97,37 @@ impl<'a> Answer<'a> {
     }
 
     /// Words for the user go to stdout as they come, the rest to stderr for those who ask.
-    pub(super) fn take(&mut self, parsed: Parsed) -> anyhow::Result<()> {
-        match parsed {
+    pub(super) fn take(&mut self, event: Event) -> anyhow::Result<()> {
+        match event {
             _ if self.is_over => {}
-            Parsed::Started(message) => {
-                self.thinks = message.channel == Some(Channel::Analysis);
-                if self.has_words && is_for_user(message.channel.as_ref()) && self.manner != Manner::Json {
+            Event::Started { purpose, .. } => {
+                self.messages.push((purpose, String::new()));
+                self.thinks = purpose == Purpose::Reasoning;
+                if self.has_words && purpose.is_for_user() && self.manner != Manner::Json {
                     self.output.text("\n")?;
                 }
             }
-            Parsed::Text { channel, text } => {
-                if is_for_user(channel.as_ref()) && self.manner != Manner::Json {
+            Event::Text(text) => {
+                let Some((purpose, said)) = self.messages.last_mut() else { return Ok(()) };
+                *said += &text;
+                let purpose = *purpose;
+                if purpose.is_for_user() && self.manner != Manner::Json {
                     self.end_thoughts();
                     self.output.text(&text)?;
                     self.has_words = true;
-                } else if channel == Some(Channel::Analysis) && self.manner == Manner::Thinking {
+                } else if purpose == Purpose::Reasoning && self.manner == Manner::Thinking {
                     self.output.dimmed(&text);
                     self.has_open_thoughts = true;
                 }
             }
-            Parsed::Ended { message, .. } => {
+            Event::Ended { .. } => {
                 self.thinks = false;
-                if message.channel == Some(Channel::Analysis) && self.manner != Manner::Thinking {
-                    self.output.detail(&format!("[analysis] {}", message.text));
+                self.n_messages = self.messages.len();
+                let Some((purpose, said)) = self.messages.last() else { return Ok(()) };
+                if *purpose == Purpose::Reasoning && self.manner != Manner::Thinking {
+                    self.output.detail(&format!("[analysis] {said}"));
                 }
-                self.is_over = message.channel == Some(Channel::Final);
-                self.messages.push(message);
+                self.is_over = *purpose == Purpose::Answer;
             }
         }
         Ok(())
@@ -139,22 +148,18 @@ impl<'a> Answer<'a> {
         if self.manner != Manner::Json {
             return Ok(self.output.text("\n")?);
         }
-        let of = |wanted: &dyn Fn(Option<&Channel>) -> bool| {
-            let matching = self.messages.iter().filter(|message| wanted(message.channel.as_ref()));
-            matching.map(|message| message.text.as_str()).collect::<Vec<_>>().join("\n")
+        let of = |is_wanted: &dyn Fn(Purpose) -> bool| {
+            let complete = self.messages.iter().take(self.n_messages);
+            let matching = complete.filter(|(purpose, _)| is_wanted(*purpose));
+            matching.map(|(_, said)| said.as_str()).collect::<Vec<_>>().join("\n")
         };
         self.output.json(&json!({
             "schema": 1,
             "mode": "chat",
-            "text": of(&is_for_user),
-            "analysis": of(&|channel| channel == Some(&Channel::Analysis)),
+            "text": of(&Purpose::is_for_user),
+            "analysis": of(&|purpose| purpose == Purpose::Reasoning),
             "new_tokens": self.n_tokens,
         }))?;
         Ok(())
     }
-}
-
-/// Whether what is said on a channel is for the user to read; a model that forgets the channel means it so.
-pub(super) fn is_for_user(channel: Option<&Channel>) -> bool {
-    !matches!(channel, Some(Channel::Analysis | Channel::Commentary))
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Chat, saved};
-use crate::harmony::Role;
+use crate::chat::Turn;
 
 /// A command, and what it does.
 pub(super) const COMMANDS: [(&str, &str); 8] = [
@@ -84,7 +84,7 @@ impl Chat<'_> {
     }
 
     fn regenerate(&mut self) -> anyhow::Result<()> {
-        let last = self.conversation.iter().rposition(|message| message.role == Role::User);
+        let last = self.conversation.iter().rposition(|turn| matches!(turn, Turn::User(_)));
         let Some(last) = last else { anyhow::bail!("there is no message to answer") };
         let before = self.conversation.split_off(last + 1);
         let answered = self.answer();

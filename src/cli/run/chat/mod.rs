@@ -1,9 +1,8 @@
-//! `run -m chat`: a conversation, in the format of the checkpoint's chat template or OpenAI's harmony; answers are
-//! harmony.
+//! `run -m chat`: a conversation, in the model's chat format.
 //!
 //! At a terminal it is [`terminal`] that asks for messages. Elsewhere the first message is `-i` or the first line of
 //! stdin, every further line is another, and the end of stdin ends the conversation. Only the assistant's final words
-//! are printed; its analysis is shown with `--verbose` or `--show-reasoning`.
+//! are printed; its reasoning is shown with `--verbose` or `--show-reasoning`.
 
 mod answer;
 mod commands;
@@ -17,15 +16,16 @@ use std::time::Instant;
 
 use anyhow::Context;
 
-use super::{Args, ChatFormat};
+use super::{Args, Mode};
 use crate::batch::asked::Prompt;
 use crate::batch::prompter::Prompter;
+use crate::chat::{Made, Part, Phase, Turn, today};
+use crate::chat_format::Begun;
 use crate::cli::model::{Room, kernel_counts};
 use crate::cli::output::Output;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
 use crate::error::Hint;
-use crate::harmony::{Harmony, Message, Role, today};
 use crate::scheduler::{Event, Request};
 use answer::{Answer, Manner};
 
@@ -81,7 +81,6 @@ struct Chat<'a> {
     args: &'a Args,
     output: &'a Output,
     prompter: Prompter,
-    harmony: Harmony,
     engine: Engine,
     stop: Vec<u32>,
     manner: Manner,
@@ -91,7 +90,7 @@ struct Chat<'a> {
     /// What the model is told before the conversation.
     system: Option<String>,
     /// What was said.
-    conversation: Vec<Message>,
+    conversation: Vec<Turn>,
     /// Answers so far: each draws from random numbers of its own.
     n_answers: usize,
     seed: u64,
@@ -113,11 +112,9 @@ impl<'a> Chat<'a> {
     fn new(args: &'a Args, is_at_terminal: bool, output: &'a Output) -> anyhow::Result<Self> {
         let checkpoint = args.model.open(output)?;
         let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-        let style = args.chat_style(&checkpoint, &today(), ChatFormat::Checkpoint)?;
-        let mut stop = args.stop_ids(&tokenizer)?;
-        let prompter = Prompter::new(tokenizer, style);
-        let harmony = prompter.harmony()?.clone();
-        stop.extend(harmony.stop_ids());
+        let mut stop = args.stop_ids(&checkpoint, &tokenizer)?;
+        let prompter = args.prompter(&checkpoint, tokenizer, &today(), Mode::Chat)?;
+        stop.extend(prompter.chat()?.stop_ids());
         let sizes = |n_tokens: usize| Sizes { n_slots: 1, capacity_tokens: n_tokens, max_logit_rows: 1 };
         let all = checkpoint.config.max_seq_len;
         // Without `-n` as much as the model allows, if the memory holds that.
@@ -136,7 +133,6 @@ impl<'a> Chat<'a> {
             args,
             output,
             prompter,
-            harmony,
             engine,
             stop,
             manner,
@@ -155,7 +151,7 @@ impl<'a> Chat<'a> {
     /// # Errors
     /// When the context has no room for it, among others; the conversation is then as it was.
     fn turn(&mut self, text: &str) -> anyhow::Result<()> {
-        self.conversation.push(Message::new(Role::User, text));
+        self.conversation.push(Turn::User(text.to_owned()));
         let answered = self.answer();
         if answered.is_err() {
             self.conversation.pop();
@@ -165,7 +161,7 @@ impl<'a> Chat<'a> {
 
     /// The answer to what was said last.
     fn answer(&mut self) -> anyhow::Result<()> {
-        let system = self.system.iter().map(|text| Message::new(Role::System, text));
+        let system = self.system.iter().map(|text| Turn::System(text.clone()));
         let messages = system.chain(self.conversation.iter().cloned()).collect();
         let prompt = self.prompter.ids(&Prompt::Messages(messages), self.args.reasoning)?;
         let capacity_tokens = self.engine.kv_layout().capacity_tokens;
@@ -183,7 +179,8 @@ impl<'a> Chat<'a> {
     fn generate(&mut self, request: Request) -> anyhow::Result<()> {
         let (start, n_prompt) = (Instant::now(), request.prompt.len());
         let (mut first_s, mut n_cached) = (0.0, 0);
-        let mut parser = self.harmony.parser();
+        let mut parser = self.prompter.chat()?.answer(Begun::default(), false);
+        let waits = self.prompter.chat()?.stop_ids().to_vec();
         let mut answer = Answer::new(self.manner, self.output);
         self.engine.submit(request)?;
         while !self.engine.is_idle() {
@@ -199,8 +196,8 @@ impl<'a> Chat<'a> {
                 if answer.n_tokens() == 0 {
                     first_s = start.elapsed().as_secs_f64();
                 }
-                // `<|endoftext|>` and what `--stop` names end the answer and are no part of it.
-                let is_silent = self.stop.contains(&token) && !self.harmony.stop_ids().contains(&token);
+                // The vocabulary's ends and what `--stop` names end the answer and are no part of it.
+                let is_silent = self.stop.contains(&token) && !waits.contains(&token);
                 let parsed = if is_silent { Vec::new() } else { parser.push(token) };
                 answer.take_token(parsed, parser.n_reasoning_tokens())?;
             }
@@ -220,10 +217,11 @@ impl<'a> Chat<'a> {
         self.told.new_tokens += n_tokens;
         self.told.seconds += seconds;
         self.told.context_tokens = n_prompt + n_tokens;
-        let messages = answer.into_messages();
+        let mut messages = parser.messages()?;
+        messages.truncate(answer.n_messages());
         // Thoughts that led to no words would be read as those before the next answer.
-        if !is_stopped || messages.iter().any(|message| answer::is_for_user(message.channel.as_ref())) {
-            self.conversation.extend(messages);
+        if !is_stopped || messages.iter().any(is_for_user) {
+            self.conversation.extend(messages.into_iter().map(Turn::Assistant));
         }
         if self.is_at_terminal {
             let thought = if n_thought > 0 { format!(", {n_thought} of them thought") } else { String::new() };
@@ -237,4 +235,9 @@ impl<'a> Chat<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a message is for the user to read.
+fn is_for_user(made: &Made) -> bool {
+    !matches!(made.part, Part::Reasoning(_) | Part::Content { phase: Some(Phase::Commentary), .. })
 }

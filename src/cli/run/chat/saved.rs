@@ -6,32 +6,39 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::{Map, Value, json};
 
-use super::answer::is_for_user;
 use crate::batch::asked::messages;
+use crate::chat::{Made, Part, Phase, Turn};
 use crate::cli::output_file::OutputFile;
-use crate::harmony::{Channel, Message, Role};
 
 /// Writes a conversation: whole or not at all. What the model thought stands beside what it said then.
-pub(super) fn save(path: &Path, system: Option<&str>, conversation: &[Message]) -> anyhow::Result<()> {
+pub(super) fn save(path: &Path, system: Option<&str>, conversation: &[Turn]) -> anyhow::Result<()> {
     let mut messages: Vec<Value> = system.iter().map(|text| json!({ "role": "system", "content": text })).collect();
     let mut thoughts = String::new();
-    for message in conversation {
-        if message.channel == Some(Channel::Analysis) {
-            thoughts += &message.text;
-        } else if is_for_user(message.channel.as_ref()) {
-            let mut saved = json!({ "role": message.role.name(), "content": message.text });
-            if !thoughts.is_empty() {
-                saved["reasoning"] = std::mem::take(&mut thoughts).into();
+    for turn in conversation {
+        let (role, text) = match turn {
+            Turn::System(text) => ("system", text),
+            Turn::Developer(text) => ("developer", text),
+            Turn::User(text) => ("user", text),
+            Turn::Assistant(Made { part: Part::Reasoning(text), .. }) => {
+                thoughts += text;
+                continue;
             }
-            messages.push(saved);
+            Turn::Assistant(Made { part: Part::Content { phase: Some(Phase::Commentary), .. }, .. }) => continue,
+            Turn::Assistant(Made { part: Part::Content { text, .. }, .. }) => ("assistant", text),
+            Turn::Assistant(Made { part: Part::Call { .. }, .. }) | Turn::Result { .. } => continue, // there are no tools
+        };
+        let mut saved = json!({ "role": role, "content": text });
+        if !thoughts.is_empty() {
+            saved["reasoning"] = std::mem::take(&mut thoughts).into();
         }
+        messages.push(saved);
     }
     let text = format!("{}\n", json!({ "messages": messages }));
     OutputFile::create(path, "the conversation")?.fill(|file| file.write_all(text.as_bytes()))
 }
 
 /// Reads one: its instructions, and what was said.
-pub(super) fn load(path: &Path) -> anyhow::Result<(Option<String>, Vec<Message>)> {
+pub(super) fn load(path: &Path) -> anyhow::Result<(Option<String>, Vec<Turn>)> {
     let could_not = || format!("could not read a conversation from `{}`", path.display());
     let text = std::fs::read(path).with_context(could_not)?;
     let mut object: Map<String, Value> = serde_json::from_slice(&text).with_context(could_not)?;
@@ -39,9 +46,13 @@ pub(super) fn load(path: &Path) -> anyhow::Result<(Option<String>, Vec<Message>)
         anyhow::bail!("{}: it has no list of `messages`", could_not());
     };
     let mut conversation = messages(values).with_context(could_not)?;
-    let is_instruction = |message: &Message| matches!(message.role, Role::System | Role::Developer);
-    let n_first = conversation.iter().take_while(|message| is_instruction(message)).count();
-    let system: Vec<String> = conversation.drain(..n_first).map(|message| message.text).collect();
+    let is_instruction = |turn: &Turn| matches!(turn, Turn::System(_) | Turn::Developer(_));
+    let n_first = conversation.iter().take_while(|turn| is_instruction(turn)).count();
+    let text = |turn| match turn {
+        Turn::System(text) | Turn::Developer(text) => Some(text),
+        _ => None,
+    };
+    let system: Vec<String> = conversation.drain(..n_first).filter_map(text).collect();
     Ok((Some(system.join("\n\n")).filter(|text| !text.is_empty()), conversation))
 }
 
@@ -53,9 +64,10 @@ mod tests {
     fn what_was_saved_is_loaded_but_for_what_was_thought() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("chat.json");
-        let user = Message::new(Role::User, "2 + 2?\n\"é\"");
-        let words = Message::assistant(Channel::Final, "4");
-        let conversation = [user.clone(), Message::assistant(Channel::Analysis, "Easy."), words.clone()];
+        let user = Turn::User("2 + 2?\n\"é\"".into());
+        let words = Turn::Assistant(Part::answer("4").into());
+        let thought = Turn::Assistant(Part::Reasoning("Easy.".into()).into());
+        let conversation = [user.clone(), thought, words.clone()];
         save(&path, Some("Be brief."), &conversation).expect("written");
         let saved: Value = serde_json::from_slice(&std::fs::read(&path).expect("there")).expect("JSON");
         assert_eq!(saved["messages"][2], json!({ "role": "assistant", "content": "4", "reasoning": "Easy." }));

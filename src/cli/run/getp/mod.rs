@@ -19,11 +19,10 @@ use std::time::Instant;
 use anyhow::Context;
 
 use super::verify::Expected;
-use super::{Args, ChatFormat};
+use super::{Args, Mode};
 use crate::batch::BatchError;
 use crate::batch::answers::{Answers, OutFormat};
 use crate::batch::plan::{Batch, Order, Survey, Usual};
-use crate::batch::prompter::Prompter;
 use crate::batch::records::{Header, Outcome, Records};
 use crate::batch::replica::{Did, Ready, Replicas};
 use crate::batch::shard::Shard;
@@ -262,16 +261,17 @@ fn batch(
     header: &Header,
     shard: Option<Shard>,
 ) -> anyhow::Result<Batch> {
-    let style = args.chat_style(checkpoint, &header.current_date, ChatFormat::Harmony)?;
+    let stop = args.stop_ids(checkpoint, &tokenizer)?;
+    let prompter = args.prompter(checkpoint, tokenizer, &header.current_date, Mode::Getp)?;
     let usual = Usual {
         reach: args.reach(&checkpoint.config),
         context: checkpoint.config.max_seq_len,
         max_new_tokens: args.max_new_tokens,
         sampling: args.sampling_or(super::AS_SEEDS, header.seed),
-        stop: args.stop_ids(&tokenizer)?,
+        stop,
         vocab_size: checkpoint.config.vocab_size,
     };
-    Ok(Batch { source, prompter: Prompter::new(tokenizer, style), usual, shard })
+    Ok(Batch { source, prompter, usual, shard })
 }
 
 /// The shard that is run here: as a flag says, or a launcher, whose ranks on a host take its GPUs in turn.

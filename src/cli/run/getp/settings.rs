@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 use super::Args;
 use crate::batch::records::{Header, VERSION};
+use crate::chat::today;
 use crate::checkpoint::{Checkpoint, Elements};
-use crate::harmony::today;
 
 /// What a first run is recorded with.
 pub(super) fn header(args: &Args, checkpoint: &Checkpoint) -> Header {

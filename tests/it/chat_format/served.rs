@@ -1,0 +1,213 @@
+//! A model whose chat format is its template, as the program serves it and talks with it.
+
+use serde_json::{Value, json};
+
+use super::{ChatMl, IM_END, tokenizer};
+use crate::cli::run_input::Terminal;
+use crate::fixtures::http::{Reply, post};
+use crate::fixtures::program::{file, run, run_with_stdin};
+use crate::fixtures::server::Server;
+
+fn hello() -> Value {
+    json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}])
+}
+
+/// What the template makes of [`hello`].
+const PROMPT: &str =
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
+
+/// An answer that is an error, and its message.
+fn refused(reply: &Reply, code: &str) -> String {
+    let body = reply.json();
+    assert_eq!((reply.status, &body["error"]["code"]), (400, &json!(code)), "{body}");
+    body["error"]["message"].as_str().expect("text").to_owned()
+}
+
+#[test]
+fn chats_are_answered_up_to_the_end_of_the_turn() {
+    let model = ChatMl::new("chatml");
+    let script = file(model.folder.path(), "script.jsonl", b"{\"text\": \"Hi.<|im_end|> and never this\"}\n");
+    let server = Server::start(&[model.path(), "--replay", &script]);
+    let ask = |path: &str, body: Value| post(server.address, path, &body);
+
+    let prompt = ask("/apply-template", json!({"messages": hello()})).ok();
+    let ids = tokenizer().encode_with_specials(PROMPT.as_bytes()).expect("text");
+    assert_eq!((&prompt["prompt"], &prompt["token_ids"]), (&json!(PROMPT), &json!(ids)));
+
+    let answer = ask("/v1/chat/completions", json!({"messages": hello()})).ok();
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("Hi."), &json!("stop")), "{answer}");
+    assert!(choice["message"].get("reasoning").is_none() && choice["message"].get("tool_calls").is_none(), "{answer}");
+    assert_eq!(answer["usage"]["prompt_tokens"], ids.len());
+
+    let stream = ask("/v1/chat/completions", json!({"messages": hello(), "stream": true}));
+    let events = String::from_utf8(stream.body).expect("text");
+    let chunks = events.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    let told: String =
+        chunks.filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect();
+    assert_eq!(told, "Hi.", "{events}");
+
+    let response = ask("/v1/responses", json!({"input": "Hello", "instructions": "Be brief."})).ok();
+    assert_eq!(response["output"][0]["content"][0]["text"], "Hi.", "{response}");
+    let next = json!({"input": "Bye", "previous_response_id": response["id"]});
+    let counted = ask("/v1/responses/input_tokens", next).ok();
+    let whole = "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi.\
+                 <|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n";
+    let n_whole = tokenizer().encode_with_specials(whole.as_bytes()).expect("text").len();
+    assert_eq!(counted["input_tokens"], n_whole, "what was answered is a part of what follows");
+    // A text is no chat: it ends at the vocabulary's ends all the same.
+    let text = ask("/v1/completions", json!({"prompt": "Once", "max_tokens": 50})).ok();
+    assert_eq!((&text["choices"][0]["text"], &text["choices"][0]["finish_reason"]), (&json!("Hi."), &json!("stop")));
+}
+
+#[test]
+fn what_the_template_does_not_take_is_a_clear_400() {
+    let (model, with_tools) = (ChatMl::new("chatml"), ChatMl::new("tools"));
+    let serve = |model: &ChatMl| {
+        let script = file(model.folder.path(), "script.jsonl", b"{\"text\": \"Hi.<|im_end|>\"}\n");
+        Server::start(&[model.path(), "--replay", &script])
+    };
+    let (server, other) = (serve(&model), serve(&with_tools));
+    let ask = |server: &Server, more: Value| {
+        let mut body = json!({"messages": hello()});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        post(server.address, "/v1/chat/completions", &body)
+    };
+    let tools =
+        json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]);
+    let none = json!({"tools": tools, "tool_choice": "none"});
+    let message = refused(&ask(&server, none.clone()), "unsupported_value");
+    assert_eq!(message, "this model's chat template does not take tools");
+    let message = refused(&ask(&server, json!({"tools": tools})), "unsupported_value");
+    assert!(message.contains("calls of tools are not read from this model's answers"), "{message}");
+    // One that takes them is told of them; nobody reads calls.
+    ask(&other, none).ok();
+    let message = refused(&ask(&other, json!({"tools": tools})), "unsupported_value");
+    assert!(message.contains("calls of tools are not read from this model's answers"), "{message}");
+    let message = refused(&ask(&server, json!({"reasoning_effort": "high"})), "unsupported_value");
+    assert_eq!(message, "this model's chat template does not take a reasoning effort");
+    ask(&server, json!({"reasoning_effort": "none"})).ok();
+    ask(&other, json!({"reasoning_effort": "high"})).ok();
+    let called = json!({"messages": [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ]});
+    let message = refused(&post(server.address, "/v1/chat/completions", &called), "unsupported_value");
+    assert!(message.contains("does not take calls of tools"), "{message}");
+}
+
+#[test]
+fn a_form_holds_whatever_the_model_would_write() {
+    let model = ChatMl::new("chatml");
+    let server = Server::start(&[model.path(), "-n", "256"]);
+    let schema = json!({
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}, "n": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["kind", "n"],
+        "additionalProperties": false,
+    });
+    for seed in 0..4 {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "pet", "schema": schema, "strict": true}});
+        let body = json!({"messages": hello(), "response_format": format, "seed": seed, "max_tokens": 200});
+        let answer = post(server.address, "/v1/chat/completions", &body).ok();
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop", "{answer}");
+        let pet: Value = serde_json::from_str(choice["message"]["content"].as_str().expect("text")).expect("JSON");
+        assert!(["cat", "dog"].map(Value::from).contains(&pet["kind"]), "{pet}");
+        assert!((1..=9).contains(&pet["n"].as_i64().expect("a number")), "{pet}");
+        assert_eq!(pet.as_object().expect("an object").len(), 2);
+    }
+    let bad =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}, "strict": true}});
+    let reply = post(server.address, "/v1/chat/completions", &json!({"messages": hello(), "response_format": bad}));
+    refused(&reply, "invalid_json_schema");
+}
+
+#[test]
+fn without_a_template_chats_are_refused_and_texts_go_on() {
+    let model = ChatMl::with(None, &[IM_END]);
+    let server = Server::start(&[model.path(), "-n", "64"]);
+    let message =
+        refused(&post(server.address, "/v1/chat/completions", &json!({"messages": hello()})), "unsupported_value");
+    assert!(message.contains("this model has no chat format") && message.contains("give it plain text"), "{message}");
+    refused(&post(server.address, "/v1/responses", &json!({"input": "Hello"})), "unsupported_value");
+    let text = post(server.address, "/v1/completions", &json!({"prompt": "Once", "max_tokens": 4})).ok();
+    assert_eq!(text["usage"]["completion_tokens"], 4, "{text}");
+    drop(server);
+    let stderr = run_with_stdin(&["run", model.path(), "-m", "chat"], b"Hello\n").fails_with_hint(1);
+    assert!(stderr.contains("the checkpoint has no chat template"), "{stderr}");
+    run(&["run", model.path(), "-i", "Once", "--max-new-tokens", "2"]).ok();
+}
+
+/// The tokens that the model goes on with, greedily, behind the prompt of a chat, as text.
+fn goes_on(model: &ChatMl, prompt: &str, n: usize) -> Vec<u32> {
+    let ids = tokenizer().encode_with_specials(prompt.as_bytes()).expect("text");
+    let prompts = file(model.folder.path(), "prompts.jsonl", format!("{}\n", json!({ "ids": ids })).as_bytes());
+    let n = n.to_string();
+    let ran = run(&["run", model.path(), "-m", "getp", "-i", &prompts, "--max-new-tokens", &n, "--out-format", "ids"]);
+    ran.ok().ids().remove(0)
+}
+
+fn text_of(ids: &[u32]) -> String {
+    let words: Vec<u32> = ids.iter().copied().filter(|id| !tokenizer().is_special(*id)).collect();
+    String::from_utf8_lossy(&tokenizer().decode_all(&words).expect("ids")).into_owned()
+}
+
+#[test]
+fn a_chat_is_written_by_the_template_and_ends_where_the_vocabulary_says() {
+    let free = ChatMl::with(Some(&super::source("chatml")), &[330]);
+    let ids = goes_on(&free, PROMPT, 6);
+    assert_eq!(ids.len(), 6, "no such end comes by itself");
+    let chat = |model: &ChatMl, args: &[&str]| {
+        let words = [&["run", model.path(), "-m", "chat", "-y", "Be brief."], args].concat();
+        run_with_stdin(&words, b"Hello\n").ok()
+    };
+    let six = ["--max-new-tokens", "6"];
+    assert_eq!(chat(&free, &six).text(), format!("{}\n", text_of(&ids)));
+    // An end in its way.
+    let ends = ChatMl::with(Some(&super::source("chatml")), &[IM_END, ids[3]]);
+    let first = ids.iter().position(|id| *id == ids[3]).expect("there");
+    assert_eq!(chat(&ends, &six).text(), format!("{}\n", text_of(&ids[..first])));
+    // The same in a file of conversations.
+    let line = format!("{}\n", json!({"messages": hello(), "max_tokens": 6}));
+    let prompts = file(ends.folder.path(), "chats.jsonl", line.as_bytes());
+    let ran = run(&["run", ends.path(), "-m", "getp", "-i", &prompts]).ok();
+    let answer: Value = serde_json::from_str(ran.text()).expect("JSON");
+    assert_eq!((&answer["text"], &answer["reasoning"]), (&json!(text_of(&ids[..first])), &json!("")), "{answer}");
+    assert_eq!((&answer["ids"], &answer["finish_reason"]), (&json!(ids[..=first]), &json!("stop")), "{answer}");
+    let words = ["run", ends.path(), "-m", "chat", "--reasoning", "high"];
+    let stderr = run_with_stdin(&words, b"Hello\n").fails_with_hint(1);
+    assert!(stderr.contains("does not take a reasoning effort"), "{stderr}");
+    let words = ["run", ends.path(), "-m", "chat", "--chat-format", "harmony"];
+    let stderr = run_with_stdin(&words, b"Hello\n").fails_with_hint(1);
+    assert!(stderr.contains("lacks the special tokens of harmony"), "{stderr}");
+}
+
+#[test]
+fn at_a_terminal_it_is_a_chat_too() {
+    let free = ChatMl::with(Some(&super::source("chatml")), &[330]);
+    let ids = goes_on(&free, PROMPT, 6);
+    let model = ChatMl::with(Some(&super::source("chatml")), &[ids[4]]);
+    let answer = text_of(&ids[..ids.iter().position(|id| *id == ids[4]).expect("there")]);
+    let words = ["run", model.path(), "-T", "0", "-y", "Be brief.", "--max-new-tokens", "6"];
+    let Some(mut terminal) = Terminal::of(&words) else { return };
+    terminal.waits_for_marks(1);
+    terminal.types("Hello\r");
+    terminal.waits_for(" tok/s, the first after ", 1);
+    terminal.waits_for_marks(2);
+    let saved = model.folder.path().join("saved.json");
+    terminal.types(&format!("/save {}\r", saved.display()));
+    terminal.waits_for("2 messages written", 1);
+    terminal.waits_for_marks(3);
+    terminal.types("/regenerate\r");
+    terminal.waits_for(" tok/s, the first after ", 2);
+    terminal.waits_for_marks(4);
+    terminal.types("\x04");
+    let shown = terminal.ends();
+    assert!(shown.contains("ctrl-d ends the chat"), "{shown}");
+    let saved: Value = serde_json::from_slice(&std::fs::read(saved).expect("there")).expect("JSON");
+    let said = |role: &str, content: &str| json!({"role": role, "content": content});
+    let want = [said("system", "Be brief."), said("user", "Hello"), said("assistant", &answer)];
+    assert_eq!(saved["messages"], Value::from(want.to_vec()));
+}
