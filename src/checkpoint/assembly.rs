@@ -156,7 +156,7 @@ impl Taking<'_> {
             panic!("codes and scales apart belong to whole matrices")
         };
         let [codes_part, scales_part] = parts;
-        let block_len = codes_part.dtype.block_len().expect("codes have scales");
+        let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
         let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
         let mut take = |part: Part, suffix: &str, shape: &[usize]| {
@@ -179,7 +179,7 @@ impl Taking<'_> {
         let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         parts.map(|part| {
-            let step = if part.dtype.block_len().is_some() { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
+            let step = if part.dtype.format().is_some() { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
             let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {

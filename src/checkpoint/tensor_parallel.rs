@@ -7,10 +7,10 @@
 
 use std::ops::Range;
 
-use super::encoding::scale_of;
 use super::slice::{Cut, Slice};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
+use crate::dtype::format::{Format, Parameter};
 use crate::error::Hint;
 use crate::family::{Cut as FamilyCut, Family, FamilyTensor};
 
@@ -58,11 +58,12 @@ impl Hint for TensorParallelError {
     }
 }
 
-/// How the family has a tensor cut; scales are cut as what they belong to.
+/// How the family has a tensor cut; parameters of blocks are cut as what they belong to.
 fn rule(name: &str) -> FamilyCut {
     let is_of = |tensor: &&FamilyTensor| {
         let owner = |own: &str| name.strip_suffix(own).is_some_and(|before| before.is_empty() || before.ends_with('.'));
-        owner(&tensor.name) || tensor.is_expert && owner(&scale_of(&tensor.name))
+        let is_beside = |parameter: &Parameter| owner(&parameter.name_beside(&tensor.name));
+        owner(&tensor.name) || Format::all().iter().flat_map(|format| format.parameters).any(is_beside)
     };
     // Of names of which one ends the other, the longer is meant.
     let tensors = Family::gpt_oss().tensors.iter().filter(is_of);

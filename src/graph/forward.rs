@@ -334,8 +334,6 @@ impl Forward<'_> {
 
     /// One of the two projections of all experts, with its weights and what says which rows are whose.
     fn experts(&mut self, label: &str, op: &str, x: TensorId, routing: &Routing) -> NodeBuilder<'_> {
-        let weight = self.graph.weight(format!("{label}_weight"), self.options.expert_dtype);
-        let scale = self.block_scale(&format!("{label}_scale"));
         let bias = self.weight(&format!("{label}_bias"));
         self.graph
             .node(label, op)
@@ -346,8 +344,7 @@ impl Forward<'_> {
             .dtype("weight", self.options.expert_dtype)
             .dtype("bias", self.options.weight_dtype)
             .arg("x", x)
-            .arg("weight", weight)
-            .args(scale.map(|scale| ("scale", scale)))
+            .weight("weight", &format!("{label}_weight"), self.options.expert_dtype)
             .arg("bias", bias)
             .arg("expert_begin", routing.expert_begin)
             .arg("assignment", routing.assignment)
@@ -402,6 +399,7 @@ impl Forward<'_> {
             .flag("has_bias", true)
             .flag("has_residual", residual.is_some())
             .dtype("weight", self.options.weight_dtype)
+            .dtype("bias", self.options.weight_dtype)
             .arg("x", x)
             .arg("weight", weight)
             .arg("bias", bias)
@@ -418,11 +416,6 @@ impl Forward<'_> {
 
     fn weight(&mut self, name: &str) -> TensorId {
         self.graph.weight(name.to_string(), self.options.weight_dtype)
-    }
-
-    /// The factors of the experts' blocks, where their numbers have some.
-    fn block_scale(&mut self, name: &str) -> Option<TensorId> {
-        self.options.expert_dtype.block_len().map(|_| self.graph.weight(name.to_string(), Dtype::U8))
     }
 
     /// Block table, keys and values of a layer.

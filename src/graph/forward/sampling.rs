@@ -42,6 +42,7 @@ impl Forward<'_> {
             .flag("has_bias", false)
             .flag("has_residual", false)
             .dtype("weight", self.options.weight_dtype)
+            .dtype("bias", self.options.weight_dtype)
             .arg("x", normed)
             .arg("weight", weight)
             .arg("y", own)

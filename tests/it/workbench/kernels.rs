@@ -106,7 +106,7 @@ grid = ["n_tokens"]
     for (size_t k = 0; k < LENGTH; ++k)
       sum += (double)f32_from_activation(x[t * K + k]) * f32_from_{{ weight }}(weight[n * K + k]);
 {% if has_bias %}
-    sum += f32_from_{{ weight }}(bias[n]);
+    sum += f32_from_{{ bias }}(bias[n]);
 {% endif %}
 {% if has_residual %}
     sum += residual[t * N + n];
