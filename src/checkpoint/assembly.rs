@@ -178,8 +178,9 @@ impl Taking<'_> {
         let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
         let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
-        parts.map(|part| {
-            let step = if part.dtype.format().is_some() { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
+        let format = parts[0].dtype.format().expect("codes are of a format");
+        let [codes, scales] = parts;
+        [(codes, Step::Codes(format)), (scales, Step::Parameter(format, 0))].map(|(part, step)| {
             let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::slice::{Cut, Slice};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
-use crate::dtype::format::{Format, Parameter};
+use crate::dtype::format::Format;
 use crate::error::Hint;
 use crate::family::{Cut as FamilyCut, Family, FamilyTensor};
 
@@ -28,7 +28,7 @@ impl TpRank {
     pub const WHOLE: Self = Self { rank: 0, size: 1 };
 }
 
-/// Experts' hidden features are cut between blocks of so many: MXFP4 has a factor for each.
+/// Experts' hidden features are cut between blocks of so many, as formats have them.
 const BLOCK: usize = 32;
 
 /// A model cannot be cut so.
@@ -44,11 +44,23 @@ pub enum TensorParallelError {
         /// Heads.
         kv_heads: usize,
     },
+    /// A device's own columns are no whole blocks.
+    #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {BLOCK}")]
+    Blocks {
+        /// Devices.
+        size: usize,
+        /// The tensor.
+        name: String,
+        /// Columns of each.
+        columns: usize,
+    },
 }
 
 impl Hint for TensorParallelError {
     fn hint(&self) -> Option<String> {
-        let Self::Heads { kv_heads, .. } = self;
+        let Self::Heads { kv_heads, .. } = self else {
+            return Some("fewer devices have more columns each".to_owned());
+        };
         let sizes: Vec<String> =
             (2..=*kv_heads).filter(|size| kv_heads.is_multiple_of(*size)).map(|size| size.to_string()).collect();
         Some(match sizes.is_empty() {
@@ -58,16 +70,23 @@ impl Hint for TensorParallelError {
     }
 }
 
-/// How the family has a tensor cut; parameters of blocks are cut as what they belong to.
-fn rule(name: &str) -> FamilyCut {
-    let is_of = |tensor: &&FamilyTensor| {
-        let owner = |own: &str| name.strip_suffix(own).is_some_and(|before| before.is_empty() || before.ends_with('.'));
-        let is_beside = |parameter: &Parameter| owner(&parameter.name_beside(&tensor.name));
-        owner(&tensor.name) || Format::all().iter().flat_map(|format| format.parameters).any(is_beside)
+/// How the family has a tensor cut, and whether it is a parameter of another one's blocks: those are cut as what they
+/// belong to.
+fn rule(name: &str) -> (FamilyCut, bool) {
+    let owner = |own: &str| name.strip_suffix(own).is_some_and(|before| before.is_empty() || before.ends_with('.'));
+    let is_beside = |tensor: &FamilyTensor| {
+        let parameters = Format::all().iter().flat_map(|format| format.parameters);
+        parameters.map(|parameter| parameter.name_beside(&tensor.name)).any(|name| owner(&name))
     };
     // Of names of which one ends the other, the longer is meant.
-    let tensors = Family::gpt_oss().tensors.iter().filter(is_of);
-    tensors.max_by_key(|tensor| tensor.name.len()).map_or(FamilyCut::Whole, |tensor| tensor.cut)
+    let longest = |is_of: &dyn Fn(&&FamilyTensor) -> bool| {
+        Family::gpt_oss().tensors.iter().filter(is_of).max_by_key(|tensor| tensor.name.len())
+    };
+    match (longest(&|tensor| owner(&tensor.name)), longest(&|tensor| is_beside(tensor))) {
+        (Some(tensor), _) => (tensor.cut, false),
+        (None, Some(tensor)) => (tensor.cut, true),
+        (None, None) => (FamilyCut::Whole, false),
+    }
 }
 
 impl TpRank {
@@ -107,16 +126,28 @@ impl TpRank {
         })
     }
 
+    /// Whether its own columns of a tensor in blocks are whole ones.
+    fn check_blocks(self, tensor: &Tensor, whole: &ModelConfig) -> Result<(), TensorParallelError> {
+        let columns = whole.num_attention_heads / self.size * whole.head_dim;
+        let is_cut = self.size > 1 && rule(&tensor.name).0 == FamilyCut::QueryHeadColumns;
+        if is_cut && tensor.dtype.format().is_some() && !columns.is_multiple_of(BLOCK) {
+            return Err(TensorParallelError::Blocks { size: self.size, name: tensor.name.clone(), columns });
+        }
+        Ok(())
+    }
+
     /// What of a tensor is its own; `None` if it is all of it.
     fn cut(self, tensor: &Tensor, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
-        let rule = rule(&tensor.name);
+        let (rule, is_parameter) = rule(&tensor.name);
         let ModelConfig { head_dim, num_attention_heads, num_key_value_heads, intermediate_size, .. } = *whole;
         let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
         let (features, n_features) = self.features(intermediate_size);
         let shape = &tensor.shape;
         let &last = shape.last().expect("every tensor has a dimension");
         // Biases and sinks have an element for each row.
-        let row_len = if tensor.name.ends_with("weight") || tensor.name.ends_with("scale") { last } else { 1 };
+        let row_len = if tensor.name.ends_with("weight") || is_parameter { last } else { 1 };
+        // A parameter's columns are blocks.
+        let unit = if is_parameter { BLOCK } else { 1 };
         let rows_of = |rows: Vec<Range<usize>>, n_rows: usize, n_made: usize| Cut {
             matrix: [n_rows, row_len],
             rows,
@@ -146,14 +177,12 @@ impl TpRank {
             }
             FamilyCut::QueryHeadColumns => {
                 let own = scaled(self.own(num_attention_heads), head_dim);
-                let n_made = own.len();
-                columns_of(own, n_made)
+                let n_made = own.len() / unit;
+                columns_of(own.start / unit..own.end / unit, n_made)
             }
             FamilyCut::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
-            // Of rows in MXFP4 there are whole blocks, and so are there of what is cut.
-            FamilyCut::FeatureColumns
-                if last == intermediate_size.div_ceil(BLOCK) && tensor.name.ends_with("scale") =>
-            {
+            // Of rows of blocks there are whole ones, and so are there of what is cut.
+            FamilyCut::FeatureColumns if is_parameter => {
                 columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
             }
             FamilyCut::FeatureColumns => {
@@ -189,6 +218,7 @@ impl Checkpoint {
     /// [`TensorParallelError`].
     pub fn part(&self, of: TpRank) -> Result<Self, TensorParallelError> {
         let config = of.config(&self.config)?;
+        self.tensors.values().try_for_each(|tensor| of.check_blocks(tensor, &self.config))?;
         let part = |tensor: &Tensor| match of.cut(tensor, &self.config) {
             Some((cut, shape)) if of.size > 1 => {
                 let elements = Elements::Slice(Slice::new(tensor.clone(), cut));
@@ -207,6 +237,8 @@ mod tests {
     use super::super::tensors::groups;
     use super::super::tensors::tests::gpt_oss_20b;
     use super::*;
+    use crate::dtype::Dtype;
+    use crate::dtype::format::Part;
 
     #[test]
     fn features_are_cut_between_blocks() {
@@ -234,6 +266,51 @@ mod tests {
             assert!(error.to_string().contains(&format!("8 key and value heads, which {size} does not divide")));
             assert_eq!(error.hint().as_deref(), Some("`--tp` takes 2, 4, 8 here"));
         }
+    }
+
+    /// The model, its matrices in a format with blocks.
+    fn in_blocks(config: ModelConfig, dtype: Dtype) -> Checkpoint {
+        let mut checkpoint = Checkpoint::random(config, Encoding::F32, 1).expect("a model");
+        let all = std::mem::take(&mut checkpoint.tensors).into_values();
+        let tensors = all.flat_map(|tensor| {
+            let own = if tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
+            let part = |part: Part| Tensor { name: part.name, dtype: part.dtype, shape: part.shape, ..tensor.clone() };
+            own.parts(&tensor.name, &tensor.shape).into_iter().map(part).collect::<Vec<_>>()
+        });
+        checkpoint.tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
+        checkpoint
+    }
+
+    #[test]
+    fn parameters_of_blocks_are_cut_as_what_they_belong_to() {
+        let config = ModelConfig { num_hidden_layers: 1, ..gpt_oss_20b() };
+        let rank = TpRank { rank: 1, size: 2 };
+        for dtype in [Dtype::Q8_0, Dtype::Q4_1] {
+            let part = in_blocks(config.clone(), dtype).part(rank).expect("it divides");
+            let expected = groups(&part.config).into_iter().flat_map(|group| {
+                let own = if group.tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
+                own.parts(&group.name_in(0), &group.shape)
+            });
+            for Part { name, dtype, mut shape } in expected {
+                if name.starts_with("unembedding") {
+                    shape[0] = 100_544;
+                }
+                let tensor = part.tensor(&name);
+                assert_eq!((&tensor.shape, tensor.dtype), (&shape, dtype), "{name}");
+                if let Elements::Slice(slice) = &tensor.elements {
+                    assert_eq!(slice.len_bytes(), tensor.len_bytes(), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_that_are_no_whole_blocks_are_refused_in_words() {
+        let config = ModelConfig { num_hidden_layers: 1, head_dim: 24, num_attention_heads: 8, ..gpt_oss_20b() };
+        let error =
+            in_blocks(config, Dtype::Q8_0).part(TpRank { rank: 0, size: 4 }).expect_err("48 columns").to_string();
+        let told = "could not cut `block.0.attn.out.weight` for 4 devices: 48 columns each are no whole blocks of 32";
+        assert_eq!(error, told);
     }
 
     #[test]
