@@ -416,7 +416,7 @@ mod tests {
         let tables = TuningTables::from_texts(&[("host", ROWS)]).expect("right");
         let lines = never_asked_for(&library, &tables, &Target::host());
         assert_eq!(lines.len(), 2, "{lines:?}");
-        let known = "has_bias, has_residual, in_features, out_features, precision, weight";
+        let known = "bias, has_bias, has_residual, in_features, out_features, precision, weight";
         assert_eq!(
             lines[0],
             format!("host.toml:3: nothing asks for this row: `linear` has no `out_feature`, only {known}")

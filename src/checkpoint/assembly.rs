@@ -159,7 +159,7 @@ impl Taking<'_> {
             panic!("codes and scales apart belong to whole matrices")
         };
         let [codes_part, scales_part] = parts;
-        let block_len = codes_part.dtype.block_len().expect("codes have scales");
+        let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
         let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
         let mut take = |part: Part, suffix: &str, shape: &[usize]| {
@@ -181,8 +181,9 @@ impl Taking<'_> {
         let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
         let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
-        parts.map(|part| {
-            let step = if part.dtype.block_len().is_some() { Step::Mxfp4Codes } else { Step::Mxfp4Scales };
+        let format = parts[0].dtype.format().expect("codes are of a format");
+        let [codes, scales] = parts;
+        [(codes, Step::Codes(format)), (scales, Step::Parameter(format, 0))].map(|(part, step)| {
             let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {

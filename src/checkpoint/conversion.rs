@@ -33,10 +33,11 @@ pub(super) struct Row<'a> {
 /// be rounded: to the nearest, of two equally near ones to the even.
 pub(super) fn convert(row: Row, to: Dtype, out: &mut [u8]) -> u64 {
     let Row { dtype, numbers: bytes, scales } = row;
-    match (dtype, dtype.block_len()) {
+    match (dtype, dtype.format()) {
         (Dtype::F32, _) => numbers(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))), to, out),
         (Dtype::Bf16, _) => numbers(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()), to, out),
-        (Dtype::Mxfp4, Some(block_len)) => {
+        (Dtype::Mxfp4, Some(format)) => {
+            let block_len = format.block_len();
             let codes = bytes.chunks_exact(dtype.len_bytes(block_len));
             for ((codes, scale), out) in codes.zip(scales).zip(out.chunks_mut(to.len_bytes(block_len))) {
                 let of = mxfp4_numbers(*scale);

@@ -1,7 +1,8 @@
-//! How the weights of a model are encoded: which element type, and for MXFP4 which tensors stand for one matrix.
+//! How the weights of a model are encoded: which element type, and in a format with blocks which tensors stand for one
+//! matrix.
 
 use super::tensors::{Group, name_in};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, format};
 
 /// Element types of a model's weights; by default as the models are released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -15,7 +16,7 @@ pub enum Encoding {
     F32,
 }
 
-/// One tensor of a checkpoint: a group's own, or the scales beside it.
+/// One tensor of a checkpoint: a group's own, or a parameter of its blocks beside it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
     /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
@@ -24,13 +25,8 @@ pub struct Part {
     pub per_layer: bool,
     /// Element type.
     pub dtype: Dtype,
-    /// Shape of one of them, outermost first; of MXFP4 in elements, rows in whole blocks.
+    /// Shape of one of them in elements, outermost first; codes of blocks in rows of whole ones.
     pub shape: Vec<usize>,
-}
-
-/// The name of the scales of a matrix in MXFP4: `block.0.mlp.mlp1_scale` of `block.0.mlp.mlp1_weight`.
-pub fn scale_of(weight: &str) -> String {
-    weight.replace("_weight", "_scale")
 }
 
 impl Part {
@@ -58,18 +54,17 @@ impl Encoding {
         }
     }
 
-    /// The tensors that hold a group's numbers: one, or for MXFP4 the packed numbers and a u8 scale for every block of
-    /// a row, which stands for the factor 2^(scale - 127).
+    /// The tensors that hold a group's numbers: one, or in a format with blocks the codes, then each parameter.
     pub fn parts(self, group: &Group) -> Vec<Part> {
-        let (name, per_layer) = (&group.tensor.name, group.tensor.per_layer);
-        let part = |name: &str, dtype, shape| Part { name: name.to_owned(), per_layer, dtype, shape };
-        let dtype = if group.tensor.is_expert { self.experts() } else { self.dense() };
-        let Some(block_len) = dtype.block_len() else { return vec![part(name, dtype, group.shape.clone())] };
-        let (inputs, rows) = group.shape.split_last().expect("the experts' matrices have three dimensions");
-        let blocks = inputs.div_ceil(block_len);
-        let of_rows = |last: usize| [rows, &[last]].concat();
-        vec![part(name, dtype, of_rows(blocks * block_len)), part(&scale_of(name), Dtype::U8, of_rows(blocks))]
+        parts(group, if group.tensor.is_expert { self.experts() } else { self.dense() })
     }
+}
+
+/// The tensors that hold a group's numbers in this type.
+pub fn parts(group: &Group, dtype: Dtype) -> Vec<Part> {
+    let per_layer = group.tensor.per_layer;
+    let parts = dtype.parts(&group.tensor.name, &group.shape).into_iter();
+    parts.map(|format::Part { name, dtype, shape }| Part { name, per_layer, dtype, shape }).collect()
 }
 
 #[cfg(test)]
@@ -90,6 +85,5 @@ mod tests {
         assert_eq!(of("mlp.mlp2_scale").shape, [3, 70, 1]);
         assert!(parts.iter().all(|part| matches!(part.dtype, Dtype::Bf16) || part.name.starts_with("mlp.mlp")));
         assert_eq!(of("mlp.mlp1_bias").dtype, Dtype::Bf16);
-        assert_eq!(scale_of("mlp.mlp1_weight"), "mlp.mlp1_scale");
     }
 }

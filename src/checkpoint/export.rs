@@ -9,7 +9,6 @@ use rayon::prelude::*;
 
 use super::bin::{HEADER, HEADER_BYTES};
 use super::conversion::{Row, convert};
-use super::encoding::scale_of;
 use super::layout::FORK_SEQ_LEN;
 use super::random::RandomNumbers;
 use super::tensors::{groups, parameters};
@@ -124,8 +123,8 @@ enum StoredElements {
 impl Source {
     fn of(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
         let numbers = Stored::of(checkpoint.tensor(name))?;
-        let has_scales = numbers.dtype.block_len().is_some();
-        let scales = has_scales.then(|| Stored::of(checkpoint.tensor(&scale_of(name)))).transpose()?;
+        let scales = numbers.dtype.format().map(|format| format.parameters[0].name_beside(name));
+        let scales = scales.map(|name| Stored::of(checkpoint.tensor(&name))).transpose()?;
         Ok(Self { numbers, scales })
     }
 

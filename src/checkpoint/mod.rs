@@ -32,14 +32,14 @@ pub mod stored;
 pub mod tensor_parallel;
 pub mod tensors;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
 use crate::config::{ConfigError, ModelConfig};
-use crate::dtype::Dtype;
+use crate::dtype::{Dtype, format};
 use crate::error::Hint;
 use crate::family::FamilyError;
 
@@ -335,15 +335,18 @@ impl Checkpoint {
         self.tensors.values().find(is_matrix).map(|tensor| tensor.dtype)
     }
 
-    /// The types of its weights, in words: `bf16 and experts mxfp4`.
+    /// The types of its matrices, in words: `bf16 and experts mxfp4`.
     pub fn weights(&self) -> String {
+        let is_matrix = |tensor: &&Tensor| tensor.name.ends_with("weight") && !self.is_expert(tensor);
+        let dense: BTreeSet<&str> = self.tensors.values().filter(is_matrix).map(|tensor| tensor.dtype.name()).collect();
+        let dense = dense.into_iter().collect::<Vec<_>>().join(", ");
         let experts = self.expert_dtype().map_or_else(String::new, |dtype| format!(" and experts {dtype}"));
-        format!("{}{experts}", self.dense_dtype())
+        format!("{dense}{experts}")
     }
 
     /// Whether a tensor is one of the experts' matrices, or of their scales.
     fn is_expert(&self, tensor: &Tensor) -> bool {
-        self.config.family.tensor(&tensor.name).is_some_and(|tensor| tensor.is_expert)
+        self.config.family.tensor(&tensor.name).is_some_and(|(tensor, _)| tensor.is_expert)
     }
 
     /// The tensor of this name, which must be one of [`Self::tensors`]: every reader provides all of them.
@@ -365,9 +368,40 @@ impl Checkpoint {
         }
         checkpoint
     }
+
+    /// The same model with every tensor as its file has it, in a type of its own: what is stored in blocks of a format
+    /// stays so, as codes and parameters, and what became f32 to be like others is again what it was. Tensors whose
+    /// pieces differ, and those in types that no kernel takes, stay what they are here.
+    pub fn as_stored(&self) -> Self {
+        let tensors = self.tensors.values().flat_map(Tensor::as_stored);
+        let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Self { tensors, ..self.clone() }
+    }
 }
 
 impl Tensor {
+    /// The tensors that hold it as its file does: itself or, in a format with blocks, its codes and their parameters.
+    fn as_stored(&self) -> Vec<Self> {
+        let Elements::Rearranged(rearranged) = &self.elements else { return vec![self.clone()] };
+        let Some(dtype) = rearranged.stored_dtype() else { return vec![self.clone()] };
+        let elements = match dtype.format() {
+            Some(format) => rearranged.in_blocks(format).into_iter().map(Elements::Rearranged).collect(),
+            None => {
+                let as_stored = rearranged.with_dtype(dtype);
+                vec![as_stored.as_is().cloned().map_or(Elements::Rearranged(as_stored), Elements::Bytes)]
+            }
+        };
+        let parts = dtype.parts(&self.name, &self.shape).into_iter().zip(elements);
+        let tensor = |(part, elements): (format::Part, _)| Self {
+            name: part.name,
+            dtype: part.dtype,
+            shape: part.shape,
+            elements,
+            file_offset: self.file_offset,
+        };
+        parts.map(tensor).collect()
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()

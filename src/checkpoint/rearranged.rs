@@ -7,8 +7,9 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::stored::{BLOCK, MXFP4_BLOCK_BYTES, Number, mxfp4_codes, mxfp4_scales};
+use super::stored::{Number, codes_of, parameters_of};
 use crate::dtype::Dtype;
+use crate::dtype::format::Format;
 
 /// How a tensor is made of pieces of files.
 #[derive(Clone, Debug)]
@@ -56,10 +57,11 @@ pub enum Step {
         /// What is made.
         to: Dtype,
     },
-    /// The codes of GGUF's MXFP4 become ours: two consecutive elements to a byte, the even one in its low half.
-    Mxfp4Codes,
-    /// The scales of GGUF's MXFP4, one for every 32 elements.
-    Mxfp4Scales,
+    /// The codes of GGUF's blocks become ours: two consecutive elements of 4 bits to a byte, the even one in its low
+    /// half.
+    Codes(&'static Format),
+    /// A parameter of GGUF's blocks, by its number.
+    Parameter(&'static Format, usize),
 }
 
 impl Step {
@@ -67,8 +69,8 @@ impl Step {
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { from, .. } => from.len_bytes(n_elements),
-            Self::Mxfp4Codes => n_elements / BLOCK * MXFP4_BLOCK_BYTES,
-            Self::Mxfp4Scales => n_elements * MXFP4_BLOCK_BYTES,
+            Self::Codes(format) => n_elements / format.block_len() * format.block_bytes(),
+            Self::Parameter(format, _) => n_elements * format.block_bytes(),
         }
     }
 
@@ -76,16 +78,16 @@ impl Step {
     fn made_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { to, .. } => to.len_bytes(n_elements),
-            Self::Mxfp4Codes => Dtype::Mxfp4.len_bytes(n_elements),
-            Self::Mxfp4Scales => n_elements,
+            Self::Codes(format) => format.dtype.len_bytes(n_elements),
+            Self::Parameter(format, i) => format.parameters[i].dtype.len_bytes(n_elements),
         }
     }
 
     fn run(self, from: &[u8], to: &mut [u8]) {
         match self {
             Self::Convert { from: number, to: dtype } => number.convert(from, dtype, to),
-            Self::Mxfp4Codes => mxfp4_codes(from, to),
-            Self::Mxfp4Scales => mxfp4_scales(from, to),
+            Self::Codes(format) => codes_of(format, from, to),
+            Self::Parameter(format, i) => parameters_of(format, i, from, to),
         }
     }
 }
@@ -146,7 +148,7 @@ impl Rearranged {
     pub fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
             Step::Convert { from, .. } => Some(from),
-            Step::Mxfp4Codes | Step::Mxfp4Scales => None,
+            Step::Codes(_) | Step::Parameter(..) => None,
         })
     }
 
@@ -154,9 +156,45 @@ impl Rearranged {
     pub fn with_dtype(&self, to: Dtype) -> Self {
         let pieces = self.pieces.iter().map(|piece| match piece.step {
             Step::Convert { from, .. } => Piece { step: Step::Convert { from, to }, ..piece.clone() },
-            Step::Mxfp4Codes | Step::Mxfp4Scales => piece.clone(),
+            Step::Codes(_) | Step::Parameter(..) => piece.clone(),
         });
         Self::new(pieces.collect(), self.order, self.row_len)
+    }
+
+    /// The type that holds what the file has of it, and no more: that of its numbers, where they are all alike. `None`
+    /// where the program has none such, or its rows are not those of the file.
+    pub fn stored_dtype(&self) -> Option<Dtype> {
+        let mut stored = self.stored();
+        let first = stored.next().filter(|_| !matches!(self.order, Order::Transposed { .. }))?;
+        let dtype = first.dtype().or_else(|| first.format().map(|format| format.dtype))?;
+        stored.all(|number| number == first).then_some(dtype)
+    }
+
+    /// Of numbers that are all stored in a format with blocks, its codes, then every parameter.
+    ///
+    /// # Panics
+    /// If they are not.
+    pub fn in_blocks(&self, format: &'static Format) -> Vec<Self> {
+        let of = |step: Step, row_len: usize| {
+            let pieces = self.pieces.iter().map(|piece| Piece { step, ..piece.clone() });
+            Self::new(pieces.collect(), self.order, row_len)
+        };
+        assert!(self.stored().all(|number| number.format() == Some(format)), "all are stored in it");
+        let parameters = (0..format.parameters.len()).map(|i| Step::Parameter(format, i));
+        let codes = of(Step::Codes(format), self.row_len);
+        [codes].into_iter().chain(parameters.map(|step| of(step, self.row_len / format.block_len()))).collect()
+    }
+
+    /// The bytes of the file, where the tensor is one piece of it as it is.
+    pub fn as_is(&self) -> Option<&Bytes> {
+        match (&*self.pieces, self.order) {
+            ([Piece { bytes, step: Step::Convert { from, to }, pairs: None }], Order::Concatenated)
+                if from.dtype() == Some(*to) =>
+            {
+                Some(bytes)
+            }
+            _ => None,
+        }
     }
 
     /// Makes the tensor.
@@ -351,13 +389,36 @@ mod tests {
     }
 
     #[test]
+    fn numbers_in_blocks_of_one_format_can_stay_so() {
+        let block = |first: u8| Bytes::from_iter((0..34).map(|i| first + i));
+        let step = Step::Convert { from: Number::Q8_0, to: Dtype::F32 };
+        let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
+        let joined = Rearranged::new(pieces.clone(), Order::Concatenated, 32);
+        assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));
+        let [codes, scales] = joined.in_blocks(Dtype::Q8_0.format().expect("in blocks")).try_into().expect("two");
+        assert!(made(&codes).into_iter().eq((3..35).chain(103..135)));
+        assert_eq!(made(&scales), [1, 2, 101, 102]);
+
+        let mixed = vec![pieces[0].clone(), piece(f32s(0..32))];
+        assert_eq!(Rearranged::new(mixed, Order::Concatenated, 32).stored_dtype(), None);
+        let turned = Rearranged::new(vec![piece(f32s(0..6))], Order::Transposed { n_rows: 2 }, 3);
+        assert_eq!(turned.stored_dtype(), None);
+        let widened = Step::Convert { from: Number::Bf16, to: Dtype::F32 };
+        let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], Order::Concatenated, 17);
+        assert_eq!(widened.stored_dtype(), Some(Dtype::Bf16));
+        assert_eq!(widened.with_dtype(Dtype::Bf16).as_is(), Some(&block(1)));
+        assert_eq!((widened.as_is(), joined.as_is()), (None, None));
+    }
+
+    #[test]
     fn blocks_of_mxfp4_become_codes_and_scales_row_by_row() {
         let block = |scale: u8| [vec![scale], vec![scale | scale << 4; 16]].concat();
         let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
         let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
-        let scales = Rearranged::new(pieces(Step::Mxfp4Scales), Order::Interleaved, 2);
+        let format = Dtype::Mxfp4.format().expect("in blocks");
+        let scales = Rearranged::new(pieces(Step::Parameter(format, 0)), Order::Interleaved, 2);
         assert_eq!(made(&scales), [1, 2, 3, 4]);
-        let codes = Rearranged::new(pieces(Step::Mxfp4Codes), Order::Interleaved, 64);
+        let codes = Rearranged::new(pieces(Step::Codes(format)), Order::Interleaved, 64);
         let want: Vec<u8> = [0x11, 0x22, 0x33, 0x44].iter().flat_map(|&pair| [pair; 16]).collect();
         assert_eq!(made(&codes), want);
     }

@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 
 use crate::dtype::Dtype;
+use crate::dtype::format::Format;
 
 /// An element type, as a file's format names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +102,15 @@ impl Number {
         }
     }
 
+    /// The format that the program has them in, taken apart.
+    pub fn format(self) -> Option<&'static Format> {
+        match self {
+            Self::Q8_0 => Dtype::Q8_0.format(),
+            Self::Q4_1 => Dtype::Q4_1.format(),
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Q4_0 => None,
+        }
+    }
+
     /// Writes elements as f32 or bf16, rounded to the nearest, ties to even.
     pub(super) fn convert(self, from: &[u8], wanted: Dtype, to: &mut [u8]) {
         match wanted {
@@ -167,21 +177,29 @@ pub(super) fn is_bf16(f32s: &[u8]) -> bool {
     f32s.as_chunks::<4>().0.iter().all(|bytes| bytes[0] == 0 && bytes[1] == 0)
 }
 
-/// The codes of GGUF's blocks as ours: consecutive elements share a byte, the even one in its low half.
-pub(super) fn mxfp4_codes(blocks: &[u8], codes: &mut [u8]) {
-    for (block, codes) in blocks.as_chunks::<MXFP4_BLOCK_BYTES>().0.iter().zip(codes.as_chunks_mut::<16>().0) {
-        let (low, high) = codes.split_at_mut(8);
-        for (i, pair) in block[1..].as_chunks::<2>().0.iter().enumerate() {
+/// The codes of GGUF's blocks as ours: consecutive elements of 4 bits share a byte, the even one in its low half.
+pub(super) fn codes_of(format: &Format, blocks: &[u8], codes: &mut [u8]) {
+    let behind = format.offset_bytes(format.parameters.len());
+    let blocks = blocks.chunks_exact(format.block_bytes()).map(|block| &block[behind..]);
+    for (stored, codes) in blocks.zip(codes.chunks_exact_mut(format.dtype.len_bytes(format.block_len()))) {
+        if format.dtype.size_bits() == 8 {
+            codes.copy_from_slice(stored);
+            continue;
+        }
+        // Byte i of a block has code i in its low half, and in its high half the one half a block behind.
+        let (low, high) = codes.split_at_mut(stored.len() / 2);
+        for (i, pair) in stored.as_chunks::<2>().0.iter().enumerate() {
             low[i] = pair[0] & 0x0f | pair[1] << 4;
             high[i] = pair[0] >> 4 | pair[1] & 0xf0;
         }
     }
 }
 
-/// The scales of GGUF's blocks.
-pub(super) fn mxfp4_scales(blocks: &[u8], scales: &mut [u8]) {
-    for (block, scale) in blocks.as_chunks::<MXFP4_BLOCK_BYTES>().0.iter().zip(scales) {
-        *scale = block[0];
+/// A parameter of GGUF's blocks.
+pub(super) fn parameters_of(format: &Format, parameter: usize, blocks: &[u8], parameters: &mut [u8]) {
+    let (at, len) = (format.offset_bytes(parameter), format.parameters[parameter].dtype.len_bytes(1));
+    for (block, to) in blocks.chunks_exact(format.block_bytes()).zip(parameters.chunks_exact_mut(len)) {
+        to.copy_from_slice(&block[at..][..len]);
     }
 }
 
@@ -255,19 +273,37 @@ mod tests {
     }
 
     #[test]
-    fn mxfp4_blocks_are_taken_apart() {
-        // Code i is i % 16, and differs from its neighbours whichever way they are paired.
+    fn blocks_of_4_bits_are_taken_apart() {
+        // Code i differs from its neighbours whichever way they are paired.
         let code = |i: usize| ((i * 7 + i / 16) % 16) as u8;
-        let mut block = vec![131];
-        block.extend((0..16).map(|i| code(i) | code(i + 16) << 4));
-        let blocks = [&block[..], &block[..]].concat();
-        let mut codes = [0; 32];
-        mxfp4_codes(&blocks, &mut codes);
+        let stored = (0..16).map(|i| code(i) | code(i + 16) << 4);
         let want: Vec<u8> = (0..64).step_by(2).map(|i| code(i % 32) | code(i % 32 + 1) << 4).collect();
-        assert_eq!(codes[..], want);
-        let mut scales = [0; 2];
-        mxfp4_scales(&blocks, &mut scales);
-        assert_eq!(scales, [131, 131]);
+        for (dtype, parameters) in [(Dtype::Mxfp4, &[131][..]), (Dtype::Q4_1, &[0x66, 0x2e, 0xae, 0xab])] {
+            let format = dtype.format().expect("in blocks");
+            let block: Vec<u8> = parameters.iter().copied().chain(stored.clone()).collect();
+            let blocks = [&block[..], &block[..]].concat();
+            let mut codes = [0; 32];
+            codes_of(format, &blocks, &mut codes);
+            assert_eq!(codes[..], want, "{dtype}");
+            let mut first = vec![0; parameters.len() / format.parameters.len() * 2];
+            parameters_of(format, 0, &blocks, &mut first);
+            assert_eq!(first, parameters[..first.len() / 2].repeat(2), "{dtype}");
+        }
+        let block: Vec<u8> = [0x66, 0x2e, 0xae, 0xab].into_iter().chain(stored).collect();
+        let mut offset = [0; 2];
+        parameters_of(Dtype::Q4_1.format().expect("in blocks"), 1, &block, &mut offset);
+        assert_eq!(offset, [0xae, 0xab]);
+    }
+
+    #[test]
+    fn blocks_of_bytes_are_taken_apart() {
+        let format = Dtype::Q8_0.format().expect("in blocks");
+        let blocks: Vec<u8> = (0..68).collect();
+        let (mut codes, mut scales) = ([0; 64], [0; 4]);
+        codes_of(format, &blocks, &mut codes);
+        parameters_of(format, 0, &blocks, &mut scales);
+        assert!(codes.iter().copied().eq((2..34).chain(36..68)));
+        assert_eq!(scales, [0, 1, 34, 35]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl TpRank {
     pub const WHOLE: Self = Self { rank: 0, size: 1 };
 }
 
-/// Experts' hidden features are cut between blocks of so many: MXFP4 has a factor for each.
+/// Experts' hidden features are cut between blocks of so many, as formats have them.
 const BLOCK: usize = 32;
 
 /// A model cannot be cut so.
@@ -45,11 +45,23 @@ pub enum TensorParallelError {
         /// Heads.
         kv_heads: usize,
     },
+    /// A device's own columns are no whole blocks.
+    #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {BLOCK}")]
+    Blocks {
+        /// Devices.
+        size: usize,
+        /// The tensor.
+        name: String,
+        /// Columns of each.
+        columns: usize,
+    },
 }
 
 impl Hint for TensorParallelError {
     fn hint(&self) -> Option<String> {
-        let Self::Heads { kv_heads, .. } = self;
+        let Self::Heads { kv_heads, .. } = self else {
+            return Some("fewer devices have more columns each".to_owned());
+        };
         let sizes: Vec<String> =
             (2..=*kv_heads).filter(|size| kv_heads.is_multiple_of(*size)).map(|size| size.to_string()).collect();
         Some(match sizes.is_empty() {
@@ -66,6 +78,12 @@ const HEAD_DIM: &str = "head_dim";
 const FEATURES: &str = "intermediate_size";
 /// Whether the embedding is the unembedding too.
 const TIED: &str = "tie_word_embeddings";
+
+/// How the family has a tensor cut, and whether it is a parameter of another one's blocks: those are cut as what they
+/// belong to.
+fn rule(whole: &ModelConfig, name: &str) -> (FamilyCut, bool) {
+    whole.family.tensor(name).map_or((FamilyCut::Whole, false), |(tensor, is_parameter)| (tensor.cut, is_parameter))
+}
 
 impl TpRank {
     /// Its own of `n` things that are shared out evenly.
@@ -100,9 +118,19 @@ impl TpRank {
         Ok(part.with(FEATURES, self.features(whole.dim(FEATURES)).1))
     }
 
+    /// Whether its own columns of a tensor in blocks are whole ones.
+    fn check_blocks(self, tensor: &Tensor, whole: &ModelConfig) -> Result<(), TensorParallelError> {
+        let columns = whole.dim(HEADS) / self.size * whole.dim(HEAD_DIM);
+        let is_cut = self.size > 1 && rule(whole, &tensor.name).0 == FamilyCut::QueryHeadColumns;
+        if is_cut && tensor.dtype.format().is_some() && !columns.is_multiple_of(BLOCK) {
+            return Err(TensorParallelError::Blocks { size: self.size, name: tensor.name.clone(), columns });
+        }
+        Ok(())
+    }
+
     /// What of a tensor is its own; `None` if it is all of it.
     fn cut(self, tensor: &Tensor, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
-        let rule = whole.family.tensor(&tensor.name).map_or(FamilyCut::Whole, |tensor| tensor.cut);
+        let (rule, is_parameter) = rule(whole, &tensor.name);
         let [head_dim, num_attention_heads, num_key_value_heads, intermediate_size] =
             [HEAD_DIM, HEADS, KV_HEADS, FEATURES].map(|name| whole.dim(name));
         let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
@@ -110,7 +138,9 @@ impl TpRank {
         let shape = &tensor.shape;
         let &last = shape.last().expect("every tensor has a dimension");
         // Biases and sinks have an element for each row.
-        let row_len = if tensor.name.ends_with("weight") || tensor.name.ends_with("scale") { last } else { 1 };
+        let row_len = if tensor.name.ends_with("weight") || is_parameter { last } else { 1 };
+        // A parameter's columns are blocks.
+        let unit = if is_parameter { BLOCK } else { 1 };
         let rows_of = |rows: Vec<Range<usize>>, n_rows: usize, n_made: usize| Cut {
             matrix: [n_rows, row_len],
             rows,
@@ -140,18 +170,14 @@ impl TpRank {
             }
             FamilyCut::QueryHeadColumns => {
                 let own = scaled(self.own(num_attention_heads), head_dim);
-                let n_made = own.len();
-                columns_of(own, n_made)
+                let n_made = own.len() / unit;
+                columns_of(own.start / unit..own.end / unit, n_made)
             }
             FamilyCut::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
-            FamilyCut::GateRowsUpRows => {
-                let ups = intermediate_size + features.start..intermediate_size + features.end;
-                rows_of(vec![features, ups], 2 * intermediate_size, 2 * n_features)
-            }
-            // Of rows in MXFP4 there are whole blocks, and so are there of what is cut.
-            FamilyCut::FeatureColumns
-                if last == intermediate_size.div_ceil(BLOCK) && tensor.name.ends_with("scale") =>
-            {
+            // Two matrices, of which each is filled up.
+            FamilyCut::GateRowsUpRows => rows_of(vec![features], intermediate_size, n_features),
+            // Of rows of blocks there are whole ones, and so are there of what is cut.
+            FamilyCut::FeatureColumns if is_parameter => {
                 columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
             }
             FamilyCut::FeatureColumns => {
@@ -169,9 +195,8 @@ impl TpRank {
         };
         let mut made = shape.clone();
         match rule {
-            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::GateRowsUpRows | FamilyCut::VocabularyRows => {
-                made[0] = cut.made[0]
-            }
+            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::VocabularyRows => made[0] = cut.made[0],
+            FamilyCut::GateRowsUpRows => made[0] = 2 * cut.made[0],
             FamilyCut::GateAndUpRows => made[1] = cut.made[0],
             FamilyCut::QueryHeadColumns | FamilyCut::FeatureColumns => {
                 *made.last_mut().expect("the same") = cut.made[1]
@@ -189,6 +214,7 @@ impl Checkpoint {
     /// [`TensorParallelError`].
     pub fn part(&self, of: TpRank) -> Result<Self, TensorParallelError> {
         let mut config = of.config(&self.config)?;
+        self.tensors.values().try_for_each(|tensor| of.check_blocks(tensor, &self.config))?;
         let part = |tensor: &Tensor| match of.cut(tensor, &self.config) {
             Some((cut, shape)) if of.size > 1 => {
                 let elements = Elements::Slice(Slice::new(tensor.clone(), cut));
@@ -214,6 +240,8 @@ mod tests {
     use super::super::tensors::groups;
     use super::super::tensors::tests::gpt_oss_20b;
     use super::*;
+    use crate::dtype::Dtype;
+    use crate::dtype::format::Part;
 
     #[test]
     fn features_are_cut_between_blocks() {
@@ -241,6 +269,51 @@ mod tests {
             assert!(error.to_string().contains(&format!("8 key and value heads, which {size} does not divide")));
             assert_eq!(error.hint().as_deref(), Some("`--tp` takes 2, 4, 8 here"));
         }
+    }
+
+    /// The model, its matrices in a format with blocks.
+    fn in_blocks(config: ModelConfig, dtype: Dtype) -> Checkpoint {
+        let mut checkpoint = Checkpoint::random(config, Encoding::F32, 1).expect("a model");
+        let all = std::mem::take(&mut checkpoint.tensors).into_values();
+        let tensors = all.flat_map(|tensor| {
+            let own = if tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
+            let part = |part: Part| Tensor { name: part.name, dtype: part.dtype, shape: part.shape, ..tensor.clone() };
+            own.parts(&tensor.name, &tensor.shape).into_iter().map(part).collect::<Vec<_>>()
+        });
+        checkpoint.tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
+        checkpoint
+    }
+
+    #[test]
+    fn parameters_of_blocks_are_cut_as_what_they_belong_to() {
+        let config = gpt_oss_20b().with("num_hidden_layers", 1);
+        let rank = TpRank { rank: 1, size: 2 };
+        for dtype in [Dtype::Q8_0, Dtype::Q4_1] {
+            let part = in_blocks(config.clone(), dtype).part(rank).expect("it divides");
+            let expected = groups(&part.config).into_iter().flat_map(|group| {
+                let own = if group.tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
+                own.parts(&group.name_in(0), &group.shape)
+            });
+            for Part { name, dtype, mut shape } in expected {
+                if name.starts_with("unembedding") {
+                    shape[0] = 100_544;
+                }
+                let tensor = part.tensor(&name);
+                assert_eq!((&tensor.shape, tensor.dtype), (&shape, dtype), "{name}");
+                if let Elements::Slice(slice) = &tensor.elements {
+                    assert_eq!(slice.len_bytes(), tensor.len_bytes(), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn columns_that_are_no_whole_blocks_are_refused_in_words() {
+        let config = gpt_oss_20b().with("num_hidden_layers", 1).with("head_dim", 24).with("num_attention_heads", 8);
+        let error =
+            in_blocks(config, Dtype::Q8_0).part(TpRank { rank: 0, size: 4 }).expect_err("48 columns").to_string();
+        let told = "could not cut `block.0.attn.out.weight` for 4 devices: 48 columns each are no whole blocks of 32";
+        assert_eq!(error, told);
     }
 
     #[test]

@@ -75,6 +75,11 @@ pub struct DeviceArgs {
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
 
+    /// Keep weights in memory as the file has them: those in blocks (Q8_0, Q4_1) are not widened to bf16 or f32. Takes
+    /// less memory; few kernels read blocks yet, and these are slower
+    #[arg(long)]
+    pub stored_weights: bool,
+
     #[command(flatten)]
     pub source: SourceArgs,
 }
@@ -201,7 +206,8 @@ impl DeviceArgs {
     /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider
     /// than it only because of how they are stored are rounded.
     pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
-        precision_for(checkpoint, self.precision)
+        let (precision, checkpoint) = precision_for(checkpoint, self.precision);
+        (precision, if self.stored_weights { checkpoint.as_stored() } else { checkpoint })
     }
 
     /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses

@@ -22,6 +22,7 @@ pub use known::{known, named};
 
 use layer::{Operand, Statement};
 
+use crate::dtype::format;
 use crate::template::expression::{Expression, Scope};
 
 /// A family.
@@ -305,17 +306,22 @@ impl Family {
 }
 
 impl Family {
-    /// The tensor of a canonical name, or the one whose scales have it.
-    pub fn tensor(&self, name: &str) -> Option<&FamilyTensor> {
+    /// The tensor of a canonical name, or the one of whose blocks it is a parameter (a scale), and whether it is that.
+    pub fn tensor(&self, name: &str) -> Option<(&FamilyTensor, bool)> {
         let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(_, inner)| inner);
-        let is_it = |tensor: &&FamilyTensor| match (tensor.per_layer, inner) {
-            (true, Some(inner)) => {
-                tensor.name == inner || tensor.is_expert && tensor.name.replace("_weight", "_scale") == inner
-            }
-            (false, _) => tensor.name == name,
-            (true, None) => false,
+        let of = |is_it: &dyn Fn(&FamilyTensor, &str) -> bool| {
+            self.tensors.iter().find(|tensor| match (tensor.per_layer, inner) {
+                (true, Some(inner)) => is_it(tensor, inner),
+                (false, _) => is_it(tensor, name),
+                (true, None) => false,
+            })
         };
-        self.tensors.iter().find(is_it)
+        let parameters = || format::Format::all().iter().flat_map(|format| format.parameters);
+        let is_beside = |tensor: &FamilyTensor, name: &str| {
+            parameters().any(|parameter| parameter.name_beside(&tensor.name) == name)
+        };
+        let itself = of(&|tensor, name| tensor.name == name).map(|tensor| (tensor, false));
+        itself.or_else(|| of(&is_beside).map(|tensor| (tensor, true)))
     }
 
     /// Whether a tensor of this canonical name has something for each expert, of which a token needs its own alone.

@@ -201,15 +201,14 @@ impl Forward<'_> {
 
     /// x = embedding[token]: the residual stream, (n_tokens, hidden_size).
     fn embedding(&mut self) -> TensorId {
-        let table = self.weight(EMBEDDING);
-        let dtype = self.graph.tensor_of(table).dtype;
+        let dtype = self.checkpoint.tensor(EMBEDDING).dtype;
         let x = self.graph.activation("x".into(), Dtype::F32);
         self.graph
             .node("embedding", "embedding")
             .dim("n_rows", self.config.vocab_size)
             .dim("hidden_size", self.config.hidden_size)
             .dtype("table", dtype)
-            .arg("table", table)
+            .weight("table", EMBEDDING, dtype)
             .arg("row", self.rows.token)
             .arg("y", x);
         x
@@ -255,11 +254,6 @@ impl Forward<'_> {
             .arg("part", parts)
             .arg("arrived", arrived)
             .arg("step", step)
-    }
-
-    /// A tensor of the checkpoint, in its own type.
-    fn weight(&mut self, name: &str) -> TensorId {
-        self.graph.weight(name.to_string(), self.checkpoint.tensor(name).dtype)
     }
 
     fn last_on_logit_rows(&mut self) {

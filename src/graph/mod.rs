@@ -272,6 +272,16 @@ impl NodeBuilder<'_> {
         self
     }
 
+    /// An argument of the contract that is a tensor of the checkpoint: itself or, in a format with blocks, its codes
+    /// and their parameters.
+    pub fn weight(mut self, name: &str, tensor: &str, dtype: Dtype) -> Self {
+        for ((name, _), (tensor, dtype)) in dtype.named_parts(name).iter().zip(dtype.named_parts(tensor)) {
+            let tensor = self.graph.weight(tensor, dtype);
+            self = self.arg(name, tensor);
+        }
+        self
+    }
+
     /// Arguments of the contract that only some problems have.
     pub fn args<'a>(self, args: impl IntoIterator<Item = (&'a str, TensorId)>) -> Self {
         args.into_iter().fold(self, |node, (name, tensor)| node.arg(name, tensor))

@@ -12,6 +12,7 @@ use toml::Spanned;
 
 use super::declaration::{ArgTable, Toml};
 use super::expression::{Expression, ExpressionError, Scope};
+use super::formats;
 use super::library_error::LibraryError;
 use super::signature::Signature;
 use super::source_file::{Place, SourceFile};
@@ -36,7 +37,7 @@ pub struct Contract {
     pub flags: BTreeMap<String, String>,
     /// Element types that depend on the checkpoint or the precision, with what they may be.
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
-    /// In the order of the kernel's arguments.
+    /// In the order of the kernel's arguments: those that are declared, and the parameters of their formats.
     pub args: Vec<Arg>,
     /// How far a kernel may be from the f64 reference.
     pub numerics: Numerics,
@@ -65,6 +66,8 @@ pub struct Arg {
     pub is_zeroed: bool,
     /// Whether it is the model's: nothing writes it while the model runs.
     pub is_weights: bool,
+    /// The argument whose blocks it holds a parameter of.
+    pub part_of: Option<String>,
     /// Where it is declared.
     pub place: Place,
 }
@@ -92,16 +95,25 @@ pub enum ArgDtype {
     Fixed(Dtype),
     /// A name from `[dtypes]`.
     Named(String),
+    /// A parameter of the blocks of an argument, in the format that a name from `[dtypes]` stands for.
+    Parameter {
+        /// The name from `[dtypes]`.
+        of: String,
+        /// The parameter's name in the format.
+        name: &'static str,
+    },
     /// `activation`: what kernels hand to each other in the type that the precision gives them.
     Activation,
 }
 
 impl ArgDtype {
-    /// The type in a problem; `None` if it is named and the problem does not tell it.
+    /// The type in a problem; `None` if it is named and the problem does not tell it, or its format has no such
+    /// parameter.
     pub fn resolve(&self, problem: &Problem) -> Option<Dtype> {
         match self {
             Self::Fixed(dtype) => Some(*dtype),
             Self::Named(name) => problem.dtypes.get(name).copied(),
+            Self::Parameter { of, name } => Some(problem.dtypes.get(of)?.format()?.parameter(name)?.dtype),
             Self::Activation => Some(problem.precision.activation()),
         }
     }
@@ -281,9 +293,15 @@ impl Contract {
             return Err(LibraryError::Declaration { place, item, expected, found });
         }
         check_aliases(&toml, &table, &args)?;
+        let args = with_parameters(args, &dtypes)?;
         let tensors = args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.clone()).collect();
         let axes = table.dims.keys().chain(known.difference(&conditions)).cloned().collect();
-        let work = table.work.read(&toml, &tensors, &known, &axes)?;
+        let mut work = table.work.read(&toml, &tensors, &known, &axes)?;
+        for arg in &args {
+            // Of what is touched in part, the parameters are touched in the same part.
+            let of_whole = arg.part_of.as_ref().and_then(|whole| work.touched.get(whole)).cloned();
+            work.touched.extend(of_whole.map(|entries| (arg.name.clone(), entries)));
+        }
         let contract = Self {
             op: op.to_owned(),
             file: file.clone(),
@@ -388,6 +406,25 @@ fn check_names(toml: &Toml<'_>, table: &ContractTable) -> Result<(), LibraryErro
         }
     }
     Ok(())
+}
+
+/// The arguments, with the parameters of those that may be in formats with blocks.
+fn with_parameters(args: Vec<Arg>, dtypes: &BTreeMap<String, Vec<Dtype>>) -> Result<Vec<Arg>, LibraryError> {
+    let mut all: Vec<Arg> = Vec::new();
+    for arg in args {
+        for arg in formats::expanded(arg, dtypes)? {
+            if all.iter().any(|other| other.name == arg.name) {
+                return Err(LibraryError::Declaration {
+                    place: arg.place.clone(),
+                    item: "argument".into(),
+                    expected: "a name of its own".into(),
+                    found: format!("`{}`, which a parameter of another argument's format has", arg.name),
+                });
+            }
+            all.push(arg);
+        }
+    }
+    Ok(all)
 }
 
 fn check_aliases(toml: &Toml<'_>, table: &ContractTable, args: &[Arg]) -> Result<(), LibraryError> {

@@ -148,6 +148,7 @@ impl Toml<'_> {
             may_alias: table.may_alias.as_ref().map(|name| name.get_ref().clone()),
             is_zeroed: table.zeroed,
             is_weights: table.weights,
+            part_of: None,
             place: self.place(table.name.span()),
         };
         self.check_scalar(&arg, table)?;

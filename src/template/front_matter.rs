@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::contract::{Access, Arg, TestTable, test_shapes};
+use super::contract::{Access, Arg, ArgDtype, TestTable, test_shapes};
 use super::declaration::{ArgTable, Toml};
 use super::expression::Expression;
 use super::library_error::LibraryError;
@@ -174,13 +174,28 @@ impl Reader<'_> {
                 return Err(self.toml.refuse(needs.span(), format!("requires.dtypes.{name}"), expected, other.name()));
             }
         }
+        let mut dtypes: BTreeMap<String, Vec<Dtype>> =
+            table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect();
+        dtypes.extend(self.plain_dtypes().filter(|(name, _)| !dtypes.contains_key(name)).collect::<Vec<_>>());
         Ok(Requires {
             arch: table.arch,
             features: table.features,
             wave: table.wave,
             precision: table.precision,
-            dtypes: table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect(),
+            dtypes,
             when: table.when.iter().map(|text| self.toml.expression(text, &conditions)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The types without blocks, for those named types that may be formats: a template that does not take an argument's
+    /// pointers takes no format, unless it says so.
+    fn plain_dtypes(&self) -> impl Iterator<Item = (String, Vec<Dtype>)> {
+        let body = &self.toml.file.text;
+        let untaken = self.signature.pointers().filter(move |(pointers, _)| !body.contains(pointers.as_str()));
+        untaken.filter_map(|(_, arg)| {
+            let ArgDtype::Named(name) = &arg.dtype else { return None };
+            let allowed = self.signature.dtypes[name].iter().copied();
+            Some((name.clone(), allowed.filter(|dtype| dtype.format().is_none()).collect()))
         })
     }
 

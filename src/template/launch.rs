@@ -34,6 +34,8 @@ pub struct ArgSpec {
     pub is_zeroed: bool,
     /// Whether nothing writes it while a model runs.
     pub is_weights: bool,
+    /// The argument whose blocks it holds a parameter of.
+    pub part_of: Option<String>,
     /// Elements per axis, row-major, outermost first; `None` for a scalar.
     axes: Option<Vec<Expression>>,
     scope: Arc<Scope>,
@@ -48,6 +50,7 @@ impl ArgSpec {
             may_alias: arg.may_alias.clone(),
             is_zeroed: arg.is_zeroed,
             is_weights: arg.is_weights,
+            part_of: arg.part_of.clone(),
             axes: arg.shape.clone(),
             scope: Arc::clone(scope),
         }

@@ -358,9 +358,9 @@ impl Library {
     fn check_names(&self, template: &Template) -> Result<(), LibraryError> {
         let signature = &template.signature;
         let mut known: BTreeSet<String> = signature.condition_names();
-        known.extend(signature.constants.iter().chain(template.params.keys()).cloned());
-        known.extend(template.facts.iter().map(|(name, _)| name.clone()));
-        known.extend(GLOBALS.map(String::from));
+        let facts = template.facts.iter().map(|(name, _)| name);
+        known.extend(signature.constants.iter().chain(template.params.keys()).chain(facts).cloned());
+        known.extend(signature.pointers().map(|(name, _)| name).chain(GLOBALS.map(String::from)));
         known.extend(template.launch.block_size.is_some().then(|| "block_size".to_owned()));
         let Names { headers, looked_up } = &self.names;
         let walk = Walk { looked_up, files: &self.files, headers, broken: &self.unusable };

@@ -15,6 +15,7 @@ pub mod contract;
 mod declaration;
 mod environment;
 pub mod expression;
+mod formats;
 mod front_matter;
 pub mod launch;
 mod lib_header;

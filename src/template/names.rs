@@ -5,6 +5,7 @@
 //! gives.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use minijinja::Environment;
 
@@ -93,7 +94,7 @@ impl<'a> Walk<'a> {
             if !is_inclusion(tag.content) {
                 continue;
             }
-            let Some(name) = quoted(tag.content) else {
+            let Some(name) = Name::of(tag.content) else {
                 return Err(LibraryError::Declaration {
                     place: file.place_at(tag.offset),
                     item: format!("`{}`", tag.content),
@@ -101,10 +102,21 @@ impl<'a> Walk<'a> {
                     found: "an expression".into(),
                 });
             };
-            match self.files.get(name).filter(|_| name.starts_with("lib/")) {
-                Some(included) => self.include(file, &tag, included, seen)?,
-                None => return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name: name.into() }),
+            // Of files of which a name chooses one, each finds what was there, and any may give what follows uses.
+            let before = (seen.c.clone(), seen.jinja.clone());
+            let mut given = before.clone();
+            let mut is_none = true;
+            for included in name.files(self.files).filter(|file| file.name.starts_with("lib/")) {
+                is_none = false;
+                (seen.c, seen.jinja) = before.clone();
+                self.include(file, &tag, included, seen)?;
+                given.0.append(&mut seen.c);
+                given.1.append(&mut seen.jinja);
             }
+            if is_none {
+                return Err(LibraryError::NoInclude { place: file.place_at(tag.offset), name: name.to_string() });
+            }
+            (seen.c, seen.jinja) = given;
         }
         Ok(())
     }
@@ -174,11 +186,10 @@ pub(super) fn reached<'a>(files: &'a BTreeMap<String, SourceFile>, root: &'a Sou
     let mut names = BTreeSet::from([root.name.as_str()]);
     let mut next = 0;
     while let Some(file) = reached.get(next) {
-        for name in
-            tags(&file.text).iter().filter(|tag| is_inclusion(tag.content)).filter_map(|tag| quoted(tag.content))
-        {
-            let included = files.get_key_value(name).filter(|(name, _)| names.insert(name.as_str()));
-            reached.extend(included.map(|(_, file)| file));
+        let tags = tags(&file.text);
+        let included = tags.iter().filter(|tag| is_inclusion(tag.content)).filter_map(|tag| Name::of(tag.content));
+        for name in included {
+            reached.extend(name.files(files).filter(|file| names.insert(file.name.as_str())));
         }
         next += 1;
     }
@@ -242,6 +253,50 @@ fn assigned(content: &str) -> Vec<String> {
     }
 }
 
+/// What an `include`, `import`, … names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Name<'t> {
+    /// A file.
+    File(&'t str),
+    /// One of a folder's files, which a name of the template language chooses: what is before and behind it.
+    OneOf(&'t str, &'t str),
+}
+
+impl<'t> Name<'t> {
+    /// `None` if it is another expression.
+    fn of(content: &'t str) -> Option<Self> {
+        quoted(content).map(Self::File).or_else(|| {
+            let text = |part: &'t str| part.trim().strip_prefix('"')?.strip_suffix('"');
+            let (before, rest) = content.strip_prefix("include ")?.split_once('~')?;
+            let (name, behind) = rest.split_once('~')?;
+            let is_name = name.trim().chars().all(|c| c.is_alphanumeric() || c == '_');
+            let (before, behind) = (text(before)?, text(behind)?);
+            (is_name && before.ends_with('/')).then_some(Self::OneOf(before, behind))
+        })
+    }
+
+    /// Those of a library.
+    fn files<'f>(self, files: &'f BTreeMap<String, SourceFile>) -> impl Iterator<Item = &'f SourceFile> + use<'f, 't> {
+        let is_meant = move |name: &str| match self {
+            Self::File(file) => name == file,
+            Self::OneOf(before, behind) => {
+                let chosen = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind));
+                chosen.is_some_and(|chosen| !chosen.contains(['/', '.']))
+            }
+        };
+        files.values().filter(move |file| is_meant(&file.name))
+    }
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(name) => f.write_str(name),
+            Self::OneOf(before, behind) => write!(f, "{before}…{behind}"),
+        }
+    }
+}
+
 /// The file that an `include`, `import`, … names; `None` if an expression makes the name.
 fn quoted(content: &str) -> Option<&str> {
     let (_, rest) = content.split_once(char::is_whitespace)?;
@@ -296,6 +351,18 @@ mod tests {
         assert_eq!(quoted("from \"lib/x.j2\" import f"), Some("lib/x.j2"));
         for expression in ["include 'lib/' ~ name", "include 'a' if b else 'c'", "include name", "include"] {
             assert_eq!(quoted(expression), None, "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_name_may_choose_one_of_a_folder() {
+        let of_weights = Name::OneOf("lib/host/weights/", ".c.j2");
+        assert_eq!(Name::of("include \"lib/host/weights/\" ~ weight ~ \".c.j2\""), Some(of_weights));
+        assert_eq!(Name::of("include 'lib/x.j2'"), Some(Name::File("lib/x.j2")));
+        for other in
+            ["include \"lib/x\" ~ weight ~ \".j2\"", "include \"lib/\" ~ f(x) ~ \".j2\"", "include \"lib/\" ~ x"]
+        {
+            assert_eq!(Name::of(other), None, "{other}");
         }
     }
 

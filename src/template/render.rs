@@ -311,6 +311,7 @@ fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Targe
         ("features", target.features.iter().cloned().collect()),
     ];
     values.extend(of_the_target.map(|(name, value)| (name.to_owned(), value)));
+    values.extend(template.signature.pointers().map(|(name, arg)| (name, head.pointers(&arg.name).into())));
     Scope::new(values)
 }
 
@@ -421,6 +422,12 @@ impl Head<'_> {
             (false, _) => format!("      ({}*)args[{i}],\n", arg.dtype),
         };
         self.all().enumerate().map(unpack).collect()
+    }
+
+    /// An argument and the parameters of its blocks, as a call takes them.
+    fn pointers(&self, name: &str) -> String {
+        let own = self.args.iter().filter(|arg| arg.name == name || arg.part_of.as_deref() == Some(name));
+        own.map(|arg| arg.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
     fn all(&self) -> impl Iterator<Item = &ArgSpec> {

@@ -108,6 +108,13 @@ impl Signature {
         if is_renamed { format!("{}_{arg}", self.ops[i]) } else { arg.to_owned() }
     }
 
+    /// The arguments that may be in a format with blocks, each with the name that stands for its pointers in the body
+    /// of a template.
+    pub fn pointers(&self) -> impl Iterator<Item = (String, &Arg)> {
+        let has_parts = |arg: &&Arg| self.args.iter().any(|other| other.part_of.as_ref() == Some(&arg.name));
+        self.args.iter().filter(has_parts).map(|arg| (format!("{}_pointers", arg.name), arg))
+    }
+
     /// The names that `when` conditions may use: dims, flags and dtypes.
     pub fn condition_names(&self) -> BTreeSet<String> {
         self.dims.iter().chain(&self.flags).chain(self.dtypes.keys()).cloned().collect()
@@ -220,6 +227,10 @@ impl Signature {
         for arg in changed.iter().chain(&next.args[1..]) {
             let of_name = |name: &str| args.iter().find(|other| other.name == name);
             let own_name = format!("{}_{}", next.op, arg.name);
+            let is_renamed = |whole: &String| renamed.contains(&(self.ops.len(), whole.clone()));
+            let renamed_whole =
+                |whole: &String| if is_renamed(whole) { format!("{}_{whole}", next.op) } else { whole.clone() };
+            let arg = &Arg { part_of: arg.part_of.as_ref().map(renamed_whole), ..arg.clone() };
             match of_name(&arg.name) {
                 Some(other) if other.is_scalar() && arg.is_scalar() && other.dtype == arg.dtype => {}
                 Some(other) if !other.is_scalar() && !arg.is_scalar() && of_name(&own_name).is_none() => {

@@ -210,7 +210,7 @@ const WALKS: [(&str, &str, &str); 2] = [
         r#"(?mi)^([^"\n]|"[^"\n]*")*?(cuda|nvidia|nvrtc|cubin)"#,
         "cuda|nvrtc|hip|cubin",
     ),
-    ("weight dtype", "(?i)mxfp4", "^$"),
+    ("weight format", "(?i)q8_0", "^$"),
 ];
 
 #[test]

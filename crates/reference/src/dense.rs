@@ -1,24 +1,24 @@
 //! References of `embedding`, `rmsnorm`, `linear` and `silu_and_mul`.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
+use super::formats::{Sizes, random_rows, row, rows};
 use super::random::Random;
 use super::tensor::Tensor;
 use crate::dtype::Dtype;
 
 pub(super) fn embedding_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (n_rows, hidden_size) = (case.dim("n_rows")?, case.dim("hidden_size")?);
-    let table = random.normals(case.dtype("table")?, n_rows * hidden_size, 1.0);
-    Ok(named([("table", table), ("row", random.indices(case.n_tokens()?, n_rows))]))
+    let mut inputs = random_rows(case.dtype("table")?, "table", [n_rows, hidden_size], Sizes::Alike(1.0), random);
+    inputs.insert("row".into(), random.indices(case.n_tokens()?, n_rows));
+    Ok(inputs)
 }
 
 /// y[t, c] = table[row[t], c]
 pub(super) fn embedding(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let (table, row) = (tensor(inputs, "table")?, tensor(inputs, "row")?);
-    let hidden_size = case.dim("hidden_size")?;
+    let (index, hidden_size) = (tensor(inputs, "row")?, case.dim("hidden_size")?);
     let mut y = Vec::new();
     for t in 0..case.n_tokens()? {
-        let start = row.index(t) * hidden_size;
-        y.extend_from_slice(table.gather(start..start + hidden_size).values());
+        y.extend(row(inputs, "table", hidden_size, index.index(t))?);
     }
     Ok(only("y", Output::plain(y)))
 }
@@ -76,14 +76,13 @@ pub(super) fn silu_and_mul(case: &Case, inputs: &Tensors) -> Result<Outputs, Ref
 }
 
 pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (n_tokens, weight) = (case.n_tokens()?, case.dtype("weight")?);
+    let n_tokens = case.n_tokens()?;
     let (in_features, out_features) = (case.dim("in_features")?, case.dim("out_features")?);
-    let mut inputs = named([
-        ("x", random.normals(case.activation(), n_tokens * in_features, 1.0)),
-        ("weight", random.normals(weight, out_features * in_features, (in_features as f64).powf(-0.5))),
-    ]);
+    let mut inputs = named([("x", random.normals(case.activation(), n_tokens * in_features, 1.0))]);
+    let size = Sizes::Alike((in_features as f64).powf(-0.5));
+    inputs.extend(random_rows(case.dtype("weight")?, "weight", [out_features, in_features], size, random));
     if case.flag("has_bias")? {
-        inputs.insert("bias".into(), random.normals(weight, out_features, 1.0));
+        inputs.insert("bias".into(), random.normals(case.dtype("bias")?, out_features, 1.0));
     }
     if case.flag("has_residual")? {
         inputs.insert("residual".into(), random.normals(Dtype::F32, n_tokens * out_features, 1.0));
@@ -93,13 +92,13 @@ pub(super) fn linear_inputs(case: &Case, random: &mut Random) -> Result<Tensors,
 
 /// y[t, n] = sum_k x[t, k] * weight[n, k] (+ bias[n]) (+ residual[t, n])
 pub(super) fn linear(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let (x, weight) = (tensor(inputs, "x")?, tensor(inputs, "weight")?);
     let bias = case.flag("has_bias")?.then(|| tensor(inputs, "bias")).transpose()?;
     let residual = case.flag("has_residual")?.then(|| tensor(inputs, "residual")).transpose()?;
     let (in_features, out_features) = (case.dim("in_features")?, case.dim("out_features")?);
+    let (x, weight) = (tensor(inputs, "x")?, rows(inputs, "weight", in_features)?);
     let mut y = Vec::new();
     for (t, x) in x.values().chunks(in_features).enumerate() {
-        for (n, weight) in weight.values().chunks(in_features).enumerate() {
+        for (n, weight) in weight.chunks(in_features).enumerate() {
             let (dot, size) = dot(x, weight);
             let bias = bias.map_or(0.0, |bias| bias.values()[n]);
             let residual = residual.map_or(0.0, |residual| residual.values()[t * out_features + n]);

@@ -1,4 +1,7 @@
-//! Element types of tensors, as the templates and the checkpoint formats name them.
+//! Element types of tensors, as the templates and the checkpoint formats name them. Those of [`format`]s with blocks
+//! are the types of codes.
+
+pub mod format;
 
 use std::fmt;
 
@@ -23,11 +26,17 @@ pub enum Dtype {
     /// 4-bit float (sign, 2 exponent bits, 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6), two to a byte, the even element
     /// in the low half. The C type `mxfp4` is that byte.
     Mxfp4,
+    /// Signed byte, to be multiplied by its block's scale.
+    Q8_0,
+    /// Unsigned 4-bit integer, two to a byte as of `Mxfp4`, to be multiplied by its block's scale; then the block's
+    /// offset is added. The C type `q4_1` is that byte.
+    Q4_1,
 }
 
 impl Dtype {
     /// All of them.
-    pub const ALL: [Self; 7] = [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32, Self::U8, Self::Mxfp4];
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32, Self::U8, Self::Mxfp4, Self::Q8_0, Self::Q4_1];
 
     /// The type of that name.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -39,8 +48,8 @@ impl Dtype {
         match self {
             Self::F32 | Self::U32 | Self::I32 => 32,
             Self::Bf16 | Self::F16 => 16,
-            Self::U8 => 8,
-            Self::Mxfp4 => 4,
+            Self::U8 | Self::Q8_0 => 8,
+            Self::Mxfp4 | Self::Q4_1 => 4,
         }
     }
 
@@ -60,18 +69,12 @@ impl Dtype {
         }
     }
 
-    /// Elements that share a scale, a u8 in a tensor beside theirs, for types that have one; rows are whole blocks.
-    pub const fn block_len(self) -> Option<usize> {
-        match self {
-            Self::Mxfp4 => Some(32),
-            _ => None,
-        }
-    }
-
-    /// Bits that an element takes in a file or in memory, with its part of the scale that its block shares.
+    /// Bits that an element takes in a file or in memory, with its part of what its block shares.
     pub fn stored_bits(self) -> f64 {
-        let of_scale = self.block_len().map_or(0.0, |len| Self::U8.size_bits() as f64 / len as f64);
-        self.size_bits() as f64 + of_scale
+        match self.format() {
+            None => self.size_bits() as f64,
+            Some(format) => 8.0 * format.block_bytes() as f64 / format.block_len() as f64,
+        }
     }
 
     /// Whether its elements are whole numbers.
@@ -89,6 +92,8 @@ impl Dtype {
             Self::I32 => "i32",
             Self::U8 => "u8",
             Self::Mxfp4 => "mxfp4",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_1 => "q4_1",
         }
     }
 }
@@ -107,7 +112,8 @@ mod tests {
     fn two_mxfp4_share_a_byte() {
         assert_eq!([0, 1, 2, 3].map(|n| Dtype::Mxfp4.len_bytes(n)), [0, 1, 1, 2]);
         assert_eq!(Dtype::Mxfp4.elements_in(16), 32);
-        assert_eq!((Dtype::Mxfp4.stored_bits(), Dtype::Bf16.stored_bits()), (4.25, 16.0));
+        let bits = [Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1, Dtype::Bf16].map(Dtype::stored_bits);
+        assert_eq!(bits, [4.25, 8.5, 5.0, 16.0]);
         for dtype in Dtype::ALL {
             assert_eq!(dtype.elements_in(dtype.len_bytes(6)), 6, "{dtype}");
             assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));

@@ -10,6 +10,7 @@ mod collective;
 mod dense;
 mod drawn;
 pub mod dtype;
+mod formats;
 mod logits;
 mod moe;
 mod peak;

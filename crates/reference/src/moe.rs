@@ -1,9 +1,8 @@
 //! References of `moe_route`, `moe_sort`, `moe_mlp1` and `moe_mlp2`.
 
-use std::borrow::Cow;
-
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::dense::dot;
+use super::formats::{Sizes, random_rows, rows};
 use super::random::Random;
 use super::tensor::Tensor;
 use crate::dtype::Dtype;
@@ -126,22 +125,18 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
     let (n_experts, n_tokens) = (case.dim("num_experts")?, case.n_tokens()?);
     // Outputs of size 3: some meet the clamps.
-    let size = 3.0 * (hidden_size as f64).powf(-0.5);
+    let (n_rows, size) = (n_experts * 2 * intermediate_size, 3.0 * (hidden_size as f64).powf(-0.5));
     let mut inputs = grouped(case, &routing(case, random)?)?;
-    inputs.extend(weight_inputs(case, n_experts * 2 * intermediate_size, hidden_size, size, random)?);
+    inputs.extend(random_rows(case.dtype("weight")?, "weight", [n_rows, hidden_size], sizes(case, size), random));
     inputs.extend(named([
         ("x", activations(case, n_tokens * hidden_size, random)),
-        ("bias", random.normals(case.dtype("bias")?, n_experts * 2 * intermediate_size, 1.0)),
+        ("bias", random.normals(case.dtype("bias")?, n_rows, 1.0)),
     ]));
     Ok(inputs)
 }
 
-/// Scales of MXFP4 that [`WIDE_SCALES`] has rows around: 2^-55 to 2^85. Sums of what is larger, and its squares, leave
-/// f32; what is smaller is lost beside the bias.
-const WIDEST_SCALES: std::ops::Range<usize> = 72..213;
-
-/// The kind of inputs whose rows of MXFP4 have scales of all sizes, a size each. Numbers of x are whole 32nds, exact in
-/// bf16 and in templates that compute with whole numbers: beside the clamps of swiglu, what rounding does to a large
+/// The kind of inputs whose rows of blocks have scales of all sizes, a size each. Numbers of x are whole 32nds, exact
+/// in bf16 and in templates that compute with whole numbers: beside the clamps of swiglu, what rounding does to a large
 /// sum would be as large as the result.
 const WIDE_SCALES: &str = "wide_scales";
 
@@ -155,49 +150,9 @@ fn activations(case: &Case, n: usize, random: &mut Random) -> Tensor {
     }
 }
 
-/// `weight`, and for MXFP4 its `scale`: rows of `k` numbers of about this size, or of any with [`WIDE_SCALES`]. Scales
-/// of neighbouring blocks differ by up to 2^4.
-fn weight_inputs(
-    case: &Case,
-    n_rows: usize,
-    k: usize,
-    size: f64,
-    random: &mut Random,
-) -> Result<Tensors, ReferenceError> {
-    let dtype = case.dtype("weight")?;
-    let Some(block_len) = dtype.block_len() else {
-        return Ok(named([("weight", random.normals(dtype, n_rows * k, size))]));
-    };
-    let n_blocks = n_rows * k.div_ceil(block_len);
-    // All codes alike have a root mean square of 2.9, and scales spread so one of 2.1 times the middle.
-    let middle = (size / 6.0).log2().round();
-    let is_wide = case.inputs.as_deref() == Some(WIDE_SCALES);
-    let mut scale = Vec::with_capacity(n_blocks);
-    for _ in 0..n_rows {
-        let middle = match is_wide {
-            true => (WIDEST_SCALES.start + random.below(WIDEST_SCALES.len())) as f64,
-            false => 127.0 + middle,
-        };
-        scale.extend((0..k.div_ceil(block_len)).map(|_| middle + random.below(5) as f64 - 2.0));
-    }
-    let codes = random.codes(dtype, n_blocks * block_len);
-    Ok(named([("weight", codes), ("scale", Tensor::rounded(Dtype::U8, scale))]))
-}
-
-/// `weight` as rows of `k` numbers, whatever it is stored as.
-fn weight_rows<'a>(inputs: &'a Tensors, k: usize) -> Result<Cow<'a, [f64]>, ReferenceError> {
-    let weight = tensor(inputs, "weight")?;
-    let Some(block_len) = weight.dtype().block_len() else { return Ok(Cow::Borrowed(weight.values())) };
-    let scale = tensor(inputs, "scale")?.values();
-    let blocks = weight.values().chunks(block_len).zip(scale);
-    let scaled = blocks.flat_map(|(block, &scale)| block.iter().map(move |value| value * power_of_two(scale)));
-    let row_len = k.next_multiple_of(block_len);
-    Ok(scaled.enumerate().filter(|(i, _)| i % row_len < k).map(|(_, value)| value).collect())
-}
-
-/// What a scale stands for: 2^(scale - 127), and NaN for 255 (E8M0, OCP Microscaling Formats, 5.4.1).
-fn power_of_two(scale: f64) -> f64 {
-    if scale == 255.0 { f64::NAN } else { (scale - 127.0).exp2() }
+/// How large weights are: about so, or with [`WIDE_SCALES`] of any size.
+fn sizes(case: &Case, size: f64) -> Sizes {
+    if case.wants(WIDE_SCALES) { Sizes::ByRow(size) } else { Sizes::Alike(size) }
 }
 
 /// y[a, i] = g * sigmoid(1.702 g) * (u + 1), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h = weight[e]
@@ -205,7 +160,7 @@ fn power_of_two(scale: f64) -> f64 {
 pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
     let (limit, chosen) = (case.constant("swiglu_limit")?, case.dim("experts_per_token")?);
-    let (x, weight, bias) = (tensor(inputs, "x")?, weight_rows(inputs, hidden_size)?, tensor(inputs, "bias")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, rows(inputs, "weight", hidden_size)?, tensor(inputs, "bias")?);
     let mut y = vec![(f64::NAN, 0.0); case.n_tokens()? * chosen * intermediate_size];
     for (e, a) in assignments(inputs)? {
         let x = &x.values()[a / chosen * hidden_size..][..hidden_size];
@@ -235,7 +190,13 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
         route_weight.extend(sizes.iter().map(|size| size / sizes.iter().sum::<f64>()));
     }
     let mut inputs = grouped(case, &routing(case, random)?)?;
-    inputs.extend(weight_inputs(case, n_experts * hidden_size, intermediate_size, 0.2, random)?);
+    inputs.extend(random_rows(
+        case.dtype("weight")?,
+        "weight",
+        [n_experts * hidden_size, intermediate_size],
+        sizes(case, 0.2),
+        random,
+    ));
     inputs.extend(named([
         ("x", activations(case, n_tokens * chosen * intermediate_size, random)),
         ("bias", random.normals(case.dtype("bias")?, n_experts * hidden_size, 1.0)),
@@ -249,7 +210,7 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
 /// = t * K + k.
 pub(super) fn mlp2(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
-    let (x, weight, bias) = (tensor(inputs, "x")?, weight_rows(inputs, intermediate_size)?, tensor(inputs, "bias")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, rows(inputs, "weight", intermediate_size)?, tensor(inputs, "bias")?);
     let (route_weight, chosen) = (tensor(inputs, "route_weight")?, case.dim("experts_per_token")?);
     let mut y: Vec<(f64, f64)> = tensor(inputs, "residual")?.values().iter().map(|&r| (r, r.abs())).collect();
     for (e, a) in assignments(inputs)? {
@@ -275,26 +236,6 @@ fn assignments(inputs: &Tensors) -> Result<Vec<(usize, usize)>, ReferenceError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_scale_is_a_power_of_two_and_its_largest_value_no_number() {
-        assert_eq!([0.0, 126.0, 127.0, 254.0].map(power_of_two), [2f64.powi(-127), 0.5, 1.0, 2f64.powi(127)]);
-        assert!(power_of_two(255.0).is_nan());
-    }
-
-    #[test]
-    fn rows_of_mxfp4_are_scaled_block_by_block_and_lose_what_fills_their_last_block() {
-        let mut weight = vec![1.0; 2 * 64]; // two rows of 33: two blocks each
-        (weight[0], weight[31], weight[32], weight[33], weight[64]) = (6.0, 2.0, -0.5, 4.0, 3.0);
-        let inputs = named([
-            ("weight", Tensor::rounded(Dtype::Mxfp4, weight)),
-            ("scale", Tensor::rounded(Dtype::U8, vec![128.0, 126.0, 127.0, 130.0])),
-        ]);
-        let rows = weight_rows(&inputs, 33).unwrap();
-        assert_eq!(rows.len(), 66);
-        assert_eq!([rows[0], rows[1], rows[31], rows[32]], [12.0, 2.0, 4.0, -0.25]);
-        assert_eq!([rows[33], rows[34], rows[65]], [3.0, 1.0, 8.0]);
-    }
 
     #[test]
     fn all_tokens_can_be_sent_to_the_same_experts() {

@@ -40,6 +40,8 @@ impl Tensor {
                 Dtype::U32 => f64::from(*value as u32),
                 Dtype::U8 => f64::from(*value as u8),
                 Dtype::Mxfp4 => e2m1(e2m1_code(*value)),
+                Dtype::Q8_0 => f64::from(value.round_ties_even() as i8),
+                Dtype::Q4_1 => value.round_ties_even().clamp(0.0, 15.0),
                 Dtype::I32 => f64::from(*value as i32),
             };
         }
@@ -67,8 +69,11 @@ impl Tensor {
 
     /// Reads elements as they lie in memory, little-endian. A rest shorter than an element is left out.
     pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
-        if dtype == Dtype::Mxfp4 {
-            return Self::held(dtype, bytes.iter().flat_map(|byte| [e2m1(byte & 15), e2m1(byte >> 4)]).collect());
+        let halves = |value: fn(u8) -> f64| bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(value).collect();
+        match dtype {
+            Dtype::Mxfp4 => return Self::held(dtype, halves(e2m1)),
+            Dtype::Q4_1 => return Self::held(dtype, halves(f64::from)),
+            _ => {}
         }
         let element = |bytes: &[u8]| match (dtype, bytes) {
             (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
@@ -77,6 +82,7 @@ impl Tensor {
             (Dtype::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
             (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
             (Dtype::U8, &[a]) => a.into(),
+            (Dtype::Q8_0, &[a]) => (a as i8).into(),
             _ => unreachable!("chunks have the size of an element"),
         };
         Self::held(dtype, bytes.chunks_exact(dtype.len_bytes(1)).map(element).collect())
@@ -89,17 +95,14 @@ impl Tensor {
             Elements::Drawn(drawn) => return drawn.to_bytes(),
         };
         let mut bytes = Vec::with_capacity(self.dtype.len_bytes(values.len()));
-        for (i, &value) in values.iter().enumerate() {
-            match self.dtype {
-                Dtype::Mxfp4 if i % 2 == 0 => bytes.push(e2m1_code(value)),
-                Dtype::Mxfp4 => *bytes.last_mut().expect("the even element came first") |= e2m1_code(value) << 4,
-                Dtype::U8 => bytes.push(value as u8),
-                Dtype::F32 => bytes.extend((value as f32).to_le_bytes()),
-                Dtype::U32 => bytes.extend((value as u32).to_le_bytes()),
-                Dtype::I32 => bytes.extend((value as i32).to_le_bytes()),
-                Dtype::Bf16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
-                Dtype::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
-            }
+        let mut half = |i: usize, code: u8| match i % 2 {
+            0 => bytes.push(code),
+            _ => *bytes.last_mut().expect("the even element came first") |= code << 4,
+        };
+        match self.dtype {
+            Dtype::Mxfp4 => values.iter().enumerate().for_each(|(i, &value)| half(i, e2m1_code(value))),
+            Dtype::Q4_1 => values.iter().enumerate().for_each(|(i, &value)| half(i, value as u8)),
+            dtype => values.iter().for_each(|&value| put(dtype, value, &mut bytes)),
         }
         bytes
     }
@@ -110,7 +113,7 @@ impl Tensor {
         match dtype {
             Dtype::Bf16 => 1.0 / 256.0,
             Dtype::F16 => 1.0 / 2048.0,
-            Dtype::F32 | Dtype::U32 | Dtype::I32 | Dtype::U8 => 0.0,
+            Dtype::F32 | Dtype::U32 | Dtype::I32 | Dtype::U8 | Dtype::Q8_0 | Dtype::Q4_1 => 0.0,
             Dtype::Mxfp4 => 1.0 / 4.0,
         }
     }
@@ -153,6 +156,20 @@ impl Tensor {
     /// An element that is an index.
     pub(super) fn index(&self, i: usize) -> usize {
         self.values()[i] as usize
+    }
+}
+
+/// Appends an element of whole bytes.
+fn put(dtype: Dtype, value: f64, bytes: &mut Vec<u8>) {
+    match dtype {
+        Dtype::U8 => bytes.push(value as u8),
+        Dtype::Q8_0 => bytes.push(value as i8 as u8),
+        Dtype::F32 => bytes.extend((value as f32).to_le_bytes()),
+        Dtype::U32 => bytes.extend((value as u32).to_le_bytes()),
+        Dtype::I32 => bytes.extend((value as i32).to_le_bytes()),
+        Dtype::Bf16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
+        Dtype::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
+        Dtype::Mxfp4 | Dtype::Q4_1 => unreachable!("two share a byte"),
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) fn random(case: &Case, _: &Tensors) -> Result<Outputs, ReferenceError
     let (centre, step) = (case.number("centre")? as f32, case.number("step")? as f32);
     let scaled = |i| centre + step * f32::from(bits(stream, i, 16) as i16);
     let value = |i| match dtype {
-        _ if dtype.block_len().is_some() => {
+        _ if dtype.format().is_some() => {
             let code = bits(stream, i, dtype.size_bits() as u64) as u8;
             super::tensor::Tensor::from_bytes(dtype, &[code]).values()[0]
         }

@@ -38,8 +38,8 @@ impl Forward<'_> {
         let (part, vocab_size) = (self.options.part, self.config.vocab_size);
         let n_own = part.ids(vocab_size).len();
         let own = if n_own == vocab_size { logits } else { self.graph.external("part.logits", Dtype::F32) };
-        let weight = self.weight(unembedding(self.config));
-        let dtype = self.graph.tensor_of(weight).dtype;
+        let weight = unembedding(self.config);
+        let dtype = self.checkpoint.tensor(weight).dtype;
         self.graph
             .node("unembedding", "linear")
             .dim("in_features", self.config.hidden_size)
@@ -48,7 +48,7 @@ impl Forward<'_> {
             .flag("has_residual", false)
             .dtype("weight", dtype)
             .arg("x", normed)
-            .arg("weight", weight)
+            .weight("weight", weight, dtype)
             .arg("y", own)
             .rows(Rows::Logits);
         let [temperature, top_p, coin] =

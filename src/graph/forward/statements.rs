@@ -151,6 +151,7 @@ impl Forward<'_> {
                 ArgDtype::Fixed(dtype) => *dtype,
                 ArgDtype::Named(name) => dtypes.get(name).copied().unwrap_or(Dtype::F32),
                 ArgDtype::Activation => self.options.precision.activation(),
+                ArgDtype::Parameter { .. } => unreachable!("what is written is in no blocks"),
             };
             let shape = writing.shape(arg, &known)?;
             let tensor = if parts {

@@ -113,16 +113,25 @@ impl Writing<'_> {
         let canonical = |name: &str| self.layer.map_or_else(|| name.to_owned(), |l| format!("block.{l}.{name}"));
         let mut bind = |pass: &mut Forward<'_>, arg: &Arg, canonical: &str| {
             let Some(tensor) = pass.checkpoint.tensors.get(canonical) else { return false };
-            let shape = tensor.dtype.block_len().is_none().then(|| tensor.shape.iter().map(|&n| n as u64).collect());
-            let bound = Bound { tensor: pass.graph.weight(canonical.to_owned(), tensor.dtype), shape };
-            args.insert(arg.name.clone(), bound).is_none()
+            // Rows of blocks are padded to whole ones; the family says what they are without.
+            let of_family = pass.config.family.tensor(canonical).map(|(tensor, _)| tensor.shape(&pass.config.scope()));
+            let shape = of_family.filter(|_| tensor.dtype.format().is_some()).unwrap_or_else(|| tensor.shape.clone());
+            let shape: Vec<u64> = shape.into_iter().map(|n| n as u64).collect();
+            let names = tensor.dtype.named_parts(&arg.name).into_iter().map(|(name, _)| name);
+            for (name, (part, dtype)) in names.zip(tensor.dtype.named_parts(canonical)) {
+                let shape = (name == arg.name).then(|| shape.clone());
+                args.insert(name, Bound { tensor: pass.graph.weight(part, dtype), shape });
+            }
+            true
         };
         if let Some(of) = of {
             bind(pass, self.arg(of)?, &canonical(name)); // where the model has no such tensor, the node has none
             return Ok(());
         }
         let mut n_bound = 0;
-        for arg in self.tensors().filter(|arg| arg.is_weights) {
+        // Parameters of blocks come with what they are of.
+        let is_own = |arg: &&Arg| arg.is_weights && !matches!(arg.dtype, ArgDtype::Parameter { .. });
+        for arg in self.tensors().filter(is_own) {
             let names = [format!("{name}.{}", arg.name), format!("{name}_{}", arg.name)];
             n_bound += usize::from(names.iter().any(|name| bind(pass, arg, &canonical(name))));
         }

@@ -381,7 +381,8 @@ fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {
 
 /// The arguments that come from a checkpoint: they are only read, and their type is not the op's choice.
 fn weights(template: &Template) -> BTreeSet<String> {
-    let is_weight = |arg: &&Arg| matches!(arg.dtype, ArgDtype::Named(_)) && arg.access == Access::Read;
+    let is_given = |dtype: &ArgDtype| matches!(dtype, ArgDtype::Named(_) | ArgDtype::Parameter { .. });
+    let is_weight = |arg: &&Arg| is_given(&arg.dtype) && arg.access == Access::Read;
     template.signature.args.iter().filter(is_weight).map(|arg| arg.name.clone()).collect()
 }
 

@@ -126,6 +126,39 @@ fn weights_stored_in_q8_0_and_f16_are_f32_where_that_is_asked_for_and_else_bf16(
     }
 }
 
+/// The codes and scales that are kept give the numbers that the other way of reading gives.
+#[test]
+fn weights_stored_in_q8_0_stay_so_where_every_tensor_has_its_own_type() {
+    let exact = open("gguf/mxfp4-q8_0.gguf");
+    let stored = exact.as_stored();
+    let halves = |tensor: &Tensor| -> Vec<f32> {
+        bytes(tensor).chunks(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+    };
+    let mut n_kept = 0;
+    for (name, tensor) in &exact.tensors {
+        let kept = stored.tensor(name);
+        if kept.dtype != Dtype::Q8_0 {
+            assert_eq!((kept.dtype, bytes(kept)), (tensor.dtype, bytes(tensor)), "{name}");
+            continue;
+        }
+        n_kept += 1;
+        let scale = stored.tensor(&name.replace("weight", "scale"));
+        let row_len = *tensor.shape.last().expect("a matrix");
+        assert_eq!((&kept.shape, scale.dtype), (&tensor.shape, Dtype::F16), "{name}");
+        assert_eq!(*scale.shape.last().expect("a matrix"), row_len / 32, "{name}");
+        let codes = bytes(kept);
+        let scales = halves(scale);
+        let numbers: Vec<u8> = codes
+            .iter()
+            .enumerate()
+            .flat_map(|(i, &code)| (scales[i / 32] * f32::from(code as i8)).to_le_bytes())
+            .collect();
+        assert_eq!(numbers, bytes(tensor), "{name}");
+    }
+    assert_eq!(n_kept, 2 * 2, "in each layer queries, keys and values in one, and the projection behind attention");
+    assert_eq!(stored.tensors.len(), exact.tensors.len() + n_kept);
+}
+
 #[test]
 fn f32_among_bf16_is_bf16_only_if_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();

@@ -68,7 +68,12 @@ fn answers_of_smollm2_are_those_of_float64() {
     let lines: String = prompts[..greedy.len()].iter().map(|ids| json!({ "ids": ids }).to_string() + "\n").collect();
     let input = file(folder.path(), "input.jsonl", lines.as_bytes());
     let args = ["run", &argument(&model), "-m", "getp", "-i", &input, "--max-new-tokens", "64", "-b", "3"];
-    let answers = run(&[&args[..], &["--precision", "f32", "--device", "cpu"]].concat()).ok().ids();
+    let ran = run(&[&args[..], &["--precision", "f32", "--device", "cpu"]].concat()).ok();
+    let ids = |line: &str| -> Vec<u32> {
+        let answer: Value = serde_json::from_str(line).expect("JSON");
+        serde_json::from_value(answer["ids"].clone()).expect("ids")
+    };
+    let answers: Vec<Vec<u32>> = ran.text().lines().map(ids).collect();
     // What ends an answer may be left out of it.
     let end = json()["end"].as_u64().expect("an id") as u32;
     let without_end = |ids: &Vec<u32>| ids.iter().copied().filter(|id| *id != end).collect::<Vec<u32>>();

@@ -79,7 +79,7 @@ fn problems() -> Vec<Problem> {
                 dims: named(&[("in_features", wide), ("out_features", 131)]),
                 constants: BTreeMap::new(),
                 flags: named(&[("has_bias", flag), ("has_residual", !flag || precision == Precision::Bf16)]),
-                dtypes: named(&[("weight", dtype)]),
+                dtypes: named(&[("weight", dtype), ("bias", dtype)]),
                 precision,
                 keeps: BTreeSet::new(),
             });

@@ -201,7 +201,7 @@ shape = ["n_tokens", "out_features"]
     for (size_t k = 0; k < K; ++k)
       sum += (double)f32_from_activation(x[t * K + k]) * f32_from_{{ weight }}(weight[n * K + k]);
 {% if has_bias %}
-    sum += f32_from_{{ weight }}(bias[n]);
+    sum += f32_from_{{ bias }}(bias[n]);
 {% endif %}
 {% if has_residual %}
     sum += residual[t * N + n];

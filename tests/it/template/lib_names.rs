@@ -9,16 +9,26 @@ use serde::Deserialize;
 
 /// Ways to do the same, of which a kernel includes one: they give the same names.
 const ALTERNATIVES: [&[&str]; 3] = [
-    &["lib/host/dot_f32.c.j2", "lib/host/dot_bf16.c.j2", "lib/host/dot_mxfp4.c.j2", "lib/host/dot_mxfp4_avx2.c.j2"],
+    &[
+        "lib/host/dot_f32.c.j2",
+        "lib/host/dot_bf16.c.j2",
+        "lib/host/dot_blocks.c.j2",
+        "lib/host/dot_mxfp4.c.j2",
+        "lib/host/dot_mxfp4_avx2.c.j2",
+    ],
     &["lib/attention/matrix_softmax.hip.j2", "lib/attention/matrix_softmax8.hip.j2"],
     &["lib/wgmma/panels.hip.j2", "lib/wgmma/quads.hip.j2"],
 ];
 
+/// Files that include one of a folder, which a name chooses; what all of these give, they give too.
+const CHOOSERS: [(&str, &str); 2] =
+    [("lib/hip/weights.hip.j2", "lib/hip/weights/"), ("lib/host/weights.c.j2", "lib/host/weights/")];
+
 /// Constants of a block's tile, which mean the same wherever a file of its own shape gives them.
 const OF_A_TILE: [&str; 5] = ["TILE_T", "TILE_N", "TILE_K", "THREADS", "SPAN"];
 
-/// What a file includes for those that include it: who reads weights of this type needs its words.
-const FOR_INCLUDERS: [(&str, &str); 1] = [("lib/hip/weights.hip.j2", "lib/hip/mxfp4.hip.j2")];
+/// What a file includes for those that include it: who reads weights multiplies them by activations.
+const FOR_INCLUDERS: [(&str, &str); 1] = [("lib/hip/weights.hip.j2", "lib/hip/activation.hip.j2")];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -65,7 +75,9 @@ fn lib() -> BTreeMap<String, Header> {
 }
 
 fn are_alternatives(files: &[&str]) -> bool {
-    ALTERNATIVES.iter().any(|group| files.iter().all(|file| group.contains(file)))
+    let of_chooser =
+        |(chooser, folder): &(&str, &str)| files.iter().all(|file| file == chooser || file.starts_with(folder));
+    ALTERNATIVES.iter().any(|group| files.iter().all(|file| group.contains(file))) || CHOOSERS.iter().any(of_chooser)
 }
 
 /// `.c.j2` or `.hip.j2`: the languages share no names.
@@ -142,6 +154,7 @@ fn a_file_of_the_library_is_shared() {
     }
     let is_lone = |(name, n): &(&String, &usize)| {
         **n < 2
+            && !CHOOSERS.iter().any(|(_, folder)| name.starts_with(folder))
             && !ALTERNATIVES.iter().any(|group| group.contains(&name.as_str()))
             && !name.ends_with("/simulator.hip.j2")
     };

@@ -106,7 +106,7 @@ grid = ["n_tokens"]
     for (size_t k = 0; k < LENGTH; ++k)
       sum += (double)f32_from_activation(x[t * K + k]) * f32_from_{{ weight }}(weight[n * K + k]);
 {% if has_bias %}
-    sum += f32_from_{{ weight }}(bias[n]);
+    sum += f32_from_{{ bias }}(bias[n]);
 {% endif %}
 {% if has_residual %}
     sum += residual[t * N + n];
@@ -167,7 +167,7 @@ fn a_sum_that_is_one_short_is_caught_and_told() {
     let is_plain = |case: &str| ["45", "64", "24"].iter().any(|k| case.contains(&format!("in_features {k}")));
     let is_single = |case: &str| case.ends_with("n_tokens 1") || case.contains("n_tokens 1,");
     let caught = checked[1].failures.iter().filter(|failure| is_plain(&failure.case) && !is_single(&failure.case));
-    assert_eq!(caught.count(), 2 * 2 * (4 + 5 + 4), "types, placements, n_tokens: {}", failures(&checked));
+    assert_eq!(caught.count(), 2 * (4 * 4 + 2 * (5 + 4)), "placements, types, n_tokens: {}", failures(&checked));
     let told = checked[0].failures[0].to_string();
     for part in ["in_features 45", "weight ", "n_tokens 1", "`y`[0, ", "got ", "want ", "tolerance ", "33 elements"] {
         assert!(told.contains(part), "`{part}` is not in: {told}");

@@ -12,6 +12,7 @@ fn linear() -> Problem {
         dims: BTreeMap::from([("in_features".into(), 64), ("out_features".into(), 48)]),
         flags: BTreeMap::from([("has_bias".into(), true), ("has_residual".into(), true)]),
         keeps: BTreeSet::new(),
+        dtypes: ["weight", "bias"].map(|name| (name.into(), Dtype::Bf16)).into(),
         ..super::linear()
     }
 }
