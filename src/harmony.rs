@@ -242,16 +242,10 @@ const SEEDS_END_IDS: [u32; 2] = [199_999, 200_002];
 /// Tokens of o200k_harmony, with those that are reserved: of every gpt-oss.
 const O200K_HARMONY_TOKENS: usize = 201_088;
 
-/// The tokens after which a model is done, whatever it writes: `<|endoftext|>`, `<|return|>` and those that the
-/// tokenizer's file says. A file of the seeds need not name them; then they are those of the vocabulary that has as
-/// many tokens.
+/// The tokens after which a model is done, whatever it writes: `<|endoftext|>` and `<|return|>`. A file of the seeds need
+/// not name them; then they are those of the vocabulary that has as many tokens.
 pub fn end_ids(tokenizer: &Tokenizer) -> Vec<u32> {
-    let mut ids: Vec<u32> = ["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)).collect();
-    for &end in tokenizer.ends() {
-        if !ids.contains(&end) {
-            ids.push(end);
-        }
-    }
+    let ids: Vec<u32> = ["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)).collect();
     let is_unnamed = ids.is_empty() && tokenizer.vocab_size() == O200K_HARMONY_TOKENS;
     if is_unnamed { SEEDS_END_IDS.to_vec() } else { ids }
 }
@@ -374,8 +368,6 @@ mod tests {
         let names = vec![("<|endoftext|>".to_owned(), 300), ("<|return|>".to_owned(), 301)];
         assert_eq!(end_ids(&small(names.clone(), 201_088)), [300, 301]);
         assert_eq!(end_ids(&small(names[..1].to_vec(), 400)), [300]);
-        let with_its_own = small(names[..1].to_vec(), 400).with_ends(vec![302, 300]);
-        assert_eq!(end_ids(&with_its_own), [300, 302]);
         assert_eq!(end_ids(&small(Vec::new(), 250_000)), [0_u32; 0], "another vocabulary has other tokens there");
         assert_eq!(end_ids(&small(Vec::new(), 201_088)), [199_999, 200_002], "of the seeds' file, without names");
     }

@@ -16,6 +16,7 @@ pub use error::{ChatFormatError, Untaken};
 
 use crate::chat::{Made, Reasoning, ResponseFormat, Tool, Turn};
 use crate::chat_template::ChatTemplate;
+use crate::family::Family;
 use crate::grammar::Layout;
 use crate::harmony::parser::Repair;
 use crate::harmony::{Harmony, HarmonyError};
@@ -177,6 +178,13 @@ pub enum Word {
     Harmony,
     /// The checkpoint's chat template.
     Template,
+}
+
+impl Word {
+    /// What a family says, where it is more than the vocabulary tells: a family that has harmony is told by its tokens.
+    pub fn of_family(family: &Family) -> Option<Self> {
+        (family.chat.as_deref() == Some("template")).then_some(Self::Template)
+    }
 }
 
 /// Who writes the prompts of a format that has a way of its own.

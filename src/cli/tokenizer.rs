@@ -103,5 +103,5 @@ pub fn of_gguf(
         merges: merges.collect::<Result<_, _>>()?,
         ignore_merges,
     };
-    Ok(Tokenizer::from_spelled(spelled, vocab_size, split)?.with_ends(gguf.ends.clone()))
+    Tokenizer::from_spelled(spelled, vocab_size, split)
 }

@@ -34,8 +34,6 @@ use vocabulary::Vocabulary;
 pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     split: Split,
-    /// Ids after which an answer is complete, where the file says so.
-    ends: Arc<[u32]>,
 }
 
 /// Why text or ids could not be converted, or a tokenizer not be read.
@@ -172,7 +170,7 @@ impl Hint for TokenizerError {
 
 impl Tokenizer {
     fn new(vocabulary: impl Into<Arc<Vocabulary>>, split: Split) -> Self {
-        Self { vocabulary: vocabulary.into(), split, ends: [].into() }
+        Self { vocabulary: vocabulary.into(), split }
     }
 
     /// OpenAI's vocabulary for gpt-oss, split as OpenAI does. It is unpacked on first use in a process, which takes a
@@ -220,17 +218,6 @@ impl Tokenizer {
     /// The same vocabulary with another way of splitting.
     pub fn with_split(&self, split: Split) -> Self {
         Self { split, ..self.clone() }
-    }
-
-    /// The same, with the ids after which an answer is complete.
-    #[must_use]
-    pub fn with_ends(self, ends: Vec<u32>) -> Self {
-        Self { ends: ends.into(), ..self }
-    }
-
-    /// The ids after which an answer is complete, as far as the file says: those of a GGUF file's keys.
-    pub fn ends(&self) -> &[u32] {
-        &self.ends
     }
 
     /// Number of tokens, specials and reserved ones included.

@@ -203,7 +203,7 @@ fn compilers_are_opened_in_the_compile_worker_alone() {
 
 /// What adding a thing touches, as CONTRIBUTING.md lists it: its mark there, what names a thing of that kind which
 /// exists, and the files that are that thing's own.
-const WALKS: [(&str, &str, &str); 2] = [
+const WALKS: [(&str, &str, &str); 5] = [
     (
         "device",
         // Not in a string: texts for people and names of libraries are no obstacle.
@@ -211,6 +211,9 @@ const WALKS: [(&str, &str, &str); 2] = [
         "cuda|nvrtc|hip|cubin",
     ),
     ("weight format", "(?i)q8_0", "^$"),
+    ("family", r#""llama"|"gpt-oss"|\bgpt_oss\(\)|\bgpt_oss_20b\b"#, "^$"),
+    ("op", "silu_and_mul", "^$"),
+    ("arch", r#""gfx(1151|1201|950)""#, "^$"),
 ];
 
 #[test]
@@ -220,7 +223,8 @@ fn the_walks_in_the_contributors_guide_are_all_that_a_new_thing_touches() {
     for (name, names_it, own) in WALKS {
         let (names_it, own) = (Regex::new(names_it).expect("a pattern"), Regex::new(own).expect("a pattern"));
         let walk = guide.split(&format!("<!-- walk: {name} -->")).nth(1).expect("the walk");
-        let items = walk.lines().skip_while(|line| !line.starts_with("- ")).take_while(|line| line.starts_with("- "));
+        let own_lines = walk.lines().take_while(|line| !line.starts_with("<!-- walk") && !line.starts_with("## "));
+        let items = own_lines.filter(|line| line.starts_with("- "));
         let listed: BTreeSet<&str> = items.map(|line| line.trim_start_matches("- ").trim_matches('`')).collect();
         let touched = all.iter().filter(|source| !own.is_match(&source.path) && names_it.is_match(&source.code));
         let found: BTreeSet<&str> = touched.map(|source| source.path.as_str()).collect();

@@ -24,8 +24,6 @@ pub struct GgufTokenizer {
     pub kinds: Option<Array>,
     /// Pairs that merge, in order of rank.
     pub merges: Option<Array>,
-    /// The ids after which an answer is complete: of the end of a sequence, of a turn, of a message.
-    pub ends: Vec<u32>,
 }
 
 /// Reads a whole file.
@@ -134,25 +132,13 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
     if let Some(merges) = merges.as_ref().filter(|merges| merges.texts().is_none()) {
         return Err(refused("tokenizer.ggml.merges", "an array of texts", &Value::Array(merges.clone())));
     }
-    let ends = ["eos", "eot", "eom"].map(|name| end(file, name, tokens.len()));
     Ok(Some(GgufTokenizer {
         model: model.to_owned(),
         pre: file.text("tokenizer.ggml.pre")?.map(str::to_owned),
         tokens,
         kinds,
         merges,
-        ends: ends.into_iter().filter_map(Result::transpose).collect::<Result<_, _>>()?,
     }))
-}
-
-/// A token that ends something. What is no id of a token means that there is none, as 2^32 - 1 does.
-fn end(file: &Gguf, name: &str, n_tokens: u64) -> Result<Option<u32>, GgufError> {
-    let key = format!("tokenizer.ggml.{name}_token_id");
-    match file.metadata.get(&key) {
-        None | Some(Value::Signed(..0)) => Ok(None),
-        Some(Value::Unsigned(id)) => Ok(u32::try_from(*id).ok().filter(|_| *id < n_tokens)),
-        Some(other) => Err(refused(&key, "the id of a token", other)),
-    }
 }
 
 /// The lists of a tokenizer, taken apart by what gives a token.

@@ -336,7 +336,8 @@ impl Args {
     ) -> anyhow::Result<Prompter> {
         let usual = if mode == Mode::Getp { ChatFormat::Harmony } else { ChatFormat::Checkpoint };
         let format = self.chat_format.unwrap_or(usual);
-        let word = self.chat_format.filter(|format| *format == ChatFormat::Harmony).map(|_| Word::Harmony);
+        let asked = self.chat_format.filter(|format| *format == ChatFormat::Harmony).map(|_| Word::Harmony);
+        let word = asked.or_else(|| Word::of_family(checkpoint.config.family));
         let template = checkpoint.origin.chat_template.as_deref();
         let prompts = match format {
             ChatFormat::Checkpoint if template.is_some() => Prompts::Checkpoint,

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::Args;
 use crate::bounded_process::this_program;
 use crate::chat_format::specials::Specials;
-use crate::chat_format::{ChatFormat, ChatFormatError, Has, Prompts, choose};
+use crate::chat_format::{ChatFormat, ChatFormatError, Has, Prompts, Word, choose};
 use crate::checkpoint::Checkpoint;
 use crate::cli::model::Room;
 use crate::cli::output::Output;
@@ -103,7 +103,7 @@ impl Served {
         let (spoken, longest, own_name) = if args.model.is_built_in() {
             let tokenizer = args.tokenizer.of_model(None, None)?;
             let specials = Specials::of_names(&tokenizer);
-            (Spoken::new(tokenizer, specials, None), REPLAY_CONTEXT, "replay".to_owned())
+            (Spoken::new(tokenizer, specials, None, None), REPLAY_CONTEXT, "replay".to_owned())
         } else {
             let checkpoint = args.model.open(output)?;
             let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
@@ -132,12 +132,13 @@ pub(super) struct Spoken {
 impl Spoken {
     fn of(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
         let specials = Specials::of(checkpoint, &tokenizer)?;
-        Ok(Self::new(tokenizer, specials, checkpoint.origin.chat_template.as_deref()))
+        let word = Word::of_family(checkpoint.config.family);
+        Ok(Self::new(tokenizer, specials, word, checkpoint.origin.chat_template.as_deref()))
     }
 
-    fn new(tokenizer: Tokenizer, specials: Specials, template: Option<&str>) -> Self {
+    fn new(tokenizer: Tokenizer, specials: Specials, word: Option<Word>, template: Option<&str>) -> Self {
         let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
-        let chat = choose(None, Prompts::Format, &has);
+        let chat = choose(word, Prompts::Format, &has);
         Self { ends: specials.ends, tokenizer, chat }
     }
 }
