@@ -209,6 +209,7 @@ impl Forward<'_> {
             .dim("half_head_dim", self.config.head_dim / 2)
             .dim("window", self.kv.window_of_layer(l).unwrap_or(0))
             .dim("block_tokens", self.kv.block_tokens)
+            .flag("has_sinks", true)
             .flag("matrix_layout", self.kv.matrix_layout)
             .scalar("n_slots", self.kv.n_slots)
             .scalar("table_blocks", group.table_blocks)

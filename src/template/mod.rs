@@ -259,7 +259,7 @@ impl Template {
         if let Some(lost) = problem.keeps.difference(&self.keeps).next() {
             return Err(Misfit::Keeps(lost.clone()));
         }
-        self.requires.check_problem(problem)
+        self.requires.check_problem(problem, &self.signature)
     }
 
     /// Whether what it requires of the target holds.
@@ -331,11 +331,11 @@ impl Requires {
         Ok(())
     }
 
-    fn check_problem(&self, problem: &Problem) -> Result<(), Misfit> {
+    fn check_problem(&self, problem: &Problem, signature: &Signature) -> Result<(), Misfit> {
         if !self.precision.is_empty() && !self.precision.contains(&problem.precision) {
             return Err(Misfit::Precision { needs: self.precision.clone(), found: problem.precision });
         }
-        for (name, needs) in &self.dtypes {
+        for (name, needs) in self.dtypes.iter().filter(|(name, _)| signature.has_dtype(name, problem)) {
             let found = problem.dtypes.get(name).copied();
             if !found.is_some_and(|found| needs.contains(&found)) {
                 return Err(Misfit::Dtype { name: name.clone(), needs: needs.clone(), found });

@@ -124,16 +124,35 @@ impl Signature {
         self.args.iter().filter(is_whole).map(|arg| &arg.name)
     }
 
-    /// Whether a problem gives exactly what the contracts declare. The error says what is expected and found.
+    /// Whether a named type is part of a problem: one that absent arguments alone have is not.
+    pub fn has_dtype(&self, name: &str, problem: &Problem) -> bool {
+        let between = self.joints.iter().flat_map(|joint| [&joint.written, &joint.taken]);
+        let is_its_type = |arg: &&Arg| matches!(&arg.dtype, ArgDtype::Named(own) if own == name);
+        let mut of_type = self.args.iter().chain(between).filter(is_its_type).peekable();
+        // A condition that cannot be evaluated is told where arguments are listed.
+        of_type.peek().is_none() || of_type.any(|arg| arg.is_there(problem).unwrap_or(true))
+    }
+
+    /// Takes the named types out of a problem that absent arguments alone have.
+    pub fn drop_absent_dtypes(&self, problem: &mut Problem) {
+        let absent: Vec<&String> = self.dtypes.keys().filter(|name| !self.has_dtype(name, problem)).collect();
+        for name in absent {
+            problem.dtypes.remove(name);
+        }
+    }
+
+    /// Whether a problem gives exactly what the contracts declare: every dim, constant and flag, and the named types of
+    /// the arguments that are there. The error says what is expected and found.
     ///
     /// # Errors
     /// The first table or dtype that does not agree.
     pub fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
+        let dtypes = self.dtypes.keys().filter(|name| self.has_dtype(name, problem));
         let tables: [(&'static str, BTreeSet<&String>, BTreeSet<&String>); 4] = [
             ("dims", self.dims.iter().collect(), problem.dims.keys().collect()),
             ("constants", self.constants.iter().collect(), problem.constants.keys().collect()),
             ("flags", self.flags.iter().collect(), problem.flags.keys().collect()),
-            ("dtypes", self.dtypes.keys().collect(), problem.dtypes.keys().collect()),
+            ("dtypes", dtypes.collect(), problem.dtypes.keys().collect()),
         ];
         for (table, declared, given) in tables {
             if declared != given {
@@ -141,8 +160,8 @@ impl Signature {
                 return Err(ProblemError { item: table.into(), expected: list(declared), found: list(given) });
             }
         }
-        for (name, allowed) in &self.dtypes {
-            let found = problem.dtypes[name];
+        for (name, &found) in &problem.dtypes {
+            let allowed = &self.dtypes[name];
             if !allowed.contains(&found) {
                 let expected = allowed.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
                 return Err(ProblemError { item: format!("dtype `{name}`"), expected, found: found.to_string() });
@@ -343,7 +362,32 @@ pub struct ProblemError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::template::Precision;
     use crate::template::library::{Layer, Library};
+
+    #[test]
+    fn a_type_of_absent_arguments_alone_is_not_part_of_a_problem() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let contract = Arc::clone(library.contract("attention").expect("built in"));
+        let signature = Signature::of(&[contract]).expect("one op");
+        let problem = |has_sinks: bool, dtypes: &[&str]| Problem {
+            dims: signature.dims.iter().map(|name| (name.clone(), 8)).collect(),
+            flags: [("has_sinks", has_sinks), ("matrix_layout", true)].map(|(name, flag)| (name.into(), flag)).into(),
+            dtypes: dtypes.iter().map(|name| ((*name).to_owned(), Dtype::F32)).collect(),
+            ..Problem::plain("attention", Precision::F32)
+        };
+        assert_eq!(signature.check(&problem(true, &["kv", "sinks"])), Ok(()));
+        assert_eq!(signature.check(&problem(false, &["kv"])), Ok(()));
+        let refused = |problem: &Problem| signature.check(problem).expect_err("refused").to_string();
+        assert_eq!(refused(&problem(true, &["kv"])), "dtypes: expected kv, sinks, found kv");
+        assert_eq!(refused(&problem(false, &["kv", "sinks"])), "dtypes: expected kv, found kv, sinks");
+        assert_eq!(refused(&problem(false, &[])), "dtypes: expected kv, found ");
+        for (has_sinks, left) in [(true, &["kv", "sinks"][..]), (false, &["kv"])] {
+            let mut given = problem(has_sinks, &["kv", "sinks"]);
+            signature.drop_absent_dtypes(&mut given);
+            assert_eq!(given, problem(has_sinks, left));
+        }
+    }
 
     #[test]
     fn what_the_next_op_changes_in_place_is_an_output_and_cannot_be_kept() {

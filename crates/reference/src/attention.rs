@@ -134,15 +134,18 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         }
         _ => caches(&layout, &sight, &rows, &table, kv, random),
     };
-    Ok(named([
+    let mut inputs = named([
         ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 2.0)),
         ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
         ("position", Tensor::whole(rows.iter().map(|row| row.1))),
         ("block_table", table),
         ("k_cache", k_cache),
         ("v_cache", v_cache),
-        ("sinks", random.normals(case.dtype("sinks")?, layout.n_heads, 1.0)),
-    ]))
+    ]);
+    if case.flag("has_sinks")? {
+        inputs.insert("sinks".into(), random.normals(case.dtype("sinks")?, layout.n_heads, 1.0));
+    }
+    Ok(inputs)
 }
 
 /// Every row alone in its slot, at the last position before `end`.
@@ -227,14 +230,15 @@ impl Sight {
     }
 }
 
-/// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, which
-/// has no value. The scale is the largest visible |v|.
+/// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, if
+/// there is one, which has no value. The scale is the largest visible |v|.
 pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (layout, window, n_tokens) = (Layout::of(case)?, case.dim("window")?, case.n_tokens()?);
     let [qkv, slot, position, table] = ["qkv", "slot", "position", "block_table"].map(|name| tensor(inputs, name));
     let (qkv, slot, position, table) = (qkv?, slot?, position?, table?);
-    let [k, v, sinks] = ["k_cache", "v_cache", "sinks"].map(|name| tensor(inputs, name));
-    let (k, v, sinks) = (k?.values(), v?.values(), sinks?.values());
+    let [k, v] = ["k_cache", "v_cache"].map(|name| tensor(inputs, name));
+    let (k, v) = (k?.values(), v?.values());
+    let sinks = case.flag("has_sinks")?.then(|| tensor(inputs, "sinks")).transpose()?;
     let rows = (0..n_tokens).map(|t| (slot.index(t), position.index(t)));
     let sight = Sight { window, n_positions: n_positions(case, &layout, rows) };
     let group = layout.n_heads / layout.n_kv_heads;
@@ -244,13 +248,13 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
             .visible(slot.index(t), position.index(t))
             .map(|p| (layout.block(table, slot.index(t), p), p))
             .collect();
-        for (h, &sink) in sinks.iter().enumerate() {
+        for h in 0..layout.n_heads {
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {
                 let terms = (0..layout.head_dim).map(|d| qkv.values()[row + d] * k[layout.k(block, g, d, p)]);
                 terms.sum::<f64>() / (layout.head_dim as f64).sqrt()
             };
-            let weights = softmax_with_sink(places.iter().map(score).collect(), sink);
+            let weights = softmax(places.iter().map(score).collect(), sinks.map(|sinks| sinks.values()[h]));
             let value = |d: usize, i: usize| v[layout.v(places[i].0, g, d, places[i].1)];
             let all = (0..layout.head_dim).flat_map(|d| (0..places.len()).map(move |i| (d, i)));
             let scale = all.map(|(d, i)| value(d, i).abs()).fold(0.0, f64::max);
@@ -264,10 +268,10 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
 }
 
 /// The softmax over the scores and the sink, without the sink's own weight.
-fn softmax_with_sink(scores: Vec<f64>, sink: f64) -> Vec<f64> {
-    let max = scores.iter().copied().fold(sink, f64::max);
+fn softmax(scores: Vec<f64>, sink: Option<f64>) -> Vec<f64> {
+    let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let exponentials: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-    let total = exponentials.iter().sum::<f64>() + (sink - max).exp();
+    let total = exponentials.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     exponentials.iter().map(|exponential| exponential / total).collect()
 }
 
@@ -282,7 +286,7 @@ mod tests {
         let scalars = [("n_tokens", 9.0), ("n_slots", 3.0), ("table_blocks", 3.0), ("n_blocks", 9.0)];
         Case {
             dims: dims.iter().chain(&[("window", window)]).map(|&(name, n)| (name.to_owned(), n)).collect(),
-            flags: [("matrix_layout".to_owned(), true)].into(),
+            flags: ["has_sinks", "matrix_layout"].map(|name| (name.to_owned(), true)).into(),
             dtypes: ["kv", "sinks"].map(|name| (name.to_owned(), Dtype::F32)).into(),
             inputs: Some(op_inputs.to_owned()),
             scalars: scalars.map(|(name, n)| (name.to_owned(), n)).into(),
@@ -350,6 +354,30 @@ mod tests {
         close(&all.scale, &[90.0; 4]);
         // A window of 2 counts the token itself.
         close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn attention_without_sinks_gives_all_weight_to_visible_values() {
+        // As above, and sinks that are there nevertheless are nothing to it. A window of 1 is the token's own value.
+        let inputs = named([
+            ("qkv", f32s(&[0.0; 8])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[2])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", f32s(&[1.0; 8])),
+            ("v_cache", f32s(&[3.0, 30.0, 6.0, 60.0, 9.0, 90.0, 1e9, 1e9])),
+            ("sinks", f32s(&[0.0, 5.0])),
+        ]);
+        let without_sinks = |window| {
+            let mut case = attention_case(window);
+            case.flags.insert("has_sinks".into(), false);
+            case.dtypes.insert("kv".into(), Dtype::F32);
+            case
+        };
+        close(&run_one("attention", &without_sinks(0), inputs.clone(), "y"), &[6.0, 60.0, 6.0, 60.0]);
+        close(&run_one("attention", &without_sinks(1), inputs, "y"), &[9.0, 90.0, 9.0, 90.0]);
+        assert!(!attention_inputs(&without_sinks(0), &mut Random::new(1)).unwrap().contains_key("sinks"));
+        close(&softmax(vec![-1e6, -1e6 + 3f64.ln()], None), &[0.25, 0.75]);
     }
 
     #[test]

@@ -252,7 +252,7 @@ mod tests {
         let mut case = case(&[&heads[..], &[("block_tokens", 2)]].concat(), 1);
         case.scalars
             .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
-        case.flags.extend([("matrix_layout".into(), false)]);
+        case.flags.extend([("has_sinks", true), ("matrix_layout", false)].map(|(name, flag)| (name.into(), flag)));
         case
     }
 

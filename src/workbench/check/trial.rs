@@ -72,16 +72,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
     for (i, test) in of_ops.iter().chain(&template.tests).enumerate() {
         let is_for_tables = template.tests.is_empty() || i >= of_ops.len();
         let tables = which.tables.as_deref().filter(|_| is_for_tables);
-        let with = |dtypes| Problem {
-            ops: template.ops.clone(),
-            dims: test.dims.clone(),
-            constants: test.constants.clone(),
-            flags: test.flags.clone(),
-            dtypes,
-            precision,
-            keeps: template.keeps.clone(),
-        };
-        let all = all_dtypes(template).into_iter().map(with);
+        let all = with_all_dtypes(template, test, precision).into_iter();
         let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
         if which.first_shape && !trials.is_empty() {
             break;
@@ -163,14 +154,30 @@ fn points(
     points
 }
 
-/// Every combination of the dtypes that the contract allows.
-fn all_dtypes(template: &Template) -> Vec<BTreeMap<String, Dtype>> {
+/// A test with every combination of the dtypes that the contract allows its arguments.
+fn with_all_dtypes(template: &Template, test: &TestShape, precision: Precision) -> Vec<Problem> {
     let mut all = vec![BTreeMap::new()];
     for (name, allowed) in &template.signature.dtypes {
         let with = |dtype: &Dtype| all.iter().map(|one| with_value(one, name, *dtype)).collect::<Vec<_>>();
         all = allowed.iter().flat_map(with).collect();
     }
-    all
+    let mut problems: Vec<Problem> = Vec::new();
+    for dtypes in all {
+        let mut problem = Problem {
+            ops: template.ops.clone(),
+            dims: test.dims.clone(),
+            constants: test.constants.clone(),
+            flags: test.flags.clone(),
+            dtypes,
+            precision,
+            keeps: template.keeps.clone(),
+        };
+        template.signature.drop_absent_dtypes(&mut problem);
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+    problems
 }
 
 /// As few of these problems as have every dtype that any of them has.
