@@ -10,6 +10,7 @@ mod diff;
 mod lint;
 mod plot;
 mod progress;
+mod rekey;
 mod report;
 mod setup;
 mod steps;
@@ -81,6 +82,7 @@ pub struct Args {
 enum Command {
     Lint(lint::Args),
     Diff(Box<diff::Args>),
+    Rekey(rekey::Args),
 }
 
 /// What is tuned, and on what.
@@ -221,6 +223,7 @@ pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     match &args.command {
         Some(Command::Lint(args)) => return lint::run(args, output),
         Some(Command::Diff(args)) => return diff::run(args, output),
+        Some(Command::Rekey(args)) => return rekey::run(args, output),
         None => {}
     }
     let writes = args.writes();
@@ -275,7 +278,9 @@ pub(super) fn work(args: &Args) -> anyhow::Result<()> {
     let (job, checkpoint) = match &args.command {
         None => (&args.job, args.checkpoint.as_deref()),
         Some(Command::Diff(diff)) => (&diff.job, None),
-        Some(Command::Lint(_)) => return Err(UsageError("no kernels run for `lint`".into()).into()),
+        Some(Command::Lint(_) | Command::Rekey(_)) => {
+            return Err(UsageError("no kernels run for `lint` and `rekey`".into()).into());
+        }
     };
     setup::work(job, checkpoint)
 }

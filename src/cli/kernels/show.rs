@@ -167,6 +167,7 @@ impl KernelArgs {
         for (from, problem) in all {
             for mut problem in with_all_dtypes(problem, template) {
                 self.with.iter().try_for_each(|(name, value)| change(&mut problem, name, value))?;
+                template.signature.drop_absent_dtypes(&mut problem);
                 changed.push((from.clone(), problem));
             }
         }
@@ -206,8 +207,12 @@ fn of_test(template: &Template, test: TestShape, precision: Precision) -> Proble
     }
 }
 
-/// The problem as it is, then with all other element types that the template takes.
-fn with_all_dtypes(problem: Problem, template: &Template) -> Vec<Problem> {
+/// The problem as it is, then with all other element types that the template takes; of arguments that it does not have
+/// too, which it may get.
+fn with_all_dtypes(mut problem: Problem, template: &Template) -> Vec<Problem> {
+    for (name, allowed) in &template.signature.dtypes {
+        problem.dtypes.entry(name.clone()).or_insert(allowed[0]);
+    }
     let mut all = vec![problem];
     for (name, allowed) in &template.signature.dtypes {
         let allowed = template.requires.dtypes.get(name).unwrap_or(allowed);

@@ -14,7 +14,7 @@ use crate::cli::TUNE_WORKER;
 use crate::cli::hub;
 use crate::cli::model::precision_for;
 use crate::cli::output::Output;
-use crate::cli::source::named_target;
+use crate::cli::source::{SourceArgs, named_target};
 use crate::cli::usage::UsageError;
 use crate::device::{self, Device, DeviceError};
 use crate::engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
@@ -411,8 +411,8 @@ fn unknown<'a>(flag: &str, name: &str, known: impl Iterator<Item = &'a String>) 
 }
 
 /// The folder that a target's rows are written to.
-pub(super) fn folder(args: &JobArgs) -> anyhow::Result<PathBuf> {
-    match &args.source.tuning {
+pub(super) fn folder(source: &SourceArgs) -> anyhow::Result<PathBuf> {
+    match &source.tuning {
         Some(folder) => Ok(folder.clone()),
         None => TuningTables::user_folder()
             .ok_or_else(|| anyhow::anyhow!("there is no config folder: name one with --tuning")),

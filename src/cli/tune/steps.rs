@@ -135,7 +135,7 @@ impl Engines<'_> {
         let args = self.setup.args();
         let search = TuningTables::default_search(args.source.tuning.as_deref());
         let with: Result<TuningTables, TuningError> =
-            tables.with_table(&search, &setup::folder(args)?, &write::name(self.setup), &text);
+            tables.with_table(&search, &setup::folder(&args.source)?, &write::name(self.setup), &text);
         Ok((text, with?))
     }
 

@@ -72,7 +72,7 @@ pub(super) fn write(rows: &[NewRow], setup: &Setup, output: &Output) -> anyhow::
         output.note("nothing is better than what the tables say: nothing is written");
         return Ok(());
     }
-    let path = setup::folder(setup.args())?.join(format!("{}.toml", name(setup)));
+    let path = setup::folder(&setup.args().source)?.join(format!("{}.toml", name(setup)));
     edit::write(&path, &merged(rows, setup)?)?;
     output.note(&format!("{} rows are in `{}`", rows.len(), path.display()));
     Ok(())
@@ -86,7 +86,7 @@ pub(super) fn name(setup: &Setup) -> String {
 /// The table's text with these rows in it.
 pub(super) fn merged(rows: &[NewRow], setup: &Setup) -> anyhow::Result<String> {
     let name = name(setup);
-    let path = setup::folder(setup.args())?.join(format!("{name}.toml"));
+    let path = setup::folder(&setup.args().source)?.join(format!("{name}.toml"));
     let provenance = provenance(setup)?;
     let mut text = match mapped_file::read_to_string(&path, MAX_TABLE_BYTES) {
         Ok(text) => text,

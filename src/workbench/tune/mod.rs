@@ -13,6 +13,7 @@ pub mod judge;
 pub mod objects;
 pub mod predicted;
 mod refine;
+pub mod rekey;
 pub mod rows;
 pub mod stale;
 pub mod step;

@@ -49,7 +49,7 @@ fn errors(
         Checker { library, target, store: &store, runner: Some(Runner { target, driver }), compute_unit: None };
     let mut worst = [0f64; 2];
     for test in template.signature.tests() {
-        let problem = Problem {
+        let mut problem = Problem {
             ops: template.ops.clone(),
             dims: test.dims.clone(),
             constants: BTreeMap::new(),
@@ -58,6 +58,7 @@ fn errors(
             precision,
             keeps: template.keeps.clone(),
         };
+        template.signature.drop_absent_dtypes(&mut problem);
         if template.fits(&problem, target).is_err() {
             continue;
         }
@@ -144,7 +145,7 @@ fn scores_that_grow_from_chunk_to_chunk_weigh_what_they_should() {
             ops: template.ops.clone(),
             dims: dims.map(|(name, n)| (name.to_owned(), n)).into(),
             constants: BTreeMap::new(),
-            flags: [("matrix_layout".to_owned(), true)].into(),
+            flags: ["has_sinks", "matrix_layout"].map(|name| (name.to_owned(), true)).into(),
             dtypes: [("kv".to_owned(), Dtype::Bf16), ("sinks".to_owned(), Dtype::F32)].into(),
             precision: Precision::Bf16,
             keeps: template.keeps.clone(),

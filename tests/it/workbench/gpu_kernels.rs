@@ -82,7 +82,17 @@ fn right_in_waves_of_32(wanted: impl Fn(&Template) -> bool, expected: &[&str]) {
 
 #[test]
 fn templates_are_right_in_waves_of_32() {
-    let ops = ["embedding", "rmsnorm", "linear", "rope_angles", "rope_kv", "attention", "sample", "all_reduce"];
+    let ops = [
+        "embedding",
+        "rmsnorm",
+        "silu_and_mul",
+        "linear",
+        "rope_angles",
+        "rope_kv",
+        "attention",
+        "sample",
+        "all_reduce",
+    ];
     right_in_waves_of_32(|template| !is_of_experts(template), &ops);
 }
 

@@ -235,6 +235,33 @@ fn lint_tells_rows_with_their_places() {
     assert_eq!(kinds, ["gap", "not asked for"], "{report}");
 }
 
+/// The digest of gpt-oss-20b's attention without a window on GPUs, from before contracts had `has_sinks`.
+const BEFORE_SINKS: &str = "233828e8031bf97cee7f37ab97abb537981482f186f6b87a6f5b978e7d1bf648";
+
+#[test]
+fn rows_follow_their_problem_when_its_contract_gets_a_flag() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (table, tables) = (folder.path().join("gfx1100.toml"), folder.path().to_str().expect("a name"));
+    let text = format!(
+        "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"a test\" }}\n[[rows]] # mine\n\
+         op = \"attention\"\nuse = \"attention/flash\"\nprovenance = \"hand\"\nproblem = \"{BEFORE_SINKS}\"\n"
+    );
+    fs::write(&table, &text).expect("written");
+    let rekey = |added: &str| run(&["tune", "rekey", "--added", added, "--tuning", tables]);
+    let ran = rekey("has_sinks=false");
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(fs::read_to_string(&table).expect("there"), text, "gpt-oss has sinks");
+    let ran = rekey("has_sinks=true");
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let new = fs::read_to_string(&table).expect("there");
+    let digest = new.split('"').rev().nth(1).expect("a digest");
+    assert_eq!(new, text.replace(BEFORE_SINKS, digest));
+    assert!(digest.len() == 64 && digest != BEFORE_SINKS, "{new}");
+    let again = rekey("has_sinks=true");
+    assert!(again.code == 0 && again.stderr.contains("no row in"), "{}", again.stderr);
+    rekey("has_sinks").fails(2);
+}
+
 #[test]
 fn what_cannot_be_tuned_is_refused_with_what_could_be() {
     let stderr = run(&["tune", "--op", "linear", "--within", "soon"]).fails(2);
