@@ -242,8 +242,8 @@ const SEEDS_END_IDS: [u32; 2] = [199_999, 200_002];
 /// Tokens of o200k_harmony, with those that are reserved: of every gpt-oss.
 const O200K_HARMONY_TOKENS: usize = 201_088;
 
-/// The tokens after which a model is done, whatever it writes: `<|endoftext|>` and `<|return|>`. A file of the seeds need
-/// not name them; then they are those of the vocabulary that has as many tokens.
+/// The tokens after which a model is done, whatever it writes: `<|endoftext|>` and `<|return|>`. A file of the seeds
+/// need not name them; then they are those of the vocabulary that has as many tokens.
 pub fn end_ids(tokenizer: &Tokenizer) -> Vec<u32> {
     let ids: Vec<u32> = ["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)).collect();
     let is_unnamed = ids.is_empty() && tokenizer.vocab_size() == O200K_HARMONY_TOKENS;

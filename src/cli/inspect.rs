@@ -115,10 +115,10 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let seeds = |name: &String| HEADER.iter().find(|(ours, _)| ours == name).map_or("", |(_, seeds)| seeds).to_owned();
     let cells = |(name, value): (&String, &Value)| {
         let own = is_of_bin.then(|| seeds(name));
-        [name.clone(), value.to_string()].into_iter().chain(own).collect()
+        [Some(name.clone()), own, Some(value.to_string())].into_iter().flatten().collect()
     };
     let fields: Vec<Vec<String>> = config.iter().map(cells).collect();
-    let header: &[&str] = if is_of_bin { &["dimension", "value", "gpt-oss-amd"] } else { &["dimension", "value"] };
+    let header: &[&str] = if is_of_bin { &["dimension", "gpt-oss-amd", "value"] } else { &["dimension", "value"] };
     output.table(header, &fields, &["value"])?;
     output.line("")?;
 

@@ -55,7 +55,7 @@ use crate::grammar::trial;
 use crate::object::compile;
 use crate::template::bounded;
 
-/// gpt-oss on AMD and NVIDIA GPUs and on processors, with kernels that are data.
+/// gpt-oss and Llamas on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 #[derive(Parser)]
 #[command(name = "gptoss-jit", version)]
 struct Cli {

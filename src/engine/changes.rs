@@ -4,9 +4,7 @@
 use bytemuck::cast_slice;
 
 use super::extras::{ChangedRow, rounds};
-use super::part::Lengths;
 use super::{Engine, EngineError};
-use crate::graph::forward::N_TOP;
 use crate::scheduler::{Event, RequestId, Step};
 
 /// What a row is told whose logits are changed.
@@ -14,24 +12,6 @@ const INPUTS: [&str; 5] = ["changed_row", "bias_begin", "bias_end", "mask_row", 
 
 /// A row without a mask.
 const NO_MASK: u32 = u32::MAX;
-
-/// The tensors that rows are told by whose logits are changed.
-pub(super) fn inputs(max_logit_rows: usize) -> Lengths {
-    INPUTS.map(|name| (name.to_string(), 4 * max_logit_rows)).into()
-}
-
-/// The other tensors of rows that ask for more. One row's biases always fit.
-pub(super) fn externals(vocab_size: usize, max_logit_rows: usize) -> Lengths {
-    let words = [
-        ("bias_id", vocab_size),
-        ("bias", vocab_size),
-        ("mask", max_logit_rows * vocab_size.div_ceil(32)),
-        ("logprob_row", max_logit_rows),
-        ("logprob", max_logit_rows * (N_TOP + 1)),
-        ("top_token", max_logit_rows * N_TOP),
-    ];
-    words.map(|(name, n_words)| (name.to_string(), 4 * n_words)).into()
-}
 
 impl Engine {
     /// The rest of a step that was launched as far as its logits, when all tokens before it are known. Gives whose rows

@@ -13,7 +13,6 @@ use std::thread::{self, JoinHandle};
 
 use super::exchange::Exchange;
 use super::watchdog::Behind;
-use crate::checkpoint::tensor_parallel::TpRank;
 use crate::graph::StepShape;
 use crate::graph::error::PlanError;
 use crate::graph::memory::MemoryPlan;
@@ -278,17 +277,4 @@ impl Drop for Other {
             let _ = thread.join();
         }
     }
-}
-
-/// What the forward pass calls external of these, beside [`Exchange::views`]: whether every step fills it, its name,
-/// and its length in bytes.
-pub(super) fn externals(of: TpRank, max_rows: usize, hidden_size: usize) -> Vec<(bool, String, usize)> {
-    let mut externals = Vec::new();
-    if of.size > 1 {
-        externals.push((true, "step".to_owned(), 4));
-    }
-    if of.rank > 0 {
-        externals.push((false, "zeros".to_owned(), 4 * max_rows * hidden_size));
-    }
-    externals
 }

@@ -17,7 +17,7 @@ use crate::dtype::Dtype;
 use crate::error::Hint;
 use crate::family::FamilyError;
 use crate::graph::kv_cache::KvLayout;
-use crate::graph::{Graph, NodeBuilder, Rows, TensorId};
+use crate::graph::{Graph, NodeBuilder, Role, Rows, TensorId};
 use crate::template::Precision;
 use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
@@ -165,7 +165,8 @@ struct RowInputs {
 
 impl RowInputs {
     fn new(graph: &mut Graph, options: &ForwardOptions) -> Self {
-        let [given, slot, position] = ["token", "slot", "position"].map(|name| graph.external(name, Dtype::U32));
+        let row = |name| graph.external(name, Dtype::U32, Role::Input, options.max_rows);
+        let [given, slot, position] = ["token", "slot", "position"].map(row);
         let token = if options.takes_tokens { taken(graph, given, options.max_logit_rows) } else { given };
         Self { token, slot, position }
     }
@@ -173,7 +174,7 @@ impl RowInputs {
 
 /// The tokens themselves, where rows may name those that the step before samples.
 fn taken(graph: &mut Graph, given: TensorId, max_logit_rows: usize) -> TensorId {
-    let sampled = graph.external("sampled", Dtype::U32);
+    let sampled = graph.external("sampled", Dtype::U32, Role::Kept, max_logit_rows);
     let token = graph.activation("token.taken".into(), Dtype::U32);
     graph
         .node("take_token", "take_token")
@@ -187,7 +188,7 @@ fn taken(graph: &mut Graph, given: TensorId, max_logit_rows: usize) -> TensorId 
 impl Forward<'_> {
     /// cos and sin of every row's position, used by all layers: (n_tokens, head_dim).
     fn rope_angles(&mut self) -> TensorId {
-        let inv_freq = self.graph.external("inv_freq", Dtype::F32);
+        let inv_freq = self.graph.external("inv_freq", Dtype::F32, Role::Kept, self.config.rope_dim() / 2);
         let cos_sin = self.graph.activation("cos_sin".into(), Dtype::F32);
         self.graph
             .node("rope_angles", "rope_angles")
@@ -216,14 +217,18 @@ impl Forward<'_> {
 
     /// What is added to a sum of all devices' parts: on the first of them itself, elsewhere zeros.
     fn added_once(&mut self, x: TensorId) -> TensorId {
-        if self.options.part.rank == 0 { x } else { self.graph.external("zeros", Dtype::F32) }
+        if self.options.part.rank == 0 {
+            return x;
+        }
+        let n_elements = self.options.max_rows * self.config.hidden_size;
+        self.graph.external("zeros", Dtype::F32, Role::Kept, n_elements)
     }
 
     /// Where a node writes this device's part of the next sum, and which of the two places that is. Of two sums that
     /// follow each other, one is `attn` and one `mlp`: a device that is ahead writes none that another still reads.
     fn part_of_sum(&mut self) -> (TensorId, &'static str) {
         let sum = ["attn", "mlp"][self.n_sums % 2];
-        (self.graph.external(&format!("part.{sum}"), Dtype::F32), sum)
+        (self.shared(&format!("part.{sum}"), Dtype::F32), sum)
     }
 
     /// The sum of all devices' parts.
@@ -240,9 +245,10 @@ impl Forward<'_> {
     fn met(&mut self, parts: &str, number: usize, label: String, op: &str) -> NodeBuilder<'_> {
         let TpRank { rank, size } = self.options.part;
         let stride = self.options.strides.part(parts);
-        let parts = self.graph.external(&format!("parts.{parts}"), Dtype::F32);
+        let parts = self.shared(&format!("parts.{parts}"), Dtype::F32);
         let n_meetings = self.n_meetings;
-        let [arrived, step] = ["arrived", "step"].map(|name| self.graph.external(name, Dtype::U32));
+        let arrived = self.shared("arrived", Dtype::U32);
+        let step = self.graph.external("step", Dtype::U32, Role::Input, 1);
         self.graph
             .node(label, op)
             .dim("ranks", size)
@@ -254,6 +260,11 @@ impl Forward<'_> {
             .arg("part", parts)
             .arg("arrived", arrived)
             .arg("step", step)
+    }
+
+    /// A tensor in memory that several devices see.
+    fn shared(&mut self, name: &str, dtype: Dtype) -> TensorId {
+        self.graph.external(name, dtype, Role::Shared, 0)
     }
 
     fn last_on_logit_rows(&mut self) {

@@ -59,6 +59,19 @@ pub enum Storage {
     Arena,
 }
 
+/// What an external tensor is for, which says when it is filled and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Every step fills it; all of these lie side by side, and are filled in one copy.
+    Input,
+    /// Steps fill it in which logits are changed; all of these lie side by side, too.
+    ChangeInput,
+    /// It outlives steps.
+    Kept,
+    /// It lies in memory that several devices see, which is not the graph's to size.
+    Shared,
+}
+
 /// What is known of a tensor.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -68,6 +81,8 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Where it is.
     pub storage: Storage,
+    /// Of an external one what it is for, and its elements.
+    pub external: Option<(Role, usize)>,
 }
 
 /// Which rows of a step a node works on: what its `n_tokens` is.
@@ -189,14 +204,23 @@ impl Graph {
         self.tensor(name.clone(), dtype, Storage::Weight(name))
     }
 
-    /// A tensor that the engine keeps: one, however often it is asked for, so that an id tells who reads what another
-    /// node writes.
-    pub fn external(&mut self, name: &str, dtype: Dtype) -> TensorId {
+    /// A tensor of so many elements that the engine keeps: one, however often it is asked for, so that an id tells who
+    /// reads what another node writes.
+    pub fn external(&mut self, name: &str, dtype: Dtype, role: Role, n_elements: usize) -> TensorId {
         let storage = Storage::External(name.to_string());
-        match self.tensors.iter().position(|tensor| tensor.storage == storage) {
-            Some(known) => TensorId(known),
-            None => self.tensor(name.to_string(), dtype, storage),
+        if let Some(known) = self.tensors.iter().position(|tensor| tensor.storage == storage) {
+            return TensorId(known);
         }
+        let id = self.tensor(name.to_string(), dtype, storage);
+        self.tensors[id.0].external = Some((role, n_elements));
+        id
+    }
+
+    /// Names and lengths in bytes of the external tensors of a role.
+    pub fn externals(&self, role: Role) -> Vec<(String, usize)> {
+        let of_role = |tensor: &&Tensor| tensor.external.is_some_and(|(of, _)| of == role);
+        let len_bytes = |tensor: &Tensor| tensor.external.map_or(0, |(_, n)| tensor.dtype.len_bytes(n));
+        self.tensors.iter().filter(of_role).map(|tensor| (tensor.name.clone(), len_bytes(tensor))).collect()
     }
 
     /// A tensor in the arena.
@@ -223,7 +247,7 @@ impl Graph {
     }
 
     fn tensor(&mut self, name: String, dtype: Dtype, storage: Storage) -> TensorId {
-        self.tensors.push(Tensor { name, dtype, storage });
+        self.tensors.push(Tensor { name, dtype, storage, external: None });
         TensorId(self.tensors.len() - 1)
     }
 }

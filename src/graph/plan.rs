@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
 use half::bf16;
 
+use super::Role;
 use super::error::PlanError;
 use super::inputs::Inputs;
 use super::lifetimes::{ArenaLayout, lifetimes};
@@ -87,9 +88,9 @@ impl Executor {
         progress.planned(&memory_plan);
         memory_plan.check()?;
 
-        let inputs = Inputs::new(&pipeline, &options.inputs)?;
-        let mut externals = allocate_externals(&pipeline, &options.externals)?;
-        let change_inputs = Inputs::new(&pipeline, &options.change_inputs)?;
+        let inputs = Inputs::new(&pipeline, &graph.externals(Role::Input))?;
+        let mut externals = allocate_externals(&pipeline, &graph.externals(Role::Kept))?;
+        let change_inputs = Inputs::new(&pipeline, &graph.externals(Role::ChangeInput))?;
         externals.extend(inputs.views().chain(change_inputs.views()).chain(options.shared));
         let start = Instant::now();
         let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
@@ -439,11 +440,8 @@ fn memory_plan(
 ) -> Result<MemoryPlan, PlanError> {
     let plan = MemoryPlan::new(graph, checkpoint, pipeline.driver());
     let plan = plan.map_err(|source| PlanError::Device { label: "memory plan".into(), source })?;
-    let externals: usize = [&options.inputs, &options.change_inputs, &options.externals]
-        .into_iter()
-        .flatten()
-        .map(|(_, len_bytes)| len_bytes)
-        .sum();
+    let own = [Role::Input, Role::ChangeInput, Role::Kept].into_iter().flat_map(|role| graph.externals(role));
+    let externals: usize = own.map(|(_, len_bytes)| len_bytes).sum();
     Ok(MemoryPlan {
         kv_cache: options.kv_bytes,
         snapshots: options.snapshot_bytes,

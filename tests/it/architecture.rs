@@ -211,7 +211,7 @@ const WALKS: [(&str, &str, &str); 5] = [
         "cuda|nvrtc|hip|cubin",
     ),
     ("weight format", "(?i)q8_0", "^$"),
-    ("family", r#""llama"|"gpt-oss"|\bgpt_oss\(\)|\bgpt_oss_20b\b"#, "^$"),
+    ("family", r#""llama"|"gpt-oss"|\bgpt_oss\(\)|\bgpt_oss_20b\b"#, r"/tests\.rs$"),
     ("op", "silu_and_mul", "^$"),
     ("arch", r#""gfx(1151|1201|950)""#, "^$"),
 ];

@@ -3,7 +3,7 @@
 use super::{Forward, ForwardError, N_TOP};
 use crate::checkpoint::tensors::unembedding;
 use crate::dtype::Dtype;
-use crate::graph::{NodeBuilder, Rows, TensorId};
+use crate::graph::{Graph, NodeBuilder, Role, Rows, TensorId};
 
 /// How tokens are drawn, a row each.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ impl Forward<'_> {
     /// # Errors
     /// The family's last norm does not fit its op.
     pub(super) fn unembedding_and_sampling(&mut self, x: TensorId) -> Result<(), ForwardError> {
-        let logit_row = self.graph.external("logit_row", Dtype::U32);
+        let logit_row = self.input("logit_row", Dtype::U32);
         let chosen = self.graph.activation("x.chosen".into(), Dtype::F32);
         self.graph
             .node("chosen_rows", "embedding")
@@ -34,10 +34,11 @@ impl Forward<'_> {
 
         let normed = self.last(chosen)?;
         self.last_on_logit_rows();
-        let logits = self.graph.external("logits", Dtype::F32);
+        let n_logits = self.options.max_logit_rows * self.config.vocab_size;
+        let logits = self.graph.external("logits", Dtype::F32, Role::Kept, n_logits);
         let (part, vocab_size) = (self.options.part, self.config.vocab_size);
         let n_own = part.ids(vocab_size).len();
-        let own = if n_own == vocab_size { logits } else { self.graph.external("part.logits", Dtype::F32) };
+        let own = if n_own == vocab_size { logits } else { self.shared("part.logits", Dtype::F32) };
         let weight = unembedding(self.config);
         let dtype = self.checkpoint.tensor(weight).dtype;
         self.graph
@@ -51,10 +52,9 @@ impl Forward<'_> {
             .weight("weight", weight, dtype)
             .arg("y", own)
             .rows(Rows::Logits);
-        let [temperature, top_p, coin] =
-            ["temperature", "top_p", "coin"].map(|name| self.graph.external(name, Dtype::F32));
-        let draws = Draws { temperature, top_k: self.graph.external("top_k", Dtype::U32), top_p, coin };
-        let sampled = self.graph.external("sampled", Dtype::U32);
+        let [temperature, top_p, coin] = ["temperature", "top_p", "coin"].map(|name| self.input(name, Dtype::F32));
+        let draws = Draws { temperature, top_k: self.input("top_k", Dtype::U32), top_p, coin };
+        let sampled = self.graph.external("sampled", Dtype::U32, Role::Kept, self.options.max_logit_rows);
         let mut rows = Rows::Logits;
         if n_own < vocab_size {
             rows = Rows::Gathered;
@@ -77,7 +77,7 @@ impl Forward<'_> {
 
     /// The best of all tokens, of which each device knows that of its own ids.
     fn compare(&mut self, own: TensorId, n_own: usize, draws: Draws, sampled: TensorId) {
-        let [part, all] = ["part.candidate", "parts.candidate"].map(|name| self.graph.external(name, Dtype::U32));
+        let [part, all] = ["part.candidate", "parts.candidate"].map(|name| self.shared(name, Dtype::U32));
         self.sample("sample.part", own, n_own, draws, part).rows(Rows::Compared);
         let stride = self.options.strides.candidates;
         self.met("logits", self.number_of_logits(), "sample.all_argmax".into(), "all_argmax")
@@ -88,13 +88,23 @@ impl Forward<'_> {
             .rows(Rows::Compared);
     }
 
+    /// What a step says of each row that wants logits.
+    fn input(&mut self, name: &str, dtype: Dtype) -> TensorId {
+        self.graph.external(name, dtype, Role::Input, self.options.max_logit_rows)
+    }
+
     /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves.
     fn change_logits(&mut self, logits: TensorId, draws: Draws) {
         let (vocab_size, n_rows) = (self.config.vocab_size, self.options.max_logit_rows);
-        let row = self.graph.external("changed_row", Dtype::U32);
-        let whole = ["bias_begin", "bias_end", "bias_id", "mask_row", "mask"];
-        let whole = whole.map(|name| (name, self.graph.external(name, Dtype::U32)));
-        let [bias, min_p] = ["bias", "min_p"].map(|name| self.graph.external(name, Dtype::F32));
+        let told = |graph: &mut Graph, name, dtype| graph.external(name, dtype, Role::ChangeInput, n_rows);
+        let kept = |graph: &mut Graph, name, dtype, n| graph.external(name, dtype, Role::Kept, n);
+        let row = told(self.graph, "changed_row", Dtype::U32);
+        let whole = ["bias_begin", "bias_end", "mask_row"].map(|name| (name, told(self.graph, name, Dtype::U32)));
+        let min_p = told(self.graph, "min_p", Dtype::F32);
+        // One row's biases always fit; a row's mask has a bit for each id.
+        let bias_id = kept(self.graph, "bias_id", Dtype::U32, vocab_size);
+        let bias = kept(self.graph, "bias", Dtype::F32, vocab_size);
+        let mask = kept(self.graph, "mask", Dtype::U32, n_rows * vocab_size.div_ceil(32));
         self.graph
             .node("change_logits", "change_logits")
             .dim("vocab_size", vocab_size)
@@ -103,6 +113,8 @@ impl Forward<'_> {
             .scalar("n_rows", n_rows)
             .arg("row", row)
             .args(whole)
+            .arg("bias_id", bias_id)
+            .arg("mask", mask)
             .arg("bias", bias)
             .arg("logit", logits)
             .rows(Rows::Changed);
@@ -140,8 +152,11 @@ impl Forward<'_> {
 
     /// How probable the token and its rivals were, for the rows that want to know.
     fn logprobs(&mut self, logits: TensorId, sampled: TensorId) {
-        let [row, top_token] = ["logprob_row", "top_token"].map(|name| self.graph.external(name, Dtype::U32));
-        let logprob = self.graph.external("logprob", Dtype::F32);
+        let n_rows = self.options.max_logit_rows;
+        let mut kept = |name, dtype, n| self.graph.external(name, dtype, Role::Kept, n);
+        let row = kept("logprob_row", Dtype::U32, n_rows);
+        let top_token = kept("top_token", Dtype::U32, n_rows * N_TOP);
+        let logprob = kept("logprob", Dtype::F32, n_rows * (N_TOP + 1));
         self.graph
             .node("logprobs", "logprobs")
             .dim("vocab_size", self.config.vocab_size)

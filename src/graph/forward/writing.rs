@@ -10,6 +10,7 @@ use super::{Forward, ForwardError};
 use crate::dtype::Dtype;
 use crate::family::FamilyError;
 use crate::family::layer::{Operand, Statement};
+use crate::graph::Role;
 use crate::template::contract::{Access, Arg, ArgDtype, Contract};
 use crate::template::expression::Scope;
 
@@ -185,9 +186,11 @@ impl Writing<'_> {
         };
         let group = kv.group_of_layer(l);
         let names = [format!("block_table.{}", kv.group_index(l)), format!("k_cache.{l}"), format!("v_cache.{l}")];
-        let dtypes = [Dtype::U32, kv.dtype, kv.dtype];
-        for ((arg, name), dtype) in ["block_table", "k_cache", "v_cache"].into_iter().zip(names).zip(dtypes) {
-            args.insert(arg.to_owned(), Bound { tensor: pass.graph.external(&name, dtype), shape: None });
+        let in_cache = (kv.dtype, kv.dtype.elements_in(kv.layer_bytes(l)));
+        let sizes = [(Dtype::U32, kv.n_slots * group.table_blocks), in_cache, in_cache];
+        for ((arg, name), (dtype, n)) in ["block_table", "k_cache", "v_cache"].into_iter().zip(names).zip(sizes) {
+            let tensor = pass.graph.external(&name, dtype, Role::Kept, n);
+            args.insert(arg.to_owned(), Bound { tensor, shape: None });
         }
         let count = |n: usize| u32::try_from(n).expect("the cache's sizes were checked to fit 32 bits");
         let window = kv.window_of_layer(l).unwrap_or(0);
