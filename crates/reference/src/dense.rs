@@ -55,7 +55,7 @@ pub(super) fn silu_and_mul_inputs(case: &Case, random: &mut Random) -> Result<Te
     let mut h = random.normals(Dtype::F32, n_tokens * 2 * n, 2.0).values().to_vec();
     // Gates for which e^-g is beyond f32, or nothing beside 1.
     for (t, row) in h.chunks_mut(2 * n).enumerate() {
-        row[t % n] = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4][t % 7];
+        row[t % n] = [-3e38, -1e4, -100.0, -88.5, -20.0, 0.0, 20.0, 88.5, 1e4][t % 9];
     }
     Ok(named([("h", Tensor::rounded(Dtype::F32, h))]))
 }
