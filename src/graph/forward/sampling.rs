@@ -88,7 +88,9 @@ impl Forward<'_> {
             .rows(Rows::Compared);
     }
 
-    /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves.
+    /// Biases and masks of the rows that have some, and how many of their tokens `min_p` leaves. External tensors:
+    /// `changed_row`, `bias_begin`, `bias_end`, `mask_row`, `min_p` (a row for each), `bias_id`, `bias` (as many as a
+    /// vocabulary has), `mask` (a row for each logit, a bit for each id). They change `logits` and `top_k`.
     fn change_logits(&mut self, logits: TensorId, draws: Draws) {
         let (vocab_size, n_rows) = (self.config.vocab_size, self.options.max_logit_rows);
         let row = self.graph.external("changed_row", Dtype::U32);
@@ -138,7 +140,8 @@ impl Forward<'_> {
             .arg("token", token)
     }
 
-    /// How probable the token and its rivals were, for the rows that want to know.
+    /// How probable the token and its rivals were, for the rows that want to know: `logprob_row`. It leaves `logprob`
+    /// and `top_token`.
     fn logprobs(&mut self, logits: TensorId, sampled: TensorId) {
         let [row, top_token] = ["logprob_row", "top_token"].map(|name| self.graph.external(name, Dtype::U32));
         let logprob = self.graph.external("logprob", Dtype::F32);
