@@ -233,14 +233,11 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Prompt`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
-        self.check_ids(&request.prompt)?;
+        let room = match self.room_behind(&request.prompt) {
+            Err(PromptError::TooLong { .. }) if request.max_new_tokens == 0 => 0, // it ends at once
+            room => room?,
+        };
         PromptError::check_ids(&request.generated, self.config.vocab_size)?;
-        let (n_prompt, capacity_tokens) = (request.prompt.len(), self.layout.capacity_tokens);
-        if request.max_new_tokens > 0 && n_prompt > capacity_tokens {
-            return Err(PromptError::TooLong { n_prompt, capacity_tokens }.into());
-        }
-        // The last token is never forwarded, so there is room for one more than positions.
-        let room = (capacity_tokens + 1).saturating_sub(n_prompt);
         request.max_new_tokens = request.max_new_tokens.min(room);
         let extra = Extra::take(&mut request, self.config.vocab_size)?;
         let id = self.scheduler.submit(request);
@@ -377,11 +374,8 @@ impl Engine {
         }
     }
 
-    fn check_ids(&self, ids: &[u32]) -> Result<(), PromptError> {
-        if ids.is_empty() {
-            return Err(PromptError::Empty);
-        }
-        PromptError::check_ids(ids, self.config.vocab_size)
+    fn room_behind(&self, prompt: &[u32]) -> Result<usize, PromptError> {
+        PromptError::room_behind(prompt, self.layout.capacity_tokens, self.config.vocab_size)
     }
 
     /// Brings the device's tables up to date: all of them the first time, then what changed.

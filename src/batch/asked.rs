@@ -1,5 +1,6 @@
 //! What one line asks for: a prompt, and how it is to be answered.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -11,6 +12,7 @@ use crate::chat::{Part as ChatPart, Reasoning, Turn};
 use crate::chat_format::ChatFormatError;
 use crate::engine::PromptError;
 use crate::error::Hint;
+use crate::scheduler::{SamplingWishes, Wish};
 
 /// A line, understood.
 #[derive(Debug)]
@@ -41,25 +43,13 @@ pub enum Prompt {
 pub struct Wishes {
     /// Tokens at most.
     pub max_new_tokens: Option<usize>,
-    /// See [`crate::scheduler::Sampling`].
-    pub temperature: Option<f32>,
-    /// As above.
-    pub top_p: Option<f32>,
-    /// As above.
-    pub top_k: Option<u32>,
-    /// As above.
-    pub min_p: Option<f32>,
-    /// As above.
-    pub seed: Option<i64>,
+    /// How tokens are chosen.
+    pub sampling: SamplingWishes,
     /// More ids that end the answer.
     pub stop_token_ids: Vec<u32>,
     /// How long the model is to think.
     pub reasoning: Option<Reasoning>,
     /// See [`crate::scheduler::LogitChanges`].
-    pub frequency_penalty: f32,
-    /// As above.
-    pub presence_penalty: f32,
-    /// As above.
     pub logit_bias: Vec<(u32, f32)>,
 }
 
@@ -97,7 +87,7 @@ pub enum LineError {
         /// What it says.
         found: f64,
         /// What it may say.
-        expected: &'static str,
+        expected: String,
     },
     /// A field of a batch line that has to say something else.
     #[error("`{name}` is `{found}`, expected {expected}")]
@@ -275,18 +265,25 @@ impl Fields {
         }
     }
 
-    fn number(
-        &mut self,
-        name: &'static str,
-        from: f64,
-        to: f64,
-        expected: &'static str,
-    ) -> Result<Option<f32>, LineError> {
+    fn sampling(&mut self) -> Result<SamplingWishes, LineError> {
+        let mut wishes = SamplingWishes::default();
+        for (name, wish) in wishes.fields() {
+            match wish {
+                Wish::Number(value, range) => *value = self.number(name, &range)?,
+                Wish::Count(value) => *value = self.take::<u32>(name)?.map(i64::from),
+                Wish::Bits(value) => *value = self.take(name)?,
+            }
+        }
+        Ok(wishes)
+    }
+
+    fn number(&mut self, name: &'static str, range: &RangeInclusive<f32>) -> Result<Option<f32>, LineError> {
         let Some(found) = self.take::<f64>(name)? else { return Ok(None) };
-        if (from..=to).contains(&found) {
+        let (low, high) = (*range.start(), *range.end());
+        if (f64::from(low)..=f64::from(high)).contains(&found) {
             return Ok(Some(found as f32));
         }
-        Err(LineError::OutOfRange { name, found, expected })
+        Err(LineError::OutOfRange { name, found, expected: format!("{low} to {high}") })
     }
 
     fn wishes(&mut self) -> Result<Wishes, LineError> {
@@ -300,15 +297,9 @@ impl Fields {
         }
         Ok(Wishes {
             max_new_tokens: max_completion_tokens.or(max_tokens),
-            temperature: self.number("temperature", 0.0, 2.0, "0 to 2")?,
-            top_p: self.number("top_p", 0.0, 1.0, "0 to 1")?,
-            top_k: self.take("top_k")?,
-            min_p: self.number("min_p", 0.0, 1.0, "0 to 1")?,
-            seed: self.take("seed")?,
+            sampling: self.sampling()?,
             stop_token_ids: self.take("stop_token_ids")?.unwrap_or_default(),
             reasoning: self.take::<Effort>("reasoning_effort")?.map(Into::into),
-            frequency_penalty: self.number("frequency_penalty", -2.0, 2.0, "-2 to 2")?.unwrap_or(0.0),
-            presence_penalty: self.number("presence_penalty", -2.0, 2.0, "-2 to 2")?.unwrap_or(0.0),
             logit_bias,
         })
     }

@@ -12,7 +12,7 @@ use super::shard::Shard;
 use super::source::{Format, Source};
 use super::{BatchError, Place};
 use crate::engine::PromptError;
-use crate::scheduler::{LogitChanges, Request, Sampling};
+use crate::scheduler::{Request, Sampling};
 
 /// In which order prompts are run. Answers are in the order of the prompts in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -152,20 +152,10 @@ impl Batch {
             return Err(PromptError::TooLong { n_prompt, capacity_tokens: longest }.into());
         }
         let max_new_tokens = wishes.max_new_tokens.or(usual.max_new_tokens).map_or(room, |n| n.min(room));
-        let sampling = Sampling {
-            temperature: wishes.temperature.map_or(usual.sampling.temperature, cold),
-            top_k: wishes.top_k.unwrap_or(usual.sampling.top_k),
-            top_p: wishes.top_p.unwrap_or(usual.sampling.top_p),
-            min_p: wishes.min_p.unwrap_or(usual.sampling.min_p),
-            seed: wishes.seed.map_or(usual.sampling.seed.wrapping_add(i as u64), |seed| seed as u64),
-        };
+        let usual = Sampling { seed: usual.sampling.seed.wrapping_add(i as u64), ..usual.sampling };
+        let sampling = wishes.sampling.sampling(usual);
         let mut request = Request::new(ids, max_new_tokens, self.stop_ids(asked), sampling);
-        request.changes = LogitChanges {
-            bias: wishes.logit_bias.clone(),
-            frequency_penalty: wishes.frequency_penalty,
-            presence_penalty: wishes.presence_penalty,
-            mask: None,
-        };
+        request.changes = wishes.sampling.changes(wishes.logit_bias.clone());
         let digest = digest(&request);
         let has_work = n_prompt > 0 && max_new_tokens > 0;
         Ok(Planned { request: has_work.then_some(request), n_prompt, is_full: room == 0, digest })
@@ -252,12 +242,6 @@ impl Batch {
     }
 }
 
-/// So cold that a draw is the most probable token: logits divided by it could pass the largest f32.
-fn cold(temperature: f32) -> f32 {
-    const COLDEST: f32 = 1e-30;
-    if temperature > COLDEST { temperature } else { 0.0 }
-}
-
 fn blocks(ids: &[u32]) -> Vec<u64> {
     let mut hasher = DefaultHasher::new();
     let block = |block: &[u32]| {
@@ -270,16 +254,13 @@ fn blocks(ids: &[u32]) -> Vec<u64> {
 /// Never 0, which is the digest of lines that are wrong.
 fn digest(request: &Request) -> u64 {
     let Request { prompt, max_new_tokens, stop, sampling, changes, .. } = request;
-    let Sampling { temperature, top_k, top_p, min_p, seed } = *sampling;
     let mut hasher = Sha256::new();
     for ids in [prompt, stop] {
         hasher.update((ids.len() as u64).to_le_bytes());
         ids.iter().for_each(|id| hasher.update(id.to_le_bytes()));
     }
     hasher.update((*max_new_tokens as u64).to_le_bytes());
-    // What a greedy choice does not look at is no part of it.
-    let drawn = if temperature > 0.0 { (top_k, top_p.to_bits(), min_p.to_bits(), seed) } else { (0, 0, 0, 0) };
-    hasher.update(format!("{:x} {drawn:?}", temperature.to_bits()));
+    hasher.update(sampling.identity());
     hasher.update(format!("{:?} {} {}", changes.bias, changes.frequency_penalty, changes.presence_penalty));
     let bytes = hasher.finalize();
     u64::from_be_bytes(bytes[..8].try_into().expect("eight bytes")).max(1)
@@ -317,6 +298,15 @@ mod tests {
         assert_eq!(of(&|_| {}), digests[0]);
         let greedy = |seed| of(&move |r| r.sampling = Sampling { seed, ..Sampling::GREEDY });
         assert_eq!(greedy(1), greedy(2), "a greedy choice has no seed");
+    }
+
+    /// The digest is that of a script's SHA-256 over the same bytes.
+    #[test]
+    fn digests_are_those_of_records_that_there_are() {
+        let sampling = Sampling { temperature: 1.0, top_k: 3, top_p: 0.9, min_p: 0.1, seed: 7 };
+        let mut request = Request::new(vec![1, 2], 5, vec![9], sampling);
+        (request.changes.bias, request.changes.frequency_penalty) = (vec![(4, 0.5)], 0.25);
+        assert_eq!(digest(&request), 0xe1f4_9623_ae37_ccca);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice;
 
-use super::{Engine, EngineError, PromptError};
+use super::{Engine, EngineError};
 use crate::graph::plan::Observer;
 use crate::scheduler::{BlockTables, Row, RowToken, Step};
 
@@ -13,11 +13,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Prompt`], [`EngineError::Plan`].
     pub fn teacher_force(&mut self, ids: &[u32], mut observer: Option<Observer<'_>>) -> Result<Vec<f32>, EngineError> {
-        self.check_ids(ids)?;
-        if ids.len() > self.layout.capacity_tokens {
-            let capacity_tokens = self.layout.capacity_tokens;
-            return Err(PromptError::TooLong { n_prompt: ids.len(), capacity_tokens }.into());
-        }
+        self.room_behind(ids)?;
         assert!(self.is_idle(), "teacher forcing uses slot 0");
         self.tables_written = false;
         self.scheduler.forget_prefixes();

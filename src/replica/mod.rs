@@ -31,18 +31,14 @@ pub enum Line<T> {
 
 /// A request, in a line. Numbers that are no integers go as their bits, so that they come as they went; a mask goes as
 /// the text of its grammar, of which whoever takes the request out makes a mask.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     prompt: Vec<u32>,
     /// What was generated before.
     pub generated: Vec<u32>,
     max_new_tokens: usize,
     stop: Vec<u32>,
-    temperature: u32,
-    top_k: u32,
-    top_p: u32,
-    min_p: u32,
-    seed: u64,
+    sampling: Sampling,
     bias: Vec<(u32, u32)>,
     frequency_penalty: u32,
     presence_penalty: u32,
@@ -62,17 +58,12 @@ impl Asked {
 impl From<Request> for Asked {
     fn from(request: Request) -> Self {
         let Request { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated } = request;
-        let Sampling { temperature, top_k, top_p, min_p, seed } = sampling;
         Self {
             prompt,
             generated,
             max_new_tokens,
             stop,
-            temperature: temperature.to_bits(),
-            top_k,
-            top_p: top_p.to_bits(),
-            min_p: min_p.to_bits(),
-            seed,
+            sampling,
             bias: changes.bias.into_iter().map(|(id, bias)| (id, bias.to_bits())).collect(),
             frequency_penalty: changes.frequency_penalty.to_bits(),
             presence_penalty: changes.presence_penalty.to_bits(),
@@ -86,20 +77,13 @@ impl From<Request> for Asked {
 /// Without the mask.
 impl From<Asked> for Request {
     fn from(asked: Asked) -> Self {
-        let sampling = Sampling {
-            temperature: f32::from_bits(asked.temperature),
-            top_k: asked.top_k,
-            top_p: f32::from_bits(asked.top_p),
-            min_p: f32::from_bits(asked.min_p),
-            seed: asked.seed,
-        };
         let changes = LogitChanges {
             bias: asked.bias.into_iter().map(|(id, bias)| (id, f32::from_bits(bias))).collect(),
             frequency_penalty: f32::from_bits(asked.frequency_penalty),
             presence_penalty: f32::from_bits(asked.presence_penalty),
             mask: None,
         };
-        let Asked { prompt, max_new_tokens, stop, n_logprobs, cache_salt, generated, .. } = asked;
+        let Asked { prompt, max_new_tokens, stop, sampling, n_logprobs, cache_salt, generated, .. } = asked;
         Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated }
     }
 }

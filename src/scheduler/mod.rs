@@ -23,6 +23,7 @@ mod prefix;
 mod random;
 mod request;
 mod rows;
+mod sampling;
 mod sequence;
 mod step;
 
@@ -32,9 +33,8 @@ pub use blocks::BlockTables;
 pub use drafts::DraftOptions;
 pub use figures::Figures;
 pub use prefix::PrefixKey;
-pub use request::{
-    Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenLogprob, TokenMask,
-};
+pub use request::{Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, TokenLogprob, TokenMask};
+pub use sampling::{Sampling, SamplingWishes, Wish};
 pub use step::{BlockCopy, LogitRow, Row, RowToken, Step};
 
 use crate::graph::kv_cache::KvLayout;

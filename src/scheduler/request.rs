@@ -1,28 +1,10 @@
 //! What a caller asks for, and what it is told.
 
+use super::Sampling;
+
 /// A request, by the order in which it was submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub usize);
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy: the lowest id of the largest logit.
-    pub temperature: f32,
-    /// Keep this many of the most probable tokens; 0 keeps all.
-    pub top_k: u32,
-    /// Keep the most probable tokens up to this sum; 0 or less and 1 or more keep all.
-    pub top_p: f32,
-    /// Drop tokens whose probability is below this share of the most probable one's, at this temperature; 0 keeps all.
-    pub min_p: f32,
-    /// Start of the random sequence; 0 is taken as 1, since the generator would stay at 0.
-    pub seed: u64,
-}
-
-impl Sampling {
-    /// Greedy.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 0.0, min_p: 0.0, seed: 1 };
-}
 
 /// What a caller asks for.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::request::{RequestId, Sampling};
+use super::request::RequestId;
+use super::sampling::Sampling;
 use crate::graph::StepShape;
 use crate::tuning::table::StepKind;
 

@@ -87,7 +87,7 @@ impl Ask {
         let flag = |name| body.get(name).map_or(Ok(false), |field| field.flag());
         Ok(Self {
             model: body.get("model").map(|model| model.text().map(str::to_owned)).transpose()?,
-            sampling: sampling(body)?,
+            sampling: SamplingFields::read(body)?,
             max_tokens: None,
             effort: effort(body)?,
             names_effort: effort_field(body).is_some(),
@@ -119,25 +119,6 @@ impl Ask {
         let top = body.get("top_logprobs").map(|field| field.integer(0..=most)).transpose()?;
         Ok(top.map(|top| usize::try_from(top).unwrap_or(0)))
     }
-}
-
-fn sampling(body: &Field) -> Result<SamplingFields, ApiError> {
-    let number = |name: &str| -> Result<Option<f32>, ApiError> {
-        let field = body.get(name);
-        Ok(field.map(|field| field.number(f64::MIN..=f64::MAX)).transpose()?.map(|number| number as f32))
-    };
-    let integer = |name: &str| body.get(name).map(|field| field.integer(i64::MIN..=i64::MAX)).transpose();
-    let bias = body.get("logit_bias").map(|bias| bias.object().map(|bias| bias.value().as_object().cloned()));
-    Ok(SamplingFields {
-        temperature: number("temperature")?,
-        top_p: number("top_p")?,
-        top_k: integer("top_k")?,
-        min_p: number("min_p")?,
-        seed: integer("seed")?,
-        frequency_penalty: number("frequency_penalty")?,
-        presence_penalty: number("presence_penalty")?,
-        logit_bias: bias.transpose()?.flatten(),
-    })
 }
 
 /// `reasoning_effort`, `reasoning.effort`, or that of `chat_template_kwargs`: the model knows three of the seven.

@@ -43,6 +43,14 @@ pub trait FromBody: DeserializeOwned + Send + 'static {
 
     /// What a number takes in memory in a list of the outermost object, or in a list of such a list.
     const NUMBER_BYTES: usize = Extent::MORE_BYTES;
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// As [`parse`].
+    fn from_bytes(bytes: &[u8]) -> Result<Self, ApiError> {
+        parse(bytes)
+    }
 }
 
 impl FromBody for Value {}
@@ -69,7 +77,7 @@ impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
                 return Err(ApiError::too_many_values(MAX_VALUE_BYTES));
             }
             server.body_room.hold(bytes.len() + value_bytes, &mut held)?;
-            parse(&bytes).map(|value| (value, held))
+            T::from_bytes(&bytes).map(|value| (value, held))
         };
         let (value, held) = if n_bytes < LONG_BODY_BYTES {
             parse()?

@@ -69,25 +69,13 @@ impl Intake {
 
     /// Lets a request in, with room for its tokens cut to what the context has, or refuses it.
     pub fn take(self: &Arc<Self>, request: &mut Request) -> Result<Arc<Mailbox>, Refused> {
-        self.check(request)
-            .and_then(|()| self.count(request.prompt.len()))
+        let Limits { context_tokens, vocab_size, .. } = self.limits;
+        let room = PromptError::room_behind(&request.prompt, context_tokens, vocab_size)
+            .map_err(Refused::Prompt)
+            .and_then(|room| self.count(request.prompt.len()).map(|()| room))
             .inspect_err(|refused| self.metrics.rejected(refused.reason()))?;
-        // The last token is never forwarded.
-        let room = self.limits.context_tokens + 1 - request.prompt.len();
         request.max_new_tokens = request.max_new_tokens.min(room);
         Ok(Arc::new(Mailbox::new(self.clone(), request.prompt.len())))
-    }
-
-    fn check(&self, request: &Request) -> Result<(), Refused> {
-        let Limits { context_tokens, vocab_size, .. } = self.limits;
-        let n_prompt = request.prompt.len();
-        if n_prompt == 0 {
-            return Err(Refused::Prompt(PromptError::Empty));
-        }
-        if n_prompt > context_tokens {
-            return Err(Refused::Prompt(PromptError::TooLong { n_prompt, capacity_tokens: context_tokens }));
-        }
-        PromptError::check_ids(&request.prompt, vocab_size).map_err(Refused::Prompt)
     }
 
     fn count(&self, n_prompt: usize) -> Result<(), Refused> {

@@ -29,7 +29,7 @@ use crate::config::ModelConfig;
 use crate::engine::{Engine, Sizes};
 use crate::graph::profile::Profiled;
 use crate::pipeline::Pipeline;
-use crate::scheduler::Sampling;
+use crate::scheduler::{Sampling, SamplingWishes};
 use crate::tokenizer::Tokenizer;
 use crate::workbench::bench::limits::{self, Limits};
 
@@ -207,22 +207,8 @@ fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
     })
 }
 
-/// Down from here, where logits divided by the temperature could pass the largest f32, a draw is the most probable
-/// token.
-const COLDEST: f32 = 1e-30;
-
-/// What flags say that are not given.
-#[derive(Clone, Copy)]
-struct Usually {
-    temperature: f32,
-    top_p: f32,
-}
-
-/// Greedy, as in the seeds.
-const AS_SEEDS: Usually = Usually { temperature: 0.0, top_p: 0.9 };
-
-/// As OpenAI advises for these models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").
-const AS_ADVISED: Usually = Usually { temperature: 1.0, top_p: 1.0 };
+/// What flags say that are not given: greedy, as in the seeds.
+const AS_SEEDS: Sampling = Sampling { top_p: 0.9, ..Sampling::GREEDY };
 
 /// Positions to run, as in the seeds.
 const STEPS: i64 = 1024;
@@ -316,13 +302,16 @@ impl Args {
     }
 
     /// The same, from a seed, and with other values where no flag says one.
-    fn sampling_or(&self, usual: Usually, seed: u64) -> Sampling {
-        let top_p = self.top_p.unwrap_or(usual.top_p);
-        let top_p = if (0.0..=1.0).contains(&top_p) { top_p } else { usual.top_p };
-        let temperature = self.temperature.unwrap_or(usual.temperature);
-        let temperature = if temperature > COLDEST { temperature } else { 0.0 };
-        let min_p = if (0.0..=1.0).contains(&self.min_p) { self.min_p } else { 0.0 };
-        Sampling { temperature, top_k: self.top_k, top_p, min_p, seed }
+    fn sampling_or(&self, usual: Sampling, seed: u64) -> Sampling {
+        let share = |share: &f32| SamplingWishes::SHARE.contains(share);
+        let wishes = SamplingWishes {
+            temperature: self.temperature,
+            top_p: self.top_p.filter(share),
+            top_k: Some(self.top_k.into()),
+            min_p: Some(self.min_p).filter(share),
+            ..SamplingWishes::default()
+        };
+        wishes.sampling(Sampling { seed, ..usual })
     }
 
     /// What makes prompts of conversations and texts. The models of OpenAI expect their own system message; the

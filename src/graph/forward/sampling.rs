@@ -150,7 +150,8 @@ impl Forward<'_> {
             .arg("token", token)
     }
 
-    /// How probable the token and its rivals were, for the rows that want to know.
+    /// How probable the token and its rivals were, for the rows that want to know: `logprob_row`. It leaves `logprob`
+    /// and `top_token`.
     fn logprobs(&mut self, logits: TensorId, sampled: TensorId) {
         let n_rows = self.options.max_logit_rows;
         let mut kept = |name, dtype, n| self.graph.external(name, dtype, Role::Kept, n);

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use self::choice::{Choice, Piece, Told};
 use self::prompt::{Prompt, Prompts};
 use super::Server;
-use super::body::{FromBody, Json};
+use super::body::{self, FromBody, Json};
 use super::error::ApiError;
 use super::request_log::Record;
 use super::sampling::SamplingFields;
@@ -49,25 +49,27 @@ struct Fields {
     logprobs: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    seed: Option<i64>,
-    frequency_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
     logit_bias: Option<Map<String, Value>>,
     ignore_eos: Option<bool>,
     min_tokens: Option<usize>,
     parse_special: Option<bool>,
     skip_special_tokens: Option<bool>,
     return_token_ids: Option<bool>,
+    #[serde(skip)]
+    sampling: SamplingFields,
 }
 
 impl FromBody for Fields {
     /// There may be several.
     const IS_ONE_PROMPT: bool = false;
     const NUMBER_BYTES: usize = 2 * size_of::<u32>(); // in a list that may be half empty
+
+    /// In two readings: flattened into one, all that is unknown would be kept until its end.
+    fn from_bytes(bytes: &[u8]) -> Result<Self, ApiError> {
+        let mut fields: Self = body::parse(bytes)?;
+        fields.sampling = SamplingFields { wishes: body::parse(bytes)?, logit_bias: fields.logit_bias.take() };
+        Ok(fields)
+    }
 }
 
 /// What a stream tells besides text.
@@ -100,19 +102,6 @@ impl Fields {
                 Err(ApiError::invalid("logprobs", format!("`logprobs` is {n}, expected 0 to {MAX_LOGPROBS}")))
             }
             _ => Ok(()),
-        }
-    }
-
-    fn sampling_fields(&self) -> SamplingFields {
-        SamplingFields {
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            seed: self.seed,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            logit_bias: self.logit_bias.clone(),
         }
     }
 
@@ -167,9 +156,8 @@ async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fiel
 
 /// Queues answer number `index`, the `i`-th to its prompt.
 fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -> Result<Choice, ApiError> {
-    let sampled = fields.sampling_fields();
-    let mut sampling = sampled.sampling(server.ids.seed())?;
-    if fields.seed.is_some() {
+    let mut sampling = fields.sampling.sampling(server.ids.seed())?;
+    if fields.sampling.wishes.seed.is_some() {
         sampling.seed = sampling.seed.wrapping_add(i);
     }
     let told = Told {
@@ -181,7 +169,7 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     let stop_text = StopText::new(fields.stop.clone().unwrap_or_default().0)?;
     let max_tokens = fields.max_tokens.unwrap_or(DEFAULT_TOKENS);
     let mut request = Request::new(ids.to_vec(), max_tokens, told.stop_ids.clone(), sampling);
-    request.changes = sampled.changes(server.backend.model().vocab_size)?;
+    request.changes = fields.sampling.changes(server.backend.model().vocab_size)?;
     request.n_logprobs = fields.logprobs;
     let mut generation = server.submit(request, "prompt")?;
     if !fields.stream.unwrap_or(false) && stop_text.is_empty() {

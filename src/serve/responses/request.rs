@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::items::{self, Known};
+use crate::scheduler::Sampling;
 use crate::serve::ask::Ask;
 use crate::serve::conversation::Entry;
 use crate::serve::error::ApiError;
@@ -136,12 +137,12 @@ fn echo(body: &Field, ask: &Ask) -> Result<Map<String, Value>, ApiError> {
         "safety_identifier": given("safety_identifier"),
         "service_tier": "default",
         "store": or("store", json!(true)),
-        "temperature": ask.sampling.temperature.unwrap_or(1.0),
+        "temperature": ask.sampling.wishes.temperature.unwrap_or(Sampling::ADVISED.temperature),
         "text": text,
         "tool_choice": or("tool_choice", json!("auto")),
         "tools": tools(body)?,
         "top_logprobs": or("top_logprobs", json!(0)),
-        "top_p": ask.sampling.top_p.unwrap_or(1.0),
+        "top_p": ask.sampling.wishes.top_p.unwrap_or(Sampling::ADVISED.top_p),
         "truncation": or("truncation", json!("disabled")),
     });
     let Value::Object(mut echo) = echo else { unreachable!("it is written as one above") };

@@ -26,7 +26,7 @@ use crate::cli::output::Output;
 use crate::cli::usage::UsageError;
 use crate::engine::{Engine, Sizes};
 use crate::error::Hint;
-use crate::scheduler::{Event, Request};
+use crate::scheduler::{Event, Request, Sampling};
 use answer::{Answer, Manner};
 
 /// Flags of chat alone.
@@ -170,7 +170,7 @@ impl<'a> Chat<'a> {
             return Err(ConversationTooLong { n_tokens: prompt.len(), capacity_tokens }.into());
         }
         let max_new_tokens = self.args.max_new_tokens.map_or(room, |n| n.min(room));
-        let usual = if self.is_at_terminal { super::AS_ADVISED } else { super::AS_SEEDS };
+        let usual = if self.is_at_terminal { Sampling::ADVISED } else { super::AS_SEEDS };
         let sampling = self.args.sampling_or(usual, self.seed.wrapping_add(self.n_answers as u64));
         self.n_answers += 1;
         self.generate(Request::new(prompt, max_new_tokens, self.stop.clone(), sampling))
