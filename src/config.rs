@@ -8,8 +8,8 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use crate::error::Hint;
-use crate::family::layer::Operand;
-use crate::family::{self, Dim, Family, Number, RopeScaling, Shape};
+use crate::family::check::{self, ATTENTION};
+use crate::family::{self, Dim, Family, FamilyError, Number, RopeScaling, Shape};
 use crate::template::expression::{Expression, Scope};
 
 /// Everything about a model that is not a weight. What the program computes with itself has fields; the rest is what
@@ -54,9 +54,6 @@ impl Serialize for ModelConfig {
         map.end()
     }
 }
-
-/// The op whose layers keep the keys and values of positions.
-const ATTENTION: &str = "attention";
 
 /// What a layer keeps of the tokens before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,13 +148,7 @@ impl ModelConfig {
         let dims = self.scope();
         let statements = self.family.forward.statements(&dims, l);
         let attention = statements.iter().find(|statement| statement.op == ATTENTION)?;
-        let window = match attention.operand("window") {
-            Some(Operand::Expression(window)) => {
-                window.whole(&Arc::new(family::in_layer(&dims, l))).unwrap_or_default()
-            }
-            _ => 0,
-        };
-        let window = usize::try_from(window).unwrap_or(usize::MAX);
+        let window = check::window(attention, &Arc::new(family::in_layer(&dims, l)));
         Some(LayerState::Positions { window: (window > 0).then_some(window) })
     }
 
@@ -258,6 +249,9 @@ pub enum ConfigError {
         /// That.
         divisor: usize,
     },
+    /// The family's file is wrong for these dimensions.
+    #[error("{0}")]
+    Family(Box<FamilyError>),
     /// What the family's file computes of the dimensions is none.
     #[error("`{fact}` has no value: {reason}")]
     Fact {
@@ -268,12 +262,21 @@ pub enum ConfigError {
     },
 }
 
+impl From<FamilyError> for ConfigError {
+    fn from(error: FamilyError) -> Self {
+        Self::Family(Box::new(error))
+    }
+}
+
 fn multiple_of(of: &str, divisor: usize) -> String {
     if of == divisor.to_string() { of.to_owned() } else { format!("`{of}`, which is {divisor}") }
 }
 
 impl Hint for ConfigError {
     fn hint(&self) -> Option<String> {
+        if let Self::Family(error) = self {
+            return error.hint();
+        }
         Some("is this a checkpoint of that architecture? Another kind of file read as one gives such values".into())
     }
 }
@@ -375,7 +378,7 @@ impl ModelConfig {
             }
         }
         let dims = family::scope(self.dimensions());
-        let value = |expression: &Expression| {
+        let value = |expression: &Expression| -> Result<usize, ConfigError> {
             let value = expression.whole(&dims).map_err(|error| ConfigError::Fact {
                 fact: expression.text().to_owned(),
                 reason: error.reason.to_string(),
@@ -398,7 +401,7 @@ impl ModelConfig {
                 }
             }
         }
-        Ok(())
+        Ok(self.family.check(&self.scope(), self.num_hidden_layers)?)
     }
 }
 

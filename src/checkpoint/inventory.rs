@@ -93,7 +93,7 @@ impl Hint for Mismatches {
         } else if self.0.iter().all(is_type) {
             "convert the model to one of the types that are expected, which keep what was trained".into()
         } else {
-            "is this gpt-oss, and is its config.json that of these weights?".into()
+            "are these the weights of that family, and the dimensions those of these weights?".into()
         })
     }
 }

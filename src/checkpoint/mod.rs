@@ -335,6 +335,11 @@ impl Checkpoint {
         self.tensors.values().find(is_matrix).map(|tensor| tensor.dtype)
     }
 
+    /// The tensor whose rows are multiplied by the last norm to make logits: the embedding, where the two are tied.
+    pub fn unembedding(&self) -> &'static str {
+        if self.tensors.contains_key(tensors::UNEMBEDDING) { tensors::UNEMBEDDING } else { tensors::EMBEDDING }
+    }
+
     /// The types of its matrices, in words: `bf16 and experts mxfp4`.
     pub fn weights(&self) -> String {
         let is_matrix = |tensor: &&Tensor| tensor.name.ends_with("weight") && !self.is_expert(tensor);

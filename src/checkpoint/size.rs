@@ -1,6 +1,6 @@
 //! What a checkpoint takes: numbers, bytes, and bytes that are read for a token.
 
-use super::tensors::{EMBEDDING, parameters, unembedding};
+use super::tensors::{EMBEDDING, parameters};
 use super::{Checkpoint, Tensor};
 
 impl Checkpoint {
@@ -22,7 +22,7 @@ impl Checkpoint {
 
     fn bytes_for_a_token(&self, tensor: &Tensor) -> u64 {
         let len_bytes = tensor.len_bytes() as u64;
-        if tensor.name == EMBEDDING && unembedding(&self.config) != EMBEDDING {
+        if tensor.name == EMBEDDING && self.unembedding() != EMBEDDING {
             len_bytes / self.config.vocab_size as u64
         } else if self.config.family.is_of_experts(&tensor.name) {
             let [num_experts, experts_per_token] = ["num_experts", "experts_per_token"].map(|dim| self.config.dim(dim));

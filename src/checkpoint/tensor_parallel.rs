@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::slice::{Cut, Slice};
-use super::tensors::{EMBEDDING, UNEMBEDDING, unembedding};
+use super::tensors::{EMBEDDING, UNEMBEDDING};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::error::Hint;
@@ -35,6 +35,22 @@ const BLOCK: usize = 32;
 /// A model cannot be cut so.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorParallelError {
+    /// The family has other names.
+    #[error("could not cut the model: its family `{family}` has no dimension `{name}`, by which models are cut")]
+    NoDimension {
+        /// The family.
+        family: String,
+        /// The dimension.
+        name: &'static str,
+    },
+    /// A tensor is not made of what is cut.
+    #[error("could not cut `{name}`: the family's `cut` does not suit a tensor of shape {shape:?}")]
+    Misfit {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
     /// Heads cannot be shared out.
     #[error(
         "could not cut the model for {size} devices: it has {kv_heads} key and value heads, which {size} does not divide"
@@ -57,10 +73,28 @@ pub enum TensorParallelError {
     },
 }
 
+impl Cut {
+    /// Whether a tensor of so many elements consists of the matrices that it cuts.
+    fn fits(&self, n_elements: usize) -> bool {
+        let [n_rows, row_len] = self.matrix;
+        let n_taken: usize = self.rows.iter().map(Range::len).sum();
+        n_rows * row_len > 0
+            && n_elements.is_multiple_of(n_rows * row_len)
+            && self.columns.end <= row_len
+            && self.rows.iter().all(|rows| rows.end <= n_rows)
+            && n_taken <= self.made[0]
+            && self.columns.len() <= self.made[1]
+    }
+}
+
 impl Hint for TensorParallelError {
     fn hint(&self) -> Option<String> {
-        let Self::Heads { kv_heads, .. } = self else {
-            return Some("fewer devices have more columns each".to_owned());
+        let kv_heads = match self {
+            Self::Heads { kv_heads, .. } => kv_heads,
+            Self::NoDimension { .. } | Self::Misfit { .. } => {
+                return Some("`models/README.md` says what `cut` needs; without `--tp` nothing is cut".to_owned());
+            }
+            _ => return Some("fewer devices have more columns each".to_owned()),
         };
         let sizes: Vec<String> =
             (2..=*kv_heads).filter(|size| kv_heads.is_multiple_of(*size)).map(|size| size.to_string()).collect();
@@ -76,8 +110,6 @@ const HEADS: &str = "num_attention_heads";
 const KV_HEADS: &str = "num_key_value_heads";
 const HEAD_DIM: &str = "head_dim";
 const FEATURES: &str = "intermediate_size";
-/// Whether the embedding is the unembedding too.
-const TIED: &str = "tie_word_embeddings";
 
 /// How the family has a tensor cut, and whether it is a parameter of another one's blocks: those are cut as what they
 /// belong to.
@@ -109,6 +141,9 @@ impl TpRank {
     pub fn config(self, whole: &ModelConfig) -> Result<ModelConfig, TensorParallelError> {
         if self.size == 1 {
             return Ok(whole.clone());
+        }
+        if let Some(name) = [HEADS, KV_HEADS, HEAD_DIM, FEATURES].into_iter().find(|name| whole.get(name).is_none()) {
+            return Err(TensorParallelError::NoDimension { family: whole.family.name.clone(), name });
         }
         let kv_heads = whole.dim(KV_HEADS);
         if !kv_heads.is_multiple_of(self.size) {
@@ -213,22 +248,37 @@ impl Checkpoint {
     /// # Errors
     /// [`TensorParallelError`].
     pub fn part(&self, of: TpRank) -> Result<Self, TensorParallelError> {
-        let mut config = of.config(&self.config)?;
+        if of.size == 1 {
+            return Ok(self.clone());
+        }
+        let config = of.config(&self.config)?;
         self.tensors.values().try_for_each(|tensor| of.check_blocks(tensor, &self.config))?;
         let part = |tensor: &Tensor| match of.cut(tensor, &self.config) {
-            Some((cut, shape)) if of.size > 1 => {
-                let elements = Elements::Slice(Slice::new(tensor.clone(), cut));
-                Tensor { shape, elements, ..tensor.clone() }
+            Some((cut, _)) if !cut.fits(tensor.len()) => {
+                Err(TensorParallelError::Misfit { name: tensor.name.clone(), shape: tensor.shape.clone() })
             }
-            _ => tensor.clone(),
+            Some((cut, shape)) => {
+                let elements = Elements::Slice(Slice::new(tensor.clone(), cut));
+                Ok(Tensor { shape, elements, ..tensor.clone() })
+            }
+            None => Ok(tensor.clone()),
         };
-        let mut tensors: BTreeMap<String, Tensor> =
-            self.tensors.iter().map(|(name, tensor)| (name.clone(), part(tensor))).collect();
-        if of.size > 1 && unembedding(&self.config) == EMBEDDING && config.get(TIED).is_some() {
+        let parts = self.tensors.iter().map(|(name, tensor)| Ok((name.clone(), part(tensor)?)));
+        let mut tensors: BTreeMap<String, Tensor> = parts.collect::<Result<_, TensorParallelError>>()?;
+        if self.unembedding() == EMBEDDING {
             // Rows are looked up in all of it, and multiplied by a part of it.
-            let whole = Tensor { name: UNEMBEDDING.to_owned(), ..self.tensor(EMBEDDING).clone() };
-            tensors.insert(UNEMBEDDING.to_owned(), part(&whole));
-            config = config.with(TIED, 0);
+            let dtype = self.tensor(EMBEDDING).dtype;
+            for ((from, _), (to, _)) in dtype.named_parts(EMBEDDING).into_iter().zip(dtype.named_parts(UNEMBEDDING)) {
+                let whole = Tensor { name: to.clone(), ..self.tensor(&from).clone() };
+                let n_rows = of.ids(self.config.vocab_size).len();
+                let &[rows, row_len] = &whole.shape[..] else { unreachable!("the family was checked") };
+                let own = of.ids(self.config.vocab_size);
+                let cut =
+                    Cut { matrix: [rows, row_len], rows: vec![own], columns: 0..row_len, made: [n_rows, row_len] };
+                let shape = vec![n_rows, row_len];
+                let elements = Elements::Slice(Slice::new(whole.clone(), cut));
+                tensors.insert(to, Tensor { shape, elements, ..whole });
+            }
         }
         Ok(Self { config, tensors, findings: self.findings.clone(), origin: self.origin.clone() })
     }

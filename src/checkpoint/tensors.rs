@@ -34,12 +34,6 @@ pub fn groups(config: &ModelConfig) -> Vec<Group> {
     config.family.tensors.iter().filter_map(group).collect()
 }
 
-/// The tensor whose rows are multiplied by the last norm to make logits: the embedding, where the two are tied.
-pub fn unembedding(config: &ModelConfig) -> &'static str {
-    let is_there = groups(config).iter().any(|group| group.tensor.name == UNEMBEDDING);
-    if is_there { UNEMBEDDING } else { EMBEDDING }
-}
-
 /// The canonical name of the tensor `name` in layer `l`; `l` does not matter for a tensor outside of the layers.
 pub(super) fn name_in(name: &str, per_layer: bool, l: usize) -> String {
     if per_layer { format!("block.{l}.{name}") } else { name.to_owned() }

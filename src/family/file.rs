@@ -44,7 +44,11 @@ impl Family {
         }
         let has_default = |name: &String| table.dims[name].get_ref().default.is_some();
         let given: Vec<String> = file.dims.iter().filter(|name| !has_default(name)).cloned().collect();
-        if let Some(missing) = super::NEEDED.iter().find(|needed| !file.dims.iter().any(|dim| dim == *needed)) {
+        let heads = ["num_attention_heads", "num_key_value_heads", "head_dim"];
+        let has_attention = table.forward.layer.get_ref().contains(super::check::ATTENTION)
+            || table.forward.other.iter().any(|other| other.layer.get_ref().contains(super::check::ATTENTION));
+        let needed = super::NEEDED.into_iter().chain(heads.into_iter().filter(|_| has_attention));
+        if let Some(missing) = needed.into_iter().find(|needed| !file.dims.iter().any(|dim| dim == needed)) {
             return Err(file.wrong(&table.name, "dims", &format!("a dimension `{missing}`"), "none"));
         }
         let dims = in_order(&table.dims).map(|(name, dim)| file.dim(name, dim, &given));
@@ -77,6 +81,7 @@ impl Family {
             architectures: table.architecture.list(),
             chat: table.chat.map(Spanned::into_inner),
             name: table.name.into_inner(),
+            path: path.to_owned(),
             dims,
             numbers,
             facts,
@@ -206,6 +211,9 @@ impl File {
         let &DimTable { min, max, null, ref json, ref gguf, ref gguf_lacks, .. } = table.get_ref();
         let DimTable { default, at_most, multiple_of, .. } = table.get_ref();
         // Shapes are products of a few, in 64 bits.
+        if max > MAX_LAYERS && name == "num_hidden_layers" {
+            return Err(self.wrong(table, name, &format!("a `max` of {MAX_LAYERS} at most"), &max.to_string()));
+        }
         if min < 0 || max < min || max >= 1 << 31 {
             let found = format!("{min} to {max}");
             return Err(self.wrong(table, name, "a range from 0 or more to less than 2^31", &found));
@@ -421,6 +429,9 @@ impl File {
         }
     }
 }
+
+/// Layers are gone through one by one.
+const MAX_LAYERS: i64 = 65_536;
 
 /// The formats in the order of [`FamilyTensor::spelled`].
 const _: () = assert!(Format::OpenAi as usize == 0 && Format::HuggingFace as usize == 1 && Format::Gguf as usize == 2);

@@ -78,7 +78,8 @@ impl Statement {
 /// # Errors
 /// The first thing that is wrong, with its line.
 pub(super) fn read(text: &str, first: &Place, names: &Names) -> Result<Vec<Statement>, FamilyError> {
-    let mut reader = Reader { names, known: BTreeSet::from(["x".to_owned()]), statements: Vec::new(), n_calls: 0 };
+    let mut reader =
+        Reader { names, known: BTreeSet::from(["x".to_owned()]), statements: Vec::new(), n_calls: 0, depth: 0 };
     let mut pending = String::new();
     let mut begun = 0;
     for (i, line) in text.lines().enumerate() {
@@ -176,7 +177,12 @@ struct Reader<'a> {
     statements: Vec<Statement>,
     /// Calls within calls, whose results have numbers for names.
     n_calls: usize,
+    /// Calls around the one that is read.
+    depth: usize,
 }
+
+/// Calls within each other.
+const MAX_DEPTH: usize = 8;
 
 impl Reader<'_> {
     fn uses(&self, tensor: &FamilyTensor) -> bool {
@@ -243,9 +249,15 @@ impl Reader<'_> {
         if let Some((op, _)) = call(text)
             && !FUNCTIONS.contains(&op)
         {
+            if self.depth == MAX_DEPTH {
+                let expected = format!("{MAX_DEPTH} calls within each other at most");
+                return Err(wrong(place, op, &expected, "more"));
+            }
             self.n_calls += 1;
+            self.depth += 1;
             let name = format!("{op}.{}", self.n_calls);
             self.call(text, place, vec![name.clone()], None)?;
+            self.depth -= 1;
             return Ok(Operand::Value(name));
         }
         if self.known.contains(text) {
@@ -257,8 +269,11 @@ impl Reader<'_> {
         if self.names.numbers.contains(text) {
             return Ok(Operand::NamedNumber(text.to_owned()));
         }
-        if let (Ok(number), true) = (text.parse::<f32>(), text.contains(['.', 'e'])) {
-            return Ok(Operand::Number(number));
+        if let (Ok(number), true) = (text.parse::<f64>(), text.contains(['.', 'e'])) {
+            return match number as f32 {
+                single if single.is_finite() && (single != 0.0) == (number != 0.0) => Ok(Operand::Number(single)),
+                _ => Err(wrong(place, text, "a number that f32 has", "another")),
+            };
         }
         let expression = Expression::parse(text, place.clone())?;
         match expression.names().iter().find(|name| !self.names.dims.contains(*name) && *name != "layer") {

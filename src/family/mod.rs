@@ -6,6 +6,7 @@
 //! of which `graph/forward.rs` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads everything
 //! that it knows of a tensor here. [`known`] are the families of this process.
 
+pub mod check;
 mod error;
 mod file;
 pub mod known;
@@ -30,6 +31,8 @@ use crate::template::expression::{Expression, Scope};
 pub struct Family {
     /// Its name, which is also its file's.
     pub name: String,
+    /// Its file, as errors name it.
+    path: String,
     /// What `model_type` is in `config.json`.
     pub model_types: Vec<String>,
     /// What `general.architecture` is in GGUF, behind which the model's own keys stand.

@@ -144,8 +144,9 @@ impl KvLayout {
                 Some(index)
             })
             .collect();
-        let block_bytes =
-            request.dtype.len_bytes(2 * BLOCK_TOKENS * config.dim("num_key_value_heads") * config.dim("head_dim"));
+        let block_bytes = request.dtype.len_bytes(
+            2 * BLOCK_TOKENS * config.get("num_key_value_heads").unwrap_or(0) * config.get("head_dim").unwrap_or(0),
+        );
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,

@@ -213,7 +213,7 @@ const WALKS: [(&str, &str, &str); 6] = [
     ("weight format", "(?i)q8_0", "^$"),
     ("family", r#""llama"|"gpt-oss"|\bgpt_oss\(\)|\bgpt_oss_20b\b"#, r"/tests\.rs$"),
     ("op", "silu_and_mul", "^$"),
-    ("arch", r#""gfx(1151|1201|950)""#, "^$"),
+    ("arch", r#""gfx(1151|1201|950)""#, r"fake-hip|/tests\.rs$"),
     ("sampler field", r"\bmin_p\b", "^crates/reference/"),
 ];
 

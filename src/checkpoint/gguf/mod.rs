@@ -182,7 +182,7 @@ impl Hint for GgufError {
                 "join the parts with llama.cpp's `llama-gguf-split --merge`".into()
             }
             Self::MissingKey { .. } | Self::Key { .. } => {
-                "only the architecture `gpt-oss` is read, as llama.cpp's converter writes it".into()
+                "`gptoss-jit models ls` lists the families that are read, as llama.cpp's converter writes it".into()
             }
             _ => "whatever wrote this file did not keep to the format: convert the model again".into(),
         })

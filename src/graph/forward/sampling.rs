@@ -1,7 +1,6 @@
 //! The end of the forward pass: logits of the rows that want them, what requests change of them, and a token for each.
 
 use super::{Forward, ForwardError, N_TOP};
-use crate::checkpoint::tensors::unembedding;
 use crate::dtype::Dtype;
 use crate::graph::{Graph, NodeBuilder, Role, Rows, TensorId};
 
@@ -39,7 +38,7 @@ impl Forward<'_> {
         let (part, vocab_size) = (self.options.part, self.config.vocab_size);
         let n_own = part.ids(vocab_size).len();
         let own = if n_own == vocab_size { logits } else { self.shared("part.logits", Dtype::F32) };
-        let weight = unembedding(self.config);
+        let weight = self.checkpoint.unembedding();
         let dtype = self.checkpoint.tensor(weight).dtype;
         self.graph
             .node("unembedding", "linear")

@@ -2,7 +2,7 @@
 //! family lists, and from what its layers keep.
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::tensors::{EMBEDDING, groups, unembedding};
+use crate::checkpoint::tensors::{EMBEDDING, groups};
 use crate::config::{LayerState, ModelConfig};
 use crate::dtype::Dtype;
 
@@ -137,7 +137,7 @@ impl Model {
                 if name == EMBEDDING {
                     add(Part::Embedding);
                 }
-                if name == unembedding(config) {
+                if name == checkpoint.unembedding() {
                     add(Part::Unembedding);
                 } else if name != EMBEDDING {
                     add(if group.tensor.is_expert { Part::Experts } else { Part::Dense });
@@ -167,7 +167,7 @@ impl Model {
             cost.bytes += read * bytes_each;
             cost.flop += 2.0 * rows * elements;
         }
-        let of_position = self.kv.len_bytes(2 * config.dim("num_key_value_heads") * config.dim("head_dim")) as f64;
+        let of_position = self.kv.len_bytes(1) as f64 * 2.0 * dim("num_key_value_heads") * dim("head_dim");
         let attention_size = dim("num_attention_heads") * dim("head_dim");
         for l in 0..config.num_hidden_layers {
             let Some(LayerState::Positions { window }) = config.layer_state(l) else { continue };

@@ -311,6 +311,26 @@ fn the_program_takes_such_a_file_and_says_what_is_wrong_with_others() {
             "layer = \"\"\"",
             "expected a statement that uses the tensor `experts.second",
         ),
+        (
+            "sliding_window if layer % 3 == 0 else 0",
+            "5 // layer",
+            "mixed = attention",
+            "could not evaluate `5 // layer`",
+        ),
+        ("rope_kv(qkv) ", "", "mixed = attention", "`attention`: expected one `rope_kv` in a layer, and behind it"),
+        (
+            "name  = \"self.heads.weight\"",
+            "when = \"layer % 2\"\nname  = \"self.heads.weight\"",
+            "name  = \"self.heads.weight\"",
+            "could not evaluate `layer % 2`: it is 0, expected true or false",
+        ),
+        (
+            "stack = [\"num_attention_heads * head_dim\"",
+            "stack = [\"num_attention_heads\"",
+            "stack = [",
+            "`self.heads.weight`: expected pieces of 5120 rows together, as `shape` has, found 1088",
+        ),
+        ("cut   = \"head rows\"", "cut   = \"heads\"", "cut   = \"head rows\"", "unknown variant `heads`"),
     ] {
         assert!(text().contains(from), "{from}");
         let wrong = file(folder.path(), "wrong.toml", text().replacen(from, to, 1).as_bytes());

@@ -201,5 +201,5 @@ fn exported_cases_hold_what_it_takes_to_run_and_to_judge_them() {
         assert_eq!(copied.collect::<Vec<f64>>(), want);
         n_f32 += 1;
     }
-    assert_eq!((n_cases, n_f32), (4, 2), "two dtypes at two precisions");
+    assert_eq!((n_cases, n_f32), (8, 2), "four dtypes at two precisions");
 }

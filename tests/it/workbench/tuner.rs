@@ -79,7 +79,7 @@ impl World {
         let problem = Problem {
             dims: [("in_features".to_owned(), 64), ("out_features".to_owned(), 192)].into(),
             flags: [("has_bias".to_owned(), false), ("has_residual".to_owned(), false)].into(),
-            dtypes: ["weight", "bias"].map(|name| (name.to_owned(), gptoss_jit::dtype::Dtype::F32)).into(),
+            dtypes: [("weight".to_owned(), gptoss_jit::dtype::Dtype::F32)].into(),
             ..Problem::plain("linear", Precision::F32)
         };
         let (label, scalars, parts) = ("qkv".into(), [].into(), Vec::new());
