@@ -18,15 +18,6 @@ const EMBEDDING: &str = "embedding.weight";
 /// Its rows are multiplied by the last norm.
 const UNEMBEDDING: &str = "unembedding.weight";
 
-fn wrong(place: &Place, item: &str, expected: &str, found: &str) -> FamilyError {
-    FamilyError::Declaration {
-        place: place.clone(),
-        item: format!("`{item}`"),
-        expected: expected.to_owned(),
-        found: found.to_owned(),
-    }
-}
-
 impl Family {
     /// Whether a model of these dimensions (and what is computed of them) can be made of the family.
     ///
@@ -65,14 +56,14 @@ impl Family {
             let tensor = self.tensors.iter().find(|tensor| tensor.name == name);
             let Some(tensor) = tensor.filter(|tensor| !tensor.layers(dims, 1).is_empty()) else {
                 match is_needed {
-                    true => return Err(wrong(&place, name, "such a tensor outside of the layers", "none")),
+                    true => return Err(FamilyError::at(&place, name, "such a tensor outside of the layers", "none")),
                     false => continue,
                 }
             };
             let found = tensor.shape(dims);
             if tensor.per_layer || found != expected {
                 let found = if tensor.per_layer { "one in each layer".to_owned() } else { format!("{found:?}") };
-                return Err(wrong(tensor.shape[0].place(), name, &format!("{expected:?}"), &found));
+                return Err(FamilyError::at(tensor.shape[0].place(), name, &format!("{expected:?}"), &found));
             }
         }
         Ok(())
@@ -92,7 +83,7 @@ impl Family {
                         }
                         _ => {
                             let expected = "`window = …`, the positions that are seen, 0 for all";
-                            return Err(wrong(&statement.place, ATTENTION, expected, "none"));
+                            return Err(FamilyError::at(&statement.place, ATTENTION, expected, "none"));
                         }
                     }
                 }
@@ -100,7 +91,7 @@ impl Family {
             }
             if (stored, read) != (1, 0) && (stored, read) != (1, 1) {
                 let expected = "one `rope_kv` in a layer, and behind it one `attention`";
-                return Err(wrong(&statement.place, &statement.op, expected, "others"));
+                return Err(FamilyError::at(&statement.place, &statement.op, expected, "others"));
             }
         }
         Ok(())
@@ -112,7 +103,7 @@ impl FamilyTensor {
     fn check(&self, dims: &Arc<Scope>) -> Result<(), FamilyError> {
         for dimension in &self.shape {
             if dimension.whole_u32(dims)? == 0 {
-                return Err(wrong(dimension.place(), &self.name, "dimensions above 0", "0"));
+                return Err(FamilyError::at(dimension.place(), &self.name, "dimensions above 0", "0"));
             }
         }
         let rows = self.shape(dims)[0];
@@ -123,7 +114,7 @@ impl FamilyTensor {
             }
             if sum != rows {
                 let expected = format!("pieces of {rows} rows together, as `shape` has");
-                return Err(wrong(of_pieces[0].place(), &self.name, &expected, &sum.to_string()));
+                return Err(FamilyError::at(of_pieces[0].place(), &self.name, &expected, &sum.to_string()));
             }
         }
         let Some(pairs) = &self.pairs else { return Ok(()) };
@@ -135,7 +126,7 @@ impl FamilyTensor {
             Some(piece) => {
                 let expected =
                     format!("an even number of rows that divides the {} of `{}`", piece.shape[0], piece.name);
-                Err(wrong(pairs.rows.place(), &self.name, &expected, &of_head.to_string()))
+                Err(FamilyError::at(pairs.rows.place(), &self.name, &expected, &of_head.to_string()))
             }
         }
     }

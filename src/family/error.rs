@@ -40,6 +40,14 @@ pub enum FamilyError {
     Expression(#[from] ExpressionError),
 }
 
+impl FamilyError {
+    /// Something at `place` is not as it must be.
+    pub fn at(place: &Place, item: &str, expected: &str, found: &str) -> Self {
+        let (place, item) = (place.clone(), format!("`{item}`"));
+        Self::Declaration { place, item, expected: expected.to_owned(), found: found.to_owned() }
+    }
+}
+
 impl Hint for FamilyError {
     fn hint(&self) -> Option<String> {
         Some(match self {

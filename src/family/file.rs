@@ -112,12 +112,7 @@ struct File {
 
 impl File {
     fn wrong<T>(&self, at: &Spanned<T>, item: &str, expected: &str, found: &str) -> FamilyError {
-        FamilyError::Declaration {
-            place: place(&self.source, at.span()),
-            item: format!("`{item}`"),
-            expected: expected.to_owned(),
-            found: found.to_owned(),
-        }
+        FamilyError::at(&place(&self.source, at.span()), item, expected, found)
     }
 
     /// An expression over the dimensions, which stands at `at`.

@@ -100,30 +100,21 @@ pub(super) fn read(text: &str, first: &Place, names: &Names) -> Result<Vec<State
         }
     }
     if !pending.is_empty() {
-        return Err(wrong(&at(first, begun), &pending, "`)` for every `(`", "too few"));
+        return Err(FamilyError::at(&at(first, begun), &pending, "`)` for every `(`", "too few"));
     }
     if !reader.statements.iter().any(|statement| statement.targets.iter().any(|target| target == "x")) {
-        return Err(wrong(first, "layer", "a statement that gives `x`, the layer's result", "none"));
+        return Err(FamilyError::at(first, "layer", "a statement that gives `x`, the layer's result", "none"));
     }
     let unused = names.needed.iter().find(|tensor| !reader.uses(tensor));
     if let Some(tensor) = unused {
         let expected = format!("a statement that uses the tensor `{}`", tensor.name);
-        return Err(wrong(first, "layer", &expected, "none"));
+        return Err(FamilyError::at(first, "layer", &expected, "none"));
     }
     Ok(reader.statements)
 }
 
 fn at(first: &Place, line: usize) -> Place {
     Place { file: first.file.clone(), line: first.line + line }
-}
-
-fn wrong(place: &Place, item: &str, expected: &str, found: &str) -> FamilyError {
-    FamilyError::Declaration {
-        place: place.clone(),
-        item: format!("`{item}`"),
-        expected: expected.to_owned(),
-        found: found.to_owned(),
-    }
 }
 
 /// Brackets that are open behind a text.
@@ -196,12 +187,17 @@ impl Reader<'_> {
             None => (Vec::new(), text),
         };
         if let Some(target) = targets.iter().find(|target| !is_name(target)) {
-            return Err(wrong(place, text, "a name before `=`, of letters, digits and `_`", &format!("`{target}`")));
+            return Err(FamilyError::at(
+                place,
+                text,
+                "a name before `=`, of letters, digits and `_`",
+                &format!("`{target}`"),
+            ));
         }
         let (call, residual) = match parts(body, '+').as_slice() {
             [call] => (*call, None),
             [call, added] => (*call, Some(*added)),
-            _ => return Err(wrong(place, text, "one call of an op, and one `+ name` at most", "more")),
+            _ => return Err(FamilyError::at(place, text, "one call of an op, and one `+ name` at most", "more")),
         };
         if let Some(added) = residual.filter(|added| !self.known.contains(*added)) {
             return Err(self.unknown(place, added));
@@ -220,7 +216,7 @@ impl Reader<'_> {
         residual: Option<String>,
     ) -> Result<(), FamilyError> {
         let Some((op, inner)) = call(text) else {
-            return Err(wrong(place, text, "a call of an op, such as `rmsnorm(x, attn.norm)`", "none"));
+            return Err(FamilyError::at(place, text, "a call of an op, such as `rmsnorm(x, attn.norm)`", "none"));
         };
         let args = parts(inner, ',').into_iter().filter(|arg| !arg.is_empty());
         let args = args.map(|arg| self.argument(arg, place)).collect::<Result<_, _>>()?;
@@ -232,7 +228,7 @@ impl Reader<'_> {
     fn argument(&mut self, text: &str, place: &Place) -> Result<Argument, FamilyError> {
         let (name, value) = match assignment(text) {
             Some((name, _)) if !is_name(name) => {
-                return Err(wrong(place, text, "an argument's name before `=`", &format!("`{name}`")));
+                return Err(FamilyError::at(place, text, "an argument's name before `=`", &format!("`{name}`")));
             }
             Some((name, value)) => (Some(name.to_owned()), value),
             None => (None, text),
@@ -240,7 +236,7 @@ impl Reader<'_> {
         let operand = self.operand(value, place)?;
         let is_tensor = matches!(operand, Operand::Value(_) | Operand::Weights(_));
         if name.is_none() && !is_tensor {
-            return Err(wrong(place, text, "a name before a number: `name = number`", "none"));
+            return Err(FamilyError::at(place, text, "a name before a number: `name = number`", "none"));
         }
         Ok(Argument { name, operand })
     }
@@ -251,7 +247,7 @@ impl Reader<'_> {
         {
             if self.depth == MAX_DEPTH {
                 let expected = format!("{MAX_DEPTH} calls within each other at most");
-                return Err(wrong(place, op, &expected, "more"));
+                return Err(FamilyError::at(place, op, &expected, "more"));
             }
             self.n_calls += 1;
             self.depth += 1;
@@ -272,7 +268,7 @@ impl Reader<'_> {
         if let (Ok(number), true) = (text.parse::<f64>(), text.contains(['.', 'e'])) {
             return match number as f32 {
                 single if single.is_finite() && (single != 0.0) == (number != 0.0) => Ok(Operand::Number(single)),
-                _ => Err(wrong(place, text, "a number that f32 has", "another")),
+                _ => Err(FamilyError::at(place, text, "a number that f32 has", "another")),
             };
         }
         let expression = Expression::parse(text, place.clone())?;
@@ -285,7 +281,7 @@ impl Reader<'_> {
     fn unknown(&self, place: &Place, name: &str) -> FamilyError {
         let given = self.known.iter().filter(|name| !name.contains('.')).cloned().collect::<Vec<_>>().join(", ");
         let expected = format!("a tensor of a layer, a dimension, or what a statement before gave ({given})");
-        wrong(place, name, &expected, "no such name")
+        FamilyError::at(place, name, &expected, "no such name")
     }
 }
 

@@ -15,12 +15,7 @@ use crate::template::contract::{Access, Arg, ArgDtype, Contract};
 use crate::template::expression::Scope;
 
 pub(super) fn wrong(statement: &Statement, item: &str, expected: &str, found: &str) -> FamilyError {
-    FamilyError::Declaration {
-        place: statement.place.clone(),
-        item: format!("`{item}`"),
-        expected: expected.to_owned(),
-        found: found.to_owned(),
-    }
+    FamilyError::at(&statement.place, item, expected, found)
 }
 
 /// What expressions of a contract know.
