@@ -3,6 +3,7 @@
 
 use crate::config::ModelConfig;
 use crate::family::FamilyTensor;
+pub use crate::family::check::{EMBEDDING, UNEMBEDDING};
 
 /// A tensor that exists once, or once in every layer.
 #[derive(Clone, Debug)]
@@ -19,10 +20,6 @@ pub struct Group {
 pub(super) const GATE_WEIGHT: &str = "mlp.gate.weight";
 /// The second expert matrix of one layer: `(num_experts, hidden_size, intermediate_size)`.
 pub(super) const MLP2_WEIGHT: &str = "mlp.mlp2_weight";
-/// `(vocab_size, hidden_size)`.
-pub const EMBEDDING: &str = "embedding.weight";
-/// `(vocab_size, hidden_size)`.
-pub const UNEMBEDDING: &str = "unembedding.weight";
 
 /// All tensors, in the order in which a `.bin` file stores them; the layers of a group follow each other.
 pub fn groups(config: &ModelConfig) -> Vec<Group> {

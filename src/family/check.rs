@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::layer::{Operand, Statement};
 use super::{Expected, Family, FamilyError, FamilyTensor, Format, Stack, in_layer};
-use crate::template::expression::{Expression, Scope};
+use crate::template::expression::Scope;
 use crate::template::source_file::Place;
 
 /// The op whose layers keep the keys and values of positions.
@@ -13,10 +13,10 @@ pub const ATTENTION: &str = "attention";
 /// The op that stores them.
 const ROPE_KV: &str = "rope_kv";
 
-/// Its rows are looked up for every token.
-const EMBEDDING: &str = "embedding.weight";
-/// Its rows are multiplied by the last norm.
-const UNEMBEDDING: &str = "unembedding.weight";
+/// Its rows are looked up for every token: `(vocab_size, hidden_size)`.
+pub const EMBEDDING: &str = "embedding.weight";
+/// Its rows are multiplied by the last norm: `(vocab_size, hidden_size)`.
+pub const UNEMBEDDING: &str = "unembedding.weight";
 
 impl Family {
     /// Whether a model of these dimensions (and what is computed of them) can be made of the family.
@@ -134,9 +134,8 @@ impl FamilyTensor {
 
 /// What a layer says it sees; 0 is all. It was checked.
 pub fn window(statement: &Statement, scope: &Arc<Scope>) -> usize {
-    let window: Option<&Expression> = match statement.operand("window") {
-        Some(Operand::Expression(window)) => Some(window),
-        _ => None,
-    };
-    window.and_then(|window| window.whole_u32(scope).ok()).unwrap_or_default() as usize
+    match statement.operand("window") {
+        Some(Operand::Expression(window)) => window.whole_u32(scope).unwrap_or_default() as usize,
+        _ => 0,
+    }
 }

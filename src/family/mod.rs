@@ -306,9 +306,7 @@ impl Family {
     pub fn is_summed(&self, name: &str) -> bool {
         self.tensors_of(name).any(|tensor| matches!(tensor.cut, Cut::QueryHeadColumns | Cut::FeatureColumns))
     }
-}
 
-impl Family {
     /// The tensor of a canonical name, or the one of whose blocks it is a parameter (a scale), and whether it is that.
     pub fn tensor(&self, name: &str) -> Option<(&FamilyTensor, bool)> {
         let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(_, inner)| inner);
@@ -351,7 +349,7 @@ impl Forward {
     /// What layer `l` does in a model of these dimensions.
     pub fn statements(&self, dims: &Scope, l: usize) -> &[Statement] {
         let scope = Arc::new(in_layer(dims, l));
-        // A condition that has no value was refused when the file was read, or is of a model that `check` refused.
+        // A condition that has no value is of a model that `check` refuses.
         let other = self.others.iter().find(|(when, _)| when.holds(&scope).unwrap_or(false));
         other.map_or(&self.layer, |(_, statements)| statements)
     }

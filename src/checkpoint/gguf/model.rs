@@ -8,8 +8,9 @@ use super::{Gguf, GgufError};
 use crate::checkpoint::assembly::{self, assemble};
 use crate::checkpoint::{Checkpoint, CheckpointError, Origin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
+use crate::family::check::EMBEDDING;
 use crate::family::known::usable;
-use crate::family::{Dim, Expected, Family, Number, RopeScaling, known};
+use crate::family::{self, Dim, Expected, Family, Number, RopeScaling, Spelled, known};
 
 /// A tokenizer, as a GGUF file spells it.
 #[derive(Clone, Debug)]
@@ -54,8 +55,8 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
         return Err(refused(ARCHITECTURE, &names.join(" or "), &Value::Text(architecture.into())).into());
     };
     usable(family)?;
-    let own = Own { file, architecture };
-    let scaling = own.rope_scaling(family)?;
+    let own = Own { file, architecture, family };
+    let scaling = own.rope_scaling()?;
     let dim = |dim: &'static Dim| match (&family.rope.scaling, scaling) {
         (RopeScaling::Yarn { original, .. }, None) if dim.name == *original => own.dimension(max_seq_len(family)),
         _ => own.dimension(dim),
@@ -193,6 +194,7 @@ fn refused(key: &str, expected: &str, found: &Value) -> GgufError {
 struct Own<'a> {
     file: &'a Gguf,
     architecture: &'a str,
+    family: &'static Family,
 }
 
 impl Own<'_> {
@@ -209,9 +211,9 @@ impl Own<'_> {
     }
 
     /// YaRN's factor, where positions are scaled.
-    fn rope_scaling(&self, family: &Family) -> Result<Option<f32>, GgufError> {
+    fn rope_scaling(&self) -> Result<Option<f32>, GgufError> {
         let key = self.key("rope.scaling.type");
-        let takes_yarn = family.rope.scaling != RopeScaling::None;
+        let takes_yarn = self.family.rope.scaling != RopeScaling::None;
         match self.file.text(&key)? {
             None | Some("none") => Ok(None),
             Some("yarn") if takes_yarn => {
@@ -231,7 +233,11 @@ impl Own<'_> {
             return Ok(Some(usize::from(self.file.tensors.get(lacked).is_none())));
         }
         let Some((name, value)) = dim.gguf.iter().find_map(|name| Some((name, self.get(name)?))) else {
-            let embedding = self.file.tensors.get("token_embd.weight").filter(|_| dim.name == "vocab_size");
+            let embedding = self.family.tensor(EMBEDDING).filter(|_| dim.name == "vocab_size");
+            let embedding = embedding.and_then(|(embedding, _)| match embedding.spelled(family::Format::Gguf) {
+                Spelled::Same(name) => self.file.tensors.get(name),
+                Spelled::Stacked(_) | Spelled::Transposed(_) => None,
+            });
             let rows = embedding.map(|embedding| i64::try_from(embedding.shape[0]).unwrap_or(i64::MAX));
             return Ok(rows.map(|rows| dimension(dim, rows)).transpose()?);
         };

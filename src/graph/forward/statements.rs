@@ -88,9 +88,8 @@ impl Forward<'_> {
         values.used.extend(x.from);
         for (i, statement) in statements.iter().enumerate() {
             if !statement.targets.is_empty() && !values.used.contains(&i) {
-                let found = "none".to_owned();
                 let names = statement.targets.join(", ");
-                return Err(wrong(statement, &names, "a statement behind it that uses it", &found).into());
+                return Err(wrong(statement, &names, "a statement behind it that uses it", "none").into());
             }
         }
         Ok(x.tensor)
@@ -139,10 +138,10 @@ impl Forward<'_> {
         let constants = writing.constants(self)?;
         let dtypes = writing.dtypes(self, &args)?;
 
-        let (n_outputs, written) = writing.outputs(&args);
-        if n_outputs != statement.targets.len() {
+        let written = writing.outputs(&args);
+        if written.len() != statement.targets.len() {
             let found = format!("{} names before `=`", statement.targets.len());
-            return Err(writing.wrong(&format!("{n_outputs}, as many as the op gives"), &found).into());
+            return Err(writing.wrong(&format!("{}, as many as the op gives", written.len()), &found).into());
         }
         let known = known(&dims, &flags, &dtypes);
         let mut outputs = Vec::new();

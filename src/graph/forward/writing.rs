@@ -278,11 +278,10 @@ impl Writing<'_> {
         Ok(dtypes)
     }
 
-    /// How many tensors it gives, and their arguments.
-    pub fn outputs(&self, args: &BTreeMap<String, Bound>) -> (usize, Vec<&Arg>) {
+    /// The arguments of the tensors that it gives.
+    pub fn outputs(&self, args: &BTreeMap<String, Bound>) -> Vec<&Arg> {
         let is_output = |arg: &&Arg| arg.access == Access::Write && !args.contains_key(&arg.name);
-        let outputs: Vec<&Arg> = self.tensors().filter(is_output).collect();
-        (outputs.len(), outputs)
+        self.tensors().filter(is_output).collect()
     }
 
     /// An argument's shape in a step of [`PROBE`] rows.
