@@ -116,7 +116,7 @@ fn read_header(bytes: &[u8], findings: &mut Vec<Finding>) -> Result<ModelConfig,
         family,
         |dim| words.borrow_mut().integer(dim).transpose(),
         |number| Ok::<_, CheckpointError>(words.borrow_mut().float(&number.name)),
-        |name| panic!("the header has no `{name}`, and the family no default"),
+        |name| CheckpointError::NotInHeader { name },
     )?;
     match config.check() {
         Err(source @ ConfigError::BadFloat { field, .. }) => match offset_of(field) {

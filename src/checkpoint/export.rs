@@ -44,7 +44,8 @@ impl<'a> BinFile<'a> {
             other => other,
         };
         config.check()?;
-        if !std::ptr::eq(config.family, gpt_oss()) {
+        let has = |name| config.get(name).is_some() || config.family.numbers.iter().any(|number| number.name == name);
+        if !std::ptr::eq(config.family, gpt_oss()) || !HEADER.iter().all(|(name, _)| has(name)) {
             return Err(CheckpointError::NoBin { family: config.family.name.clone() });
         }
         let parameters = parameters(&config).ok_or(CheckpointError::TooLarge)?;

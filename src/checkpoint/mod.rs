@@ -167,6 +167,12 @@ pub enum CheckpointError {
     /// The dimensions do not fit each other.
     #[error("the dimensions do not make a model")]
     Config(#[from] ConfigError),
+    /// The family's file, which is not the built-in one, has something that no header says.
+    #[error("the header of a `.bin` file has no `{name}`, and the family's file no default for it")]
+    NotInHeader {
+        /// The dimension or number.
+        name: &'static str,
+    },
     /// A model that `.bin` files have no place for.
     #[error("`.bin` files hold models of the family gpt-oss, and this one is of `{family}`")]
     NoBin {
@@ -242,6 +248,7 @@ impl Hint for CheckpointError {
             Self::Folder(error) => error.hint(),
             Self::Family(error) => error.hint(),
             Self::Tensors(error) => error.hint(),
+            Self::NotInHeader { name } => Some(format!("give `{name}` a `default` in the file of the family gpt-oss")),
             Self::NoBin { .. } => Some("the file that it was read from is as good: `run` takes it as it is".into()),
             Self::Layout { .. } => Some("leave `--layout` out".into()),
             Self::Header { source, .. } | Self::Config(source) => source.hint(),
