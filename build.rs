@@ -1,45 +1,14 @@
-//! Lists the files of `templates/`, `tuning/` and `models/` so that they can be embedded with `include_str!`:
-//! a new template is one new file and no line of Rust.
+//! How the program is linked.
 
-use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::env;
 
 fn main() {
-    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
-    for folder in ["templates", "tuning", "models"] {
-        println!("cargo::rerun-if-changed={folder}");
-        let mut files = Vec::new();
-        walk(&root.join(folder), &mut files);
-        files.sort();
-        let mut list = String::from("&[\n");
-        for file in &files {
-            println!("cargo::rerun-if-changed={}", file.display());
-            let name = file.strip_prefix(root.join(folder)).expect("walked from there");
-            list += &format!("    ({:?}, include_str!({:?})),\n", name, file);
-        }
-        list += "]\n";
-        let file = out.join(format!("{folder}.rs"));
-        let _ = fs::remove_file(&file); // it may have another name: a copied target folder made of links
-        fs::write(file, list).expect("OUT_DIR is writable");
-    }
+    println!("cargo::rerun-if-changed=build.rs");
     // The program that tests start thousands of times is the one that nobody optimises: where its place is fixed, the
     // loader has no addresses to change, which is a third of what such a start takes.
     if env::var("OPT_LEVEL").is_ok_and(|level| level == "0")
         && env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux")
     {
         println!("cargo::rustc-link-arg-bins=-no-pie");
-    }
-}
-
-fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            println!("cargo::rerun-if-changed={}", path.display());
-            walk(&path, files);
-        } else if matches!(path.extension().and_then(|e| e.to_str()), Some("j2" | "toml")) {
-            files.push(path);
-        }
     }
 }

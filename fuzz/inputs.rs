@@ -6,16 +6,15 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use gptoss_jit::checkpoint::export::BinFile;
-use gptoss_jit::checkpoint::gguf::Gguf;
-use gptoss_jit::checkpoint::gguf::model::GgufTokenizer;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::checkpoint::{Checkpoint, CheckpointError};
-use gptoss_jit::cli::tokenizer::of_gguf;
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::error::Hint;
-use gptoss_jit::tokenizer::split::Split;
-use gptoss_jit::tokenizer::{Tokenizer, TokenizerError};
+use format::Dtype;
+use hint::Hint;
+use model::checkpoint::export::BinFile;
+use model::checkpoint::gguf::Gguf;
+use model::checkpoint::gguf::model::GgufTokenizer;
+use model::checkpoint::layout::Layout;
+use model::checkpoint::{Checkpoint, CheckpointError};
+use model::tokenizer::split::Split;
+use model::tokenizer::{Tokenizer, TokenizerError};
 
 /// A `.bin` file, and in its last byte which layout it is said to have.
 pub fn bin(data: &[u8]) {
@@ -78,7 +77,7 @@ pub fn is_gguf(data: &[u8]) -> bool {
 
 pub fn is_gguf_tokenizer(data: &[u8]) -> bool {
     match Gguf::read(&Bytes::copy_from_slice(data)).and_then(|file| GgufTokenizer::of(&file)) {
-        Ok(tokenizer) => use_tokenizer(of_gguf(&tokenizer, None, Some(Split::O200k))),
+        Ok(tokenizer) => use_tokenizer(Tokenizer::from_gguf(&tokenizer, None, Some(Split::O200k))),
         Err(error) => refused(&error),
     }
 }

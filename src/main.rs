@@ -1,7 +1,187 @@
-//! The `gptoss-jit` program: see [`gptoss_jit::cli`].
+//! The command line: one file per command, each with its `Args` and a `run(args, &Output)`.
+//!
+//! stdout is the result, stderr is everything else. Exit codes: 0 done, 1 failed, 2 wrong usage. This is the
+//! only part of the program that prints, and the only one that uses `anyhow`.
 
+mod args;
+mod bench;
+mod cache;
+mod compile_progress;
+mod completions;
+mod decode;
+mod devices;
+mod doctor;
+mod environment;
+mod export;
+mod gpu_links;
+mod hub;
+mod inspect;
+mod kernel_table;
+mod kernels;
+mod log;
+mod logits;
+mod man;
+mod merge;
+mod model_problems;
+mod models;
+mod output;
+mod output_file;
+mod peers;
+mod replicas;
+mod report;
+mod rows_plot;
+mod run;
+mod serve;
+mod stderr;
+mod step_timeout;
+mod svg;
+mod tokenize;
+mod tune;
+mod usage;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use output::{ColorChoice, Output};
+
+use model::family::known;
+
+/// gpt-oss and Llamas on AMD and NVIDIA GPUs and on processors, with kernels that are data.
+#[derive(Parser)]
+#[command(name = "gptoss-jit", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// One documented JSON object on stdout instead of text (one per line when streaming)
+    #[arg(long, global = true)]
+    json: bool,
+
+    /// Nothing on stderr but warnings and errors
+    #[arg(long, global = true)]
+    quiet: bool,
+
+    /// More on stderr: what was chosen, compiled and planned
+    #[arg(long, global = true)]
+    verbose: bool,
+
+    /// A model family's file, which goes before those of the same name in the config folder and built in; see `models`
+    #[arg(long = "model-def", global = true, value_name = "FILE")]
+    _model_def: Vec<PathBuf>,
+
+    /// When to colour stderr
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    color: ColorChoice,
+}
+
+/// What this program is started with, before the words of a `kernels check` or of `doctor`, to run kernels for it.
+const CHECK_WORKER: &str = "__check-worker";
+
+/// The same of a `tune`, to measure for it.
+const TUNE_WORKER: &str = "__tune-worker";
+
+#[derive(Subcommand)]
+enum Command {
+    Run(Box<run::Args>),
+    Merge(Box<merge::Args>),
+    Serve(Box<serve::Args>),
+    Bench(bench::Args),
+    Logits(logits::Args),
+    Inspect(inspect::Args),
+    Export(export::Args),
+    Tokenize(tokenize::Args),
+    Decode(decode::Args),
+    /// Look at, check and shrink the cache of compiled kernels
+    Cache(cache::Args),
+    Kernels(kernels::Args),
+    Models(models::Args),
+    Tune(Box<tune::Args>),
+    Devices(devices::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+/// The program's commands and flags. All help ends with the environment variables.
+fn command() -> clap::Command {
+    let with_variables = |command: clap::Command| command.after_long_help(environment::help());
+    with_variables(Cli::command()).mut_subcommands(with_variables)
+}
+
+/// The files of `--model-def`, found before the words are understood: models of such a file are values of `--shape`.
+fn model_defs() -> Vec<PathBuf> {
+    let mut words = std::env::args_os().skip(1).take_while(|word| word != "--");
+    let mut files = Vec::new();
+    while let Some(word) = words.next() {
+        let of_word = word.to_str().and_then(|word| word.strip_prefix("--model-def="));
+        let file = if word == "--model-def" { words.next() } else { of_word.map(Into::into) };
+        files.extend(file.map(PathBuf::from));
+    }
+    files
+}
+
+/// Runs the program.
 fn main() -> ExitCode {
-    gptoss_jit::cli::main()
+    // Those are no commands of a person's: they stand in no help and among no suggestions.
+    if let Some(done) = chat::worker() {
+        log::begin(log::Events::Warnings);
+        let output = Output::new(false, false, false, ColorChoice::Auto);
+        return report::exit_code(done.map_err(Into::into), &output);
+    }
+    if let Err(error) = known::read(&model_defs(), known::folder().as_deref()) {
+        return report::exit_code(Err(error.into()), &Output::new(false, false, false, ColorChoice::Auto));
+    }
+    let first = std::env::args_os().nth(1);
+    let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));
+    let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || worker.is_none()).map(|(_, word)| word);
+    let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(error.exit_code() as u8);
+        }
+    };
+    if matches!(cli.command, Command::Serve(_)) {
+        stderr::never_wait();
+    }
+    log::begin(match &cli.command {
+        Command::Serve(_) if cli.json => log::Events::JsonLines,
+        Command::Serve(_) if !cli.quiet => log::Events::Lines,
+        _ => log::Events::Warnings,
+    });
+    let output = Output::new(cli.json, cli.quiet, cli.verbose, cli.color);
+    let result = match cli.command {
+        Command::Kernels(args) if worker == Some(CHECK_WORKER) => kernels::work(&args),
+        Command::Doctor(_) if worker == Some(CHECK_WORKER) => doctor::work(),
+        Command::Tune(args) if worker == Some(TUNE_WORKER) => tune::work(&args),
+        _ if worker.is_some() => Err(anyhow::anyhow!("only checks and `tune` run kernels in processes of their own")),
+        command => dispatch(command, &output),
+    };
+    let code = report::exit_code(result, &output);
+    stderr::finish();
+    code
+}
+
+fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => run::run(*args, output),
+        Command::Merge(args) => merge::run(&args, output),
+        Command::Serve(args) => serve::run(*args, output),
+        Command::Bench(args) => bench::run(args, output),
+        Command::Logits(args) => logits::run(args, output),
+        Command::Inspect(args) => inspect::run(args, output),
+        Command::Export(args) => export::run(args, output),
+        Command::Tokenize(args) => tokenize::run(args, output),
+        Command::Decode(args) => decode::run(args, output),
+        Command::Cache(args) => cache::run(args, output),
+        Command::Kernels(args) => kernels::run(args, output),
+        Command::Models(args) => models::run(args, output),
+        Command::Tune(args) => tune::run(&args, output),
+        Command::Devices(args) => devices::run(args, output),
+        Command::Doctor(args) => doctor::run(args, output),
+        Command::Completions(args) => completions::run(&args, self::command(), output),
+        Command::Man(args) => man::run(&args, self::command(), output),
+    }
 }

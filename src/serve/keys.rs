@@ -1,135 +1,109 @@
-//! Who may ask: API keys, held as digests and compared in constant time.
+//! The API keys of a server: those of its flags, of a file, and of a variable.
+//!
+//! A key that no request can bring would let nobody in, and one of nothing everybody: both are errors.
 
-use std::sync::Arc;
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use sha2::{Digest, Sha256};
-use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+use anyhow::Context;
 
-use super::Server;
-use super::error::ApiError;
-use super::request_log::Record;
+use crate::usage::UsageError;
+use serve::keys::Keys;
 
-/// The keys that open the server; without one, everybody may ask.
-#[derive(Clone, Debug, Default)]
-pub struct Keys {
-    digests: Vec<[u8; 32]>,
+/// More keys, besides those of the flags.
+pub(super) const VARIABLE: &str = "GPTOSS_JIT_API_KEY";
+
+/// The keys of all three places: `flags`, the lines of a file, and what the variable holds.
+///
+/// # Errors
+/// One that is none, with where it stands; a file without keys, or that cannot be read.
+pub(super) fn read(flags: &[String], file: Option<&Path>, variable: Option<OsString>) -> anyhow::Result<Keys> {
+    let mut keys = Vec::new();
+    for flag in flags {
+        keys.push(key(flag, "`--api-key`")?);
+    }
+    if let Some(path) = file {
+        keys.extend(lines(path)?);
+    }
+    if let Some(value) = variable {
+        let value = value.into_string().map_err(|_| not_ascii(VARIABLE))?;
+        keys.push(key(&value, VARIABLE)?);
+    }
+    Ok(Keys::new(keys))
 }
 
-/// Who asks: 0 where there are no keys or only one, else a number that belongs to the key. Stored things and cached
-/// prefixes are theirs alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Caller(pub u64);
-
-/// Paths that need no key.
-const OPEN: [&str; 6] = ["/", "/health", "/v1/health", "/ping", "/v1/ping", "/version"];
-
-/// Paths that need none, and where a wrong one is an error all the same: this is how people try their key.
-const OPEN_WITHOUT_KEY: [&str; 2] = ["/models", "/v1/models"];
-
-impl Keys {
-    /// Remembers the digests of these keys.
-    pub fn new(keys: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
-        Self { digests: keys.into_iter().map(|key| digest(key.as_ref())).collect() }
+fn lines(path: &Path) -> anyhow::Result<Vec<String>> {
+    let text = fs::read_to_string(path).with_context(|| format!("could not read keys `{}`", path.display()))?;
+    // Editors of other systems put a byte order mark in front.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let lines = text.lines().map(str::trim).enumerate();
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines
+        .map(|(i, line)| key(line, &format!("line {} of `{}`", i + 1, path.display())))
+        .collect::<Result<_, _>>()?;
+    if keys.is_empty() {
+        return Err(UsageError(format!("`{}` holds no key", path.display())).into());
     }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.digests.is_empty()
-    }
-
-    /// Whether this is one of them.
-    #[cfg(test)]
-    pub fn opens(&self, key: &str) -> bool {
-        self.caller(key).is_some()
-    }
-
-    /// Whose key this is, if it is one. Takes as long whichever it is.
-    fn caller(&self, key: &str) -> Option<Caller> {
-        let given = digest(key);
-        let (mut is_known, mut number) = (Choice::from(0), 0_u64);
-        for known in &self.digests {
-            let is_this = known.ct_eq(&given);
-            let of_this =
-                u64::from_le_bytes([known[0], known[1], known[2], known[3], known[4], known[5], known[6], known[7]]);
-            number.conditional_assign(&of_this, is_this);
-            is_known |= is_this;
-        }
-        bool::from(is_known).then_some(Caller(if self.digests.len() > 1 { number } else { 0 }))
-    }
-
-    fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Caller, ApiError> {
-        if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) {
-            return Ok(Caller::default());
-        }
-        match given(headers) {
-            Some(key) => self.caller(key).ok_or_else(|| ApiError::invalid_api_key("the API key is wrong")),
-            None if OPEN_WITHOUT_KEY.contains(&path) => Ok(Caller::default()),
-            None => Err(ApiError::invalid_api_key(
-                "this server needs an API key: `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
-            )),
-        }
-    }
+    Ok(keys)
 }
 
-fn digest(key: &str) -> [u8; 32] {
-    Sha256::digest(key.as_bytes()).into()
-}
-
-fn given(headers: &HeaderMap) -> Option<&str> {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
-        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
-    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok().map(str::trim))
-}
-
-/// Lets only those in who may ask; handlers find who it is as an extension.
-pub(super) async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
-    match server.options.keys.check(request.method(), request.uri().path(), request.headers()) {
-        Ok(caller) => {
-            if let Some(record) = Record::current() {
-                record.set_caller(caller);
-            }
-            request.extensions_mut().insert(caller);
-            next.run(request).await
-        }
-        Err(error) => error.into_response(),
+/// A key as requests bring it. White space around it is not part of it: variables and files often end in a line end.
+fn key(text: &str, place: &str) -> Result<String, UsageError> {
+    let key = text.trim();
+    if key.is_empty() {
+        return Err(UsageError(format!("{place} is empty, and would open to everybody; leave it out for that")));
     }
+    if key.bytes().all(|byte| byte.is_ascii_graphic()) { Ok(key.to_owned()) } else { Err(not_ascii(place)) }
+}
+
+fn not_ascii(place: &str) -> UsageError {
+    UsageError(format!("{place} is a key that no request can bring, expected visible ASCII characters without blanks"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
+    use tempfile::NamedTempFile;
+
     use super::*;
 
-    fn with(name: &'static str, value: &'static str) -> HeaderMap {
-        HeaderMap::from_iter([(header::HeaderName::from_static(name), header::HeaderValue::from_static(value))])
+    /// Of a file, the keys or the error.
+    fn of_file(bytes: &[u8]) -> Result<Vec<String>, String> {
+        let mut file = NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        lines(file.path()).map_err(|error| error.to_string().replace(&file.path().display().to_string(), "FILE"))
     }
 
     #[test]
-    fn a_key_opens_and_another_does_not() {
-        let keys = Keys::new(["one", "other"]);
-        let check = |path: &str, headers: &HeaderMap| keys.check(&Method::GET, path, headers);
-        let one = check("/v1/x", &with("authorization", "Bearer one")).unwrap();
-        let other = check("/v1/x", &with("x-api-key", "other")).unwrap();
-        assert_ne!(one, other);
-        assert_eq!(check("/v1/x", &with("authorization", "bearer  one")).unwrap(), one);
-        for headers in [with("authorization", "Bearer onee"), with("authorization", "Basic one"), HeaderMap::new()] {
-            assert_eq!(check("/v1/x", &headers).unwrap_err().status.as_u16(), 401);
-            assert!(check("/health", &headers).is_ok());
+    fn comments_blanks_and_a_byte_order_mark_are_no_keys() {
+        assert_eq!(
+            of_file(b"\xef\xbb\xbfone\r\n\r\n  # of the laptop\n\ttwo#2 \n"),
+            Ok(vec!["one".into(), "two#2".into()])
+        );
+        assert_eq!(of_file(b"# one\n\n"), Err("`FILE` holds no key".into()));
+        assert!(of_file(b"one\ntwo # of the laptop\n").unwrap_err().starts_with("line 2 of `FILE` is a key that no"));
+        assert!(of_file("schlüssel".as_bytes()).unwrap_err().starts_with("line 1 of `FILE` is a key that no"));
+    }
+
+    #[test]
+    fn a_key_of_the_environment_may_end_in_a_line_end_and_is_not_empty() {
+        let of = |text: &str| read(&[], None, Some(text.into()));
+        assert!(of("secret\n").unwrap().opens("secret"));
+        for text in ["", " \n", "a b", "é"] {
+            assert!(of(text).is_err(), "{text:?}");
         }
-        assert!(check("/v1/models", &HeaderMap::new()).is_ok());
-        assert!(check("/v1/models", &with("x-api-key", "on")).is_err());
-        assert!(keys.check(&Method::OPTIONS, "/v1/x", &HeaderMap::new()).is_ok());
+        assert!(read(&[], None, None).unwrap().is_empty());
+        assert!(read(&[String::new()], None, None).is_err());
+        assert!(read(&["secret\r".into()], None, None).unwrap().opens("secret"));
     }
 
+    #[cfg(unix)]
     #[test]
-    fn a_single_key_is_nobody_in_particular_and_without_keys_any_will_do() {
-        let check = |keys: Keys| keys.check(&Method::GET, "/v1/x", &with("x-api-key", "one"));
-        assert_eq!(check(Keys::new(["one"])), Ok(Caller(0)));
-        assert_eq!(check(Keys::default()), Ok(Caller(0)));
+    fn a_key_that_is_no_text_is_an_error_and_not_left_out() {
+        use std::os::unix::ffi::OsStringExt;
+        let error = read(&[], None, Some(OsString::from_vec(vec![b'a', 0xff]))).unwrap_err();
+        assert!(error.to_string().starts_with("GPTOSS_JIT_API_KEY is a key that no request can bring"), "{error}");
     }
 }

@@ -1,312 +1,292 @@
-//! `gptoss-jit serve`: OpenAI's API over HTTP.
-//!
-//! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
-//! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
-//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
-//! common is [`Server`].
+//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
+//! tells its address when it can answer, and drains before it ends.
 
-pub mod answer;
-pub mod ask;
-pub mod backend;
-pub mod body;
-pub mod bounded;
-pub mod chat;
-pub mod choices;
-pub mod completions;
-pub mod conversation;
-pub mod engine_thread;
-pub mod error;
-pub mod failing;
-pub mod field;
-mod health;
-pub mod history;
-pub mod hosts;
-pub mod ids;
-pub mod intake;
-pub mod keys;
-pub mod listener;
-pub mod logprobs;
-pub mod long_work;
-pub mod mailbox;
-pub mod metrics;
-mod models;
-mod page;
-pub mod prompt;
-pub mod replay;
-pub mod replica;
-mod request_log;
-pub mod responses;
-pub mod sampling;
-pub mod seal;
-pub mod sse;
-pub mod stop_text;
-pub mod tokens;
-pub mod tools;
-mod watched_body;
+mod keys;
+mod life;
+mod model;
+mod replica;
 
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::http::{HeaderValue, Method, Uri};
-use axum::middleware::from_fn_with_state;
-use tower_http::cors::{AllowHeaders, Any, CorsLayer};
+use anyhow::Context;
+use axum::http::HeaderValue;
+use serde_json::json;
 
-use self::backend::Backend;
-use self::body::BodyRoom;
-use self::error::ApiError;
-use self::history::History;
-use self::hosts::Hosts;
-use self::ids::Ids;
-use self::keys::Keys;
-use self::long_work::{LONG_TEXT_BYTES, LongWork};
-use self::mailbox::{Generation, Pace, Timeouts};
-use self::metrics::Metrics;
-use self::request_log::Record;
-use self::responses::store::Store;
-use self::seal::Seal;
-use crate::chat::today;
-use crate::chat_format::{ChatFormat, ChatFormatError};
-use crate::error::Hint;
-use crate::grammar::Grammars;
-use crate::scheduler::Request;
-use crate::tokenizer::limit::Limit;
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use self::life::Life;
+use self::model::Served;
+use super::output::Output;
+use super::usage::UsageError;
+use crate::args::tokenizer::TokenizerArgs;
+use crate::args::{DeviceArgs, KvArgs, ModelArgs, Speculate};
+use chat::grammar::Grammars;
+use engine::device::Device;
+use serve::body::BodyRoom;
+use serve::history::History;
+use serve::hosts::{Allowed, Hosts};
+use serve::ids::Ids;
+use serve::keys::Keys;
+use serve::long_work::LongWork;
+use serve::mailbox::{Pace, Timeouts};
+use serve::metrics::Metrics;
+use serve::responses::store::Store;
+use serve::seal::Seal;
+use serve::{Chat, Date, Options, Server, router};
+use system::bounded_process::this_program;
 
-/// What all handlers share.
-pub struct Server {
-    /// What makes tokens.
-    pub backend: Arc<dyn Backend>,
-    /// Chats to prompts and back, or why there is no way.
-    pub chat: Result<Chat, ChatFormatError>,
-    /// Text to ids and back.
-    pub tokenizer: Tokenizer,
-    /// The tokens after which the model is done, whatever it writes.
-    pub ends: Vec<u32>,
-    /// What was asked for on the command line.
-    pub options: Options,
-    /// What is counted.
-    pub metrics: Metrics,
-    /// Makes ids.
-    pub ids: Ids,
-    /// Turns that were made lately, for when they come back.
-    pub history: History,
-    /// Responses that others may follow.
-    pub responses: Store,
-    /// Seals what clients carry instead.
-    pub seal: Seal,
-    /// Where long texts become tokens.
-    pub long_work: LongWork,
-    /// Room for bodies.
-    pub body_room: BodyRoom,
-    /// A copy for every request that is being answered.
-    pub open: Arc<()>,
+/// Serve a model over HTTP, as OpenAI's API
+#[derive(clap::Args, Debug)]
+#[command(args_override_self = true)] // the last of two counts: replicas get the words of the one that starts them, and more
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The address to listen on
+    #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
+    host: String,
+
+    /// The port; 0 takes one that is free
+    #[arg(long, default_value_t = 8000, value_name = "PORT")]
+    port: u16,
+
+    /// A name that the model goes by in requests; may be given several times [default: the model's own]
+    #[arg(long, value_name = "NAME")]
+    model_name: Vec<String>,
+
+    /// Answer whatever name a request asks for
+    #[arg(long)]
+    any_model: bool,
+
+    /// Sequences at a time; others wait [default: as many as memory holds, at most 256; 8 on processors]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: Option<u32>,
+
+    /// On so many GPUs of this machine, from `--device` on: each has the whole model, in a process of its own that is
+    /// started again if it ends. A request goes where its prompt's beginning was computed before, else where least is
+    /// to do; `-b` counts the sequences of one [default: 1]
+    #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
+
+    /// Is one of those, for the process that started it
+    #[arg(long, hide = true)]
+    replica: bool,
+
+    /// Longest sequence, prompt and answer, in tokens [default: as long as the model and memory allow]
+    #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+
+    /// A key that requests have to bring; may be given several times
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+
+    /// A file of such keys, one a line; lines that begin with `#` are comments
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+
+    /// Hosts that requests may be for besides `localhost`, loopback addresses and `--host`, such as chat.example.com;
+    /// `.example.com` is that and all below it, `*` is all; commas separate several [default: on a loopback address
+    /// none, elsewhere all]
+    #[arg(long, value_name = "HOST", value_delimiter = ',', value_parser = Allowed::read)]
+    allowed_hosts: Vec<Allowed>,
+
+    /// Web pages from this origin may ask, such as https://chat.example.com; `*` is all; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<HeaderValue>,
+
+    /// Requests that may wait for a slot; more are told to come back
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    max_queue: usize,
+
+    /// Tokens of prompts that may wait
+    #[arg(long, default_value_t = 1_000_000, value_name = "TOKENS")]
+    max_queued_tokens: usize,
+
+    /// Seconds that a request may wait for a slot [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    queue_timeout: Option<Duration>,
+
+    /// Seconds that a request may take [default: no limit]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    request_timeout: Option<Duration>,
+
+    /// Milliseconds from one event of a stream with tokens to the next, at least: tokens that come faster wait for each
+    /// other [default: 0; on processors a millisecond for each request that runs]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    stream_interval: Option<u32>,
+
+    /// Seconds for running requests to end in when the server is told to stop
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    drain: Duration,
+
+    /// The date in system messages, such as 2026-01-31; `none` leaves it out [default: the day's, in UTC]
+    #[arg(long, value_name = "DATE", value_parser = date)]
+    date: Option<Date>,
+
+    /// What the names of metrics begin with; `vllm:` gives the names that dashboards know
+    #[arg(long, default_value = "gptoss_", value_name = "PREFIX")]
+    metrics_prefix: String,
+
+    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text":
+    /// "Hello<|return|>"}
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+
+    /// Log prompts and answers too
+    #[arg(long)]
+    log_content: bool,
+
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    cache: KvArgs,
 }
 
-/// What chats need of a model.
-pub struct Chat {
-    /// How they are written and read.
-    pub format: Arc<dyn ChatFormat>,
-    /// Which tokens may come next.
-    pub grammars: Arc<Grammars>,
+/// From one event of a stream to the next where the cores that send it compute, too: for each request that runs.
+/// All of them together have 1,000 events a second then. Each takes 7 to 32 us, by the machine, half of it sending.
+const INTERVAL_EACH: Duration = Duration::from_millis(1);
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-/// What was asked for on the command line.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Names that the model goes by; the first is the one it says of itself.
-    pub model_names: Vec<String>,
-    /// Whether every name is taken.
-    pub any_model: bool,
-    /// The date in system messages.
-    pub date: Date,
-    /// Who may ask.
-    pub keys: Keys,
-    /// What a request may call this machine.
-    pub hosts: Hosts,
-    /// How long requests may take.
-    pub timeouts: Timeouts,
-    /// How often streams have events.
-    pub pace: Pace,
-    /// Web pages from these origins may ask; `*` is all.
-    pub cors_origins: Vec<HeaderValue>,
-    /// What the names of metrics begin with.
-    pub metrics_prefix: String,
-    /// Whether prompts and answers are logged.
-    pub log_content: bool,
+fn date(text: &str) -> Result<Date, String> {
+    let is_date = text.len() == 10
+        && text
+            .bytes()
+            .enumerate()
+            .all(|(i, byte)| if matches!(i, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() });
+    match text {
+        "none" => Ok(Date::Omitted),
+        _ if is_date => Ok(Date::Fixed(text.to_owned())),
+        _ => Err("expected a date such as 2026-01-31, or `none`".into()),
+    }
 }
 
-/// The date in system messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Date {
-    /// That of the day, in UTC.
-    #[default]
-    Today,
-    /// This one.
-    Fixed(String),
-    /// None.
-    Omitted,
+/// Snapshots that the prefix cache keeps: of gpt-oss-20b, 3 MiB each.
+const SNAPSHOTS: u32 = 128;
+
+/// Runs the command.
+pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
+    let start = Instant::now();
+    // Each snapshot is of another conversation, at most.
+    args.cache.n_kept = *args.cache.snapshots.get_or_insert(SNAPSHOTS);
+    args.cache.speculate.get_or_insert(Speculate::Auto);
+    if args.replica {
+        return replica::work(&args, output);
+    }
+    if args.replay.is_some() && args.ranks.unwrap_or(1) > 1 {
+        return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
+    }
+    let keys = keys::read(&args.api_key, args.api_key_file.as_deref(), std::env::var_os(keys::VARIABLE))?;
+    let tcp = args.bind()?;
+    let address = tcp.local_addr().context("could not tell the address that is listened on")?;
+    if keys.is_empty() && !address.ip().is_loopback() {
+        output.warning(&format!("{address} is for everybody who reaches it: there is no `--api-key`"));
+    }
+    let life = Life::begin(tcp, args.n_workers())?;
+    let metrics = Metrics::default();
+    let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
+    let Served { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes } = served;
+    let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
+    let chat = chat.map(|format| {
+        let grammars = Arc::new(Grammars::new(tokenizer.clone(), format.clone()).tried_by(this_program()));
+        // What all grammars need takes seconds for a large vocabulary: let it be there before the first request.
+        std::thread::spawn({
+            let grammars = Arc::clone(&grammars);
+            move || grammars.warm()
+        });
+        Chat { format, grammars }
+    });
+    if let Err(error) = &chat {
+        output.warning(&format!("chats are refused, completions alone are answered: {error}"));
+    }
+    let server = Arc::new(Server {
+        chat,
+        backend,
+        tokenizer,
+        ends,
+        options: args.options(keys, address, model_names, shares_cores),
+        metrics,
+        ids: Ids::default(),
+        history: History::default(),
+        responses: Store::default(),
+        seal: Seal::default(),
+        long_work: LongWork::default(),
+        body_room: BodyRoom::default(),
+        open: Arc::new(()),
+    });
+    output.note(&format!(
+        "serving {} on http://{address} after {:.2} s: {}",
+        server.options.model_names.join(", "),
+        start.elapsed().as_secs_f64(),
+        sizes
+    ));
+    let life = life.open(router(server.clone()));
+    // Whoever waits for the address waits for a server that answers.
+    let url = format!("http://{address}");
+    let told = if output.is_json() { output.json(&json!({ "schema": 1, "url": url })) } else { output.line(&url) };
+    if let Err(error) = told {
+        output.warning(&format!("could not write the address to stdout: {error}"));
+    }
+    life.run(&server, failing.as_deref(), args.drain, output)
 }
 
-impl Server {
-    /// Queues a request of the HTTP request that is being answered. `param` is the field that its prompt is made of.
-    ///
-    /// # Errors
-    /// What the client is told, before any head is sent.
-    pub fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
-        let record = Record::current();
-        request.cache_salt = record.as_ref().map_or(0, |record| record.caller().0);
-        let content = self.options.log_content.then(|| self.tokenizer.clone());
-        if let (Some(tokenizer), Some(record)) = (&content, &record) {
-            let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();
-            tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
-        }
-        let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
-        Ok(generation.within(self.options.timeouts, record, content).at_pace(self.options.pace))
+impl Args {
+    fn bind(&self) -> anyhow::Result<TcpListener> {
+        let name = format!("{}:{}", self.host, self.port);
+        let found = (self.host.as_str(), self.port).to_socket_addrs();
+        let addresses: Vec<SocketAddr> = found.with_context(|| format!("could not find the address {name}"))?.collect();
+        let tcp = TcpListener::bind(&addresses[..]).with_context(|| format!("could not listen on {name}"))?;
+        tcp.set_nonblocking(true).context("could not make the listener wait for nobody")?;
+        Ok(tcp)
     }
 
-    /// Whether so many answers can be had at once: a request for more would find the queue full whenever it came.
-    ///
-    /// # Errors
-    /// 400, which names `param`.
-    pub fn check_answers(&self, n: usize, param: &str) -> Result<(), ApiError> {
-        let most = self.backend.model().most_answers;
-        if n > most {
-            let message = format!("the request asks for {n} answers, {most} are the most that run and wait here");
-            return Err(ApiError::invalid(param, message));
-        }
-        Ok(())
+    /// Threads that serve. On a processor they are few, so that they do not take the cores that compute.
+    fn n_workers(&self) -> usize {
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (n_cores / 2).clamp(1, if matches!(self.device.device, Device::Gpu { .. }) { 8 } else { 2 })
     }
 
-    /// The name that the client used, if it is one of the model's; the model's own if it used none.
-    ///
-    /// # Errors
-    /// `model_not_found`.
-    pub fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
-        let names = &self.options.model_names;
-        match asked.filter(|asked| !asked.is_empty()) {
-            None => Ok(names.first().cloned().unwrap_or_default()),
-            Some(asked) if self.options.any_model || names.iter().any(|name| name == asked) => Ok(asked.to_owned()),
-            Some(asked) => Err(ApiError::model_not_found(asked, names)),
-        }
-    }
-
-    /// The date for a system message, if one is wanted.
-    pub fn current_date(&self) -> Option<String> {
-        match &self.options.date {
-            Date::Today => Some(today()),
-            Date::Fixed(date) => Some(date.clone()),
-            Date::Omitted => None,
-        }
-    }
-
-    /// What chats need.
-    ///
-    /// # Errors
-    /// The model has no chat format: completions are all that it can do.
-    pub fn chat(&self) -> Result<&Chat, ApiError> {
-        self.chat.as_ref().map_err(|error| {
-            let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
-            ApiError::bad_request("unsupported_value", format!("this model has no chat format: {error}{hint}"))
-        })
-    }
-
-    /// The ids after which a model is done in a chat, or waits.
-    pub fn chat_stop_ids(&self) -> Vec<u32> {
-        let waits = self.chat.iter().flat_map(|chat| chat.format.stop_ids());
-        let mut ids = self.ends.clone();
-        ids.extend(waits.filter(|id| !self.ends.contains(id)));
-        ids
-    }
-
-    /// No text that fits the context has more bytes.
-    pub fn max_text_bytes(&self) -> usize {
-        self.backend.model().context_tokens.saturating_mul(self.tokenizer.max_token_length())
-    }
-
-    /// Ids of a text, at most as many as the context has; names of special tokens in it are these tokens only with
-    /// `parse_special`.
-    ///
-    /// # Errors
-    /// `context_length_exceeded`; `invalid_value`, where the tokenizer does not take the text.
-    pub async fn encode(&self, text: String, parse_special: bool, param: &str) -> Result<Vec<u32>, ApiError> {
-        let (context_tokens, max_bytes) = (self.backend.model().context_tokens, self.max_text_bytes());
-        if text.len() > max_bytes {
-            let what = format!("`{param}`");
-            return Err(ApiError::too_many_bytes(&what, text.len(), max_bytes, context_tokens).with_param(param));
-        }
-        let (tokenizer, is_long) = (self.tokenizer.clone(), text.len() > LONG_TEXT_BYTES);
-        let encode = move |is_wanted: &dyn Fn() -> bool| {
-            let limit = Limit { max_tokens: context_tokens, is_wanted };
-            if parse_special {
-                return tokenizer.encode_with_specials_within(text.as_bytes(), &limit);
-            }
-            let mut ids = Vec::new();
-            tokenizer.encode_within(text.as_bytes(), &limit, &mut ids).map(|()| ids)
+    fn options(&self, keys: Keys, address: SocketAddr, model_names: Vec<String>, shares_cores: bool) -> Options {
+        let pace = match self.stream_interval {
+            Some(ms) => Pace { interval: Duration::from_millis(ms.into()), ..Pace::default() },
+            None if shares_cores => Pace { interval_each: INTERVAL_EACH, ..Pace::default() },
+            None => Pace::default(),
         };
-        self.long_work.run(is_long, encode).await?.map_err(|error| told(&error, param))
+        Options {
+            model_names,
+            any_model: self.any_model,
+            date: self.date.clone().unwrap_or_default(),
+            keys,
+            hosts: Hosts::of(address.ip(), &self.host, &self.allowed_hosts),
+            timeouts: Timeouts { queue: self.queue_timeout, request: self.request_timeout },
+            pace,
+            cors_origins: self.cors_origin.clone(),
+            metrics_prefix: self.metrics_prefix.clone(),
+            log_content: self.log_content,
+        }
     }
 }
 
-/// What a client is told of a text that cannot be encoded.
-fn told(error: &TokenizerError, param: &str) -> ApiError {
-    match error {
-        TokenizerError::TooManyTokens { max_tokens } => ApiError::more_than_context(param, *max_tokens),
-        error => ApiError::invalid(param, format!("`{param}`: {error}")),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_dates() {
+        assert_eq!(date("none"), Ok(Date::Omitted));
+        assert_eq!(date("2026-01-31"), Ok(Date::Fixed("2026-01-31".into())));
+        assert!(["today", "2026-1-31", "2026/01/31", "2026-01-3é"].iter().all(|text| date(text).is_err()));
     }
-}
 
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// What is made of a digest for `system_fingerprint`.
-pub fn fingerprint(digest: &[u8]) -> String {
-    digest[..6].iter().fold("fp_".to_owned(), |text, byte| text + &format!("{byte:02x}"))
-}
-
-/// All endpoints, each with `/v1` and without.
-pub fn router(server: Arc<Server>) -> Router {
-    let api = Router::new()
-        .merge(chat::router())
-        .merge(completions::router())
-        .merge(health::router())
-        .merge(models::router())
-        .merge(responses::router())
-        .merge(tokens::router());
-    let all = Router::new()
-        .nest("/v1", api.clone())
-        .merge(api)
-        .merge(page::router())
-        .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_method)
-        .layer(from_fn_with_state(server.clone(), keys::check));
-    let all = match cors(&server.options.cors_origins) {
-        Some(layer) => all.layer(layer),
-        None => all,
-    };
-    all.layer(from_fn_with_state(server.clone(), hosts::check))
-        .layer(from_fn_with_state(server.clone(), request_log::track))
-        .with_state(server)
-}
-
-async fn no_such_path(method: Method, uri: Uri) -> ApiError {
-    ApiError::not_found(format!("there is no `{method} {}` here", uri.path()))
-}
-
-async fn no_such_method(method: Method, uri: Uri) -> ApiError {
-    ApiError::method_not_allowed(format!("`{}` does not take `{method}`", uri.path()))
-}
-
-/// Without origins nothing is said of them, and browsers keep pages of other sites away. What is asked for is named,
-/// since `*` does not stand for `Authorization`.
-fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
-    let headers = AllowHeaders::mirror_request();
-    let layer = CorsLayer::new().allow_methods(Any).allow_headers(headers).expose_headers([request_log::REQUEST_ID]);
-    match origins {
-        [] => None,
-        origins if origins.iter().any(|origin| origin == "*") => Some(layer.allow_origin(Any)),
-        origins => Some(layer.allow_origin(origins.to_vec())),
+    #[test]
+    fn seconds_are_not_negative() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["-1", "NaN", "inf", "x"].iter().all(|text| seconds(text).is_err()));
     }
 }

@@ -22,7 +22,7 @@ import urllib.request
 
 from websockets.sync.client import connect
 
-PAGE = pathlib.Path(__file__).parents[2] / "src/serve/page.html"
+PAGE = pathlib.Path(__file__).parents[2] / "crates/serve/src/page.html"
 KEY = "sk-right"
 
 

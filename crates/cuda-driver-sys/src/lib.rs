@@ -3,6 +3,8 @@
 //! The first two of three layers, as in `hip-runtime-sys`: [`sys`] (types and function pointers) and the check of a
 //! status ([`Cuda::check`]). The third, owners of memory, streams and modules, is `gpu::runtime`.
 
+#![allow(unsafe_code)]
+
 pub mod nvml;
 pub mod sys;
 

@@ -5,6 +5,7 @@
 //! Every function of the C interface is `unsafe` for the reasons of the real one: pointers must be what its
 //! documentation says. Pointers that a real runtime would follow blindly are looked up instead.
 
+#![allow(unsafe_code)]
 #![expect(missing_docs, reason = "functions are those of hip/hip_runtime_api.h; the rest is of no use outside")]
 #![expect(clippy::missing_safety_doc, reason = "as above")]
 

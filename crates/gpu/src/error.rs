@@ -1,5 +1,6 @@
 //! What can go wrong on a device.
 
+use hint::Hint;
 use std::path::PathBuf;
 
 use vendor_library::{CallError, OpenError};
@@ -210,4 +211,48 @@ fn refused(error: &OpenError) -> String {
 fn list(folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
     if folders.is_empty() { String::new() } else { format!(": looked in {}", folders.join(", ")) }
+}
+
+impl Hint for GpuError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::OutOfMemory { .. } => {
+                "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less"
+                    .into()
+            }
+            Self::NoRuntime { runtime, .. } => format!(
+                "install {}, or name `{}` or its folder with `{}`; `--device cpu` needs none",
+                runtime.names().package,
+                runtime.names().library,
+                runtime.variable()
+            ),
+            Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
+            Self::TooMuch { .. } => "what a block may have is in the `[target]` table of `tuning/<arch>.toml`".into(),
+            Self::Nonsense { runtime, .. } => format!(
+                "this runtime may be of a version that nobody tried; name another with `{}`",
+                runtime.variable()
+            ),
+            Self::NoBinary { device, object_arch, device_arch, .. }
+                if device.starts_with("hip") && object_arch == device_arch =>
+            {
+                "this HIP runtime may be older than what hipRTC makes: `gptoss-jit doctor` says which of each was found; \
+                 `GPTOSS_JIT_HIPRTC` and `GPTOSS_JIT_HIP` name those of one release"
+                    .into()
+            }
+            Self::NoBinary { device, object_arch, .. } if device.starts_with("hip") => format!(
+                "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
+                 makes it treat the chip as a {object_arch}"
+            ),
+            Self::Unreachable { .. } => {
+                "`nvidia-smi topo -p2p rw` or `rocm-smi --showtopoaccess` shows which devices see each other; `run -m \
+                 getp -g N` has a copy of the model on each of several GPUs, which need not"
+                    .into()
+            }
+            Self::Call { source, .. } if matches!(source.call, "hipStreamSynchronize" | "cuStreamSynchronize") => {
+                "a kernel failed before; `--profile` waits for each, so that the error names it".into()
+            }
+            _ => return None,
+        };
+        Some(hint)
+    }
 }

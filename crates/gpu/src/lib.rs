@@ -9,6 +9,8 @@
 //! the right kind, in memory that is long enough and writable where the kernel writes. That a kernel stays
 //! within the lengths its contract states is the template's part, tested against the references.
 
+#![allow(unsafe_code)]
+
 pub mod amx;
 pub mod code_object;
 mod cubin;

@@ -3,6 +3,8 @@
 //! The first two of three layers: [`sys`] (types and function pointers) and `check` (status to `Result`). The third,
 //! owners of memory, streams and modules, is `gpu::hip`. [`candidates`] says where to look.
 
+#![allow(unsafe_code)]
+
 pub mod sys;
 
 mod check;

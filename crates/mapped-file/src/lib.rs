@@ -2,6 +2,8 @@
 //! slices keep the mapping alive, or read whole up to a bound. And memory of its own for what is made of such slices,
 //! and what the heap keeps.
 
+#![allow(unsafe_code)]
+
 mod heap;
 mod shrunk;
 

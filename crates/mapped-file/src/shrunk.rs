@@ -151,6 +151,7 @@ mod tests {
     }
 
     /// Maps two pages of a file, one by this crate and one not, and reads one of them when the file is empty.
+    #[expect(clippy::print_stdout, reason = "the parent reads it")]
     fn child(task: &str) {
         let path = std::env::temp_dir().join(format!("mapped-file-shrunk-{}", std::process::id()));
         fs::write(&path, [1; 8192]).unwrap();

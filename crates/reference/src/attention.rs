@@ -3,7 +3,7 @@
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// Where heads are in a row of qkv and positions are in the cache.
 pub(super) struct Layout {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// Tensors by the names of a contract's arguments.
 pub type Tensors = BTreeMap<String, Tensor>;

@@ -4,7 +4,7 @@
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     inputs(case, case.dim("hidden_size")?, random)

@@ -4,7 +4,7 @@ use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, t
 use super::formats::{Sizes, random_rows, row, rows};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 pub(super) fn embedding_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (n_rows, hidden_size) = (case.dim("n_rows")?, case.dim("hidden_size")?);

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::random::{Random, word};
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// Random bits that choose a normal number among as many as they can tell apart.
 const NORMAL_BITS: usize = 16;

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use super::case::{ReferenceError, Tensors, named, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
-use crate::dtype::format::Format;
+use format::Dtype;
+use format::Format;
 
 /// The number that a code stands for, by the parameters of its block. Those of MXFP4 and Q8_0 are exact in f32; that of
 /// Q4_1 is rounded to it, as it is where it is stored.

@@ -9,7 +9,6 @@ mod case;
 mod collective;
 mod dense;
 mod drawn;
-pub mod dtype;
 mod formats;
 mod logits;
 mod moe;
@@ -23,7 +22,7 @@ mod weights;
 pub use case::{Case, Output, Outputs, ReferenceError, Tensors};
 pub use tensor::Tensor;
 
-use crate::dtype::Dtype;
+use format::Dtype;
 use random::Random;
 
 /// An op's entry in the table of references.

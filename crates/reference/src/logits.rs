@@ -4,7 +4,7 @@
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// Stands for no mask, and for no token.
 const NONE: u32 = u32::MAX;

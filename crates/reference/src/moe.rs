@@ -5,7 +5,7 @@ use super::dense::dot;
 use super::formats::{Sizes, random_rows, rows};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 pub(super) fn route_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let n_experts = case.dim("num_experts")?;

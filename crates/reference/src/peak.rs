@@ -3,7 +3,7 @@
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::dense::dot;
 use super::random::Random;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 pub(super) fn multiply_add_inputs(_: &Case, _: &mut Random) -> Result<Tensors, ReferenceError> {
     Ok(Tensors::new())

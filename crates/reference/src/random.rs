@@ -2,7 +2,7 @@
 
 use super::drawn::Drawn;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// From so many elements on they are drawn when they are asked for.
 const MANY: usize = 1 << 20;

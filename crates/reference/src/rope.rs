@@ -4,7 +4,7 @@ use super::attention::{Layout, chunk, last_positions};
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 pub(super) fn rope_angles_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let half = case.dim("half_head_dim")?;

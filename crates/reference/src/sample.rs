@@ -7,7 +7,7 @@
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// How far from every edge a draw stays: ten times what sequential f32 sums of a few thousand probabilities are off by.
 /// Edges lie 1 / vocab_size apart, so a large vocabulary must do with less.

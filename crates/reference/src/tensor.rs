@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::drawn::Drawn;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 /// Elements in row-major order; the shape is the contract's. A copy shares them.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, only};
 use super::random::Random;
-use crate::dtype::Dtype;
+use format::Dtype;
 
 pub(super) fn random_inputs(_: &Case, _: &mut Random) -> Result<Tensors, ReferenceError> {
     Ok(Tensors::new())

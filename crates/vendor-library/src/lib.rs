@@ -2,6 +2,8 @@
 //! one says that failed. What `rtc-sys`, `hip-runtime-sys` and `cuda-driver-sys` have in common; the functions are
 //! theirs.
 
+#![allow(unsafe_code)]
+
 mod candidates;
 pub mod mapping;
 

@@ -8,13 +8,13 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::chat::{Part, Reasoning, Tool, Turn};
-use gptoss_jit::chat_format::specials::Specials;
-use gptoss_jit::chat_format::{
+use chat::chat_format::specials::Specials;
+use chat::chat_format::{
     Begun, ChatFormat, ChatFormatError, Conversation, Event, Has, Prompts, Purpose, Thinking, Untaken, Word, choose,
 };
-use gptoss_jit::tokenizer::Tokenizer;
-use gptoss_jit::tokenizer::limit::Limit;
+use chat::{Part, Reasoning, Tool, Turn};
+use model::tokenizer::Tokenizer;
+use model::tokenizer::limit::Limit;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

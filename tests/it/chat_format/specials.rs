@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use gptoss_jit::chat_format::specials::Specials;
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::chat_format::specials::Specials;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
+use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{ChatMl, END_OF_TEXT, IM_END, tokenizer};

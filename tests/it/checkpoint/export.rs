@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
 use gpu::host::HostDriver;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 use serde_json::Value;
 
 use crate::fixtures::program::{argument, command, keys, parse_ids, run, shared_cache};

@@ -6,13 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::checkpoint::{Checkpoint, Tensor};
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::tokenizer::Tokenizer;
-use gptoss_jit::tokenizer::bpe::SpelledBpe;
-use gptoss_jit::tokenizer::split::Split;
+use format::Dtype;
 use gpu::host::HostDriver;
+use model::checkpoint::layout::Layout;
+use model::checkpoint::{Checkpoint, Tensor};
+use model::tokenizer::Tokenizer;
+use model::tokenizer::bpe::SpelledBpe;
+use model::tokenizer::split::Split;
 use serde_json::Value;
 
 use crate::fixtures::program::{argument, file, parse_ids, run};

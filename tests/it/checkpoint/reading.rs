@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 use bytes::Bytes;
-use gptoss_jit::checkpoint::layout::{Finding, Layout};
-use gptoss_jit::checkpoint::tensors::groups;
-use gptoss_jit::checkpoint::{Checkpoint, CheckpointError};
-use gptoss_jit::config::ConfigError;
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::error::Hint;
+use format::Dtype;
+use hint::Hint;
+use model::checkpoint::layout::{Finding, Layout};
+use model::checkpoint::tensors::groups;
+use model::checkpoint::{Checkpoint, CheckpointError};
+use model::config::ConfigError;
 use proptest::prelude::*;
 
 use crate::fixtures::models::gpt_oss;

@@ -104,13 +104,13 @@ fn there_is_a_manual_page_for_each_command() {
 fn every_help_lists_the_variables_that_the_source_reads() {
     let mut read: BTreeSet<String> = gpu::Runtime::ALL.into_iter().map(gpu::Runtime::variable).collect();
     let name = Regex::new(r#"(?:var(?:_os)?|path|named_by)\("([A-Z_]+)"\)|"(GPTOSS_JIT_[A-Z_]+)""#).expect("a pattern");
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut folders = ["src", "crates"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).to_vec();
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("listed") {
             let path = entry.expect("listed").path();
             if path.is_dir() {
                 folders.push(path);
-            } else if !path.ends_with("cli/environment.rs") {
+            } else if !path.ends_with("src/environment.rs") {
                 let text = fs::read_to_string(&path).expect("Rust");
                 let code = text.split("#[cfg(test)]").next().expect("a part");
                 read.extend(

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::engine::Engine;
-use gptoss_jit::scheduler::{DraftOptions, Event, LogitChanges, Request, RequestId, Sampling, TokenMask};
+use engine::Engine;
+use engine::scheduler::{DraftOptions, Event, LogitChanges, Request, RequestId, Sampling, TokenMask};
 use gpu::host::HostDriver;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 
 use crate::engine::extras::{self, Alternating};
 use crate::fixtures::models::{Counter, Fixture};

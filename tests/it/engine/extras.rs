@@ -5,25 +5,23 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
-use gptoss_jit::engine::{Engine, EngineError, EngineOptions};
-use gptoss_jit::graph::kv_cache::{BLOCK_TOKENS, KvTooLarge};
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::pipeline::Pipeline;
-use gptoss_jit::scheduler::{
-    Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenMask,
-};
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Precision;
-use gptoss_jit::template::library::Library;
-use gptoss_jit::tuning::TuningTables;
+use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::graph::kv_cache::{BLOCK_TOKENS, KvTooLarge};
+use engine::scheduler::{Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenMask};
+use engine::{Engine, EngineError, EngineOptions};
+use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::Store;
+use kernel::pipeline::Pipeline;
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::template::library::Library;
+use kernel::tuning::TuningTables;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 
 use crate::fixtures::program::shared_cache;
 

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::engine::EngineError;
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::target::Target;
+use engine::EngineError;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::Store;
+use kernel::target::Target;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 
 use super::extras;
 use crate::checkpoint::kinds::{path, path_argument};

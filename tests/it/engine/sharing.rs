@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::engine::{Engine, EngineError};
-use gptoss_jit::graph::kv_cache::KvTooLarge;
-use gptoss_jit::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
+use engine::graph::kv_cache::KvTooLarge;
+use engine::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
+use engine::{Engine, EngineError};
 use gpu::host::HostDriver;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 
 use crate::fixtures::models::Fixture;
 use crate::graph::forward::{How, ONE_BY_ONE, drain, load_checkpoint};

@@ -7,11 +7,11 @@ mod walks;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use gptoss_jit::chat_format::ChatFormatError;
-use gptoss_jit::grammar::{Format, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
-use gptoss_jit::harmony::{FUNCTIONS, Tool};
-use gptoss_jit::scheduler::TokenMask;
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::chat_format::ChatFormatError;
+use chat::grammar::{Format, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
+use chat::harmony::{FUNCTIONS, Tool};
+use engine::scheduler::TokenMask;
+use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::fixtures::chats::{chosen, harmony};

@@ -1,8 +1,8 @@
 //! Grammars that take too much are refused, by a process that tries them first; the others are as without it.
 
-use gptoss_jit::grammar::{Format, GrammarError, Grammars, ToolChoice};
-use gptoss_jit::harmony::{TextInput, Tool};
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::grammar::{Format, GrammarError, Grammars, ToolChoice};
+use chat::harmony::{TextInput, Tool};
+use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::{tool, wanted};

@@ -1,10 +1,10 @@
 //! Random walks: tokens drawn of those that a mask allows. Whatever comes out must be what was wanted, by the parser
 //! and by a validator that are not the grammar's.
 
-use gptoss_jit::grammar::{Format, Grammars, ToolChoice, Wanted};
-use gptoss_jit::harmony::parser::{Ending, Event};
-use gptoss_jit::harmony::{Harmony, Message, Part};
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::grammar::{Format, Grammars, ToolChoice, Wanted};
+use chat::harmony::parser::{Ending, Event};
+use chat::harmony::{Harmony, Message, Part};
+use model::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use super::schemas::{Random, object};

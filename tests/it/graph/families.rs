@@ -4,21 +4,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::encoding::Encoding;
-use gptoss_jit::checkpoint::{Checkpoint, Elements};
-use gptoss_jit::config::ModelConfig;
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
-use gptoss_jit::engine::{Engine, EngineOptions};
-use gptoss_jit::family::Family;
-use gptoss_jit::pipeline::Pipeline;
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Precision;
-use gptoss_jit::template::library::Library;
-use gptoss_jit::tuning::TuningTables;
+use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::{Engine, EngineOptions};
+use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
+use kernel::pipeline::Pipeline;
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::template::library::Library;
+use kernel::tuning::TuningTables;
+use model::checkpoint::encoding::Encoding;
+use model::checkpoint::{Checkpoint, Elements};
+use model::config::ModelConfig;
+use model::family::Family;
 
 use crate::fixtures::program::{file, repository, run};
 use crate::workbench::kernels::store;
@@ -83,7 +83,7 @@ struct Numbers(BTreeMap<String, Vec<f64>>);
 
 impl Numbers {
     fn of(checkpoint: &Checkpoint) -> Self {
-        let values = |tensor: &gptoss_jit::checkpoint::Tensor| {
+        let values = |tensor: &model::checkpoint::Tensor| {
             let Elements::Random(random) = &tensor.elements else { panic!("{} is not random", tensor.name) };
             let mut bytes = vec![0; tensor.len_bytes()];
             random.write(tensor.dtype, 0, &mut bytes);

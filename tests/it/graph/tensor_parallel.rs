@@ -4,16 +4,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::encoding::Encoding;
-use gptoss_jit::config::ModelConfig;
-use gptoss_jit::engine::Engine;
-use gptoss_jit::engine::watchdog::Watchdog;
-use gptoss_jit::family::named;
-use gptoss_jit::graph::profile::Profiled;
-use gptoss_jit::scheduler::{Request, RequestId, Sampling};
+use engine::Engine;
+use engine::plan::profile::Profiled;
+use engine::scheduler::{Request, RequestId, Sampling};
+use engine::watchdog::Watchdog;
 use gpu::Driver;
 use gpu::host::HostDriver;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::encoding::Encoding;
+use model::config::ModelConfig;
+use model::family::named;
 
 use super::forward::{How, ONE_BY_ONE, drain, greedy, load_on_all, load_watched};
 use crate::fixtures::host::FaultyHost;

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::fixtures::skipped;
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::error::Hint;
-use gptoss_jit::object::compile::{CompileError, CompilerOptions, Compilers, How, Request, Toolchain};
-use gptoss_jit::target::{Language, Target};
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::template::render::render;
-use gptoss_jit::template::{Params, Precision, Problem};
+use format::Dtype;
+use hint::Hint;
+use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How, Request, Toolchain};
+use kernel::target::{Language, Target};
+use kernel::template::library::{Layer, Library};
+use kernel::template::render::render;
+use kernel::template::{Params, Precision, Problem};
 
 const ARCHS: [&str; 12] = [
     "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151",

@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
-use gptoss_jit::serve::backend::{Figures, ReplicaFigures};
-use gptoss_jit::serve::metrics::Metrics;
 use serde_json::Value;
+use serve::backend::{Figures, ReplicaFigures};
+use serve::metrics::Metrics;
 
 const PREFIX: &str = "gptoss_";
 

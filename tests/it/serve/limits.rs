@@ -4,8 +4,8 @@ use std::net::TcpListener as StdListener;
 use std::sync::Arc;
 
 use axum::Router;
-use gptoss_jit::serve::listener::Listener;
 use serde_json::{Value, json};
+use serve::listener::Listener;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 

@@ -8,17 +8,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use axum::serve::ListenerExt as _;
-use gptoss_jit::chat_format::specials::Specials;
-use gptoss_jit::grammar::Grammars;
-use gptoss_jit::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, TokenMask};
-use gptoss_jit::serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
-use gptoss_jit::serve::intake::{Intake, Limits};
-use gptoss_jit::serve::keys::Keys;
-use gptoss_jit::serve::mailbox::{Ending, Failed, Generation};
-use gptoss_jit::serve::metrics::Metrics;
-use gptoss_jit::serve::{Chat, Date, Options, Server, router};
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::chat_format::specials::Specials;
+use chat::grammar::Grammars;
+use engine::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, TokenMask};
+use model::tokenizer::Tokenizer;
 use serde_json::Value;
+use serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
+use serve::intake::{Intake, Limits};
+use serve::keys::Keys;
+use serve::mailbox::{Ending, Failed, Generation};
+use serve::metrics::Metrics;
+use serve::{Chat, Date, Options, Server, router};
 
 use crate::fixtures::chats::harmony;
 

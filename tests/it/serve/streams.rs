@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gptoss_jit::harmony::Part;
+use chat::harmony::Part;
 use serde_json::{Value, json};
 
 use super::event_rules;

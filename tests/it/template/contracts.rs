@@ -5,10 +5,10 @@
 use std::fs;
 use std::path::Path;
 
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Precision;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::workbench::check::{Checked, Selection, Wrong};
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::template::library::{Layer, Library};
+use workbench::check::{Checked, Selection, Wrong};
 
 use crate::fixtures::models::{Counter, letters};
 use crate::fixtures::program::{argument, file};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use gptoss_jit::template::library::{Layer, Library};
+use kernel::template::library::{Layer, Library};
 use serde_json::Value;
 
 use crate::fixtures::models::{Counter, letters};

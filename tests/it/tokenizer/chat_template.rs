@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use gptoss_jit::chat_template::{ChatTemplate, ChatTemplateError, Entry};
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::chat_template::{ChatTemplate, ChatTemplateError, Entry};
+use model::tokenizer::Tokenizer;
 
 /// What became of the prompt for one message.
 fn prompt(template: &str) -> Result<Vec<u32>, ChatTemplateError> {

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use bytes::Bytes;
-use gptoss_jit::harmony::parser::{Ending, Event};
-use gptoss_jit::harmony::{Channel, Harmony, HarmonyError, Message, Part, Role};
-use gptoss_jit::tokenizer::split::Split;
-use gptoss_jit::tokenizer::{Tokenizer, TokenizerError};
+use chat::harmony::parser::{Ending, Event};
+use chat::harmony::{Channel, Harmony, HarmonyError, Message, Part, Role};
+use model::tokenizer::split::Split;
+use model::tokenizer::{Tokenizer, TokenizerError};
 use proptest::prelude::*;
 
 /// A `tokenizer.bin` whose header states the longest token's length.

@@ -3,10 +3,10 @@
 //! [`OUTPUTS`] is data, for tests of whatever reads outputs: each is given with its tokens, and with what should come
 //! out. The parser's own tests are [`super::parser`]'s.
 
-use gptoss_jit::harmony::Part;
-use gptoss_jit::harmony::parser::Repair;
-use gptoss_jit::tokenizer::Tokenizer;
-use gptoss_jit::tokenizer::split::Split;
+use chat::harmony::Part;
+use chat::harmony::parser::Repair;
+use model::tokenizer::Tokenizer;
+use model::tokenizer::split::Split;
 
 /// A piece of an output.
 #[derive(Clone, Copy, Debug)]

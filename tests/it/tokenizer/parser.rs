@@ -1,8 +1,8 @@
 //! Outputs of models are read as they were meant, whole, cut, and of any tokens.
 
-use gptoss_jit::harmony::parser::{Ending, Event, HarmonyParser, Repair};
-use gptoss_jit::harmony::{Harmony, Message, Part, Role};
-use gptoss_jit::tokenizer::Tokenizer;
+use chat::harmony::parser::{Ending, Event, HarmonyParser, Repair};
+use chat::harmony::{Harmony, Message, Part, Role};
+use model::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
 use super::outputs::OUTPUTS;

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use gptoss_jit::harmony::{
+use chat::harmony::{
     Channel, Developer, FUNCTIONS, Harmony, Message, Reasoning, ResponseFormat, Role, SystemMessage, Tool, Turn,
     developer_text, is_tool_name,
 };
-use gptoss_jit::tokenizer::Tokenizer;
-use gptoss_jit::tokenizer::limit::Limit;
+use model::tokenizer::Tokenizer;
+use model::tokenizer::limit::Limit;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -2,10 +2,9 @@
 
 use std::fs;
 
-use gptoss_jit::checkpoint::gguf::Gguf;
-use gptoss_jit::checkpoint::gguf::model::GgufTokenizer;
-use gptoss_jit::cli::tokenizer::of_gguf;
-use gptoss_jit::tokenizer::Tokenizer;
+use model::checkpoint::gguf::Gguf;
+use model::checkpoint::gguf::model::GgufTokenizer;
+use model::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use super::ways::{check_decoding, without};
@@ -23,7 +22,7 @@ fn json(name: &str) -> Value {
 fn tokenizer() -> Option<Tokenizer> {
     let gguf = Gguf::open(&smollm2()?).expect("read").expect("GGUF");
     let tokenizer = GgufTokenizer::of(&gguf).expect("it has one");
-    Some(of_gguf(&tokenizer, None, None).expect("every model that is published can be used"))
+    Some(Tokenizer::from_gguf(&tokenizer, None, None).expect("every model that is published can be used"))
 }
 
 #[test]

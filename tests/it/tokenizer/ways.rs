@@ -6,12 +6,11 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use clap::ValueEnum;
-use gptoss_jit::checkpoint::gguf::Gguf;
-use gptoss_jit::checkpoint::gguf::model::GgufTokenizer;
-use gptoss_jit::cli::tokenizer::of_gguf;
-use gptoss_jit::tokenizer::Tokenizer;
-use gptoss_jit::tokenizer::split::Split;
-use gptoss_jit::tokenizer::stream::TextStream;
+use model::checkpoint::gguf::Gguf;
+use model::checkpoint::gguf::model::GgufTokenizer;
+use model::tokenizer::Tokenizer;
+use model::tokenizer::split::Split;
+use model::tokenizer::stream::TextStream;
 use serde_json::{Value, json};
 
 use crate::fixtures::program::{argument, repository, run, run_with_stdin};
@@ -112,7 +111,7 @@ fn a_gguf_file_says_how_it_splits() {
     let cases = cases();
     let (texts, ids) = (texts(&cases), ids(&cases["ways"]["smollm"]));
     let gguf = Gguf::open(&path("small.gguf")).expect("read").expect("GGUF");
-    let tokenizer = of_gguf(&GgufTokenizer::of(&gguf).expect("it has one"), None, None).expect("it fits");
+    let tokenizer = Tokenizer::from_gguf(&GgufTokenizer::of(&gguf).expect("it has one"), None, None).expect("it fits");
     for (text, ids) in texts.iter().zip(&ids) {
         assert_eq!(&tokenizer.encode_with_specials(text.as_bytes()).unwrap(), ids, "{text:?}");
     }

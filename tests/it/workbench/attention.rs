@@ -4,18 +4,18 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::reference::{self, Case, Tensor};
-use gptoss_jit::target::Target;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::template::{Params, Precision, Problem, Template};
-use gptoss_jit::workbench::check::{Checker, Runner};
+use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::Store;
+use kernel::target::Target;
+use kernel::template::library::{Layer, Library};
+use kernel::template::{Params, Precision, Problem, Template};
+use reference::{self, Case, Tensor};
+use workbench::check::{Checker, Runner};
 
 use crate::fixtures::program::shared_cache;
 

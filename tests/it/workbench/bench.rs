@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gptoss_jit::target::Target;
+use kernel::target::Target;
 use serde_json::Value;
 
 use crate::fixtures::program::run;

@@ -3,16 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Template;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::tuning::TuningTables;
-use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection};
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::Store;
+use kernel::target::Target;
+use kernel::template::Template;
+use kernel::template::library::{Layer, Library};
+use kernel::tuning::TuningTables;
 use std::fs;
 use std::sync::Arc;
+use workbench::check::{Checked, Checker, Runner, Selection};
 
 use gpu::sim::SimDriver;
 

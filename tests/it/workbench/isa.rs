@@ -4,17 +4,17 @@
 
 use std::collections::BTreeSet;
 
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::Request;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::target::Target;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::tuning::TuningTables;
-use gptoss_jit::workbench::check::code::KernelCode;
-use gptoss_jit::workbench::check::{Checker, Selection};
-use gptoss_jit::workbench::isa::llvm::{Llvm, LlvmError};
-use gptoss_jit::workbench::isa::speed::{LoopSpeed, Machine};
-use gptoss_jit::workbench::isa::{Code, Instruction};
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::Request;
+use kernel::object::store::Store;
+use kernel::target::Target;
+use kernel::template::library::{Layer, Library};
+use kernel::tuning::TuningTables;
+use workbench::check::code::KernelCode;
+use workbench::check::{Checker, Selection};
+use workbench::isa::llvm::{Llvm, LlvmError};
+use workbench::isa::speed::{LoopSpeed, Machine};
+use workbench::isa::{Code, Instruction};
 
 use crate::fixtures::program::shared_cache;
 use crate::fixtures::skipped;

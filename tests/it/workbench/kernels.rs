@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Precision;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::tuning::TuningTables;
-use gptoss_jit::workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 use gpu::host::HostDriver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::Store;
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::template::library::{Layer, Library};
+use kernel::tuning::TuningTables;
+use workbench::check::{Checked, Checker, Runner, Selection, Side, Wrong};
 
 use crate::fixtures::program::{run, shared_cache};
 use crate::fixtures::skipped;

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gptoss_jit::workbench::bench::limits::{self, Care, Limits};
 use gpu::host::HostDriver;
 use gpu::{Argument, Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
+use workbench::bench::limits::{self, Care, Limits};
 
 use crate::graph::forward::pipeline;
 

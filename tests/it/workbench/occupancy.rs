@@ -1,10 +1,10 @@
 //! `ComputeUnit::occupancy` with the facts of every GPU in `tuning/`, against what LLVM prints for a kernel that uses
 //! as many registers, as much LDS and as large a block: an independent computation.
 
-use gptoss_jit::target::TargetFacts;
-use gptoss_jit::target::compute_unit::ComputeUnit;
-use gptoss_jit::tuning::TuningTables;
-use gptoss_jit::workbench::isa::llvm::Llvm;
+use kernel::target::TargetFacts;
+use kernel::target::compute_unit::ComputeUnit;
+use kernel::tuning::TuningTables;
+use workbench::isa::llvm::Llvm;
 
 use crate::workbench::isa::llvm;
 

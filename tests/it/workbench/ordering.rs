@@ -6,14 +6,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::Store;
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Template;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::workbench::check::{Checker, Runner, Selection};
 use gpu::sim::SimDriver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::Store;
+use kernel::target::Target;
+use kernel::template::Template;
+use kernel::template::library::{Layer, Library};
+use workbench::check::{Checker, Runner, Selection};
 
 use crate::fixtures::program::{file, repository, shared_cache};
 use crate::fixtures::say;

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::target::Target;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::template::render::render;
-use gptoss_jit::template::work::Padded;
-use gptoss_jit::template::{Precision, Problem};
+use format::Dtype;
+use kernel::target::Target;
+use kernel::template::library::{Layer, Library};
+use kernel::template::render::render;
+use kernel::template::work::Padded;
+use kernel::template::{Precision, Problem};
 use serde_json::{Value, json};
 
 use crate::fixtures::program::{Ran, command, repository, shared_cache};

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::reference::{self, Case, Tensor, Tensors};
-use gptoss_jit::target::{Language, Target};
-use gptoss_jit::template::library::Library;
-use gptoss_jit::template::{Params, Precision, Problem, Template};
-use gptoss_jit::workbench::check::{Checker, Runner};
+use format::Dtype;
 use gpu::host::HostDriver;
+use kernel::target::{Language, Target};
+use kernel::template::library::Library;
+use kernel::template::{Params, Precision, Problem, Template};
+use reference::{self, Case, Tensor, Tensors};
+use workbench::check::{Checker, Runner};
 
 use super::kernels::{built_in, store};
 use crate::fixtures::skipped;

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
-use gptoss_jit::target::Target;
+use kernel::target::Target;
 use serde_json::Value;
 
 use crate::fixtures::program::{Ran, command, repository, run, shared_cache};

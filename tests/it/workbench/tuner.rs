@@ -5,23 +5,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Instant;
 
-use gptoss_jit::choice::Chooser;
-use gptoss_jit::graph::Rows;
-use gptoss_jit::object::cache::Cache;
-use gptoss_jit::object::compile::CompilerOptions;
-use gptoss_jit::object::store::{Progress, Store};
-use gptoss_jit::target::Target;
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::template::{Precision, Problem};
-use gptoss_jit::tuning::TuningTables;
-use gptoss_jit::tuning::edit::{NewRow, Proof, merged};
-use gptoss_jit::tuning::table::{Fact, ProvenanceKind, StepKind, Tokens};
-use gptoss_jit::workbench::tune::job::{Asked, Counts, Job, Piece};
-use gptoss_jit::workbench::tune::journal::Journal;
-use gptoss_jit::workbench::tune::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
-use gptoss_jit::workbench::tune::rows::{Rules, behind_measured, rows_of};
-use gptoss_jit::workbench::tune::step::{Decision, Steps, Work, decide};
-use gptoss_jit::workbench::tune::tuner::{Effort, Tuned, Tuner};
+use engine::graph::Rows;
+use kernel::choice::Chooser;
+use kernel::object::cache::Cache;
+use kernel::object::compile::CompilerOptions;
+use kernel::object::store::{Progress, Store};
+use kernel::step::StepKind;
+use kernel::target::Target;
+use kernel::template::library::{Layer, Library};
+use kernel::template::{Precision, Problem};
+use kernel::tuning::TuningTables;
+use kernel::tuning::edit::{NewRow, Proof, merged};
+use kernel::tuning::table::{Fact, ProvenanceKind, Tokens};
+use workbench::tune::job::{Asked, Counts, Job, Piece};
+use workbench::tune::journal::Journal;
+use workbench::tune::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use workbench::tune::rows::{Rules, behind_measured, rows_of};
+use workbench::tune::step::{Decision, Steps, Work, decide};
+use workbench::tune::tuner::{Effort, Tuned, Tuner};
 
 /// A device on which blocks of 16 outputs are the fastest up to 23 rows, those of 192 above; blocks of 96 are refused,
 /// though they would be faster than all.
@@ -79,7 +80,7 @@ impl World {
         let problem = Problem {
             dims: [("in_features".to_owned(), 64), ("out_features".to_owned(), 192)].into(),
             flags: [("has_bias".to_owned(), false), ("has_residual".to_owned(), false)].into(),
-            dtypes: [("weight".to_owned(), gptoss_jit::dtype::Dtype::F32)].into(),
+            dtypes: [("weight".to_owned(), format::Dtype::F32)].into(),
             ..Problem::plain("linear", Precision::F32)
         };
         let (label, scalars, parts) = ("qkv".into(), [].into(), Vec::new());
@@ -186,7 +187,7 @@ fn a_run_comes_after_its_ops_though_it_takes_more_of_a_step() {
         let mut problem = linear.problem.clone();
         problem.ops = ops.iter().map(|op| (*op).to_owned()).collect();
         problem.dims.insert("hidden_size".into(), 64);
-        problem.dtypes.insert("scale".into(), gptoss_jit::dtype::Dtype::F32);
+        problem.dtypes.insert("scale".into(), format::Dtype::F32);
         problem.constants.insert("eps".into(), 1e-5);
         Asked { problem, parts, ..linear.clone() }
     };
@@ -330,7 +331,7 @@ fn proof_is_written_and_read_back() {
         object: Some("c".repeat(64)),
         evidence: Some("d".repeat(64)),
     };
-    let provenance = gptoss_jit::tuning::table::Provenance {
+    let provenance = kernel::tuning::table::Provenance {
         kind: ProvenanceKind::Measured,
         date: "2026-11-22".into(),
         method: "gptoss-jit tune".into(),

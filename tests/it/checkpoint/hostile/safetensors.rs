@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 use proptest::prelude::*;
 
 use super::{copy_of, refused};

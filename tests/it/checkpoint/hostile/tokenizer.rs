@@ -3,7 +3,7 @@
 use std::fs;
 
 use bytes::Bytes;
-use gptoss_jit::tokenizer::Tokenizer;
+use model::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
 use super::run_limited;

@@ -5,22 +5,22 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use gptoss_jit::checkpoint::Checkpoint;
-use gptoss_jit::checkpoint::layout::Layout;
-use gptoss_jit::device::Device;
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::engine::blueprint::{ModelOptions, PrefixCache};
-use gptoss_jit::engine::{Engine, EngineOptions};
-use gptoss_jit::graph::kv_cache::BLOCK_TOKENS;
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::store::Store;
-use gptoss_jit::pipeline::Pipeline;
-use gptoss_jit::scheduler::{DraftOptions, Event, FinishReason, LogitChanges, Request, RequestId, Sampling};
-use gptoss_jit::target::Target;
-use gptoss_jit::template::Precision;
-use gptoss_jit::template::library::Library;
-use gptoss_jit::tuning::TuningTables;
+use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::device::Device;
+use engine::graph::kv_cache::BLOCK_TOKENS;
+use engine::scheduler::{DraftOptions, Event, FinishReason, LogitChanges, Request, RequestId, Sampling};
+use engine::{Engine, EngineOptions};
+use format::Dtype;
 use gpu::Driver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::store::Store;
+use kernel::pipeline::Pipeline;
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::template::library::Library;
+use kernel::tuning::TuningTables;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
 
 use super::Room;
 use super::run::cache;
@@ -46,7 +46,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts:
         prefix_cache: PrefixCache::new(4),
         drafts,
     };
-    let layout = gptoss_jit::engine::blueprint::sizes(&checkpoint.config, &model, &target).expect("it fits").0;
+    let layout = engine::blueprint::sizes(&checkpoint.config, &model, &target).expect("it fits").0;
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
     let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
     model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use gptoss_jit::device::Device;
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::store::Store;
-use gptoss_jit::tuning::TuningTables;
+use engine::device::Device;
 use gpu::Driver;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::store::Store;
+use kernel::tuning::TuningTables;
 
 use super::Room;
 use super::run::cache;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
-use gptoss_jit::object::key::KernelKey;
+use kernel::object::key::KernelKey;
 use serde_json::Value;
 
 use super::{Room, key, names};

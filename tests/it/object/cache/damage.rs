@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use gptoss_jit::object::cache::Made;
+use kernel::object::cache::Made;
 
 use super::{Room, hit, key, made, names};
 use crate::fixtures::skipped;

@@ -5,8 +5,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use gptoss_jit::error::Hint;
-use gptoss_jit::object::cache::{Cache, CacheError, Distrust, Folder, Limits, Lookup};
+use hint::Hint;
+use kernel::object::cache::{Cache, CacheError, Distrust, Folder, Limits, Lookup};
 
 use super::{Room, hit, key, made};
 use crate::fixtures::skipped;

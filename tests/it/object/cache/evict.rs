@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use gptoss_jit::object::cache::{Cache, Limits, Lookup, PruneOptions};
+use kernel::object::cache::{Cache, Limits, Lookup, PruneOptions};
 
 use super::{Room, hit, key, made, names};
 
@@ -43,7 +43,7 @@ fn entry_bytes(room: &Room) -> u64 {
     sizes[0]
 }
 
-fn prune(room: &Room, max_bytes: u64) -> gptoss_jit::object::cache::Removed {
+fn prune(room: &Room, max_bytes: u64) -> kernel::object::cache::Removed {
     room.open().folder().expect("usable").prune(&PruneOptions { max_bytes, older_than: None }).expect("pruned")
 }
 
@@ -129,7 +129,7 @@ fn failures_are_forgotten_after_a_week() {
             None => format!("{line}\n"),
         })
         .collect();
-    let sum = gptoss_jit::object::key::Digest::of(rest.as_bytes());
+    let sum = kernel::object::key::Digest::of(rest.as_bytes());
     fs::write(dir.join("meta.toml"), format!("rest_sha256 = \"{sum}\"\n{rest}")).expect("written");
     assert!(matches!(room.open().get(&key("bad")), Lookup::Failed { .. }), "the test wrote a sound entry");
     assert_eq!(prune(&room, u64::MAX).entries, 1);

@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::key::KernelKey;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::key::KernelKey;
 
 use super::{Room, hit, key, made, names};
 use crate::fixtures::skipped;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use gptoss_jit::error::Hint;
-use gptoss_jit::object::cache::Cache;
-use gptoss_jit::object::compile::{CompileError, CompilerOptions, Compilers, How};
-use gptoss_jit::object::store::Store;
+use hint::Hint;
+use kernel::object::cache::Cache;
+use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How};
+use kernel::object::store::Store;
 use tempfile::TempDir;
 
 use super::{HOST_TARGET, compile, options, request, runs};

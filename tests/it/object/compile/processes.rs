@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gptoss_jit::object::compile::Request;
-use gptoss_jit::object::key::Digest;
+use kernel::object::compile::Request;
+use kernel::object::key::Digest;
 use tempfile::TempDir;
 
 use super::{FAKE, current_folders, pipe_in, request, runs, store, wait_until};

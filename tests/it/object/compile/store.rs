@@ -3,10 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
-use gptoss_jit::error::Hint;
-use gptoss_jit::object::cache::{Cache, Limits};
-use gptoss_jit::object::compile::{CompileError, CompilerOptions};
-use gptoss_jit::object::store::{Origin, Stats, Store, StoreError};
+use hint::Hint;
+use kernel::object::cache::{Cache, Limits};
+use kernel::object::compile::{CompileError, CompilerOptions};
+use kernel::object::store::{Origin, Stats, Store, StoreError};
 use tempfile::TempDir;
 
 use super::{FAKE, options, request, runs, store};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use gptoss_jit::object::compile::{CompileError, CompilerOptions, Compilers, How, Request};
+use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How, Request};
 use tempfile::TempDir;
 
 use super::{FAKE, compile, current_folders, fake_failure, options, pipe_in, request, wait_until};

@@ -1,8 +1,8 @@
 //! Kernels that are launched before the kernel before them has ended.
 
-use gptoss_jit::template::library::{Layer, Library};
-use gptoss_jit::template::render::Rendered;
-use gptoss_jit::template::{Params, Precision};
+use kernel::template::library::{Layer, Library};
+use kernel::template::render::Rendered;
+use kernel::template::{Params, Precision};
 
 use super::{Problem, gpu, rendered};
 use crate::template::rendering::{BTreeMap, BTreeSet, Dtype};

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use gptoss_jit::target::Language;
-use gptoss_jit::template::{Params, Problem};
+use kernel::target::Language;
+use kernel::template::{Params, Problem};
 
 use super::{broken, fixtures, fused, host, library, library_under, rendered, scalars};
 

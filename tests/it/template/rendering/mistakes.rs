@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use gptoss_jit::dtype::Dtype;
-use gptoss_jit::template::{Params, Problem};
+use format::Dtype;
+use kernel::template::{Params, Problem};
 
 use super::{broken, fixtures, gpu, host, library, library_under, linear, rendered, rmsnorm, scalars};
 

@@ -1,0 +1,408 @@
+//! What one line asks for: a prompt, and how it is to be answered.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::source::Format;
+use chat::chat_format::ChatFormatError;
+use chat::{Part as ChatPart, Reasoning, Turn};
+use engine::PromptError;
+use engine::scheduler::{SamplingWishes, Wish};
+use hint::Hint;
+
+/// A line, understood.
+#[derive(Debug)]
+pub struct Asked {
+    /// What the line calls itself: `id`, or `custom_id`.
+    pub id: Option<Value>,
+    /// What to go on from.
+    pub prompt: Prompt,
+    /// What it says of its answer; flags say the rest.
+    pub wishes: Wishes,
+    /// The model that the line names, if it names one.
+    pub model: Option<String>,
+}
+
+/// What to go on from.
+#[derive(Debug)]
+pub enum Prompt {
+    /// A text.
+    Text(Vec<u8>),
+    /// Tokens.
+    Ids(Vec<u32>),
+    /// A conversation, to be answered.
+    Messages(Vec<Turn>),
+}
+
+/// How a line is to be answered, as far as it says.
+#[derive(Debug, Default)]
+pub struct Wishes {
+    /// Tokens at most.
+    pub max_new_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampling: SamplingWishes,
+    /// More ids that end the answer.
+    pub stop_token_ids: Vec<u32>,
+    /// How long the model is to think.
+    pub reasoning: Option<Reasoning>,
+    /// See [`engine::scheduler::LogitChanges`].
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// It is no object.
+    #[error("not a JSON object: {0}")]
+    NotJson(serde_json::Error),
+    /// A field of another type.
+    #[error("`{name}` is not what it should be: {source}")]
+    Field {
+        /// Its name.
+        name: &'static str,
+        /// Why not.
+        source: serde_json::Error,
+    },
+    /// Fields that nobody here knows, or can do.
+    #[error("{} not supported in files of prompts", names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "))]
+    Unsupported {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// No prompt, or several.
+    #[error("expected one of `prompt`, `messages` and `ids`, found {found}")]
+    NotOnePrompt {
+        /// How many there are.
+        found: usize,
+    },
+    /// A number that makes no sense.
+    #[error("`{name}` is {found}, expected {expected}")]
+    OutOfRange {
+        /// The field.
+        name: &'static str,
+        /// What it says.
+        found: f64,
+        /// What it may say.
+        expected: String,
+    },
+    /// A field of a batch line that has to say something else.
+    #[error("`{name}` is `{found}`, expected {expected}")]
+    Word {
+        /// The field.
+        name: &'static str,
+        /// What it says.
+        found: String,
+        /// What it may say.
+        expected: &'static str,
+    },
+    /// A message that is none.
+    #[error("`messages[{index}]`: {problem}")]
+    Message {
+        /// From 0.
+        index: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No sequence can begin with the prompt.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// Its words cannot be made tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] model::tokenizer::TokenizerError),
+    /// Its conversation cannot be made tokens.
+    #[error(transparent)]
+    Chat(#[from] ChatFormatError),
+    /// The model has no way of writing conversations.
+    #[error(transparent)]
+    NoChat(#[from] Arc<ChatFormatError>),
+}
+
+impl Hint for LineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Tokenizer(error) => error.hint(),
+            Self::Chat(error) => error.hint(),
+            Self::NoChat(error) => error.hint(),
+            Self::Prompt(PromptError::Empty) => None,
+            Self::Prompt(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+impl LineError {
+    /// The field that is wrong, if it is one.
+    pub fn param(&self) -> Option<String> {
+        match self {
+            Self::Field { name, .. } | Self::OutOfRange { name, .. } | Self::Word { name, .. } => {
+                Some((*name).to_owned())
+            }
+            Self::Unsupported { names } => names.first().cloned(),
+            Self::Message { index, .. } => Some(format!("messages[{index}]")),
+            _ => None,
+        }
+    }
+
+    /// OpenAI's word for it.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Prompt(PromptError::TooLong { .. }) => Some("context_length_exceeded"),
+            Self::Unsupported { .. } => Some("unsupported_parameter"),
+            _ => None,
+        }
+    }
+}
+
+/// Fields of requests that change no answer of one model in one process.
+const WITHOUT_EFFECT: [&str; 10] = [
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "stream_options",
+    "prompt_cache_key",
+    "safety_identifier",
+    "verbosity",
+    "parallel_tool_calls",
+    "prediction",
+];
+
+/// Whether a line is one of OpenAI's batch files.
+pub fn is_batch_line(line: &[u8]) -> bool {
+    serde_json::from_slice::<Map<String, Value>>(line)
+        .is_ok_and(|line| line.contains_key("custom_id") && line.contains_key("body"))
+}
+
+/// The name that a line has, whatever else is wrong with it.
+pub fn id_of(line: &[u8]) -> Option<Value> {
+    let mut line: Map<String, Value> = serde_json::from_slice(line).ok()?;
+    line.remove("custom_id").or_else(|| line.remove("id"))
+}
+
+impl Asked {
+    /// Understands a line.
+    ///
+    /// # Errors
+    /// [`LineError`]; a line of [`Format::Counted`] and [`Format::Lines`] is always understood.
+    pub fn parse(format: Format, line: Vec<u8>) -> Result<Self, LineError> {
+        match format {
+            Format::Counted | Format::Lines => {
+                let wishes = Wishes::default();
+                Ok(Self { id: None, prompt: Prompt::Text(line), wishes, model: None })
+            }
+            Format::Jsonl => {
+                let mut fields = Fields::read(&line)?;
+                let id = fields.take("id")?;
+                Self::from_fields(fields, id)
+            }
+            Format::Batch => Self::from_batch(&line),
+        }
+    }
+
+    fn from_batch(line: &[u8]) -> Result<Self, LineError> {
+        let mut fields = Fields::read(line)?;
+        let id: Option<String> = fields.take("custom_id")?;
+        let method: Option<String> = fields.take("method")?;
+        if let Some(found) = method.filter(|method| method != "POST") {
+            return Err(LineError::Word { name: "method", found, expected: "`POST`" });
+        }
+        let url: String = fields.take("url")?.unwrap_or_default();
+        let expected = "`/v1/chat/completions` or `/v1/completions`";
+        let field = match url.as_str() {
+            "/v1/chat/completions" => "messages",
+            "/v1/completions" => "prompt",
+            _ => return Err(LineError::Word { name: "url", found: url, expected }),
+        };
+        let mut body = Fields(fields.take("body")?.unwrap_or_default());
+        fields.end()?;
+        if !body.0.contains_key(field) {
+            return Err(LineError::NotOnePrompt { found: 0 });
+        }
+        // OpenAI's completions take ids in the place of a text.
+        if body.0.get("prompt").is_some_and(Value::is_array) {
+            let ids = body.0.remove("prompt").expect("just seen");
+            body.0.insert("ids".into(), ids);
+        }
+        Self::from_fields(body, id.map(Value::String))
+    }
+
+    fn from_fields(mut fields: Fields, id: Option<Value>) -> Result<Self, LineError> {
+        let prompt: Option<String> = fields.take("prompt")?;
+        let ids: Option<Vec<u32>> = fields.take("ids")?;
+        let messages: Option<Vec<Value>> = fields.take("messages")?;
+        let messages = messages.map(self::messages).transpose()?;
+        let prompts =
+            [prompt.map(|text| Prompt::Text(text.into_bytes())), ids.map(Prompt::Ids), messages.map(Prompt::Messages)];
+        let mut prompts: Vec<Prompt> = prompts.into_iter().flatten().collect();
+        let prompt = match (prompts.pop(), prompts.len()) {
+            (Some(prompt), 0) => prompt,
+            (prompt, n) => return Err(LineError::NotOnePrompt { found: n + usize::from(prompt.is_some()) }),
+        };
+        let model = fields.take("model")?;
+        let wishes = fields.wishes()?;
+        fields.end()?;
+        Ok(Self { id, prompt, wishes, model })
+    }
+}
+
+/// An object whose fields are taken out one by one.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn read(line: &[u8]) -> Result<Self, LineError> {
+        serde_json::from_slice(line).map(Self).map_err(LineError::NotJson)
+    }
+
+    /// A field; `null` is none.
+    fn take<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, LineError> {
+        match self.0.shift_remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => serde_json::from_value(value).map(Some).map_err(|source| LineError::Field { name, source }),
+        }
+    }
+
+    fn sampling(&mut self) -> Result<SamplingWishes, LineError> {
+        let mut wishes = SamplingWishes::default();
+        for (name, wish) in wishes.fields() {
+            match wish {
+                Wish::Number(value, range) => *value = self.number(name, &range)?,
+                Wish::Count(value) => *value = self.take::<u32>(name)?.map(i64::from),
+                Wish::Bits(value) => *value = self.take(name)?,
+            }
+        }
+        Ok(wishes)
+    }
+
+    fn number(&mut self, name: &'static str, range: &RangeInclusive<f32>) -> Result<Option<f32>, LineError> {
+        let Some(found) = self.take::<f64>(name)? else { return Ok(None) };
+        let (low, high) = (*range.start(), *range.end());
+        if (f64::from(low)..=f64::from(high)).contains(&found) {
+            return Ok(Some(found as f32));
+        }
+        Err(LineError::OutOfRange { name, found, expected: format!("{low} to {high}") })
+    }
+
+    fn wishes(&mut self) -> Result<Wishes, LineError> {
+        let max_tokens: Option<usize> = self.take("max_tokens")?;
+        let max_completion_tokens = self.take("max_completion_tokens")?;
+        let mut logit_bias = Vec::new();
+        for (id, bias) in self.take::<Map<String, Value>>("logit_bias")?.unwrap_or_default() {
+            let of_field = |source| LineError::Field { name: "logit_bias", source };
+            let id: u32 = serde_json::from_str(&id).map_err(of_field)?;
+            logit_bias.push((id, serde_json::from_value(bias).map_err(of_field)?));
+        }
+        Ok(Wishes {
+            max_new_tokens: max_completion_tokens.or(max_tokens),
+            sampling: self.sampling()?,
+            stop_token_ids: self.take("stop_token_ids")?.unwrap_or_default(),
+            reasoning: self.take::<Effort>("reasoning_effort")?.map(Into::into),
+            logit_bias,
+        })
+    }
+
+    /// Nothing is to be left but what changes nothing: what is not done must not be ignored in silence.
+    fn end(mut self) -> Result<(), LineError> {
+        let changes_nothing = |name: &str, value: &Value| match name {
+            _ if value.is_null() || WITHOUT_EFFECT.contains(&name) => true,
+            "n" => *value == 1,
+            "stream" | "logprobs" | "echo" => *value == false,
+            "tools" | "stop" => value.as_array().is_some_and(Vec::is_empty),
+            "tool_choice" => *value == "none" || *value == "auto",
+            "response_format" => value["type"] == "text",
+            "modalities" => *value == serde_json::json!(["text"]),
+            _ => false,
+        };
+        self.0.retain(|name, value| !changes_nothing(name, value));
+        let names: Vec<String> = self.0.into_iter().map(|(name, _)| name).collect();
+        if names.is_empty() { Ok(()) } else { Err(LineError::Unsupported { names }) }
+    }
+}
+
+/// What clients say of how long to think. The model knows three of these; others are taken as the nearest.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl From<Effort> for Reasoning {
+    fn from(effort: Effort) -> Self {
+        match effort {
+            Effort::None | Effort::Minimal | Effort::Low => Self::Low,
+            Effort::Medium => Self::Medium,
+            Effort::High | Effort::Xhigh | Effort::Max => Self::High,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RawMessage {
+    role: String,
+    #[serde(default)]
+    content: Content,
+    #[serde(default)]
+    tool_calls: Vec<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    #[default]
+    Nothing,
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: String,
+}
+
+/// The messages of a conversation as OpenAI's API takes them. What the assistant thought in earlier turns is left
+/// out, as the model expects.
+///
+/// # Errors
+/// [`LineError::Message`] says which of them is none.
+pub fn messages(values: Vec<Value>) -> Result<Vec<Turn>, LineError> {
+    let message =
+        |(index, value): (usize, Value)| message(value).map_err(|problem| LineError::Message { index, problem });
+    values.into_iter().enumerate().map(message).collect()
+}
+
+fn message(value: Value) -> Result<Turn, String> {
+    let RawMessage { role, content, tool_calls } = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    let text = match content {
+        Content::Nothing => String::new(),
+        Content::Text(text) => text,
+        Content::Parts(parts) => {
+            let other = parts.iter().find(|part| !["text", "input_text", "output_text"].contains(&part.kind.as_str()));
+            if let Some(part) = other {
+                return Err(format!("content of type `{}` is not supported", part.kind));
+            }
+            parts.into_iter().map(|part| part.text).collect()
+        }
+    };
+    if !tool_calls.is_empty() {
+        return Err("calls of tools are not supported in files of prompts".into());
+    }
+    match role.as_str() {
+        "system" => Ok(Turn::System(text)),
+        "developer" => Ok(Turn::Developer(text)),
+        "user" => Ok(Turn::User(text)),
+        "assistant" => Ok(Turn::Assistant(ChatPart::answer(text).into())),
+        other => Err(format!("role `{other}` is none of system, developer, user and assistant")),
+    }
+}

@@ -1,0 +1,102 @@
+//! Many prompts in, an answer for each out, and nothing that was finished is ever lost.
+//!
+//! [`source`] finds prompts and [`asked`] understands a line; [`plan`] makes requests of them; [`work`] runs these,
+//! as slots get free, on one device or on those of several [`replica`]s, and leaves each answer in [`records`] when it
+//! is finished; [`answers`] writes them down in the end, in the order of the prompts. A [`shard`] is a part of the
+//! prompts. What is kept of a prompt in memory is a few numbers.
+
+pub mod answers;
+pub mod asked;
+pub mod energy;
+mod pattern;
+pub mod plan;
+pub mod prompter;
+pub mod records;
+pub mod replica;
+pub mod shard;
+pub mod source;
+pub mod work;
+
+use std::fmt;
+
+use ::replica::ReplicaError;
+use engine::EngineError;
+use hint::Hint;
+
+/// Which prompt, and where it stands: ``2 (`prompts.txt`, line 3)``.
+#[derive(Debug)]
+pub struct Place(String);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Why prompts were not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// They cannot be read.
+    #[error(transparent)]
+    Source(#[from] source::SourceError),
+    /// One of them is wrong.
+    #[error("could not run prompt {place}")]
+    Line {
+        /// Where.
+        place: Place,
+        /// What is wrong.
+        #[source]
+        source: Box<asked::LineError>,
+    },
+    /// An answer is recorded, to something else than what stands there now.
+    #[error(
+        "could not go on: the answer that is recorded for prompt {place} is to another prompt or with other settings"
+    )]
+    Changed {
+        /// Where.
+        place: Place,
+    },
+    /// Answers cannot be kept.
+    #[error(transparent)]
+    Records(#[from] records::RecordsError),
+    /// One of several processes does not go on.
+    #[error("could not go on after {n_done} of {n} answers")]
+    Replica {
+        /// Answers that are kept.
+        n_done: usize,
+        /// Prompts.
+        n: usize,
+        /// Why.
+        #[source]
+        source: ReplicaError,
+    },
+    /// The engine does not go on.
+    #[error("could not go on after {n_done} of {n} answers")]
+    Engine {
+        /// Answers that are kept.
+        n_done: usize,
+        /// Prompts.
+        n: usize,
+        /// Why.
+        #[source]
+        source: EngineError,
+    },
+}
+
+impl Hint for BatchError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Source(error) => error.hint(),
+            Self::Records(error) => error.hint(),
+            Self::Changed { .. } => Some(records::RESTART_HINT.to_owned()),
+            Self::Line { source, .. } => Some(source.hint().unwrap_or_else(|| {
+                "mend the line, or have `--out-format batch` record what is wrong with it as its answer".to_owned()
+            })),
+            Self::Engine { source, .. } => source.hint(),
+            Self::Replica { source, .. } => {
+                let goes_on = "the same command goes on from the answers that are kept";
+                Some(source.hint().unwrap_or_else(|| goes_on.to_owned()))
+            }
+        }
+    }
+}

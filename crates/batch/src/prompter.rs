@@ -1,0 +1,63 @@
+//! Prompts to token ids.
+
+use std::sync::Arc;
+
+use super::asked::{LineError, Prompt};
+use chat::Reasoning;
+use chat::chat_format::{ChatFormat, ChatFormatError, Conversation, Thinking};
+use model::tokenizer::Tokenizer;
+use model::tokenizer::limit::Limit;
+
+/// A tokenizer, and a format for conversations.
+#[derive(Clone, Debug)]
+pub struct Prompter {
+    /// For texts and ids.
+    pub tokenizer: Tokenizer,
+    chat: Result<Arc<dyn ChatFormat>, Arc<ChatFormatError>>,
+    usual: Usual,
+}
+
+/// What conversations are told where they do not say.
+#[derive(Clone, Debug, Default)]
+pub struct Usual {
+    /// The date: `2025-06-28`.
+    pub current_date: String,
+    /// How long to think.
+    pub reasoning: Option<Reasoning>,
+}
+
+impl Prompter {
+    /// Without a format it does for texts.
+    pub fn new(tokenizer: Tokenizer, chat: Result<Arc<dyn ChatFormat>, ChatFormatError>, usual: Usual) -> Self {
+        Self { tokenizer, chat: chat.map_err(Arc::new), usual }
+    }
+
+    /// The format of conversations.
+    ///
+    /// # Errors
+    /// [`LineError::NoChat`].
+    pub fn chat(&self) -> Result<&dyn ChatFormat, LineError> {
+        self.chat.as_deref().map_err(|why| LineError::NoChat(Arc::clone(why)))
+    }
+
+    /// The ids of a prompt.
+    ///
+    /// # Errors
+    /// Its words are not in the vocabulary, or nothing can be made of a conversation.
+    pub fn ids(&self, prompt: &Prompt, reasoning: Option<Reasoning>) -> Result<Vec<u32>, LineError> {
+        let turns = match prompt {
+            Prompt::Text(text) => return Ok(self.tokenizer.encode(text)?),
+            Prompt::Ids(ids) => return Ok(ids.clone()),
+            Prompt::Messages(turns) => turns,
+        };
+        let conversation = Conversation {
+            current_date: Some(self.usual.current_date.clone()),
+            thinking: Thinking::from(reasoning.or(self.usual.reasoning)),
+            tools: &[],
+            may_call: false,
+            format: None,
+            turns,
+        };
+        Ok(self.chat()?.prompt(&conversation, &Limit::NONE)?.ids)
+    }
+}

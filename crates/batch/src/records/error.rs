@@ -1,0 +1,68 @@
+//! Why answers cannot be kept.
+
+use std::io;
+use std::path::PathBuf;
+
+use hint::Hint;
+
+/// What to do where records are of another run.
+pub(crate) const RESTART_HINT: &str =
+    "give the prompts and flags of the run that they are of, or have them forgotten with `--restart`";
+
+/// Why answers cannot be kept, or not be gone on from.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordsError {
+    /// What the system says.
+    #[error("could not keep answers in `{}`", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process is at it.
+    #[error("could not keep answers in `{}`: another process does", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Some other file has the name.
+    #[error("could not go on from `{}`: it holds no records of this program", path.display())]
+    NoRecords {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is of a run with other settings.
+    #[error("could not go on from `{}`: its {n_done} answers are with other settings: {}", path.display(), differences.join(", "))]
+    OtherSettings {
+        /// The file.
+        path: PathBuf,
+        /// Answers in it.
+        n_done: usize,
+        /// What differs.
+        differences: Vec<String>,
+    },
+    /// It answers prompts that are not there.
+    #[error("could not go on from `{}`: it answers prompt {index}, and there are {n}", path.display())]
+    TooMany {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        index: u32,
+        /// Prompts.
+        n: usize,
+    },
+}
+
+impl Hint for RecordsError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Io { .. } => "answers that are kept already stay; the same command goes on from them",
+            Self::Busy { .. } => "wait for it, or name another file with `-o` or `--records`",
+            Self::NoRecords { .. } => "name another file with `--records`",
+            Self::OtherSettings { .. } | Self::TooMany { .. } => RESTART_HINT,
+        };
+        Some(hint.to_owned())
+    }
+}

@@ -1,0 +1,96 @@
+//! Copies of the model on several devices of this machine, each in a process of its own.
+//!
+//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there, [`Said`] comes back.
+
+pub mod child;
+mod parent;
+
+use std::iter::Sum;
+
+use serde::{Deserialize, Serialize};
+
+pub use parent::Replicas;
+
+use super::work::{Answered, Job};
+use engine::Engine;
+use engine::scheduler::Figures;
+use replica::Asked;
+
+/// A job, in a line.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Sent {
+    index: usize,
+    digest: u64,
+    asked: Asked,
+}
+
+impl From<Job> for Sent {
+    fn from(job: Job) -> Self {
+        let Job { index, digest, request } = job;
+        Self { index, digest, asked: request.into() }
+    }
+}
+
+impl From<Sent> for Job {
+    fn from(sent: Sent) -> Self {
+        let Sent { index, digest, asked } = sent;
+        Self { index, digest, request: asked.into() }
+    }
+}
+
+/// What a child says.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Said {
+    /// It takes jobs.
+    Ready(Ready),
+    /// What it did so far: before every answer.
+    Did(Did),
+    /// A job is done.
+    Answered(Answered),
+}
+
+/// A replica that takes jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// Sequences that it runs at a time.
+    pub n_slots: usize,
+    /// Positions of the longest of them.
+    pub capacity_tokens: usize,
+    /// Its device, for people.
+    pub device: String,
+    /// Kernels that it found in the cache, and that it compiled.
+    pub kernels: (usize, usize),
+}
+
+/// What an engine did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Did {
+    /// Steps.
+    pub steps: usize,
+    /// Tokens that steps had draft rows for.
+    pub drafted_tokens: u64,
+    /// Drafts that were what came.
+    pub accepted_tokens: u64,
+    /// What the device took, in joules, where its driver says.
+    pub joules: Option<f64>,
+}
+
+impl Did {
+    /// By this engine, which took so many joules.
+    pub fn by(engine: &Engine, joules: Option<f64>) -> Self {
+        let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
+        Self { steps: engine.host_times().steps, drafted_tokens, accepted_tokens, joules }
+    }
+}
+
+impl Sum for Did {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        let sum = |a: Self, b: Self| Self {
+            steps: a.steps + b.steps,
+            drafted_tokens: a.drafted_tokens + b.drafted_tokens,
+            accepted_tokens: a.accepted_tokens + b.accepted_tokens,
+            joules: a.joules.zip(b.joules).map(|(a, b)| a + b),
+        };
+        all.reduce(sum).unwrap_or_default()
+    }
+}

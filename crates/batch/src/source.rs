@@ -1,0 +1,440 @@
+//! Where prompts come from: files, a pipe, the files that a pattern names, or one text. Lines are found once and read
+//! again when their turn comes, so that what is kept of a prompt is where it lies.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::asked;
+use super::pattern;
+use hint::Hint;
+
+/// How prompts are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// The number of prompts on a line of its own, then one a line
+    Counted,
+    /// One a line, and nothing else
+    Lines,
+    /// An object a line: `prompt`, `messages` or `ids`, and how that one is to be answered
+    Jsonl,
+    /// OpenAI's batch files: `custom_id`, `method`, `url` and `body` a line
+    Batch,
+}
+
+/// Bytes of the longest line that is read.
+const MAX_LINE_BYTES: u64 = 64 << 20;
+
+/// Prompts, not read yet.
+#[derive(Debug)]
+pub struct Source {
+    parts: Vec<Part>,
+    lines: Vec<Line>,
+    format: Format,
+    findings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Part {
+    /// For messages.
+    name: String,
+    text: Text,
+}
+
+#[derive(Debug)]
+enum Text {
+    File(File),
+    Memory(Vec<u8>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    part: u32,
+    /// From 1.
+    number: u32,
+    offset: u64,
+    len_bytes: u32,
+}
+
+/// Why there are no prompts.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The system does not let us have them.
+    #[error("could not read prompts `{name}`")]
+    Read {
+        /// The file.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The first line is no number.
+    #[error("could not read prompts `{name}`: line 1 is the number of prompts, found `{found}`")]
+    NoCount {
+        /// The file.
+        name: String,
+        /// The beginning of its first line.
+        found: String,
+    },
+    /// A line that nobody wrote by hand, nor a program that knew what it did.
+    #[error("could not read prompts `{name}`: line {line} has more than {MAX_LINE_BYTES} bytes")]
+    LongLine {
+        /// The file.
+        name: String,
+        /// From 1.
+        line: u32,
+    },
+    /// No file has such a name.
+    #[error("could not read prompts `{pattern}`: no file has such a name")]
+    NoMatch {
+        /// What was asked for.
+        pattern: String,
+    },
+    /// Several files, which are not alike.
+    #[error("could not read prompts: `{name}` is not written as `{other}` is")]
+    Unlike {
+        /// A file.
+        name: String,
+        /// An earlier one.
+        other: String,
+    },
+}
+
+impl Hint for SourceError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::NoCount { found, .. } if found.trim_start().starts_with('{') => {
+                "`--in-format jsonl` reads an object a line, `--in-format batch` OpenAI's batch files"
+            }
+            Self::NoCount { .. } => {
+                "put the number of prompts on a line of its own before them, or say `--in-format lines`"
+            }
+            Self::Unlike { .. } => "`--in-format` says how all of them are written",
+            Self::NoMatch { .. } => "quote the pattern so that it comes here whole; `*`, `?` and `[…]` stand for names",
+            Self::LongLine { .. } => "is this a file of prompts, one a line?",
+            Self::Read { .. } => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+impl Source {
+    /// Finds all prompts.
+    ///
+    /// - `input`: a file; `-`, which is stdin; a pattern of names; or a text that does not look like any of these,
+    ///   which   is the only prompt
+    /// - `format`: without it, as the file's name and beginning say
+    /// - `first`: only so many
+    ///
+    /// # Errors
+    /// All of [`SourceError`].
+    pub fn open(input: &OsStr, format: Option<Format>, first: Option<usize>) -> Result<Self, SourceError> {
+        let path = Path::new(input);
+        if input == "-" {
+            return Self::read(vec![spooled("stdin", &mut io::stdin().lock())?], format, first);
+        }
+        let is_absent = matches!(
+            path.metadata().map_err(|error| error.kind()),
+            Err(ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename)
+        );
+        if !is_absent {
+            return Self::read(vec![opened(path)?], format, first);
+        }
+        if !looks_like_a_path(input) {
+            return Ok(Self::only(input.as_encoded_bytes().to_vec()));
+        }
+        if !pattern::is_pattern(input) {
+            return Self::read(vec![opened(path)?], format, first); // which says why not
+        }
+        let name = path.display().to_string();
+        let paths = pattern::matching(path).map_err(|source| SourceError::Read { name: name.clone(), source })?;
+        if paths.is_empty() {
+            return Err(SourceError::NoMatch { pattern: name });
+        }
+        let parts = paths.iter().map(|path: &PathBuf| opened(path)).collect::<Result<_, _>>()?;
+        Self::read(parts, format, first)
+    }
+
+    /// A text that is the only prompt, line ends included.
+    fn only(text: Vec<u8>) -> Self {
+        let line = Line { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
+        let findings = vec!["there is no such file: what `-i` says is the only prompt".to_owned()];
+        let parts = vec![Part { name: "-i".into(), text: Text::Memory(text) }];
+        Self { parts, lines: vec![line], format: Format::Lines, findings }
+    }
+
+    fn read(parts: Vec<Part>, format: Option<Format>, first: Option<usize>) -> Result<Self, SourceError> {
+        let mut source = Self { parts: Vec::new(), lines: Vec::new(), format: Format::Counted, findings: Vec::new() };
+        for (i, part) in parts.into_iter().enumerate() {
+            let found = format.map_or_else(|| part.format(), Ok)?;
+            if i > 0 && found != source.format {
+                return Err(SourceError::Unlike { name: part.name, other: source.parts[0].name.clone() });
+            }
+            source.format = found;
+            source.parts.push(part);
+            let most = first.map_or(usize::MAX, |first| first - source.lines.len());
+            if most > 0 {
+                source.find_lines(most)?;
+            }
+        }
+        Ok(source)
+    }
+
+    /// Finds the lines of the part that came last, so many at most.
+    fn find_lines(&mut self, most: usize) -> Result<(), SourceError> {
+        let Part { name, text } = self.parts.last().expect("just pushed");
+        let mut lines =
+            Lines { part: (self.parts.len() - 1) as u32, name, reader: text.reader(name)?, number: 0, offset: 0 };
+        let mut wanted = most;
+        let mut count = None;
+        if self.format == Format::Counted {
+            let first = lines.next_line()?.map_or_else(Vec::new, |(_, bytes)| bytes);
+            let n = leading_number(&first).ok_or_else(|| SourceError::NoCount {
+                name: name.clone(),
+                found: String::from_utf8_lossy(&first).chars().take(40).collect(),
+            })?;
+            (wanted, count) = (most.min(n), Some(n));
+        }
+        let (mut n_lines, mut n_returns) = (0, 0);
+        while n_lines < wanted {
+            let Some((line, bytes)) = lines.next_line()? else { break };
+            let has_return = bytes.ends_with(b"\r");
+            match self.format {
+                Format::Counted => n_returns += usize::from(has_return),
+                Format::Jsonl | Format::Batch if bytes.trim_ascii().is_empty() => continue,
+                _ => {}
+            }
+            n_lines += 1;
+            self.lines.push(line);
+        }
+        if let Some(count) = count.filter(|_| n_lines < wanted) {
+            self.findings.push(format!("`{name}` says {count} prompts and has {n_lines}"));
+        }
+        if n_returns > 0 {
+            let what = "end in a carriage return, which is part of them: the file's lines end as Windows ends them";
+            self.findings.push(format!("{n_returns} prompts of `{name}` {what}"));
+        }
+        Ok(())
+    }
+
+    /// Number of prompts.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// How they are written.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// What is unusual about them, in sentences.
+    pub fn findings(&self) -> &[String] {
+        &self.findings
+    }
+
+    /// Which prompt `i` is, from 1, and where it stands, for messages.
+    pub fn place(&self, i: usize) -> String {
+        let Line { part, number, .. } = self.lines[i];
+        format!("{} (`{}`, line {number})", i + 1, self.parts[part as usize].name)
+    }
+
+    /// The bytes of prompt `i`'s line, without its end.
+    ///
+    /// # Errors
+    /// [`SourceError::Read`].
+    pub fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
+        let Line { part, offset, len_bytes, .. } = self.lines[i];
+        let Part { name, text } = &self.parts[part as usize];
+        let mut bytes = vec![0; len_bytes as usize];
+        match text {
+            Text::File(file) => file
+                .read_exact_at(&mut bytes, offset)
+                .map_err(|source| SourceError::Read { name: name.clone(), source })?,
+            Text::Memory(text) => bytes.copy_from_slice(&text[offset as usize..][..len_bytes as usize]),
+        }
+        if self.format == Format::Lines && matches!(text, Text::File(_)) && bytes.ends_with(b"\r") {
+            bytes.pop();
+        }
+        Ok(bytes)
+    }
+}
+
+impl Part {
+    /// As its name and its first line say: a name in `.jsonl` or `.ndjson` holds objects, one in `.lines` lines, and
+    /// all others are counted as the seeds' are.
+    fn format(&self) -> Result<Format, SourceError> {
+        let extension = Path::new(&self.name).extension().and_then(OsStr::to_str).unwrap_or_default();
+        match extension.to_ascii_lowercase().as_str() {
+            "lines" => return Ok(Format::Lines),
+            "jsonl" | "ndjson" => {}
+            _ => return Ok(Format::Counted),
+        }
+        let mut lines =
+            Lines { part: 0, name: &self.name, reader: self.text.reader(&self.name)?, number: 0, offset: 0 };
+        while let Some((_, bytes)) = lines.next_line()? {
+            if !bytes.trim_ascii().is_empty() {
+                return Ok(if asked::is_batch_line(&bytes) { Format::Batch } else { Format::Jsonl });
+            }
+        }
+        Ok(Format::Jsonl)
+    }
+}
+
+impl Text {
+    fn reader(&self, name: &str) -> Result<Box<dyn BufRead + '_>, SourceError> {
+        Ok(match self {
+            Self::Memory(text) => Box::new(text.as_slice()),
+            Self::File(file) => {
+                let mut file: &File = file;
+                file.seek(SeekFrom::Start(0)).map_err(|source| SourceError::Read { name: name.to_owned(), source })?;
+                Box::new(BufReader::new(file))
+            }
+        })
+    }
+}
+
+/// Lines one by one, and where they are.
+struct Lines<'a> {
+    part: u32,
+    name: &'a str,
+    reader: Box<dyn BufRead + 'a>,
+    number: u32,
+    offset: u64,
+}
+
+impl Lines<'_> {
+    /// The next one, without its end.
+    fn next_line(&mut self) -> Result<Option<(Line, Vec<u8>)>, SourceError> {
+        let mut bytes = Vec::new();
+        let read = (&mut self.reader).take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes);
+        let n_read = read.map_err(|source| SourceError::Read { name: self.name.to_owned(), source })?;
+        if n_read == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        if bytes.pop_if(|byte| *byte == b'\n').is_none() && n_read as u64 > MAX_LINE_BYTES {
+            return Err(SourceError::LongLine { name: self.name.to_owned(), line: self.number });
+        }
+        let Self { part, number, offset, .. } = *self;
+        self.offset += n_read as u64;
+        Ok(Some((Line { part, number, offset, len_bytes: bytes.len() as u32 }, bytes)))
+    }
+}
+
+fn opened(path: &Path) -> Result<Part, SourceError> {
+    let name = path.display().to_string();
+    let could_not = |source| SourceError::Read { name: name.clone(), source };
+    let mut file = File::open(path).map_err(could_not)?;
+    let found = file.metadata().map_err(could_not)?;
+    if found.is_dir() {
+        return Err(could_not(ErrorKind::IsADirectory.into()));
+    }
+    if !found.is_file() {
+        return spooled(&name, &mut file);
+    }
+    Ok(Part { name, text: Text::File(file) })
+}
+
+/// What can be read once alone, in a file without a name.
+fn spooled(name: &str, reader: &mut dyn Read) -> Result<Part, SourceError> {
+    let copied = tempfile::tempfile().and_then(|mut file| io::copy(reader, &mut file).map(|_| file));
+    let file = copied.map_err(|source| SourceError::Read { name: name.to_owned(), source })?;
+    Ok(Part { name: name.to_owned(), text: Text::File(file) })
+}
+
+/// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to
+/// be run as a prompt.
+fn looks_like_a_path(text: &OsStr) -> bool {
+    let is_one_word = !text.as_encoded_bytes().iter().any(u8::is_ascii_whitespace);
+    let has_extension = Path::new(text).extension().is_some_and(|extension| !extension.is_empty());
+    is_one_word && (has_extension || text.as_encoded_bytes().contains(&b'/'))
+}
+
+/// The number that a line begins with, as C's `atoi` reads it: `6 prompts` is 6.
+fn leading_number(line: &[u8]) -> Option<usize> {
+    let text = line.trim_ascii_start();
+    let text = text.strip_prefix(b"+").unwrap_or(text);
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&text[..digits]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn source(name: &str, text: &[u8], format: Option<Format>, first: Option<usize>) -> Result<Source, SourceError> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("written");
+        Source::open(path.as_os_str(), format, first)
+    }
+
+    fn lines(source: &Source) -> Vec<String> {
+        (0..source.len()).map(|i| String::from_utf8(source.line(i).expect("read")).expect("text")).collect()
+    }
+
+    #[test]
+    fn the_count_is_read_as_c_reads_it() {
+        assert_eq!(leading_number(b"6 prompts"), Some(6));
+        assert_eq!(leading_number(b"  +12"), Some(12));
+        assert_eq!(leading_number(b"0"), Some(0));
+        assert_eq!(leading_number(b"Once upon a time"), None);
+        assert_eq!(leading_number(b""), None);
+        assert_eq!(leading_number(b"99999999999999999999999"), None);
+    }
+
+    #[test]
+    fn a_word_with_a_folder_or_an_extension_was_meant_as_a_file() {
+        for path in ["/nowhere/in.txt", "prompts.txt", "data/input", "../in"] {
+            assert!(looks_like_a_path(OsStr::new(path)), "{path}");
+        }
+        for text in ["Once upon a time", "Once", "Hello.", "see a/b and c.txt", "a.txt\n", ""] {
+            assert!(!looks_like_a_path(OsStr::new(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_say_how_files_are_written_and_flags_overrule_them() {
+        let counted = source("in.txt", b"2\na\n\nb\n", None, None).expect("read");
+        assert_eq!((counted.format(), lines(&counted)), (Format::Counted, vec!["a".into(), String::new()]));
+        let plain = source("in.lines", b"2\r\na\n\nb", None, None).expect("read");
+        assert_eq!((plain.format(), lines(&plain)), (Format::Lines, ["2", "a", "", "b"].map(String::from).to_vec()));
+        assert_eq!(lines(&source("in.txt", b"2\na\n", Some(Format::Lines), Some(1)).expect("read")), ["2"]);
+        let objects = b"\n{\"prompt\": \"a\"}\n \n{}\n";
+        let jsonl = source("in.jsonl", objects, None, None).expect("read");
+        assert_eq!((jsonl.format(), lines(&jsonl)), (Format::Jsonl, vec!["{\"prompt\": \"a\"}".into(), "{}".into()]));
+        assert!(jsonl.place(1).ends_with("/in.jsonl`, line 4)"), "{}", jsonl.place(1));
+        let batch = source("in.jsonl", b"{\"custom_id\": \"a\", \"body\": {}}\n", None, None).expect("read");
+        assert_eq!(batch.format(), Format::Batch);
+
+        let hint = |text: &[u8]| source("in.txt", text, None, None).expect_err("no count").hint().expect("a hint");
+        assert!(hint(b"Hello\n").contains("`--in-format lines`"));
+        assert!(hint(b"{\"prompt\": \"a\"}\n").contains("`--in-format jsonl`"));
+    }
+
+    #[test]
+    fn a_pattern_names_files_in_the_order_of_their_names() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("written");
+        write("b.lines", "b\n");
+        write("a.lines", "a\nA\n");
+        let open = |pattern: &str| Source::open(folder.path().join(pattern).as_os_str(), None, None);
+        assert_eq!(lines(&open("*.lines").expect("read")), ["a", "A", "b"]);
+        assert!(matches!(open("*.txt"), Err(SourceError::NoMatch { .. })));
+        write("c.txt", "1\nc\n");
+        assert!(matches!(open("*"), Err(SourceError::Unlike { .. })));
+        assert_eq!(
+            Source::open(folder.path().join("*").as_os_str(), Some(Format::Lines), Some(4)).expect("read").len(),
+            4
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! Chat formats: how conversations become prompts and tokens answers, as the model was trained.
+//!
+//! [`ChatFormat`] is what commands and the server know. [`choose`] gives the one that a model has: `harmony` where the
+//! vocabulary has its tokens, else the checkpoint's own `template`. [`specials`] says which tokens end a sequence.
+
+mod error;
+mod harmony;
+pub mod specials;
+mod template;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use error::{ChatFormatError, Untaken};
+
+use crate::chat_template::ChatTemplate;
+use crate::grammar::Layout;
+use crate::harmony::parser::Repair;
+use crate::harmony::{Harmony, HarmonyError};
+use crate::{Made, Reasoning, ResponseFormat, Tool, Turn};
+use model::family::Family;
+use model::tokenizer::Tokenizer;
+use model::tokenizer::limit::Limit;
+use specials::Specials;
+
+/// A way of writing conversations, and of reading answers. Its [`Layout`] is that of the grammar of an answer.
+pub trait ChatFormat: Layout {
+    /// The prompt for the assistant's next words.
+    ///
+    /// # Errors
+    /// More tokens than `limit` takes; something that the format cannot say.
+    fn prompt(&self, conversation: &Conversation<'_>, limit: &Limit<'_>) -> Result<Prompt, ChatFormatError>;
+
+    /// Reads what the model writes after a prompt. With `goes_on` it is never over: for models that are kept from
+    /// stopping.
+    fn answer(&self, begun: Begun, goes_on: bool) -> Box<dyn AnswerParser>;
+
+    /// The tokens after which the model waits for others. They are part of what it writes, and the parser's to read,
+    /// unlike those of [`Specials::ends`].
+    fn stop_ids(&self) -> &[u32];
+
+    /// Whether a text of no form has a grammar, too: one with headers has.
+    fn has_headers(&self) -> bool;
+
+    /// Whether the parser finds calls of tools.
+    fn reads_calls(&self) -> bool;
+}
+
+/// All that a prompt is made of.
+#[derive(Clone, Debug)]
+pub struct Conversation<'a> {
+    /// `2025-06-28`, if the model is told.
+    pub current_date: Option<String>,
+    /// How long to think.
+    pub thinking: Thinking,
+    /// Functions, in order.
+    pub tools: &'a [Tool],
+    /// Whether they may be called.
+    pub may_call: bool,
+    /// What the answer is to look like.
+    pub format: Option<ResponseFormat>,
+    /// What is said, in order.
+    pub turns: &'a [Turn],
+}
+
+/// How long the model is to think.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// As it does where nobody says.
+    #[default]
+    Usual,
+    /// Not at all.
+    No,
+    /// So much.
+    Effort(Reasoning),
+}
+
+impl From<Option<Reasoning>> for Thinking {
+    fn from(effort: Option<Reasoning>) -> Self {
+        effort.map_or(Self::Usual, Self::Effort)
+    }
+}
+
+/// A prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// All of it.
+    pub ids: Vec<u32>,
+    /// What of it is the model's.
+    pub begun: Begun,
+}
+
+/// The end of a prompt that is the beginning of the message that the model is to write.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// The message is the answer, without reasoning.
+    pub in_answer: bool,
+}
+
+/// Reads tokens one by one. A sampled model can write anything, so nothing here is an error.
+pub trait AnswerParser: fmt::Debug + Send + Sync {
+    /// Takes the next token.
+    fn push(&mut self, id: u32) -> Vec<Event>;
+
+    /// Ends the output: a message that is still open is unfinished.
+    fn finish(&mut self) -> Vec<Event>;
+
+    /// Whether the turn is over. What comes behind that is ignored.
+    fn is_over(&self) -> bool;
+
+    /// How many tokens so far were reasoning.
+    fn n_reasoning_tokens(&self) -> usize;
+
+    /// What was read otherwise than it was written, by names of [`repairs`], and how often.
+    fn repairs(&self) -> Vec<(&'static str, usize)>;
+
+    /// The messages that ended so far, for the next prompt of a conversation without tools: a call, which nobody
+    /// answers there, is words like others.
+    ///
+    /// # Errors
+    /// A message that cannot be written; none that was read.
+    fn messages(&self) -> Result<Vec<Made>, ChatFormatError>;
+}
+
+/// Something that became known with a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message begins. No other is open.
+    Started {
+        /// What it is for.
+        purpose: Purpose,
+        /// The tool that is called with it, if one is, without `functions.`.
+        tool: Option<String>,
+    },
+    /// The next whole characters of the message that is open.
+    Text(String),
+    /// The open message ends.
+    Ended {
+        /// The model did not end it: the output did, or another message.
+        is_unfinished: bool,
+        /// Its tokens, if it may stand in a prompt as the model wrote it.
+        ids: Option<Vec<u32>>,
+    },
+}
+
+/// What words of the assistant are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To think, for nobody to see.
+    Reasoning,
+    /// To tools, and what it says about using them.
+    Commentary,
+    /// To the person.
+    Answer,
+    /// The model does not say. It is for the person to read, and more may come.
+    Untold,
+}
+
+impl Purpose {
+    /// Whether they are for the person to read.
+    pub fn is_for_user(self) -> bool {
+        matches!(self, Self::Answer | Self::Untold)
+    }
+}
+
+/// Names of all that parsers may read otherwise than it was written, as metrics have them.
+pub fn repairs() -> impl Iterator<Item = &'static str> {
+    Repair::ALL.into_iter().map(Repair::name)
+}
+
+/// The word for a format, in a family's file or on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// OpenAI's harmony.
+    Harmony,
+    /// The checkpoint's chat template.
+    Template,
+}
+
+impl Word {
+    /// What a family says, where it is more than the vocabulary tells: a family that has harmony is told by its tokens.
+    pub fn of_family(family: &Family) -> Option<Self> {
+        (family.chat.as_deref() == Some("template")).then_some(Self::Template)
+    }
+}
+
+/// Who writes the prompts of a format that has a way of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prompts {
+    /// The format, with the system message that models of it expect.
+    #[default]
+    Format,
+    /// The format, with the system messages that are given and no others, as the built-in tiny model was trained.
+    Plain,
+    /// The checkpoint's template, if it has one.
+    Checkpoint,
+}
+
+/// What a model has to choose a format by.
+#[derive(Clone, Copy, Debug)]
+pub struct Has<'a> {
+    /// Its vocabulary.
+    pub tokenizer: &'a Tokenizer,
+    /// The meanings of its special tokens.
+    pub specials: &'a Specials,
+    /// The source of its checkpoint's template.
+    pub template: Option<&'a str>,
+    /// This program, which renders templates: see [`ChatTemplate::new`].
+    pub program: &'a Path,
+}
+
+/// The format of a model: what a word says, if there is one; else harmony, if the vocabulary has its tokens; else the
+/// checkpoint's template.
+///
+/// # Errors
+/// There is none of these; the template does not compile.
+pub fn choose(word: Option<Word>, prompts: Prompts, has: &Has<'_>) -> Result<Arc<dyn ChatFormat>, ChatFormatError> {
+    let compiled = |source: &str| ChatTemplate::new(source, has.program);
+    let template = |source: &str| -> Result<Arc<dyn ChatFormat>, ChatFormatError> {
+        let template = compiled(source).map_err(ChatFormatError::OnlyTemplate)?;
+        Ok(Arc::new(template::TemplateFormat::new(template, has.tokenizer.clone(), has.specials.clone())))
+    };
+    let found = match (word, has.template) {
+        (Some(Word::Template), source) => return template(source.ok_or(ChatFormatError::NoTemplate)?),
+        (_, source) => (Harmony::new(has.tokenizer.clone()), source),
+    };
+    match found {
+        (Err(HarmonyError::MissingSpecials { .. }), Some(source)) if word.is_none() => template(source),
+        (Err(HarmonyError::MissingSpecials { names }), None) if word.is_none() => {
+            Err(ChatFormatError::NoFormat { names })
+        }
+        (harmony, source) => {
+            let style = match (prompts, source) {
+                (Prompts::Checkpoint, Some(source)) => harmony::Style::Template(compiled(source)?),
+                (Prompts::Plain, _) => harmony::Style::Plain,
+                (Prompts::Format | Prompts::Checkpoint, _) => harmony::Style::OpenAi,
+            };
+            Ok(Arc::new(harmony::HarmonyFormat::new(harmony?, style)))
+        }
+    }
+}

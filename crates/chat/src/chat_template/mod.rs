@@ -1,0 +1,247 @@
+//! The chat template of a checkpoint: Jinja that turns messages into a prompt, rendered as Hugging Face's
+//! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, Python's
+//! methods of strings, lists and maps, blocks trimmed.
+//!
+//! A template is somebody else's program, so it runs in a process with bounds on memory, stack and time
+//! ([`system::bounded_process`]). It sees what messages say. Names of special tokens that the template writes are those
+//! tokens; those that a message says are text, so nobody ends a message by writing `<|end|>`. `whose` tells the two
+//! apart; where that cannot be told, there is no prompt but an error.
+
+mod json;
+mod render;
+mod whose;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use hint::Hint;
+use model::tokenizer::{Tokenizer, TokenizerError};
+use system::bounded_process::{self, BoundedError};
+
+use render::{Answer, Job};
+use whose::{Masked, Origin, Whose};
+
+/// The hidden command that renders a template: [`render_worker`].
+pub const COMMAND: &str = "__chat-template";
+
+/// The longest template in bytes; gpt-oss' has 16 thousand.
+const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+
+/// A message, as templates know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Who speaks: `user`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+    /// What the assistant thought before that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<String>,
+}
+
+impl Entry {
+    /// A message without thoughts.
+    pub fn new(role: &str, content: impl Into<String>) -> Self {
+        Self { role: role.to_owned(), content: content.into(), thinking: None }
+    }
+
+    /// What others than the template say in it.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.content.as_str()).chain(self.thinking.as_deref())
+    }
+}
+
+/// All that a template is given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Given {
+    /// The messages, in order.
+    pub messages: Vec<Entry>,
+    /// The tools, as OpenAI's API has them.
+    #[serde(default)]
+    pub tools: Vec<Value>,
+    /// What it is given besides, by name. No client's words.
+    #[serde(default)]
+    pub words: Map<String, Value>,
+}
+
+/// A template that could be compiled.
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    source: String,
+    program: PathBuf,
+}
+
+/// Why a template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ChatTemplateError {
+    /// It is longer than any.
+    #[error("the chat template has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
+    TooLong {
+        /// Its length.
+        found: usize,
+    },
+    /// It is not what the language allows.
+    #[error("could not compile the chat template: {0}")]
+    Compile(String),
+    /// It refused the messages, or ran out of steps.
+    #[error("could not render the chat template: {0}")]
+    Render(String),
+    /// It took more than it may.
+    #[error("could not run the chat template")]
+    Bounds(#[from] BoundedError),
+    /// The process that rendered it did not answer as it should.
+    #[error("the process that renders the chat template answered nonsense")]
+    Answer(#[source] serde_json::Error),
+    /// A special token that may be the template's or words of a message.
+    #[error("cannot tell whether `{name}` in the prompt is the chat template's own or a message's")]
+    Unclear {
+        /// The token.
+        name: String,
+    },
+    /// Its words are not in the vocabulary.
+    #[error("could not convert what the chat template wrote")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl Hint for ChatTemplateError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Tokenizer(source) => source.hint(),
+            Self::Unclear { .. } => Some(
+                "the template looks for signs that the message has: leave them out, or use `--chat-format harmony`"
+                    .into(),
+            ),
+            _ => Some("`--chat-format harmony` leaves it alone".into()),
+        }
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template. `program` is what is started to render it: one that calls [`render_worker`] when its only
+    /// argument is [`COMMAND`].
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Compile`] says where it is wrong; [`ChatTemplateError::Bounds`] that it takes too much.
+    pub fn new(source: &str, program: &Path) -> Result<Self, ChatTemplateError> {
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(ChatTemplateError::TooLong { found: source.len() });
+        }
+        let template = Self { source: source.to_owned(), program: program.to_owned() };
+        rendered(template.ask(&Job { template: source.to_owned(), conversations: Vec::new() })?)?;
+        Ok(template)
+    }
+
+    /// The prompt for the assistant's next words, as ids.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Render`], [`ChatTemplateError::Bounds`], [`ChatTemplateError::Unclear`],
+    /// [`ChatTemplateError::Tokenizer`].
+    pub fn prompt(&self, conversation: &[Entry], tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+        self.prompt_of(&Given { messages: conversation.to_vec(), ..Given::default() }, tokenizer)
+    }
+
+    /// The same, of more than messages.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prompt_of(&self, given: &Given, tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+        prompt(&self.source, given, tokenizer, |job| self.ask(job))
+    }
+
+    /// Whether it writes two things alike, so that it leaves out in what they differ.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Bounds`]; [`ChatTemplateError::Render`], where it refuses the first.
+    pub fn writes_alike(&self, one: &Given, other: &Given) -> Result<bool, ChatTemplateError> {
+        let conversations = vec![one.clone(), other.clone()];
+        let mut texts = rendered(self.ask(&Job { template: self.source.clone(), conversations })?)?.into_iter();
+        let none = || Err("there is no prompt".to_owned());
+        let one = texts.next().unwrap_or_else(none).map_err(ChatTemplateError::Render)?;
+        Ok(texts.next().is_some_and(|other| other.is_ok_and(|other| other == one)))
+    }
+
+    fn ask(&self, job: &Job) -> Result<Answer, ChatTemplateError> {
+        let job = serde_json::to_vec(job).expect("texts alone");
+        let answer = bounded_process::run(&self.program, COMMAND, &job)?;
+        serde_json::from_slice(&answer).map_err(ChatTemplateError::Answer)
+    }
+}
+
+/// The side of the process that renders: reads a job from stdin, leaves its answer on stdout.
+///
+/// # Errors
+/// They cannot be read or written.
+pub fn render_worker() -> io::Result<()> {
+    bounded_process::answer(|job| {
+        let answer = match serde_json::from_slice(job) {
+            Ok(job) => render::render(&job),
+            Err(error) => Answer::NoTemplate(format!("this command is started by the program itself ({error})")),
+        };
+        serde_json::to_vec(&answer).expect("texts alone")
+    })
+}
+
+fn rendered(answer: Answer) -> Result<Vec<Result<String, String>>, ChatTemplateError> {
+    match answer {
+        Answer::NoTemplate(why) => Err(ChatTemplateError::Compile(why)),
+        Answer::Rendered(texts) => Ok(texts),
+    }
+}
+
+/// The ids of a prompt, rendered by `ask`: of the conversation as it is, and masked in every way.
+fn prompt(
+    template: &str,
+    given: &Given,
+    tokenizer: &Tokenizer,
+    ask: impl FnOnce(&Job) -> Result<Answer, ChatTemplateError>,
+) -> Result<Vec<u32>, ChatTemplateError> {
+    if let Some(name) = given.tools.iter().find_map(|tool| name_in(tool, tokenizer)) {
+        return Err(ChatTemplateError::Unclear { name });
+    }
+    let masked = Masked::ALL.iter().map(|masked| masked.given(given));
+    let conversations = std::iter::once(given.clone()).chain(masked).collect();
+    let mut texts = rendered(ask(&Job { template: template.to_owned(), conversations })?)?.into_iter();
+    let text = texts.next().unwrap_or_else(|| Err("there is no prompt".into())).map_err(ChatTemplateError::Render)?;
+    let masked: Vec<Option<String>> = texts.map(Result::ok).collect();
+    let masked = Masked::ALL.into_iter().zip(masked.iter().map(Option::as_deref));
+    let whose = Whose::new(&text, masked, template, &given.messages);
+    let mut unclear = None;
+    let ids = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
+        let origin = whose.origin(offset, len);
+        if origin == Origin::Unclear {
+            unclear.get_or_insert_with(|| text[offset..offset + len].to_owned());
+        }
+        origin == Origin::Template
+    })?;
+    match unclear {
+        Some(name) => Err(ChatTemplateError::Unclear { name }),
+        None => Ok(ids),
+    }
+}
+
+/// The name of a special token in what a tool says, which a template may write as it stands there.
+fn name_in(value: &Value, tokenizer: &Tokenizer) -> Option<String> {
+    let in_text = |text: &str| {
+        let mut found = None;
+        let _ = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
+            found.get_or_insert_with(|| text[offset..offset + len].to_owned());
+            false
+        });
+        // A blank that is a token is one wherever it comes from.
+        found.filter(|name| !name.chars().all(char::is_whitespace))
+    };
+    match value {
+        Value::String(text) => in_text(text),
+        Value::Array(values) => values.iter().find_map(|value| name_in(value, tokenizer)),
+        Value::Object(entries) => {
+            entries.iter().find_map(|(key, value)| in_text(key).or_else(|| name_in(value, tokenizer)))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

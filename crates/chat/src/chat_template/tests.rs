@@ -1,0 +1,150 @@
+//! Templates, rendered in this process.
+
+use super::*;
+use crate::today;
+
+/// Harmony as far as a plain conversation goes.
+const HARMONY: &str = "{%- for message in messages %}
+        {%- if message.role == 'assistant' %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+        {%- else %}
+            {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+        {%- endif %}
+    {%- endfor %}
+    {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
+";
+
+fn conversation() -> Vec<Entry> {
+    vec![
+        Entry::new("system", "You are brief."),
+        Entry::new("user", "Hello <|end|> there"),
+        Entry { thinking: Some("A greeting.".into()), ..Entry::new("assistant", "Hi.") },
+        Entry::new("user", "Bye"),
+    ]
+}
+
+/// With what the process would answer.
+fn ids(template: &str, conversation: &[Entry]) -> Result<Vec<u32>, ChatTemplateError> {
+    let given = Given { messages: conversation.to_vec(), ..Given::default() };
+    prompt(template, &given, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))
+}
+
+/// The same with one message, of which the template sees `text`.
+fn said(template: &str, words: &str) -> Result<Vec<u32>, ChatTemplateError> {
+    let template = format!("{{% set text = messages[0].content %}}{template}");
+    ids(&template, &[Entry::new("user", words)])
+}
+
+/// The ids of parts by turns the template's, whose names are tokens, and a message's, whose are not. No word may go
+/// across them.
+fn of(parts: &[&str]) -> Vec<u32> {
+    let tokenizer = Tokenizer::o200k_harmony();
+    let encode = |(i, part): (usize, &&str)| match i % 2 {
+        0 => tokenizer.encode_with_specials(part.as_bytes()).expect("text"),
+        _ => tokenizer.encode(part.as_bytes()).expect("text"),
+    };
+    parts.iter().enumerate().flat_map(encode).collect()
+}
+
+fn text_of(ids: &[u32]) -> String {
+    String::from_utf8(Tokenizer::o200k_harmony().decode_all(ids).expect("ids")).expect("text")
+}
+
+#[test]
+fn a_template_that_writes_harmony_gives_the_prompt_of_harmony() {
+    let ids = ids(HARMONY, &conversation()).expect("renders");
+    let want = [
+        "<|start|>system<|message|>You are brief.<|end|><|start|>user<|message|>",
+        "Hello <|end|> there",
+        "<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|><|start|>user<|message|>Bye<|end|><|start|>assistant",
+    ];
+    assert_eq!(ids, of(&want));
+    let end = Tokenizer::o200k_harmony().special("<|end|>").expect("harmony has it");
+    let n_ends = ids.iter().filter(|&&id| id == end).count();
+    assert_eq!(n_ends, 4, "of four messages, and not the one that a user wrote");
+}
+
+#[test]
+fn a_template_sees_what_a_message_says() {
+    for (template, words, parts) in [
+        ("<|start|>{{ text[1:] }}<|end|>", "xHello", &["<|start|>", "Hello", "<|end|>"][..]),
+        ("{{ text | length }}<|end|>", "four", &["", "4", "<|end|>"]),
+        ("{% if 'secret' in text %}yes{% else %}no{% endif %}", "a secret", &["yes"]),
+        ("{{ text.replace('b', 'c') }}<|end|>", "abba", &["", "acca", "<|end|>"]),
+        ("{{ text.split('</think>')[-1] }}<|end|>", "a</think>b", &["", "b", "<|end|>"]),
+        ("{{ text | trim | upper }}<|end|>", "  abc\n", &["", "ABC", "<|end|>"]),
+        ("{% if text.startswith('/no') %}<|return|>{% endif %}", "/no", &["<|return|>"]),
+        ("{{ text }}<|end|>", "\u{10fffd}", &["", "\u{10fffd}", "<|end|>"]),
+        // A template that makes a token's name of its own parts.
+        ("{{ '<|' ~ ('end' if messages[0].role == 'user') ~ '|>' }}{{ text }}", "!", &["<|end|>", "!"]),
+    ] {
+        let ids = said(template, words).unwrap_or_else(|error| panic!("{template}: {error}"));
+        assert_eq!(ids, of(parts), "{template} of {words:?}");
+    }
+}
+
+#[test]
+fn names_of_tokens_in_a_message_are_text_whatever_the_template_does_with_them() {
+    let text_then_end = &["", "<|end|>", "<|end|>"];
+    for (template, words, parts) in [
+        ("<|start|>{{ text[1:] }}<|end|>", "x<|end|>", &["<|start|>", "<|end|>", "<|end|>"][..]),
+        ("{{ text.replace(' ', '') }}<|end|>", "<|e nd|>", text_then_end),
+        ("{{ text }}d|><|end|>", "<|en", text_then_end),
+        ("{{ '<|' ~ text ~ '|>' }}<|end|>", "end", text_then_end),
+        ("{{ text.split('x') | join }}<|end|>", "<|exndx|>", text_then_end),
+        ("{{ text | reverse }}<|end|>", ">|dne|<", text_then_end),
+        ("{{ text.split('</think>')[-1] }}<|end|>", "a</think><|end|>", text_then_end),
+        // It looks at letters, and goes another way when they are masked.
+        ("{% if 'end' in text %}+{% endif %}{{ text }}<|end|>", "<|end|>", &["+", "<|end|>", "<|end|>"]),
+    ] {
+        let ids = said(template, words).unwrap_or_else(|error| panic!("{template}: {error}"));
+        assert_eq!(ids, of(parts), "{template} of {words:?}");
+    }
+}
+
+#[test]
+fn where_a_name_may_be_either_there_is_no_prompt() {
+    // It is looked for: every mask hides it.
+    let template = "{% if '<|end|>' in text %}+{% endif %}{{ text }}<|end|>";
+    let error = said(template, "a <|end|>").expect_err("unclear");
+    assert!(matches!(&error, ChatTemplateError::Unclear { name } if name == "<|end|>"), "{error:?}");
+    assert_eq!(said(template, "an end").expect("no signs"), of(&["", "an end", "<|end|>"]));
+    assert_eq!(said(template, "a < b").expect("not that name"), of(&["", "a < b", "<|end|>"]));
+    // It is of the template's signs and a message's letters, which are looked at.
+    let template = "{% if 'end' in text %}+{% endif %}{{ '<|' ~ text ~ '|>' }}";
+    assert!(matches!(said(template, "end"), Err(ChatTemplateError::Unclear { .. })));
+}
+
+#[test]
+fn words_go_from_the_template_into_a_message() {
+    let ids = said("<|start|>{{ text }}{{ '\n\n' }}there<|end|>", "Brief.").expect("renders");
+    assert_eq!(ids, of(&["<|start|>Brief.\n\nthere<|end|>"]));
+    assert_ne!(ids, of(&["<|start|>", "Brief.", "\n\nthere<|end|>"]), "the full stop and the line ends are a word");
+}
+
+#[test]
+fn what_was_thought_stands_beside_what_was_said() {
+    let template = "{% for message in messages %}{% if message.thinking %}({{ message.thinking }}){% endif %}\
+                    {{ message.content }};{% endfor %}";
+    let text = text_of(&ids(template, &conversation()).expect("renders"));
+    assert_eq!(text, "You are brief.;Hello <|end|> there;(A greeting.)Hi.;Bye;");
+}
+
+#[test]
+fn what_a_template_refuses_or_never_ends_is_an_error() {
+    let error = |source: &str| ids(source, &conversation()).expect_err(source).to_string();
+    assert!(error("{% for %}").starts_with("could not compile the chat template: syntax error"));
+    assert!(error("{{ raise_exception('no system message') }}").contains("no system message"));
+    assert!(error("{{ strftime_now('%H') }}").contains("found `%H`"));
+    let endless = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
+    assert!(error(endless).starts_with("could not render"));
+    let long = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
+    assert!(error(long).contains("fuel"));
+    assert!(error("{{ 'x' * 9999999 }}").contains("expected 8388608 at most"));
+}
+
+#[test]
+fn today_is_written_as_a_template_wants_it() {
+    let date = text_of(&ids("{{ strftime_now('%d.%m.%Y') }}", &[]).expect("renders"));
+    assert_eq!(date.split('.').rev().collect::<Vec<_>>().join("-"), today());
+}

@@ -1,0 +1,119 @@
+//! Grammars that clients write, tried in a process with bounds before they are compiled here.
+//!
+//! A few lines can ask for all memory, minutes of time or more stack than a thread has: `a?` ten thousand times, forty
+//! patterns of which all must hold, rules that go on in rules. Some of it is only found out by doing it, so a process
+//! of its own does it first ([`system::bounded_process`]): it compiles the grammar and goes a way through it, over a
+//! vocabulary of single bytes, which is made quickly. What takes too much there is refused.
+
+use std::io;
+use std::path::Path;
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+
+use super::{GrammarError, parse, vocabulary};
+use model::tokenizer::Tokenizer;
+use system::bounded_process::{self, BoundedError};
+
+/// The hidden command that tries a grammar: [`try_worker`].
+pub const COMMAND: &str = "__try-grammar";
+
+/// Most memory that a compiled grammar may take.
+const MAX_MEMORY_BYTES: u64 = 96 << 20;
+
+/// Stack of the threads on which masks are made: half of what threads have here.
+const MASK_STACK_BYTES: usize = 1 << 20;
+
+/// Tokens of the way through a grammar.
+const STEPS: usize = 100;
+
+/// What is tried.
+#[derive(Serialize, Deserialize)]
+struct Job {
+    grammar: String,
+    /// Ids are below it.
+    n_tokens: usize,
+    /// The special tokens, which grammars name by their names or ids.
+    specials: Vec<(u32, String)>,
+}
+
+/// What came of it; none where nothing could be tried.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Tried {
+    /// What the grammar took, compiled.
+    pub memory_bytes: u64,
+}
+
+/// Tries a grammar for a tokenizer in a process of `program`, which calls [`try_worker`] when its only argument is
+/// [`COMMAND`].
+///
+/// # Errors
+/// [`GrammarError::TooComplex`]; [`GrammarError::NotTried`] where the process could not be had.
+pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Result<Tried, GrammarError> {
+    let name =
+        |id: u32| tokenizer.decode(id).map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
+    let n_tokens = tokenizer.vocab_size();
+    let specials = (0..n_tokens as u32).filter(|id| tokenizer.is_special(*id)).map(|id| (id, name(id))).collect();
+    let job = Job { grammar: grammar.to_owned(), n_tokens, specials };
+    let job = serde_json::to_vec(&job).expect("texts and numbers alone");
+    let too_complex = |why: String| GrammarError::TooComplex { why };
+    let not_tried = |why: String| GrammarError::NotTried { why };
+    let answer = bounded_process::run(program, COMMAND, &job).map_err(|error| match error {
+        BoundedError::NotStarted { ref source, .. } => not_tried(format!("{error}: {source}")),
+        _ => too_complex(error.to_string()),
+    })?;
+    let tried: Option<Tried> = serde_json::from_slice(&answer).map_err(|error| not_tried(error.to_string()))?;
+    let tried = tried.ok_or_else(|| not_tried("the process that was to do it could not".into()))?;
+    if tried.memory_bytes > MAX_MEMORY_BYTES {
+        let [found, most] = [tried.memory_bytes, MAX_MEMORY_BYTES].map(|bytes| bytes >> 20);
+        return Err(too_complex(format!("it takes {found} MiB of memory, at most {most} are spent on one")));
+    }
+    Ok(tried)
+}
+
+/// The process's side: reads a job from stdin, leaves what came of it on stdout.
+///
+/// # Errors
+/// They cannot be read or written.
+pub fn try_worker() -> io::Result<()> {
+    bounded_process::answer(|job| {
+        let tried = serde_json::from_slice(job).ok().and_then(|job| try_it(&job));
+        serde_json::to_vec(&tried).expect("numbers alone")
+    })
+}
+
+fn try_it(job: &Job) -> Option<Tried> {
+    let tokenizer = Tokenizer::of_bytes(job.n_tokens, &job.specials);
+    let factory = vocabulary::factory(&tokenizer).ok()?;
+    let before = memory_bytes();
+    // That it is no grammar is told by whoever compiles it.
+    if let Ok(matcher) = parse(&factory, &job.grammar) {
+        // As threads do that have less stack than this one.
+        thread::scope(|scope| {
+            let walk = || {
+                let mut matcher = matcher.deep_clone();
+                for step in 0..STEPS {
+                    let Ok(mask) = matcher.compute_mask() else { return };
+                    let allowed: Vec<u32> = mask.iter().filter(|id| (*id as usize) < tokenizer.vocab_size()).collect();
+                    // Neither always the first nor always the last, and the same every time.
+                    let Some(&id) = allowed.get((step * 7919) % allowed.len().max(1)) else { return };
+                    if matcher.consume_token(id).is_err() || matcher.is_stopped() {
+                        return;
+                    }
+                }
+            };
+            if let Ok(walker) = thread::Builder::new().stack_size(MASK_STACK_BYTES).spawn_scoped(scope, walk) {
+                drop(walker.join()); // one that panics is no grammar to anybody
+            }
+        });
+    }
+    Some(Tried { memory_bytes: memory_bytes().saturating_sub(before) })
+}
+
+/// The most memory that this process has had.
+fn memory_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    peak.unwrap_or(0) << 10
+}

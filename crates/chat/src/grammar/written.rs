@@ -1,0 +1,144 @@
+//! What grammars of generations are made of, whatever their layout, in `llguidance`'s dialect of Lark.
+
+use serde_json::{Value, json};
+
+use super::{Format, GrammarError, ToolChoice, Wanted};
+use crate::{TextInput, Tool, is_tool_name};
+
+/// A token, as grammars name it: by id.
+pub fn mark(id: u32) -> String {
+    format!("<[{id}]>")
+}
+
+/// White space between the tokens of JSON: what models write, bounded, so that a generation ends.
+const WHITE_SPACE: &str = r" {1,2}|\n[ \t]{0,40}";
+
+/// A grammar of nothing but a schema, to see whether it compiles.
+pub(super) fn schema_alone(schema: &Value, end: u32) -> String {
+    format!("start: {} {}", inline(schema), mark(end))
+}
+
+/// The same for the text of a tool.
+pub(super) fn text_alone(text: &TextInput, end: u32) -> String {
+    format!("TEXT: {ANY_TEXT}\nstart: {} {}", text_input(text), mark(end))
+}
+
+/// The grammar of a tool's text, where any is `TEXT`. One that is somebody's own is nested, so that its names are its
+/// own.
+pub fn text_input(text: &TextInput) -> String {
+    match text {
+        TextInput::Any => "TEXT".to_owned(),
+        text => format!("%lark {{\n{}\n}}", text_of_its_own(text).unwrap_or_default()),
+    }
+}
+
+/// What somebody wrote, as a grammar in no other. What is right so stays inside of what it is put into: its braces,
+/// strings and expressions are closed.
+pub(super) fn text_of_its_own(text: &TextInput) -> Option<String> {
+    match text {
+        TextInput::Any => None,
+        TextInput::Lark(grammar) => Some(grammar.clone()),
+        TextInput::Regex(regex) => Some(format!("start: /{}/", delimited(regex))),
+    }
+}
+
+/// A regular expression between two slashes: those in it are escaped, and line breaks spelled.
+fn delimited(regex: &str) -> String {
+    let mut written = String::with_capacity(regex.len());
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        match c {
+            '/' if !is_escaped => written.push_str("\\/"),
+            '\n' => written.push_str(if is_escaped { "n" } else { "\\n" }),
+            c => written.push(c),
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    written
+}
+
+/// The expression of any text.
+pub const ANY_TEXT: &str = r"/(.|\n)*/";
+
+/// The tools that may be called.
+///
+/// # Errors
+/// One that must be is not there, or has a name that no header can carry.
+pub fn callable(wanted: &Wanted) -> Result<Vec<&Tool>, GrammarError> {
+    let tools: Vec<&Tool> = match &wanted.choice {
+        ToolChoice::None => Vec::new(),
+        ToolChoice::Auto => wanted.tools.iter().collect(),
+        ToolChoice::Required if wanted.tools.is_empty() => return Err(GrammarError::NoTools),
+        ToolChoice::Required => wanted.tools.iter().collect(),
+        ToolChoice::Named(name) => match wanted.tools.iter().find(|tool| tool.name == *name) {
+            Some(tool) => vec![tool],
+            None => return Err(GrammarError::NoSuchTool { name: name.clone() }),
+        },
+    };
+    match tools.iter().find(|tool| !is_tool_name(&tool.name) || !is_tool_name(&tool.namespace)) {
+        Some(tool) => Err(GrammarError::ToolName { name: tool.name.clone() }),
+        None => Ok(tools),
+    }
+}
+
+/// What a tool's arguments must be: as its schema says if it is strict, else any object.
+///
+/// # Errors
+/// [`GrammarError::Tool`]: its schema is none of an object.
+pub fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
+    let wrong = |why: String| GrammarError::Tool { name: tool.name.clone(), why };
+    match &tool.parameters {
+        _ if !tool.strict => Ok(json!({"type": "object"})),
+        None => Ok(json!({"type": "object", "properties": {}, "additionalProperties": false})),
+        Some(schema) => match schema.get("type") {
+            _ if !is_within(schema, MAX_LEVELS) => Err(wrong(too_deep())),
+            _ if !schema.is_object() => Err(wrong(format!("expected a schema that is an object, found {schema}"))),
+            Some(kind) if kind != "object" => Err(wrong(format!("expected the type \"object\", found {kind}"))),
+            _ => Ok(schema.clone()),
+        },
+    }
+}
+
+/// The schema of an answer.
+///
+/// # Errors
+/// [`GrammarError::Format`]: it is none.
+pub fn format_schema(format: &Format) -> Result<Value, GrammarError> {
+    match format {
+        Format::JsonObject => Ok(json!({"type": "object"})),
+        Format::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(GrammarError::Format { why: too_deep() }),
+        Format::Schema(schema) if schema.is_object() => Ok(schema.clone()),
+        Format::Schema(schema) => {
+            Err(GrammarError::Format { why: format!("expected a schema that is an object, found {schema}") })
+        }
+    }
+}
+
+/// JSON in a grammar is read with a stack, as everywhere.
+const MAX_LEVELS: usize = 100;
+
+fn is_within(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(values) => levels > 0 && values.iter().all(|value| is_within(value, levels - 1)),
+        Value::Object(entries) => levels > 0 && entries.values().all(|value| is_within(value, levels - 1)),
+        _ => true,
+    }
+}
+
+fn too_deep() -> String {
+    format!("it has more than {MAX_LEVELS} levels")
+}
+
+/// A schema inside of a grammar. Options that it brings along for the engine, which could loosen it, are replaced.
+pub fn inline(schema: &Value) -> String {
+    let mut schema = schema.clone();
+    if let Value::Object(entries) = &mut schema {
+        let options = json!({
+            "whitespace_flexible": true,
+            "whitespace_pattern": WHITE_SPACE,
+            "json_allow_general_unicode_escapes": true,
+        });
+        entries.insert("x-guidance".into(), options);
+    }
+    format!("%json {schema}")
+}

@@ -1,0 +1,233 @@
+//! Chats, whatever the model: what is said in them, which tools there are, and what an answer is to look like. How that
+//! becomes tokens is a chat format's matter.
+
+pub mod chat_format;
+pub mod chat_template;
+pub mod grammar;
+pub mod harmony;
+
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+/// Does the work for which this program started itself, if this process is such a one: what [`engine::worker`] does, to
+/// render a checkpoint's chat template, or to try a grammar.
+///
+/// # Errors
+/// The work cannot be read, or what came of it not be written.
+pub fn worker() -> Option<io::Result<()>> {
+    let word = std::env::args_os().nth(1)?;
+    match word.to_str()? {
+        chat_template::COMMAND => Some(chat_template::render_worker()),
+        grammar::trial::COMMAND => Some(grammar::trial::try_worker()),
+        _ => engine::worker(),
+    }
+}
+
+/// What stands between two messages of a kind where there is one text for both.
+pub const BETWEEN_MESSAGES: &str = "\n\n";
+
+/// The namespace of the functions that a developer defines.
+pub const FUNCTIONS: &str = "functions";
+
+/// A piece of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Instructions, as a system message.
+    System(String),
+    /// Instructions, as a developer's message.
+    Developer(String),
+    /// What the person says.
+    User(String),
+    /// A message of the assistant.
+    Assistant(Made),
+    /// What a call came to; it follows the call.
+    Result {
+        /// The tool.
+        name: String,
+        /// What it says.
+        text: String,
+    },
+}
+
+/// A message of the assistant: one that a model made, or that a client says was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// What it says.
+    pub part: Part,
+    /// The whole message as it may stand in a prompt, in its format's tokens; none if the model left one of them out,
+    /// or nobody knows.
+    pub ids: Option<Vec<u32>>,
+}
+
+impl From<Part> for Made {
+    fn from(part: Part) -> Self {
+        Self { part, ids: None }
+    }
+}
+
+/// What a message of the assistant says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What it thought.
+    Reasoning(String),
+    /// What it said.
+    Content {
+        /// The text.
+        text: String,
+        /// What for; clients may not say.
+        phase: Option<Phase>,
+    },
+    /// A call of a tool.
+    Call {
+        /// What its result names.
+        id: String,
+        /// The tool, as the model knows it.
+        name: String,
+        /// The arguments of a function, which may be no JSON; or the text that a custom tool takes.
+        arguments: String,
+        /// It is the text of a custom tool.
+        is_text: bool,
+    },
+}
+
+impl Part {
+    /// An answer.
+    pub fn answer(text: impl Into<String>) -> Self {
+        Self::Content { text: text.into(), phase: Some(Phase::FinalAnswer) }
+    }
+
+    /// Bytes that it takes, about.
+    pub fn size_bytes(&self) -> usize {
+        64 + match self {
+            Self::Reasoning(text) | Self::Content { text, .. } => text.len(),
+            Self::Call { id, name, arguments, .. } => id.len() + name.len() + arguments.len(),
+        }
+    }
+}
+
+/// What words of the assistant are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// What is said on the way, before calls.
+    Commentary,
+    /// The answer.
+    FinalAnswer,
+}
+
+impl Phase {
+    /// As the API names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Commentary => "commentary",
+            Self::FinalAnswer => "final_answer",
+        }
+    }
+}
+
+/// How long the model is to think.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Reasoning {
+    /// Briefly
+    Low,
+    /// As trained
+    #[default]
+    Medium,
+    /// At length
+    High,
+}
+
+impl Reasoning {
+    /// As it is written: `low`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// [`FUNCTIONS`] for those that a developer defines.
+    pub namespace: String,
+    /// As the model writes it: see [`is_tool_name`].
+    pub name: String,
+    /// What it does, for the model.
+    pub description: Option<String>,
+    /// A JSON schema of its arguments, in the order in which the model is to see it; None if it takes none.
+    pub parameters: Option<Value>,
+    /// Whether arguments must be as the schema says, and not just any object.
+    pub strict: bool,
+    /// What text it takes, if that and not JSON is what it takes: then it has no parameters.
+    pub text: Option<TextInput>,
+}
+
+/// The text that a tool takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextInput {
+    /// Any.
+    Any,
+    /// That of a grammar in `llguidance`'s dialect of Lark, which is OpenAI's.
+    Lark(String),
+    /// What a regular expression matches, whole.
+    Regex(String),
+}
+
+/// A form of the answer. The prompt may tell the model of it; what enforces it is a grammar.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResponseFormat {
+    /// Its heading.
+    pub name: String,
+    /// What it is for, for the model.
+    pub description: Option<String>,
+    /// A JSON schema.
+    pub schema: Value,
+}
+
+/// Whether a header can carry a name, and whoever reads it finds its end: no white space, nothing that begins a special
+/// token or arguments, and no more than 256 bytes. OpenAI allows less (`[a-zA-Z0-9_-]{1,64}`), MCP's servers use more.
+pub fn is_tool_name(name: &str) -> bool {
+    let is_fit = |c: char| !c.is_whitespace() && !c.is_control() && !"<{[\"".contains(c);
+    (1..=256).contains(&name.len()) && name.chars().all(is_fit)
+}
+
+/// Today in UTC: `2025-06-28`.
+pub fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date(seconds / 86_400)
+}
+
+/// The Gregorian date so many days after 1970-01-01. Counted from March, so that the leap day is a year's last.
+fn date(days: u64) -> String {
+    let days = days + 719_468; // from 0000-03-01
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153; // 0 is March
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day:02}", era * 400 + year_of_era + next_year)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_gregorian() {
+        for (days, want) in [
+            (0, "1970-01-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_267, "2025-06-28"),
+            (47_540, "2100-02-28"),
+            (47_541, "2100-03-01"),
+        ] {
+            assert_eq!(date(days), want);
+        }
+    }
+}

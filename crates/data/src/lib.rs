@@ -1,0 +1,15 @@
+//! The files that are built into the program, listed by the build script: path below the folder, and text; and places
+//! in such files, wherever they are.
+
+mod source_file;
+
+pub use source_file::{Origin, Place, SourceFile};
+
+/// The files of `templates/`.
+pub const TEMPLATES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/templates.rs"));
+
+/// The files of `tuning/`.
+pub const TUNING: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning.rs"));
+
+/// The files of `models/`.
+pub const MODELS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/models.rs"));

@@ -1,0 +1,156 @@
+//! What a model's steps are, before anything is loaded: needs a target and no device.
+
+use crate::graph::forward::{ForwardError, ForwardOptions, Strides, forward};
+use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
+use crate::graph::{Graph, StepLimits};
+use crate::scheduler::DraftOptions;
+use format::Dtype;
+use hint::Hint;
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::template::library::Library;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::tensor_parallel::TpRank;
+use model::config::ModelConfig;
+
+/// How a model is run, whatever runs it.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelOptions {
+    /// How exactly sums are done.
+    pub precision: Precision,
+    /// Element type of the KV cache.
+    pub kv_dtype: Dtype,
+    /// Sequences at a time.
+    pub n_slots: usize,
+    /// Longest sequence, in tokens.
+    pub capacity_tokens: usize,
+    /// Most rows of one step: how long a chunk of a prompt is.
+    pub max_rows: usize,
+    /// Most rows of one step that give logits; at least `n_slots`.
+    pub max_logit_rows: usize,
+    /// Window of the layers that see everything, gpt-oss's odd ones; `None` is all.
+    pub odd_window: Option<usize>,
+    /// Memory for keys and values, in bytes.
+    pub kv_budget_bytes: usize,
+    /// Most rows of prompts in a step in which others generate; `None` is as many as fit.
+    pub max_prompt_rows: Option<usize>,
+    /// What is kept for prompts that begin alike.
+    pub prefix_cache: PrefixCache,
+    /// How tokens are drafted; `None` is not at all. Their rows are beside those of `max_logit_rows`.
+    pub drafts: Option<DraftOptions>,
+}
+
+/// How much is kept for prompts that begin alike: blocks that nobody needs are, and so many snapshots of what the
+/// layers with a window see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixCache {
+    /// Snapshots at a time, at most; without any, nothing is kept at all. One is made at the end of every prompt and
+    /// every answer, and takes as much memory as a window of each such layer.
+    pub n_snapshots: usize,
+    /// Tokens of a long prompt after which another one is made.
+    pub snapshot_tokens: usize,
+    /// Sequences of full length that blocks are kept for besides those of the slots, as far as memory goes.
+    pub n_kept: usize,
+}
+
+impl PrefixCache {
+    /// Nothing is kept.
+    pub const OFF: Self = Self::new(0);
+
+    /// So many snapshots, the usual distance between them, and the blocks that the slots leave.
+    pub const fn new(n_snapshots: usize) -> Self {
+        Self { n_snapshots, snapshot_tokens: 4096, n_kept: 0 }
+    }
+}
+
+/// Why a model has no steps.
+#[derive(Debug, thiserror::Error)]
+pub enum BlueprintError {
+    /// The KV cache does not fit its budget.
+    #[error(transparent)]
+    Kv(#[from] KvTooLarge),
+    /// The family's layer cannot be written down.
+    #[error("could not write down the forward pass")]
+    Forward(#[from] ForwardError),
+}
+
+impl Hint for BlueprintError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kv(error) => error.hint(),
+            Self::Forward(error) => error.hint(),
+        }
+    }
+}
+
+/// The forward pass of a model, and the sizes of its steps.
+pub struct Blueprint {
+    /// The forward pass.
+    pub graph: Graph,
+    /// Where keys and values lie.
+    pub layout: KvLayout,
+    /// How large steps are.
+    pub limits: StepLimits,
+}
+
+impl Blueprint {
+    /// Writes the forward pass down for a target.
+    ///
+    /// # Errors
+    /// [`BlueprintError`].
+    pub fn new(
+        checkpoint: &Checkpoint,
+        options: &ModelOptions,
+        target: &Target,
+        library: &Library,
+    ) -> Result<Self, BlueprintError> {
+        Self::of_part(checkpoint, TpRank::WHOLE, Strides::default(), options, target, library)
+    }
+
+    /// The same of a part of a model, which `checkpoint` is. Sizes do not depend on `strides`.
+    ///
+    /// # Errors
+    /// [`BlueprintError`].
+    pub fn of_part(
+        checkpoint: &Checkpoint,
+        part: TpRank,
+        strides: Strides,
+        options: &ModelOptions,
+        target: &Target,
+        library: &Library,
+    ) -> Result<Self, BlueprintError> {
+        let (layout, limits) = sizes(&checkpoint.config, options, target)?;
+        let StepLimits { max_rows, max_logit_rows, .. } = limits;
+        let (precision, takes_tokens) = (options.precision, target.is_gpu());
+        let options = ForwardOptions { precision, max_rows, max_logit_rows, takes_tokens, part, strides };
+        let graph = forward(checkpoint, &layout, &options, library)?;
+        Ok(Self { graph, layout, limits })
+    }
+}
+
+/// Where keys and values of a model lie, or of a device's part of it, and how large its steps are.
+///
+/// # Errors
+/// If the KV cache does not fit its budget.
+pub fn sizes(
+    config: &ModelConfig,
+    options: &ModelOptions,
+    target: &Target,
+) -> Result<(KvLayout, StepLimits), KvTooLarge> {
+    let max_rows = options.max_rows.max(options.n_slots);
+    let n_drafts = options.drafts.map_or(0, |drafts| drafts.most_rows(options.n_slots));
+    let max_logit_rows = (options.max_logit_rows.max(options.n_slots) + n_drafts).min(max_rows);
+    let request = KvRequest {
+        n_slots: options.n_slots,
+        n_snapshots: options.prefix_cache.n_snapshots,
+        n_kept: options.prefix_cache.n_kept,
+        capacity_tokens: options.capacity_tokens,
+        max_rows,
+        dtype: options.kv_dtype,
+        matrix_layout: target.has_matrix_layout(),
+        odd_window: options.odd_window,
+        budget_bytes: options.kv_budget_bytes,
+    };
+    let limits = StepLimits { max_rows, max_logit_rows, max_decode_rows: options.n_slots };
+    Ok((KvLayout::new(config, &request)?, limits))
+}

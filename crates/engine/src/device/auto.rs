@@ -1,0 +1,165 @@
+//! `--device auto`: the GPU with the most compute that the model fits on, or else this machine's cores.
+//!
+//! Compute is what the matrix units of all compute units do in a second, if the tables say that of every GPU that is
+//! here; where they leave one out, it is the number of compute units.
+
+use std::sync::Arc;
+
+use gpu::{DeviceFacts, Driver, GpuError, Runtime};
+
+use super::{Device, DeviceError, open_runtime};
+use hint::chain;
+use kernel::target::Target;
+use kernel::tuning::TuningTables;
+use system::units::human_bytes;
+
+/// A GPU that is here, in the order in which runtimes list them.
+#[derive(Clone, Debug)]
+struct Gpu {
+    device: Device,
+    /// `hip:1 (AMD Radeon RX 7900 XTX, gfx1100, 96 CUs (48 WGPs), 24.0 GB free)`.
+    description: String,
+    compute_units: usize,
+    /// What the matrix units of one compute unit do, in 10^6 operations per second, if somebody says.
+    rate: Option<f64>,
+    free_bytes: usize,
+}
+
+/// What was chosen, and what there is to say about it.
+pub struct Choice {
+    /// The GPUs that the model fits on, most compute first; without one that can be opened it is the cpu.
+    fitting: Vec<Gpu>,
+    /// Those that it does not fit on.
+    too_small: Vec<Gpu>,
+    /// Why others cannot be used.
+    problems: Vec<String>,
+    model_bytes: usize,
+}
+
+/// Looks at all GPUs, for a model whose weights take so many bytes.
+pub fn choose(tables: &TuningTables, model_bytes: usize) -> Choice {
+    let (mut gpus, mut problems) = (Vec::new(), Vec::new());
+    for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables)) {
+        match found {
+            Ok(gpu) => gpus.push(gpu),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let is_known = gpus.iter().all(|gpu| gpu.rate.is_some());
+    let compute = |gpu: &Gpu| gpu.compute_units as f64 * gpu.rate.filter(|_| is_known).unwrap_or(1.0);
+    // Stable: of equal ones the first of those with the most memory.
+    gpus.sort_by(|a, b| compute(b).total_cmp(&compute(a)).then(b.free_bytes.cmp(&a.free_bytes)));
+    let (fitting, too_small) = gpus.into_iter().partition(|gpu| gpu.free_bytes >= model_bytes);
+    Choice { fitting, too_small, problems, model_bytes }
+}
+
+/// A device that is ready, and why it is this one.
+pub struct Opened {
+    /// Its name, for those who open it again.
+    pub device: Device,
+    /// What kernels are compiled for.
+    pub target: Target,
+    /// What runs them.
+    pub driver: Arc<dyn Driver>,
+    /// For people; none of the cpu.
+    pub reason: Option<Reason>,
+}
+
+/// Why a device was chosen.
+pub struct Reason {
+    /// In a line.
+    pub text: String,
+    /// Whether there were others.
+    pub is_of_several: bool,
+}
+
+impl Choice {
+    /// The GPUs that the model fits on, the one with the most compute first.
+    pub fn devices(&self) -> Vec<Device> {
+        self.fitting.iter().map(|gpu| gpu.device.clone()).collect()
+    }
+
+    /// Opens the best that can be opened. What cannot is a warning.
+    ///
+    /// # Errors
+    /// If not even the cpu can be set up.
+    pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<Opened, DeviceError> {
+        for gpu in &self.fitting {
+            match gpu.device.open(tables, n_threads) {
+                Ok((target, driver)) => {
+                    return Ok(Opened { device: gpu.device.clone(), target, driver, reason: Some(self.reason(gpu)) });
+                }
+                Err(error) => tracing::warn!("{} is not used: {}", gpu.description, chain(&error)),
+            }
+        }
+        for problem in &self.problems {
+            tracing::warn!("{problem}");
+        }
+        if let Some(largest) = self.too_small.iter().max_by_key(|gpu| gpu.free_bytes) {
+            let weights = human_bytes(self.model_bytes as u64);
+            tracing::warn!(
+                "the weights take {weights}, and {} is the most there is: the cpu is used",
+                largest.description
+            );
+        }
+        let (target, driver) = Device::Cpu.open(tables, n_threads)?;
+        Ok(Opened { device: Device::Cpu, target, driver, reason: None })
+    }
+
+    /// Which it is, and why, where there was a choice.
+    fn reason(&self, chosen: &Gpu) -> Reason {
+        let n_gpus = self.fitting.len() + self.too_small.len() + self.problems.len();
+        if n_gpus < 2 {
+            return Reason { text: format!("device: {}", chosen.description), is_of_several: false };
+        }
+        let mut text = format!("device: {}: of {n_gpus} GPUs the one with the most compute", chosen.description);
+        if !self.too_small.is_empty() {
+            let names: Vec<&str> = self.too_small.iter().map(|gpu| gpu.description.as_str()).collect();
+            let weights = human_bytes(self.model_bytes as u64);
+            text += &format!(" that the weights fit on; they take {weights}, too much for {}", names.join(", "));
+        }
+        for problem in &self.problems {
+            text += &format!("; {problem}");
+        }
+        Reason { text, is_of_several: true }
+    }
+}
+
+/// The GPUs of a runtime, or what is wrong with them. No runtime is no problem.
+fn gpus_of(runtime: Runtime, tables: &TuningTables) -> Vec<Result<Gpu, String>> {
+    let name = runtime.names().device;
+    let opened = match open_runtime(runtime) {
+        Ok(opened) => opened,
+        Err(GpuError::NoRuntime { .. }) => return Vec::new(),
+        Err(error) => return vec![Err(format!("{name} is not used: {}", chain(&error)))],
+    };
+    let gpu = |ordinal| {
+        let facts = opened.facts(ordinal).map_err(|error| chain(&error))?;
+        Gpu::new(Device::Gpu { runtime, ordinal, arch: None }, &facts, tables)
+    };
+    (0..opened.n_devices()).map(|i| gpu(i).map_err(|why| format!("{name}:{i} is not used: {why}"))).collect()
+}
+
+impl Gpu {
+    /// What the tables know about it, if they know enough to run on it.
+    fn new(device: Device, found: &DeviceFacts, tables: &TuningTables) -> Result<Self, String> {
+        let DeviceFacts { name, arch, compute_units, free_bytes, .. } = found;
+        let known = match tables.facts(arch) {
+            Some(known) => Some(known),
+            None => {
+                let (target, _) = Target::gpu_or_similar(arch).map_err(|error| error.to_string())?;
+                target.like.as_deref().and_then(|like| tables.facts(like))
+            }
+        };
+        let product = known.and_then(|known| known.product.as_ref());
+        let rate = product.map(|product| f64::from(product.matrix_flop_per_cycle) * f64::from(product.clock_mhz));
+        let free = human_bytes(*free_bytes as u64);
+        Ok(Self {
+            description: format!("{device} ({name}, {arch}, {}, {free} free)", found.size()),
+            device,
+            compute_units: *compute_units,
+            rate: rate.filter(|rate| *rate > 0.0),
+            free_bytes: *free_bytes,
+        })
+    }
+}

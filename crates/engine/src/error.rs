@@ -1,0 +1,72 @@
+//! What can go wrong in an engine.
+
+use super::blueprint::BlueprintError;
+use super::extras::ExtrasError;
+use super::prompt_error::PromptError;
+use crate::graph::forward::ForwardError;
+use crate::graph::kv_cache::KvTooLarge;
+use crate::plan::error::PlanError;
+use hint::Hint;
+use model::checkpoint::tensor_parallel::TensorParallelError;
+
+/// What can go wrong in an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The KV cache does not fit.
+    #[error(transparent)]
+    Kv(#[from] KvTooLarge),
+    /// The family's layer cannot be written down.
+    #[error("could not write down the forward pass")]
+    Forward(#[from] ForwardError),
+    /// A kernel could not be had, or a launch failed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The model cannot be cut for so many devices.
+    #[error(transparent)]
+    Part(#[from] TensorParallelError),
+    /// Something that a step launched went wrong, which is known when its tokens are waited for.
+    #[error("could not finish a step")]
+    Step(#[source] gpu::GpuError),
+    /// The model's sums are no numbers any more: a NaN, or beyond the largest.
+    #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
+    NotANumber {
+        /// The first node of the step that gave such a thing, where it did so when the step ran again.
+        where_: Option<String>,
+    },
+    /// A prompt that no sequence can begin with.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// A request that asks the sampler for what cannot be.
+    #[error(transparent)]
+    Extras(#[from] ExtrasError),
+}
+
+impl From<BlueprintError> for EngineError {
+    fn from(error: BlueprintError) -> Self {
+        match error {
+            BlueprintError::Kv(error) => Self::Kv(error),
+            BlueprintError::Forward(error) => Self::Forward(error),
+        }
+    }
+}
+
+impl Hint for EngineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kv(error) => error.hint(),
+            Self::Forward(error) => error.hint(),
+            Self::Plan(error) => error.hint(),
+            Self::Part(error) => error.hint(),
+            Self::Extras(error) => error.hint(),
+            Self::Step(_) => {
+                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
+            }
+            Self::NotANumber { .. } => Some(
+                "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
+                 `logits --trace` of every node"
+                    .into(),
+            ),
+            Self::Prompt(error) => error.hint(),
+        }
+    }
+}

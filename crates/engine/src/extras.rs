@@ -1,0 +1,406 @@
+//! What requests ask of the sampler beside temperature, top_k and top_p: masks, biases, penalties, `min_p` and
+//! log-probabilities. A step in which nobody asks for any of it knows nothing of this.
+//!
+//! What a row's logits are changed by depends on all tokens before it, so it is worked out when these are known, while
+//! the device computes the logits.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+
+use rayon::prelude::*;
+
+use crate::graph::forward::N_TOP;
+use crate::scheduler::{
+    Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, RowToken, Step, TokenLogprob, TokenMask,
+};
+use hint::Hint;
+
+const _: () = assert!(N_TOP == Request::MAX_LOGPROBS);
+
+/// A request that asks for what cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum ExtrasError {
+    /// A number that is infinite or none.
+    #[error("the {name} of a request is {value}, which is not a finite number")]
+    NotFinite {
+        /// Of what.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+    },
+    /// A bias for a token that there is not.
+    #[error("a request has a bias for token id {id}, which is not below the model's vocab_size, {vocab_size}")]
+    BiasId {
+        /// The id.
+        id: u32,
+        /// Ids are below it.
+        vocab_size: usize,
+    },
+    /// Log-probabilities of too many tokens.
+    #[error(
+        "a request asks for the log-probabilities of the {n} best tokens, of which {} can be had",
+        Request::MAX_LOGPROBS
+    )]
+    TooManyLogprobs {
+        /// How many.
+        n: usize,
+    },
+}
+
+impl Hint for ExtrasError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::BiasId { .. } => Some("the tokenizer belongs to another model".into()),
+            Self::NotFinite { .. } | Self::TooManyLogprobs { .. } => None,
+        }
+    }
+}
+
+/// All requests that ask for something, from the time they are submitted until they end.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    requests: HashMap<RequestId, Extra>,
+}
+
+/// What one asks for, as far as its tokens are known.
+#[derive(Debug)]
+pub(super) struct Extra {
+    changes: LogitChanges,
+    min_p: f32,
+    n_logprobs: Option<usize>,
+    /// How often each token was generated, where that matters.
+    counts: BTreeMap<u32, u32>,
+    /// What may come behind each of its drafts.
+    ahead: Vec<Option<Vec<u32>>>,
+}
+
+/// What the rows of a step ask for.
+#[derive(Debug, Default)]
+pub(super) struct ExtraRows {
+    pub changed: Vec<ChangedRow>,
+    /// The rows that want log-probabilities, among those that give logits.
+    pub logprob_rows: Vec<u32>,
+    /// Whose rows these are, and how many tokens they want to know of.
+    pub logprobs_of: Vec<(RequestId, usize)>,
+    /// Those whose mask allows nothing.
+    pub stuck: Vec<RequestId>,
+}
+
+/// How the logits of a row are changed.
+#[derive(Debug, PartialEq)]
+pub(super) struct ChangedRow {
+    /// Its place among the rows that give logits.
+    pub row: u32,
+    /// What is added to the logits of these ids, which rise.
+    pub biases: Vec<(u32, f32)>,
+    /// A bit for each id.
+    pub mask: Option<Vec<u32>>,
+    pub min_p: f32,
+}
+
+/// The log-probabilities of the rows of a step that want them.
+#[derive(Debug, Default)]
+pub(super) struct Logprobs {
+    /// (rows, 1 + [`N_TOP`]), row-major: the token's, then those of the best.
+    pub logprob: Vec<f32>,
+    /// (rows, [`N_TOP`]), row-major.
+    pub top_token: Vec<u32>,
+}
+
+impl Extra {
+    /// Takes out of a request what it asks for; none if that is nothing.
+    pub fn take(request: &mut Request, vocab_size: usize) -> Result<Option<Self>, ExtrasError> {
+        let changes = std::mem::take(&mut request.changes);
+        let (n_logprobs, sampling) = (request.n_logprobs, request.sampling);
+        let numbers = [
+            ("min_p", sampling.min_p),
+            ("frequency penalty", changes.frequency_penalty),
+            ("presence penalty", changes.presence_penalty),
+        ];
+        let biases = changes.bias.iter().map(|&(_, bias)| ("bias", bias));
+        if let Some((name, value)) = numbers.into_iter().chain(biases).find(|(_, value)| !value.is_finite()) {
+            return Err(ExtrasError::NotFinite { name, value });
+        }
+        if let Some(&(id, _)) = changes.bias.iter().find(|(id, _)| *id as usize >= vocab_size) {
+            return Err(ExtrasError::BiasId { id, vocab_size });
+        }
+        if let Some(n) = n_logprobs.filter(|&n| n > Request::MAX_LOGPROBS) {
+            return Err(ExtrasError::TooManyLogprobs { n });
+        }
+        let min_p = if sampling.temperature == 0.0 { 0.0 } else { sampling.min_p.max(0.0) }; // greedy takes the best
+        let mut extra = Self { changes, min_p, n_logprobs, counts: BTreeMap::new(), ahead: Vec::new() };
+        request.generated.iter().for_each(|&token| extra.push(token));
+        Ok((extra.changes_logits() || n_logprobs.is_some()).then_some(extra))
+    }
+
+    fn changes_logits(&self) -> bool {
+        let LogitChanges { bias, mask, .. } = &self.changes;
+        !bias.is_empty() || self.has_penalties() || mask.is_some() || self.min_p > 0.0
+    }
+
+    fn has_penalties(&self) -> bool {
+        self.changes.frequency_penalty != 0.0 || self.changes.presence_penalty != 0.0
+    }
+
+    fn push(&mut self, token: u32) {
+        self.count(token);
+        if let Some(mask) = &mut self.changes.mask {
+            mask.push(token);
+        }
+    }
+
+    fn count(&mut self, token: u32) {
+        if self.has_penalties() {
+            *self.counts.entry(token).or_default() += 1;
+        }
+    }
+
+    /// How many of these may come one after the other, so that some token may come behind each.
+    fn n_allowed(&mut self, drafts: &[u32], vocab_size: usize) -> usize {
+        self.ahead.clear();
+        let Some(mask) = &mut self.changes.mask else { return drafts.len() };
+        let mut allowed = mask.allowed().map(<[u32]>::to_vec);
+        let mut ahead: Option<Box<dyn TokenMask>> = None;
+        for &draft in drafts {
+            if !allowed.as_deref().is_none_or(|allowed| is_allowed(allowed, draft)) {
+                break;
+            }
+            let ahead = ahead.get_or_insert_with(|| mask.ahead());
+            ahead.push(draft);
+            let Ok(behind) = ahead.allowed().map(|allowed| whole_mask(allowed, vocab_size)).transpose() else { break };
+            self.ahead.push(behind.clone());
+            allowed = behind;
+        }
+        self.ahead.len()
+    }
+
+    /// Biases and penalties by id, rising.
+    fn biases(&self) -> Vec<(u32, f32)> {
+        let mut sums: BTreeMap<u32, f64> = BTreeMap::new();
+        for &(id, bias) in &self.changes.bias {
+            *sums.entry(id).or_default() += f64::from(bias);
+        }
+        for (&id, &count) in &self.counts {
+            let penalty = f64::from(self.changes.frequency_penalty) * f64::from(count);
+            *sums.entry(id).or_default() -= penalty + f64::from(self.changes.presence_penalty);
+        }
+        let largest = f64::from(f32::MAX);
+        sums.into_iter().map(|(id, sum)| (id, sum.clamp(-largest, largest) as f32)).collect()
+    }
+
+    /// How the logits of its next tokens are changed: of the one behind what is known, whose row is the first, and of
+    /// those behind drafts that were asked about. Rows that are not changed are left out. `Err` if no token may come.
+    fn changed(&mut self, first: u32, drafts: &[u32], vocab_size: usize) -> Result<Vec<ChangedRow>, NothingAllowed> {
+        let mask = self.changes.mask.as_mut().and_then(|mask| mask.allowed());
+        let mask = mask.map(|allowed| whole_mask(allowed, vocab_size)).transpose()?;
+        let mut rows = vec![ChangedRow { row: first, biases: self.biases(), mask, min_p: self.min_p }];
+        let counts = (!drafts.is_empty()).then(|| self.counts.clone());
+        for ((row, &draft), i) in (first + 1..).zip(drafts).zip(0..) {
+            self.count(draft);
+            let mask = self.ahead.get_mut(i).and_then(Option::take);
+            rows.push(ChangedRow { row, biases: self.biases(), mask, min_p: self.min_p });
+        }
+        self.counts = counts.unwrap_or_else(|| std::mem::take(&mut self.counts));
+        rows.retain(|row| !row.biases.is_empty() || row.mask.is_some() || row.min_p > 0.0);
+        Ok(rows)
+    }
+}
+
+/// No token may come next.
+struct NothingAllowed;
+
+/// Whether a mask has this id.
+fn is_allowed(mask: &[u32], id: u32) -> bool {
+    mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
+}
+
+/// A bit for each id of the vocabulary, and no others.
+fn whole_mask(allowed: &[u32], vocab_size: usize) -> Result<Vec<u32>, NothingAllowed> {
+    let mut mask = allowed.to_vec();
+    mask.resize(vocab_size.div_ceil(32), 0);
+    if let (Some(last), n @ 1..) = (mask.last_mut(), vocab_size % 32) {
+        *last &= (1 << n) - 1;
+    }
+    if mask.iter().all(|&word| word == 0) { Err(NothingAllowed) } else { Ok(mask) }
+}
+
+impl Extras {
+    /// Takes note of what a request asks for.
+    pub fn add(&mut self, request: RequestId, extra: Extra) {
+        self.requests.insert(request, extra);
+    }
+
+    /// Forgets all of it.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+    }
+
+    /// Whether any row of a step asks for something.
+    pub fn are_in(&self, step: &Step) -> bool {
+        !self.requests.is_empty() && step.logit_rows.iter().any(|row| self.requests.contains_key(&row.request()))
+    }
+
+    /// How many of a request's drafts may come, one after the other. The next step may have rows for so many.
+    pub fn n_allowed(&mut self, request: RequestId, drafts: &[u32], vocab_size: usize) -> usize {
+        self.requests.get_mut(&request).map_or(drafts.len(), |extra| extra.n_allowed(drafts, vocab_size))
+    }
+
+    /// What the rows of a step ask for, when all tokens before them are known: of several at the same time.
+    pub fn rows(&mut self, step: &Step, vocab_size: usize) -> ExtraRows {
+        let mut places: HashMap<RequestId, (u32, Vec<u32>)> = HashMap::new();
+        for (row, of) in (0..).zip(&step.logit_rows) {
+            let made_with = step.rows[of.row as usize].token;
+            match (places.entry(of.request()), made_with) {
+                (Entry::Vacant(place), _) => drop(place.insert((row, Vec::new()))),
+                (Entry::Occupied(mut place), RowToken::Id(draft)) => place.get_mut().1.push(draft),
+                (Entry::Occupied(_), RowToken::Sampled(_)) => {}
+            }
+        }
+        let asking = self.requests.iter_mut();
+        let mut asking: Vec<_> = asking.filter_map(|(id, extra)| Some((places.remove(id)?, *id, extra))).collect();
+        asking.sort_unstable_by_key(|((first, _), ..)| *first);
+        let changed =
+            asking.par_iter_mut().map(|((first, drafts), _, extra)| extra.changed(*first, drafts, vocab_size));
+        let changed: Vec<_> = changed.collect();
+
+        let mut rows = ExtraRows::default();
+        for (((first, drafts), id, extra), changed) in asking.into_iter().zip(changed) {
+            let Ok(changed) = changed else {
+                rows.stuck.push(id);
+                continue;
+            };
+            rows.changed.extend(changed);
+            if let Some(n) = extra.n_logprobs {
+                for row in first..=first + drafts.len() as u32 {
+                    rows.logprob_rows.push(row);
+                    rows.logprobs_of.push((id, n));
+                }
+            }
+        }
+        rows
+    }
+
+    /// Takes note of what happened to requests.
+    pub fn take(&mut self, events: &[Event]) {
+        if self.requests.is_empty() {
+            return;
+        }
+        for event in events {
+            match event {
+                Event::Token { request, token, .. } => {
+                    if let Some(extra) = self.requests.get_mut(request) {
+                        extra.push(*token);
+                    }
+                }
+                Event::Finished { request, .. } => drop(self.requests.remove(request)),
+                Event::Admitted { .. } => {}
+            }
+        }
+    }
+}
+
+impl ExtraRows {
+    /// What those are told whose mask allows nothing.
+    pub fn endings(&self) -> impl Iterator<Item = Event> {
+        let reason = FinishReason::Length;
+        self.stuck.iter().map(move |&request| Event::Finished { request, reason })
+    }
+}
+
+impl Logprobs {
+    /// Gives the tokens among these events their log-probabilities. `of`: whose the rows are, and how many they want;
+    /// rows of drafts that were wrong gave none.
+    pub fn attach(&self, of: &[(RequestId, usize)], events: &mut [Event]) {
+        for (i, &(asking, n)) in of.iter().enumerate() {
+            let is_its = |event: &&mut Event| matches!(event, Event::Token { request, logprobs: None, .. } if *request == asking);
+            if let Some(Event::Token { logprobs, .. }) = events.iter_mut().find(is_its) {
+                *logprobs = Some(Box::new(self.row(i, n)));
+            }
+        }
+    }
+
+    fn row(&self, i: usize, n: usize) -> LogitRowLogprobs {
+        let logprob = &self.logprob[i * (N_TOP + 1)..][..N_TOP + 1];
+        let top = self.top_token[i * N_TOP..][..n].iter().zip(&logprob[1..]);
+        let top = top.map(|(&token, &logprob)| TokenLogprob { token, logprob });
+        LogitRowLogprobs { chosen: logprob[0], top: top.filter(|one| one.logprob > f32::NEG_INFINITY).collect() }
+    }
+}
+
+/// The rows in groups of which each has at most so many biases together, or is one row.
+pub(super) fn rounds(rows: &[ChangedRow], max_biases: usize) -> Vec<&[ChangedRow]> {
+    let (mut rounds, mut first, mut n_biases) = (Vec::new(), 0, 0);
+    for (i, row) in rows.iter().enumerate() {
+        if n_biases + row.biases.len() > max_biases && i > first {
+            rounds.push(&rows[first..i]);
+            (first, n_biases) = (i, 0);
+        }
+        n_biases += row.biases.len();
+    }
+    if first < rows.len() {
+        rounds.push(&rows[first..]);
+    }
+    rounds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::Sampling;
+
+    fn extra(changes: LogitChanges) -> Extra {
+        let mut request = Request { changes, ..Request::new(vec![1], 9, vec![], Sampling::GREEDY) };
+        Extra::take(&mut request, 40).expect("right").expect("something")
+    }
+
+    #[test]
+    fn penalties_grow_with_what_was_generated_and_add_to_biases() {
+        let changes = LogitChanges {
+            bias: vec![(7, 1.5), (3, -100.0), (7, 1.0)],
+            frequency_penalty: 0.25,
+            presence_penalty: -0.5,
+            mask: None,
+        };
+        let mut extra = extra(changes);
+        assert_eq!(extra.biases(), [(3, -100.0), (7, 2.5)]);
+        [7, 9, 7].into_iter().for_each(|token| extra.push(token));
+        assert_eq!(extra.biases(), [(3, -100.0), (7, 2.5 - 2.0 * 0.25 + 0.5), (9, -0.25 + 0.5)]);
+    }
+
+    #[test]
+    fn a_mask_has_a_bit_for_each_id_and_one_that_allows_nothing_is_told() {
+        assert_eq!(whole_mask(&[5], 40).ok(), Some(vec![5, 0]));
+        assert_eq!(whole_mask(&[0, !0, !0], 40).ok(), Some(vec![0, 0xff]));
+        assert_eq!(whole_mask(&[0, 1], 64).ok(), Some(vec![0, 1]));
+        for (allowed, vocab_size) in [(&[][..], 40), (&[0, !0xff], 40), (&[0, 0, 1], 64)] {
+            assert!(whole_mask(allowed, vocab_size).is_err(), "{allowed:?}");
+        }
+    }
+
+    #[test]
+    fn rounds_hold_as_many_biases_as_there_is_room_for() {
+        let row = |n: u32| ChangedRow { row: n, biases: (0..n).map(|id| (id, 1.0)).collect(), mask: None, min_p: 0.0 };
+        let rows = [3, 2, 5, 0, 1].map(row);
+        let lengths = |most| rounds(&rows, most).iter().map(|round| round.len()).collect::<Vec<_>>();
+        assert_eq!(lengths(5), [2, 2, 1]);
+        assert_eq!(lengths(100), [5]);
+        assert_eq!(rounds(&[], 5).len(), 0);
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_and_asking_for_nothing_is_nothing() {
+        let taken = |change: fn(&mut Request)| {
+            let mut request = Request::new(vec![1], 9, vec![], Sampling { temperature: 1.0, ..Sampling::GREEDY });
+            change(&mut request);
+            Extra::take(&mut request, 40)
+        };
+        assert!(taken(|_| {}).expect("right").is_none());
+        assert!(taken(|request| request.n_logprobs = Some(0)).expect("right").is_some());
+        assert!(taken(|request| request.sampling.min_p = 0.1).expect("right").is_some());
+        let error = |change: fn(&mut Request)| taken(change).expect_err("wrong").to_string();
+        assert!(error(|request| request.changes.bias = vec![(40, 1.0)]).contains("token id 40"));
+        assert!(error(|request| request.changes.bias = vec![(4, f32::NAN)]).contains("bias of a request is NaN"));
+        assert!(error(|request| request.changes.presence_penalty = f32::INFINITY).contains("presence penalty"));
+        assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens, of which 20"));
+    }
+}

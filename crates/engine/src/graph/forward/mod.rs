@@ -1,0 +1,272 @@
+//! The forward pass, from top to bottom: what every model begins and ends with here, and the layers as the family's
+//! file has them (`models/*.toml`, [`statements`]).
+//!
+//! A step has rows: (slot, position, token) triples, prompts and single tokens mixed. Each row runs through all
+//! layers; those that want logits go on to the unembedding and the sampler. Each op's contract in
+//! `templates/<op>/op.toml` states its formula.
+
+mod sampling;
+mod statements;
+mod writing;
+
+use crate::graph::kv_cache::KvLayout;
+use crate::graph::{Graph, NodeBuilder, Role, Rows, TensorId};
+use format::Dtype;
+use hint::Hint;
+use kernel::template::Precision;
+use kernel::template::library::Library;
+use kernel::template::library_error::LibraryError;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::tensor_parallel::TpRank;
+use model::checkpoint::tensors::EMBEDDING;
+use model::config::ModelConfig;
+use model::family::FamilyError;
+
+/// Tokens that come with their log-probabilities, beside the one that was taken, in the rows that ask for them.
+pub const N_TOP: usize = 20;
+
+/// What the forward pass depends on besides the model's dimensions.
+#[derive(Clone, Debug)]
+pub struct ForwardOptions {
+    /// How exactly sums are done.
+    pub precision: Precision,
+    /// Most rows of a step.
+    pub max_rows: usize,
+    /// Most rows of a step that give logits.
+    pub max_logit_rows: usize,
+    /// Whether rows may say that they take a token which the step before samples: steps can then be put together before
+    /// those tokens are known.
+    pub takes_tokens: bool,
+    /// Which part of the model it is: its dimensions are that part's.
+    pub part: TpRank,
+    /// How memory is laid out that several devices share.
+    pub strides: Strides,
+}
+
+/// From one device's piece of shared memory to the next one's, in elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strides {
+    /// Of `parts.attn` and `parts.mlp`.
+    pub sums: usize,
+    /// Of `parts.logits`.
+    pub logits: usize,
+    /// Of `parts.candidate`.
+    pub candidates: usize,
+    /// Of `arrived`.
+    pub arrived: usize,
+}
+
+impl Strides {
+    fn part(self, name: &str) -> usize {
+        if name == "logits" { self.logits } else { self.sums }
+    }
+}
+
+/// How often devices that compute the model together meet in a step: for every sum in a layer, and for the logits.
+pub fn n_meetings(config: &ModelConfig) -> usize {
+    let dims = config.scope();
+    let sums = |l| {
+        let statements = config.family.forward.statements(&dims, l);
+        statements.iter().filter(|statement| statement.is_summed(config.family)).count()
+    };
+    (0..config.num_hidden_layers).map(sums).sum::<usize>() + 1
+}
+
+/// Why a model has no forward pass.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// A statement of the family's file does not fit the contract of its op.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
+    /// An op has no contract, or a broken one.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+}
+
+impl Hint for ForwardError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Family(error) => error.hint(),
+            Self::Library(error) => error.hint(),
+        }
+    }
+}
+
+/// The forward pass as a graph.
+///
+/// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s
+/// `from`), `slot`, `position` (max_rows, u32); `logit_row`, `temperature`, `top_k`, `top_p`, `coin` (a row for each
+/// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`. It leaves `logits` and
+/// `sampled`. For the rows that ask for more there are those that `forward/sampling.rs` names. Where several devices
+/// compute the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their
+/// sums), and for `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is
+/// this one's, so too `logits` and `candidate` where they share the vocabulary; all but the first have `zeros` (a
+/// part).
+///
+/// # Errors
+/// A statement of the family's file that does not fit its op.
+pub fn forward(
+    checkpoint: &Checkpoint,
+    kv: &KvLayout,
+    options: &ForwardOptions,
+    library: &Library,
+) -> Result<Graph, ForwardError> {
+    let mut graph = Graph::new(options.precision);
+    let rows = RowInputs::new(&mut graph, options);
+    let config = &checkpoint.config;
+    let n_meetings = n_meetings(config);
+    let mut pass = Forward {
+        graph: &mut graph,
+        checkpoint,
+        config,
+        kv,
+        options,
+        library,
+        rows,
+        n_meetings,
+        n_sums: 0,
+        part: String::new(),
+    };
+
+    let cos_sin = pass.rope_angles();
+    let mut x = pass.embedding();
+    for l in 0..config.num_hidden_layers {
+        x = pass.layer(l, x, cos_sin)?;
+    }
+    pass.unembedding_and_sampling(x)?;
+    Ok(graph)
+}
+
+/// What every layer needs at hand.
+struct Forward<'a> {
+    graph: &'a mut Graph,
+    checkpoint: &'a Checkpoint,
+    config: &'a ModelConfig,
+    kv: &'a KvLayout,
+    options: &'a ForwardOptions,
+    library: &'a Library,
+    rows: RowInputs,
+    /// How often devices meet in a step.
+    n_meetings: usize,
+    /// The sums so far.
+    n_sums: usize,
+    /// What the last weights' names begin with: `attn`.
+    part: String,
+}
+
+/// The triples of a step.
+#[derive(Clone, Copy)]
+struct RowInputs {
+    token: TensorId,
+    slot: TensorId,
+    position: TensorId,
+}
+
+impl RowInputs {
+    fn new(graph: &mut Graph, options: &ForwardOptions) -> Self {
+        let row = |name| graph.external(name, Dtype::U32, Role::Input, options.max_rows);
+        let [given, slot, position] = ["token", "slot", "position"].map(row);
+        let token = if options.takes_tokens { taken(graph, given, options.max_logit_rows) } else { given };
+        Self { token, slot, position }
+    }
+}
+
+/// The tokens themselves, where rows may name those that the step before samples.
+fn taken(graph: &mut Graph, given: TensorId, max_logit_rows: usize) -> TensorId {
+    let sampled = graph.external("sampled", Dtype::U32, Role::Kept, max_logit_rows);
+    let token = graph.activation("token.taken".into(), Dtype::U32);
+    graph
+        .node("take_token", "take_token")
+        .scalar("n_sampled", max_logit_rows)
+        .arg("from", given)
+        .arg("sampled", sampled)
+        .arg("token", token);
+    token
+}
+
+impl Forward<'_> {
+    /// cos and sin of every row's position, used by all layers: (n_tokens, head_dim).
+    fn rope_angles(&mut self) -> TensorId {
+        let inv_freq = self.graph.external("inv_freq", Dtype::F32, Role::Kept, self.config.rope_dim() / 2);
+        let cos_sin = self.graph.activation("cos_sin".into(), Dtype::F32);
+        self.graph
+            .node("rope_angles", "rope_angles")
+            .dim("half_head_dim", self.config.rope_dim() / 2)
+            .constant("concentration", self.config.rope_concentration())
+            .arg("inv_freq", inv_freq)
+            .arg("position", self.rows.position)
+            .arg("cos_sin", cos_sin);
+        cos_sin
+    }
+
+    /// x = embedding[token]: the residual stream, (n_tokens, hidden_size).
+    fn embedding(&mut self) -> TensorId {
+        let dtype = self.checkpoint.tensor(EMBEDDING).dtype;
+        let x = self.graph.activation("x".into(), Dtype::F32);
+        self.graph
+            .node("embedding", "embedding")
+            .dim("n_rows", self.config.vocab_size)
+            .dim("hidden_size", self.config.hidden_size)
+            .dtype("table", dtype)
+            .weight("table", EMBEDDING, dtype)
+            .arg("row", self.rows.token)
+            .arg("y", x);
+        x
+    }
+
+    /// What is added to a sum of all devices' parts: on the first of them itself, elsewhere zeros.
+    fn added_once(&mut self, x: TensorId) -> TensorId {
+        if self.options.part.rank == 0 {
+            return x;
+        }
+        let n_elements = self.options.max_rows * self.config.hidden_size;
+        self.graph.external("zeros", Dtype::F32, Role::Kept, n_elements)
+    }
+
+    /// Where a node writes this device's part of the next sum, and which of the two places that is. Of two sums that
+    /// follow each other, one is `attn` and one `mlp`: a device that is ahead writes none that another still reads.
+    fn part_of_sum(&mut self) -> (TensorId, &'static str) {
+        let sum = ["attn", "mlp"][self.n_sums % 2];
+        (self.shared(&format!("part.{sum}"), Dtype::F32), sum)
+    }
+
+    /// The sum of all devices' parts.
+    fn summed(&mut self, sum: &str, label: &str) -> TensorId {
+        let y = self.graph.activation(format!("{label}.sum"), Dtype::F32);
+        let (number, hidden_size) = (self.n_sums, self.config.hidden_size);
+        self.n_sums += 1;
+        let label = format!("{label}.all_reduce");
+        self.met(sum, number, label, "all_reduce").dim("hidden_size", hidden_size).arg("y", y);
+        y
+    }
+
+    /// A node at which all devices meet, and make something of their parts.
+    fn met(&mut self, parts: &str, number: usize, label: String, op: &str) -> NodeBuilder<'_> {
+        let TpRank { rank, size } = self.options.part;
+        let stride = self.options.strides.part(parts);
+        let parts = self.shared(&format!("parts.{parts}"), Dtype::F32);
+        let n_meetings = self.n_meetings;
+        let arrived = self.shared("arrived", Dtype::U32);
+        let step = self.graph.external("step", Dtype::U32, Role::Input, 1);
+        self.graph
+            .node(label, op)
+            .dim("ranks", size)
+            .scalar("part_stride", stride)
+            .scalar("arrived_stride", self.options.strides.arrived)
+            .scalar("n_flags", n_meetings)
+            .scalar("flag", number)
+            .scalar("rank", rank)
+            .arg("part", parts)
+            .arg("arrived", arrived)
+            .arg("step", step)
+    }
+
+    /// A tensor in memory that several devices see.
+    fn shared(&mut self, name: &str, dtype: Dtype) -> TensorId {
+        self.graph.external(name, dtype, Role::Shared, 0)
+    }
+
+    fn last_on_logit_rows(&mut self) {
+        self.graph.nodes.last_mut().expect("just added").rows = Rows::Logits;
+    }
+}

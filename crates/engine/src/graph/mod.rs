@@ -1,0 +1,293 @@
+//! The forward pass as a graph: [`forward`] makes it of a family's layers, start there; [`kv_cache`] says where keys
+//! and values of a position live.
+//!
+//! A graph is a list of nodes in launch order. It knows ops, dims and tensors; it does not know templates, devices
+//! or how many tokens a step has. What launches it is [`crate::plan`].
+
+pub mod forward;
+pub mod kv_cache;
+
+use std::collections::BTreeMap;
+
+use format::Dtype;
+use kernel::step::StepKind;
+use kernel::template::{Precision, Problem};
+
+/// A tensor of a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub usize);
+
+/// Where a tensor's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// In the checkpoint, under this canonical name.
+    Weight(String),
+    /// In memory that the engine fills before a step (token ids, positions, block tables) or that outlives it
+    /// (caches), under this name.
+    External(String),
+    /// In the arena: written by one node, read by later ones, gone after the last of them.
+    Arena,
+}
+
+/// What an external tensor is for, which says when it is filled and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Every step fills it; all of these lie side by side, and are filled in one copy.
+    Input,
+    /// Steps fill it in which logits are changed; all of these lie side by side, too.
+    ChangeInput,
+    /// It outlives steps.
+    Kept,
+    /// It lies in memory that several devices see, which is not the graph's to size.
+    Shared,
+}
+
+/// What is known of a tensor.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// For messages and traces.
+    pub name: String,
+    /// Type of one element.
+    pub dtype: Dtype,
+    /// Where it is.
+    pub storage: Storage,
+    /// Of an external one what it is for, and its elements.
+    pub external: Option<(Role, usize)>,
+}
+
+/// Which rows of a step a node works on: what its `n_tokens` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// Every row of the step.
+    All,
+    /// The rows that want logits.
+    Logits,
+    /// The same, of steps in which devices that share the vocabulary have all logits everywhere.
+    Gathered,
+    /// The same, of steps in which they compare their best tokens instead.
+    Compared,
+    /// Those of them whose logits are changed before a token is chosen: in most steps none.
+    Changed,
+    /// Those of them that want log-probabilities: in most steps none.
+    Logprobs,
+}
+
+impl Rows {
+    /// Whether a step has none of them unless a request asks for it: such nodes are launched by themselves.
+    pub fn are_asked_for(self) -> bool {
+        matches!(self, Self::Changed | Self::Logprobs)
+    }
+}
+
+/// What of a step decides its launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// All rows.
+    pub n_rows: usize,
+    /// Those that want logits.
+    pub n_logit_rows: usize,
+    /// What the rows are to each other.
+    pub kind: StepKind,
+    /// Whether all that want logits take the best token, and devices that share the vocabulary compare theirs.
+    pub compares: bool,
+}
+
+impl StepShape {
+    /// The smallest step of a kind that gives a token.
+    pub fn smallest(kind: StepKind) -> Self {
+        Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind, compares: false }
+    }
+
+    /// How many rows a node works on, where no request asks for more.
+    pub fn count(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.n_rows,
+            Rows::Logits => self.n_logit_rows,
+            Rows::Gathered if !self.compares => self.n_logit_rows,
+            Rows::Compared if self.compares => self.n_logit_rows,
+            Rows::Gathered | Rows::Compared | Rows::Changed | Rows::Logprobs => 0,
+        }
+    }
+
+    /// How many rows a node works on at most: any row that wants logits may ask for more.
+    pub fn most(&self, rows: Rows) -> usize {
+        self.count(if rows == Rows::All { rows } else { Rows::Logits })
+    }
+}
+
+/// How large steps are at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Most rows of a step.
+    pub max_rows: usize,
+    /// Most rows of a step that give logits.
+    pub max_logit_rows: usize,
+    /// Most rows of a step in which every row is alone in its slot: the slots.
+    pub max_decode_rows: usize,
+}
+
+impl StepLimits {
+    /// The largest step of a kind.
+    pub fn largest(self, kind: StepKind) -> StepShape {
+        let most = match kind {
+            StepKind::Decode => self.max_decode_rows,
+            StepKind::Mixed => self.max_rows,
+        };
+        let (n_rows, n_logit_rows) = (self.max_rows.min(most), self.max_logit_rows.min(most));
+        StepShape { n_rows, n_logit_rows, kind, compares: false }
+    }
+}
+
+/// One op with its tensors.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Where in the model: `block.3.attn.qkv`.
+    pub label: String,
+    /// The op, and everything a rendered kernel may depend on.
+    pub problem: Problem,
+    /// Tensors by the contract's argument names.
+    pub args: BTreeMap<String, TensorId>,
+    /// Scalar arguments other than `n_tokens`, by the contract's names.
+    pub scalars: BTreeMap<String, u32>,
+    /// What `n_tokens` is.
+    pub rows: Rows,
+}
+
+/// Nodes in launch order, and their tensors.
+#[derive(Clone, Debug)]
+pub struct Graph {
+    precision: Precision,
+    /// All tensors; a [`TensorId`] is an index into it.
+    pub tensors: Vec<Tensor>,
+    /// In launch order.
+    pub nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// A graph without nodes.
+    pub fn new(precision: Precision) -> Self {
+        Self { precision, tensors: Vec::new(), nodes: Vec::new() }
+    }
+
+    /// A tensor of the checkpoint.
+    pub fn weight(&mut self, name: String, dtype: Dtype) -> TensorId {
+        self.tensor(name.clone(), dtype, Storage::Weight(name))
+    }
+
+    /// A tensor of so many elements that the engine keeps: one, however often it is asked for, so that an id tells who
+    /// reads what another node writes.
+    pub fn external(&mut self, name: &str, dtype: Dtype, role: Role, n_elements: usize) -> TensorId {
+        let storage = Storage::External(name.to_string());
+        if let Some(known) = self.tensors.iter().position(|tensor| tensor.storage == storage) {
+            return TensorId(known);
+        }
+        let id = self.tensor(name.to_string(), dtype, storage);
+        self.tensors[id.0].external = Some((role, n_elements));
+        id
+    }
+
+    /// Names and lengths in bytes of the external tensors of a role.
+    pub fn externals(&self, role: Role) -> Vec<(String, usize)> {
+        let of_role = |tensor: &&Tensor| tensor.external.is_some_and(|(of, _)| of == role);
+        let len_bytes = |tensor: &Tensor| tensor.external.map_or(0, |(_, n)| tensor.dtype.len_bytes(n));
+        self.tensors.iter().filter(of_role).map(|tensor| (tensor.name.clone(), len_bytes(tensor))).collect()
+    }
+
+    /// A tensor in the arena.
+    pub fn activation(&mut self, name: String, dtype: Dtype) -> TensorId {
+        self.tensor(name, dtype, Storage::Arena)
+    }
+
+    /// Adds a node; the builder that comes back says the rest.
+    pub fn node(&mut self, label: impl Into<String>, op: &str) -> NodeBuilder<'_> {
+        let node = Node { label: label.into(), ..self.empty_node(op) };
+        self.nodes.push(node);
+        NodeBuilder { graph: self }
+    }
+
+    /// A node of an op, on all rows, of which nothing else is said yet.
+    fn empty_node(&self, op: &str) -> Node {
+        let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
+        Node { label: String::new(), problem: Problem::plain(op, self.precision), args, scalars, rows: Rows::All }
+    }
+
+    /// The tensor behind an id.
+    pub fn tensor_of(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0]
+    }
+
+    fn tensor(&mut self, name: String, dtype: Dtype, storage: Storage) -> TensorId {
+        self.tensors.push(Tensor { name, dtype, storage, external: None });
+        TensorId(self.tensors.len() - 1)
+    }
+}
+
+/// The rest of the node that was added last.
+pub struct NodeBuilder<'g> {
+    graph: &'g mut Graph,
+}
+
+impl NodeBuilder<'_> {
+    /// A dim of the contract.
+    pub fn dim(mut self, name: &str, value: usize) -> Self {
+        let value = u32::try_from(value).expect("the checkpoint's dimensions were checked to fit 32 bits");
+        self.last().problem.dims.insert(name.to_string(), value);
+        self
+    }
+
+    /// A scalar argument of the contract, the same in every step.
+    pub fn scalar(mut self, name: &str, value: usize) -> Self {
+        let value = u32::try_from(value).expect("the cache's sizes were checked to fit 32 bits");
+        self.last().scalars.insert(name.to_string(), value);
+        self
+    }
+
+    /// A constant of the contract.
+    pub fn constant(mut self, name: &str, value: f32) -> Self {
+        self.last().problem.constants.insert(name.to_string(), value);
+        self
+    }
+
+    /// A flag of the contract.
+    pub fn flag(mut self, name: &str, value: bool) -> Self {
+        self.last().problem.flags.insert(name.to_string(), value);
+        self
+    }
+
+    /// A variable dtype of the contract.
+    pub fn dtype(mut self, name: &str, value: Dtype) -> Self {
+        self.last().problem.dtypes.insert(name.to_string(), value);
+        self
+    }
+
+    /// An argument of the contract.
+    pub fn arg(mut self, name: &str, tensor: TensorId) -> Self {
+        self.last().args.insert(name.to_string(), tensor);
+        self
+    }
+
+    /// An argument of the contract that is a tensor of the checkpoint: itself or, in a format with blocks, its codes
+    /// and their parameters.
+    pub fn weight(mut self, name: &str, tensor: &str, dtype: Dtype) -> Self {
+        for ((name, _), (tensor, dtype)) in dtype.named_parts(name).iter().zip(dtype.named_parts(tensor)) {
+            let tensor = self.graph.weight(tensor, dtype);
+            self = self.arg(name, tensor);
+        }
+        self
+    }
+
+    /// Arguments of the contract that only some problems have.
+    pub fn args<'a>(self, args: impl IntoIterator<Item = (&'a str, TensorId)>) -> Self {
+        args.into_iter().fold(self, |node, (name, tensor)| node.arg(name, tensor))
+    }
+
+    /// The node works on these rows, not on all.
+    pub fn rows(mut self, rows: Rows) -> Self {
+        self.last().rows = rows;
+        self
+    }
+
+    fn last(&mut self) -> &mut Node {
+        self.graph.nodes.last_mut().expect("a builder exists only behind a node")
+    }
+}

@@ -1,0 +1,74 @@
+//! What can go wrong between a graph and its launches.
+
+use gpu::GpuError;
+
+use super::memory::DoesNotFit;
+use expression::ExpressionError;
+use hint::Hint;
+use kernel::pipeline::PipelineError;
+use kernel::template::library_error::LibraryError;
+use kernel::template::render::RenderError;
+use model::checkpoint::CheckpointError;
+
+/// What can go wrong between a graph and its launches.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A kernel could not be had.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// An op has no contract, or a broken one.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// A launch or a shape did not come to a number.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// A shape or a grid did not come to a number.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The device has no room for all of it.
+    #[error(transparent)]
+    Memory(#[from] Box<DoesNotFit>),
+    /// The device refuses.
+    #[error("could not run `{label}`")]
+    Device {
+        /// The node, or what was being done.
+        label: String,
+        /// The device's words.
+        #[source]
+        source: GpuError,
+    },
+    /// A kernel takes a scalar that the graph does not give.
+    #[error("`{label}`: the kernel takes the scalar `{name}`, which the graph does not give")]
+    NoScalar {
+        /// The node.
+        label: String,
+        /// The scalar argument.
+        name: String,
+    },
+    /// A tensor could not be made of what the checkpoint's files hold.
+    #[error(transparent)]
+    Weights(#[from] CheckpointError),
+    /// One of several devices of a model is gone, or never was.
+    #[error("a device that computes a part of the model is lost")]
+    NoThread,
+    /// The checkpoint lacks a tensor.
+    #[error("the checkpoint has no tensor `{name}`")]
+    NoTensor {
+        /// Canonical name.
+        name: String,
+    },
+}
+
+impl Hint for PlanError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Pipeline(error) => error.hint(),
+            Self::Library(error) => error.hint(),
+            Self::Render(error) => error.hint(),
+            Self::Expression(error) => error.hint(),
+            Self::Memory(error) => error.hint(),
+            Self::Weights(error) => error.hint(),
+            Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } | Self::NoThread => None,
+        }
+    }
+}

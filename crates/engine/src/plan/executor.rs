@@ -1,0 +1,488 @@
+//! A graph, chosen kernels and memory, ready to run step after step.
+//!
+//! The nodes fall into segments that work on the same rows. For each segment there is one list of launches per
+//! bucket of row counts and kind of step: the tuning tables may prefer other templates, and other fusions, for one row
+//! than for many. All buckets share the memory, which is allocated once. A step picks a bucket per segment and
+//! launches.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
+use half::bf16;
+
+use super::error::PlanError;
+use super::inputs::Inputs;
+use super::lifetimes::{ArenaLayout, lifetimes};
+use super::memory::{LoadProgress, MemoryPlan};
+use super::options::ExecutorOptions;
+use super::profile::{Profile, Profiled, Profiler};
+use super::replay::Replays;
+use super::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
+use super::weights::Weights;
+use super::workspace::{Workspace, WorkspaceBytes};
+use super::{buckets, cover};
+use crate::graph::Role;
+use crate::graph::{Graph, Rows, StepShape, Storage};
+use format::Dtype;
+use kernel::pipeline::{LoadedKernel, Pipeline};
+use kernel::template::contract::Access;
+use model::checkpoint::Checkpoint;
+
+/// What an [`Observer`] is shown after a launch: one tensor that it wrote.
+pub struct Written<'a> {
+    /// The node, or the fused nodes joined by ` + `.
+    pub label: &'a str,
+    /// The template.
+    pub template: &'a str,
+    /// The tensor's name.
+    pub tensor: &'a str,
+    /// Its elements that this step's rows fill, as f32; all of them, if it is kept.
+    pub values: &'a [f32],
+    /// Whether other steps write elements of it as well, as in the cache, of which some may never have been written.
+    pub is_kept: bool,
+}
+
+/// Called after every launch with every tensor of f32 or bf16 that it wrote.
+pub type Observer<'a> = &'a mut (dyn FnMut(&Written<'_>) + Send);
+
+/// Kernels, memory, and launches in order.
+pub struct Executor {
+    pipeline: Pipeline,
+    graph: Graph,
+    /// Where every tensor of the graph is.
+    memory: Vec<BufferView>,
+    inputs: Inputs,
+    /// What the rows are told whose logits are changed.
+    change_inputs: Inputs,
+    externals: HashMap<String, BufferView>,
+    workspace: Workspace,
+    segments: Vec<Segment>,
+    memory_plan: MemoryPlan,
+    /// How long the weights took to copy or make.
+    weights_time: Duration,
+    profiler: Option<Profiler>,
+    replays: Replays,
+}
+
+impl Executor {
+    /// Chooses and loads every kernel of every bucket, adds up what memory all will take, and allocates it if it fits.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(
+        graph: Graph,
+        checkpoint: &Checkpoint,
+        pipeline: Pipeline,
+        options: ExecutorOptions,
+        progress: &dyn LoadProgress,
+    ) -> Result<Self, PlanError> {
+        let candidates = cover::segments(&graph, &pipeline.chooser().fusions());
+        let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
+        let planned = |workspace| memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace);
+        planned(WorkspaceBytes::default())?.check()?; // before anything is compiled
+        let segments = buckets::load_all(&graph, &candidates, &pipeline, options.limits, progress)?;
+        let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
+        let workspace_bytes = workspace_bytes(&segments)?;
+        let memory_plan = planned(workspace_bytes)?;
+        progress.planned(&memory_plan);
+        memory_plan.check()?;
+
+        let inputs = Inputs::new(&pipeline, &graph.externals(Role::Input))?;
+        let mut externals = allocate_externals(&pipeline, &graph.externals(Role::Kept))?;
+        let change_inputs = Inputs::new(&pipeline, &graph.externals(Role::ChangeInput))?;
+        externals.extend(inputs.views().chain(change_inputs.views()).chain(options.shared));
+        let start = Instant::now();
+        let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
+        let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
+            .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
+        wait(&pipeline, &memory)?;
+        let weights_time = start.elapsed();
+        Ok(Self {
+            pipeline,
+            graph,
+            memory,
+            inputs,
+            change_inputs,
+            externals,
+            workspace,
+            segments,
+            memory_plan,
+            weights_time,
+            profiler: None,
+            replays: Replays::default(),
+        })
+    }
+
+    /// Where kernels came from.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    /// What memory was allocated for.
+    pub fn memory_plan(&self) -> &MemoryPlan {
+        &self.memory_plan
+    }
+
+    /// How long the weights took to copy, or to make.
+    pub fn weights_time(&self) -> Duration {
+        self.weights_time
+    }
+
+    /// Launches of a step.
+    pub fn n_launches(&self, shape: StepShape) -> usize {
+        let of = |segment: &Segment| segment.bucket(shape).map_or(0, |bucket| bucket.launches.len());
+        self.segments.iter().map(of).sum()
+    }
+
+    /// Every distinct kernel: the first node that uses it, and its template.
+    pub fn kernels(&self) -> Vec<(&str, &LoadedKernel)> {
+        let mut kernels: Vec<(&str, &LoadedKernel)> = Vec::new();
+        for launch in self.segments.iter().flat_map(Segment::all_buckets).flat_map(|bucket| &bucket.launches) {
+            if !kernels.iter().any(|(_, kernel)| std::ptr::eq(*kernel, &*launch.kernel)) {
+                kernels.push((&launch.label, &launch.kernel));
+            }
+        }
+        kernels
+    }
+
+    /// From here on, takes the time of the launches.
+    ///
+    /// - `is_alone`: whether no other device takes part in the steps
+    pub fn start_profile(&mut self, which: Profiled, is_alone: bool) {
+        self.profiler = Some(Profiler::new(which, is_alone));
+    }
+
+    /// Where the time went since [`Self::start_profile`], which this ends.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.profiler.take().map(Profiler::finish)
+    }
+
+    /// Waits until the device has done everything.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn wait(&self) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: "all of a step".into(), source };
+        self.pipeline.driver().wait().map_err(failed)
+    }
+
+    /// Fills the start of an external tensor.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
+        let view = &self.externals[name];
+        self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Fills a part of an external tensor, from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let view = part(&self.externals[name], offset_bytes, bytes.len()).map_err(failed)?;
+        self.pipeline.driver().write(&view, bytes).map_err(failed)
+    }
+
+    /// Copies a part of an external tensor to another part of it, which begins at `to_bytes` and shares nothing with
+    /// it: after everything launched so far and before what is launched next.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// As [`Self::write`].
+    pub fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let part = |offset_bytes| part(&self.externals[name], offset_bytes, from.len()).map_err(failed);
+        self.pipeline.driver().copy(&part(from.start)?, &part(to_bytes)?).map_err(failed)
+    }
+
+    /// Fills the starts of the tensors that every step fills, in one copy.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    ///
+    /// # Panics
+    /// If there is no input of a name, or it is shorter.
+    pub fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+        self.inputs.write(&self.pipeline, inputs)
+    }
+
+    /// The same for the tensors that rows are told by whose logits are changed.
+    ///
+    /// # Errors
+    /// As [`Self::write_inputs`].
+    pub fn write_change_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+        self.change_inputs.write(&self.pipeline, inputs)
+    }
+
+    /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches
+    /// are done when they return.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    pub fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, PlanError> {
+        let mailbox = self.pipeline.driver().mailbox(len_bytes);
+        mailbox.map_err(|source| PlanError::Device { label: "mailbox".into(), source })
+    }
+
+    /// Has the device copy the start of an external tensor to a mailbox, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`].
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn post(&self, name: &str, len_bytes: usize, mailbox: &mut Mailbox) -> Result<(), PlanError> {
+        let posted = self.pipeline.driver().post(mailbox, &self.externals[name], len_bytes);
+        posted.map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Reads the start of an external tensor, after everything launched so far.
+    ///
+    /// # Errors
+    /// [`PlanError::Device`] when it is shorter.
+    ///
+    /// # Panics
+    /// If the graph has no external tensor of that name.
+    pub fn read(&self, name: &str, bytes: &mut [u8]) -> Result<(), PlanError> {
+        let view = &self.externals[name];
+        self.pipeline.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    }
+
+    /// Launches a step on the rows that the external tensors hold, none of which asks for more than a token.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn run(&mut self, shape: StepShape, observer: Option<Observer<'_>>) -> Result<(), PlanError> {
+        self.run_first(self.segments.len(), shape, observer)
+    }
+
+    /// Launches a step as far as its logits; [`Self::change_logits`] and [`Self::sample`] do the rest.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn run_to_logits(&mut self, shape: StepShape) -> Result<(), PlanError> {
+        self.run_first(self.first_asked_for(), shape, None)
+    }
+
+    /// Changes the logits of so many rows of a step, as the external tensors say.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn change_logits(&mut self, shape: StepShape, n_changed: usize) -> Result<(), PlanError> {
+        let at = self.first_asked_for();
+        self.run_asked_for(at..at + 1, shape, n_changed)
+    }
+
+    /// Takes the tokens of a step, and the log-probabilities of so many of its rows.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
+        self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, n_logprobs)
+    }
+
+    /// The first segment that a step has only if a request asks for it.
+    fn first_asked_for(&self) -> usize {
+        self.segments.iter().position(|segment| segment.rows.are_asked_for()).unwrap_or(self.segments.len())
+    }
+
+    /// Launches the first segments of a step: what comes again and again.
+    fn run_first(
+        &mut self,
+        n_segments: usize,
+        shape: StepShape,
+        mut observer: Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for segment in &mut self.segments[..n_segments] {
+            segment.prepare(shape.kind, shape.count(segment.rows), &self.memory, &self.workspace)?;
+        }
+        if let Some(mut profiler) = self.profiler.take() {
+            let timed = profiler.step(&self.view(n_segments), shape);
+            self.profiler = Some(profiler);
+            if timed? {
+                return Ok(());
+            }
+        }
+        if observer.is_none() && self.replay(n_segments, shape)? {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        let count = |rows: Rows| shape.count(rows);
+        let mut work = || result = self.launch_all(0..n_segments, shape, count, &mut observer);
+        self.pipeline.driver().enter(&mut work);
+        result
+    }
+
+    /// Launches segments of a step in which so many rows ask for them; no profiler sees it.
+    fn run_asked_for(&mut self, which: Range<usize>, shape: StepShape, n: usize) -> Result<(), PlanError> {
+        let count = |rows: Rows| if rows.are_asked_for() { n } else { shape.count(rows) };
+        for segment in &mut self.segments[which.clone()] {
+            segment.prepare(shape.kind, count(segment.rows), &self.memory, &self.workspace)?;
+        }
+        let mut result = Ok(());
+        self.pipeline.driver().enter(&mut || result = self.launch_all(which.clone(), shape, count, &mut None));
+        result
+    }
+
+    /// What a profiler needs.
+    fn view(&self, n_segments: usize) -> Steps<'_> {
+        let Self { pipeline, graph, memory, workspace, segments, .. } = self;
+        Steps { pipeline, graph, memory, workspace, segments: &segments[..n_segments] }
+    }
+
+    /// Replays the first segments of a step, if they were or can be captured; whether it did.
+    fn replay(&mut self, n_segments: usize, shape: StepShape) -> Result<bool, PlanError> {
+        let mut replays = std::mem::take(&mut self.replays);
+        let launches = || self.launches(n_segments, shape);
+        let replayed = replays.replay(self.pipeline.driver(), (shape, n_segments), launches);
+        self.replays = replays;
+        replayed.map_err(|source| PlanError::Device { label: "all of a step".into(), source })
+    }
+
+    /// The launches of the first segments of a step that was prepared.
+    fn launches(&self, n_segments: usize, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
+        let all = self.segments[..n_segments].iter().flat_map(|segment| segment.prepared(shape));
+        all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
+    }
+
+    fn launch_all(
+        &self,
+        which: Range<usize>,
+        shape: StepShape,
+        count: impl Fn(Rows) -> usize,
+        observer: &mut Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for segment in &self.segments[which] {
+            for (planned, prepared) in segment.prepared_of(shape.kind, count(segment.rows)) {
+                let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
+                let failed = |source| PlanError::Device { label: planned.label.clone(), source };
+                driver.launch(kernel, &launch).map_err(failed)?;
+                if let Some(observer) = observer {
+                    self.show(planned, prepared, *observer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads back what a launch wrote, for the observer.
+    fn show(
+        &self,
+        planned: &PlannedLaunch,
+        prepared: &PreparedLaunch,
+        observer: &mut (dyn FnMut(&Written<'_>) + Send),
+    ) -> Result<(), PlanError> {
+        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
+            let Argument::Memory { view, required_bytes } = arg else { continue };
+            let Some(id) = planned.args.get(&spec.name) else { continue }; // a workspace
+            if spec.access == Access::Read || !matches!(spec.dtype, Dtype::F32 | Dtype::Bf16) {
+                continue;
+            }
+            let mut bytes = vec![0; *required_bytes];
+            self.pipeline
+                .driver()
+                .read(view, &mut bytes)
+                .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+            let values = f32s(&bytes, spec.dtype);
+            let tensor = self.graph.tensor_of(*id);
+            let is_kept = spec.access == Access::ReadWrite && matches!(tensor.storage, Storage::External(_));
+            let template = &planned.kernel.rendered.label;
+            observer(&Written { label: &planned.label, template, tensor: &tensor.name, values: &values, is_kept });
+        }
+        Ok(())
+    }
+}
+
+/// Elements of f32 or bf16, as they lie in memory.
+fn f32s(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&two| bf16::from_le_bytes(two).to_f32()).collect(),
+        _ => bytemuck::pod_collect_to_vec(bytes),
+    }
+}
+
+fn part(view: &BufferView, offset_bytes: usize, len_bytes: usize) -> Result<BufferView, GpuError> {
+    let too_short = || GpuError::Range { what: "use a part", len_bytes, available_bytes: view.len_bytes() };
+    view.slice(offset_bytes, len_bytes).ok_or_else(too_short)
+}
+
+fn allocate(pipeline: &Pipeline, label: &str, len_bytes: usize) -> Result<BufferView, PlanError> {
+    let buffer = pipeline.driver().allocate(len_bytes);
+    buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: label.into(), source })
+}
+
+fn allocate_externals(
+    pipeline: &Pipeline,
+    externals: &[(String, usize)],
+) -> Result<HashMap<String, BufferView>, PlanError> {
+    externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
+}
+
+/// What everything takes.
+fn memory_plan(
+    graph: &Graph,
+    checkpoint: &Checkpoint,
+    pipeline: &Pipeline,
+    options: &ExecutorOptions,
+    arena: &ArenaLayout,
+    workspace: WorkspaceBytes,
+) -> Result<MemoryPlan, PlanError> {
+    let plan = MemoryPlan::new(graph, checkpoint, pipeline.driver());
+    let plan = plan.map_err(|source| PlanError::Device { label: "memory plan".into(), source })?;
+    let own = [Role::Input, Role::ChangeInput, Role::Kept].into_iter().flat_map(|role| graph.externals(role));
+    let externals: usize = own.map(|(_, len_bytes)| len_bytes).sum();
+    Ok(MemoryPlan {
+        kv_cache: options.kv_bytes,
+        snapshots: options.snapshot_bytes,
+        activations: arena.len_bytes + externals - options.kv_bytes,
+        workspace: workspace.total(),
+        ..plan
+    })
+}
+
+/// Finds a place for every tensor.
+fn place_tensors(
+    graph: &Graph,
+    checkpoint: &Checkpoint,
+    pipeline: &Pipeline,
+    externals: &HashMap<String, BufferView>,
+    layout: &ArenaLayout,
+    weights: &Weights,
+) -> Result<Vec<BufferView>, PlanError> {
+    let arena = allocate(pipeline, "arena", layout.len_bytes)?;
+    let in_arena = |i: usize| {
+        let (offset, len_bytes) = layout.ranges[&i];
+        arena.slice(offset, len_bytes).expect("the planner stays inside the arena")
+    };
+    let place = |(i, tensor): (usize, &crate::graph::Tensor)| match &tensor.storage {
+        Storage::Weight(name) => weights.place(checkpoint, name, pipeline.driver()),
+        Storage::External(name) => Ok(externals[name].clone()),
+        Storage::Arena => Ok(in_arena(i)),
+    };
+    graph.tensors.iter().enumerate().map(place).collect()
+}
+
+/// Waits until everything launched so far is done: what went wrong is told here.
+fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
+    let Some(view) = memory.iter().find(|view| view.len_bytes() > 0) else { return Ok(()) };
+    let waited = pipeline.driver().read(view, &mut [0]);
+    waited.map_err(|source| PlanError::Device { label: "the weights".into(), source })
+}
+
+/// Bytes that the hungriest launch needs besides the graph's tensors.
+fn workspace_bytes(segments: &[Segment]) -> Result<WorkspaceBytes, PlanError> {
+    let mut buckets = segments.iter().flat_map(Segment::all_buckets);
+    buckets.try_fold(WorkspaceBytes::default(), |most, bucket| Ok(most.max(bucket.workspace_bytes()?)))
+}

@@ -1,0 +1,33 @@
+//! The plan that launches a graph.
+//!
+//! - [`executor`]: a graph, chosen kernels and memory, ready to run step after step
+//! - [`arena`]: one block of memory for all activations
+//! - `lifetimes`: which activations there are, and for how long
+//! - [`cover`]: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
+//! - `inputs`: what every step is told, in one copy
+//! - `buckets`: the kernels of all of them, drafted and loaded
+//! - [`decisions`]: which these are, and why, without a device; [`overruled`]: own templates that are not among them
+//! - `segment`: their grids and arguments for a number of rows
+//! - `weights`: the checkpoint's tensors on the device
+//! - [`memory`]: what all of that takes, before it is allocated
+//! - `workspace`: memory that kernels ask for besides
+//! - [`profile`]: where the time of the steps goes
+
+pub mod arena;
+mod buckets;
+pub mod cover;
+pub mod decisions;
+pub mod error;
+pub mod executor;
+mod inputs;
+mod lifetimes;
+pub mod memory;
+pub mod options;
+pub mod overruled;
+pub mod profile;
+mod replay;
+mod segment;
+mod weights;
+mod workspace;
+
+pub use executor::Executor;

@@ -1,0 +1,157 @@
+//! Templates of one's own that would be taken by their priority, and are not: rows of tuning tables go before
+//! priorities, which surprises who has just written one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::decisions::{Decision, Decisions};
+use crate::graph::Graph;
+use kernel::choice::{Chooser, NotFused};
+use kernel::step::StepKind;
+use kernel::target::Target;
+use kernel::template::Template;
+use kernel::tuning::TuningTables;
+use kernel::tuning::table::APART;
+
+/// A template of a folder that is not taken where it would be by its priority.
+#[derive(Clone, Debug)]
+pub struct Overruled {
+    /// The template.
+    pub template: Arc<Template>,
+    /// What goes before it.
+    pub by: Overruling,
+    /// Where: steps of a kind with so many rows, from the first number to the last.
+    pub ranges: Vec<(StepKind, usize, usize)>,
+}
+
+/// What goes before a template of the highest priority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Overruling {
+    /// A row for its ops, which uses another template.
+    Row {
+        /// `file:line`.
+        place: String,
+        /// The row's template.
+        winner: String,
+    },
+    /// A row for a run of ops that its op is in.
+    Run {
+        /// `file:line`.
+        place: String,
+        /// The row's template.
+        winner: String,
+    },
+    /// Its ops are a run, and no row says that they are to be fused.
+    NoRow,
+}
+
+impl fmt::Display for Overruling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Row { place, winner } => write!(f, "the row {place} uses `{winner}`"),
+            Self::Run { place, winner } => write!(f, "the row {place} has its op fused, by `{winner}`"),
+            Self::NoRow => f.write_str("no tuning row says that its ops are to be fused"),
+        }
+    }
+}
+
+impl Overruled {
+    /// All of them. A template that any row for the target uses is none: whoever wrote that row knows of rows.
+    pub fn all(graph: &Graph, chooser: &Chooser, decisions: &Decisions) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for decision in decisions.distinct() {
+            let range = (decision.step, decision.first_row_count, decision.last_row_count);
+            for (template, by) in overruled(graph, chooser, decisions, decision) {
+                if !template.file.is_own() || chooser.tables().use_template(&template.label(), chooser.target()) {
+                    continue;
+                }
+                match all.iter_mut().find(|known| known.by == by && known.template.file.name == template.file.name) {
+                    Some(known) => known.ranges.push(range),
+                    None => all.push(Self { template, by, ranges: vec![range] }),
+                }
+            }
+        }
+        for one in &mut all {
+            one.ranges = joined(std::mem::take(&mut one.ranges));
+        }
+        all
+    }
+
+    /// One warning for all of them, with what to do about the first.
+    pub fn warning(all: &[Self], target: &Target) -> Option<String> {
+        let first = all.first()?;
+        let others = match all.len() - 1 {
+            0 => String::new(),
+            n => format!(" (and {n} more such)"),
+        };
+        Some(format!("{first}{others}; {}; `gptoss-jit kernels plan` shows all", first.advice(target)))
+    }
+
+    /// How it wins.
+    pub fn advice(&self, target: &Target) -> String {
+        let name = target.families().into_iter().next().expect("a target has a name");
+        let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());
+        let place = format!("in `{folder}/{name}.toml` or in a file of that name in `--tuning DIR`");
+        match self.by {
+            Overruling::Row { .. } | Overruling::NoRow => format!("a row that uses it, {place}, makes it win"),
+            Overruling::Run { .. } => format!("a row for the run with `use = \"{APART}\"`, {place}, undoes that"),
+        }
+    }
+
+    /// `decode 1-32, mixed 2-512`.
+    pub fn row_counts(&self) -> String {
+        let one = |&(step, first, last): &(StepKind, usize, usize)| {
+            if first == last { format!("{step} {first}") } else { format!("{step} {first}-{last}") }
+        };
+        self.ranges.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for Overruled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { template, by, .. } = self;
+        let (origin, priority) = (&template.file.origin, template.priority);
+        write!(f, "`{template}` of {origin}, priority {priority}, is not used for {} rows: {by}", self.row_counts())
+    }
+}
+
+/// Ranges in order, those that touch as one.
+fn joined(mut ranges: Vec<(StepKind, usize, usize)>) -> Vec<(StepKind, usize, usize)> {
+    ranges.sort_unstable();
+    let mut joined: Vec<(StepKind, usize, usize)> = Vec::new();
+    for (step, first, last) in ranges {
+        match joined.last_mut() {
+            Some(known) if known.0 == step && first <= known.2 + 1 => known.2 = known.2.max(last),
+            _ => joined.push((step, first, last)),
+        }
+    }
+    joined
+}
+
+/// The templates that lose in a launch although their priority is the highest.
+fn overruled(
+    graph: &Graph,
+    chooser: &Chooser,
+    decisions: &Decisions,
+    decision: &Decision,
+) -> Vec<(Arc<Template>, Overruling)> {
+    let ranking = decisions.ranking(decision);
+    let mut found = Vec::new();
+    if let (Some(next), Some(row)) = (ranking.overruled(), ranking.row()) {
+        let (place, winner) = (row.place.clone(), row.template.clone());
+        found.push((Arc::clone(&next.template), Overruling::Row { place, winner }));
+    }
+    if let (Some(row), true) = (ranking.rows.first(), decision.nodes.len() > 1) {
+        for node in &graph.nodes[decision.nodes.clone()] {
+            let alone = chooser.ranking(&node.problem, decision.first_row_count, decision.step);
+            let Ok(alone) = alone else { continue };
+            let (place, winner) = (row.place.clone(), ranking.choices[0].template.label());
+            found.push((Arc::clone(&alone.choices[0].template), Overruling::Run { place, winner }));
+        }
+    }
+    for run in decision.unfused.iter().filter(|run| run.why == NotFused::NoRow) {
+        let candidates = chooser.library().candidates(&run.problem, chooser.target()).unwrap_or_default();
+        found.extend(candidates.into_iter().next().map(|template| (template, Overruling::NoRow)));
+    }
+    found
+}

@@ -1,0 +1,202 @@
+//! The launches of one node in all layers as a graph of their own, replayed between two marks.
+//!
+//! Before each replay the whole step is replayed: it leaves every input as the step has it, also where a kernel works
+//! in place, and of the weights nothing in a cache but what the step itself leaves there. Activations that in a step
+//! were just written come from memory instead, unless they are few; short kernels look up to a microsecond slower for
+//! it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gpu::{ALIGNMENT_BYTES, Argument, BufferView, Driver, GpuError, Graph, Kernel, Launch};
+
+use super::{Profile, ProfileEntry, without_layer, work};
+use crate::graph::{StepShape, Storage};
+use crate::plan::error::PlanError;
+use crate::plan::segment::Steps;
+use crate::plan::segment::{PlannedLaunch, PreparedLaunch};
+use kernel::template::contract::Access;
+
+/// A graph of fewer launches makes them again and again: what a replay itself takes would else be seen.
+const FEWEST_LAUNCHES: usize = 8;
+
+/// Timing a step may take so long, in seconds, where that allows more than one round.
+const BUDGET_S: f64 = 1.0;
+
+/// A launch of the step.
+struct Isolated<'a> {
+    planned: &'a PlannedLaunch,
+    prepared: PreparedLaunch,
+    n_rows: usize,
+}
+
+/// The launches of one node, by their places in the step, and as a graph.
+struct Group {
+    launches: Vec<usize>,
+    graph: Graph,
+    /// Launches of the graph.
+    n_captured: usize,
+    times: Vec<Duration>,
+}
+
+/// Times a step whose inputs are in the external tensors; none where the device replays nothing. The caches and what
+/// the step gives must be made anew by running it; what it takes from the step before is left as it was.
+pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
+    let launches = isolated(steps, shape)?;
+    let driver = steps.pipeline.driver();
+    let carried = carried(driver, &launches).map_err(failed)?;
+    let profile = timed(steps, &launches, &carried, rounds.max(1))?;
+    restore(driver, &carried).map_err(failed)?;
+    Ok(profile)
+}
+
+fn failed(source: GpuError) -> PlanError {
+    PlanError::Device { label: "the profile of a step".into(), source }
+}
+
+fn timed(
+    steps: &Steps<'_>,
+    launches: &[Isolated<'_>],
+    carried: &[Carried],
+    rounds: usize,
+) -> Result<Option<Profile>, PlanError> {
+    let driver = steps.pipeline.driver();
+    // One by one first, so that what goes wrong is told by its node.
+    for Isolated { planned, prepared, .. } in launches {
+        let launched = driver.launch_timed(planned.kernel(), &prepared.launch());
+        launched.map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+    }
+    let all: Vec<usize> = (0..launches.len()).collect();
+    let Some(whole) = capture(driver, launches, &all).map_err(failed)? else { return Ok(None) };
+    let mut groups = BTreeMap::new();
+    for (key, indices) in nodes(launches) {
+        let captured = indices.repeat(FEWEST_LAUNCHES.div_ceil(indices.len()));
+        let Some(graph) = capture(driver, launches, &captured).map_err(failed)? else { return Ok(None) };
+        let (n_captured, times) = (captured.len(), Vec::new());
+        groups.insert(key, Group { launches: indices, graph, n_captured, times });
+    }
+    let whole_times = time(driver, &whole, &mut groups, rounds).map_err(failed)?;
+    // What the launches have to do is counted on the step's own data.
+    restore(driver, carried).and_then(|()| driver.replay(&whole)).map_err(failed)?;
+    let mut profile = Profile { steps: 1, step_time: median(whole_times), ..Profile::default() };
+    for ((node, template), group) in groups {
+        let each = median(group.times) / group.n_captured as u32;
+        for launch in group.launches.iter().map(|&i| &launches[i]) {
+            let counted = work::count(steps, launch.planned, &launch.prepared.args, launch.n_rows)?;
+            profile.add(&node, &template, ProfileEntry { time: each, ..counted });
+        }
+    }
+    Ok(Some(profile))
+}
+
+/// Memory, and what it held.
+type Carried = (BufferView, Vec<u8>);
+
+fn restore(driver: &dyn Driver, carried: &[Carried]) -> Result<(), GpuError> {
+    carried.iter().try_for_each(|(view, bytes)| driver.write(view, bytes))
+}
+
+/// What the step takes from the one before it, tokens that were sampled: memory that it reads first and writes later.
+fn carried(driver: &dyn Driver, launches: &[Isolated<'_>]) -> Result<Vec<Carried>, GpuError> {
+    let (mut written, mut read) = (BTreeSet::new(), BTreeMap::new());
+    let mut carried = Vec::new();
+    for Isolated { planned, prepared, .. } in launches {
+        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
+            let (Argument::Memory { view, .. }, Some(id)) = (arg, planned.args.get(&spec.name)) else { continue };
+            if spec.access == Access::Read && !written.contains(id) {
+                read.insert(*id, view);
+            } else if spec.access == Access::Write && written.insert(*id) {
+                carried.extend(read.get(id));
+            }
+        }
+    }
+    let save = |view: &&BufferView| {
+        let mut bytes = vec![0; view.len_bytes()];
+        driver.read(view, &mut bytes).map(|()| ((*view).clone(), bytes))
+    };
+    carried.iter().map(save).collect()
+}
+
+/// Times of the whole step; those of its nodes go to their groups.
+fn time(
+    driver: &dyn Driver,
+    whole: &Graph,
+    groups: &mut BTreeMap<(String, String), Group>,
+    rounds: usize,
+) -> Result<Vec<Duration>, GpuError> {
+    driver.replay(whole)?; // what is done for the first time takes longer
+    for group in groups.values() {
+        driver.replay(&group.graph)?;
+    }
+    let mut whole_times = Vec::new();
+    let round_s = (1 + groups.len()) as f64 * driver.replay_timed(whole)?.as_secs_f64();
+    for _ in 0..rounds.min((BUDGET_S / round_s.max(1e-9)) as usize).max(1) {
+        for group in groups.values_mut() {
+            driver.replay(whole)?;
+            group.times.push(driver.replay_timed(&group.graph)?);
+        }
+        driver.replay(whole)?;
+        whole_times.push(driver.replay_timed(whole)?);
+    }
+    Ok(whole_times)
+}
+
+/// The launches of a step, with activations that live as long as the step.
+fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>, PlanError> {
+    let shared = prepare(steps, shape, steps.memory)?;
+    let mut lengths: BTreeMap<usize, usize> = BTreeMap::new();
+    for Isolated { planned, prepared, .. } in &shared {
+        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
+            let (Argument::Memory { required_bytes, .. }, Some(id)) = (arg, planned.args.get(&spec.name)) else {
+                continue;
+            };
+            if steps.graph.tensor_of(*id).storage == Storage::Arena {
+                let length = lengths.entry(id.0).or_default();
+                *length = (*length).max(*required_bytes);
+            }
+        }
+    }
+    let total = lengths.values().map(|length| length.next_multiple_of(ALIGNMENT_BYTES)).sum();
+    let no_room = |source| PlanError::Device { label: "activations of a profile".into(), source };
+    let own = steps.pipeline.driver().allocate(total).map_err(no_room)?.view();
+    let mut memory = steps.memory.to_vec();
+    let mut offset = 0;
+    for (id, length) in lengths {
+        memory[id] = own.slice(offset, length).expect("the sum of all lengths");
+        offset += length.next_multiple_of(ALIGNMENT_BYTES);
+    }
+    prepare(steps, shape, &memory)
+}
+
+fn prepare<'a>(steps: &Steps<'a>, shape: StepShape, memory: &[BufferView]) -> Result<Vec<Isolated<'a>>, PlanError> {
+    let mut launches = Vec::new();
+    for segment in steps.segments {
+        let n_rows = shape.count(segment.rows);
+        for planned in segment.bucket(shape).into_iter().flat_map(|bucket| &bucket.launches) {
+            let prepared = planned.prepare(n_rows, memory, steps.workspace)?;
+            launches.push(Isolated { planned, prepared, n_rows });
+        }
+    }
+    Ok(launches)
+}
+
+/// The places of each node's launches, by node (layers as `*`) and template.
+fn nodes(launches: &[Isolated<'_>]) -> BTreeMap<(String, String), Vec<usize>> {
+    let mut nodes: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
+    for (i, Isolated { planned, .. }) in launches.iter().enumerate() {
+        let key = (without_layer(&planned.label), planned.kernel.rendered.label.clone());
+        nodes.entry(key).or_default().push(i);
+    }
+    nodes
+}
+
+fn capture(driver: &dyn Driver, launches: &[Isolated<'_>], which: &[usize]) -> Result<Option<Graph>, GpuError> {
+    let launch = |&i: &usize| (launches[i].planned.kernel(), launches[i].prepared.launch());
+    let launches: Vec<(&Kernel, Launch<'_>)> = which.iter().map(launch).collect();
+    driver.capture(&launches)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}

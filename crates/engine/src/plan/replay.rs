@@ -1,0 +1,69 @@
+//! Steps that come again and again: launched one by one the first time, captured the second, replayed from then on.
+//!
+//! A step's launches depend on its shape alone: what changes from step to step is in memory. A device that gains
+//! nothing by it captures nothing.
+
+use std::collections::HashMap;
+
+use gpu::{Driver, GpuError, Graph, Kernel, Launch};
+
+use crate::graph::StepShape;
+
+/// Steps that are kept: decoding uses few.
+const MAX_STEPS: usize = 64;
+
+/// A step, and how many of its segments are launched together.
+type StepPart = (StepShape, usize);
+
+/// What came before.
+#[derive(Default)]
+pub(super) struct Replays {
+    /// None for what came once.
+    steps: HashMap<StepPart, Option<Graph>>,
+    /// Whether the device cannot, or failed to.
+    is_off: bool,
+}
+
+impl Replays {
+    /// Replays a step. `false`, and nothing has happened, where it must be launched.
+    ///
+    /// # Errors
+    /// The device's, of the replay; a capture that fails is a warning.
+    pub fn replay<'a>(
+        &mut self,
+        driver: &dyn Driver,
+        part: StepPart,
+        launches: impl FnOnce() -> Vec<(&'a Kernel, Launch<'a>)>,
+    ) -> Result<bool, GpuError> {
+        if self.is_off {
+            return Ok(false);
+        }
+        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&part) {
+            self.steps.clear();
+        }
+        match self.steps.get(&part) {
+            Some(Some(_)) => {}
+            Some(None) => {
+                let graph = self.capture(driver, &launches());
+                self.steps.insert(part, graph);
+            }
+            None => {
+                self.steps.insert(part, None);
+                return Ok(false);
+            }
+        }
+        match &self.steps[&part] {
+            Some(graph) => driver.replay(graph).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn capture(&mut self, driver: &dyn Driver, launches: &[(&Kernel, Launch<'_>)]) -> Option<Graph> {
+        let captured = driver.capture(launches).unwrap_or_else(|error| {
+            tracing::warn!("steps are launched kernel by kernel: {error}");
+            None
+        });
+        self.is_off = captured.is_none();
+        captured
+    }
+}

@@ -1,0 +1,124 @@
+//! Element types of tensors, as the templates and the checkpoint formats name them. Those of [`format`]s with blocks
+//! are the types of codes.
+
+mod blocks;
+
+pub use blocks::{Format, Parameter, Part};
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The type of one element in memory. The lower-case name is also the C type in rendered source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// IEEE binary32.
+    F32,
+    /// The upper half of an `F32`: 8 exponent bits, 7 mantissa bits.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// Unsigned 32-bit integer: token ids, positions, indices.
+    U32,
+    /// Signed 32-bit integer.
+    I32,
+    /// Unsigned 8-bit integer; as a scale of MXFP4 the exponent of 2, plus 127 (E8M0).
+    U8,
+    /// 4-bit float (sign, 2 exponent bits, 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6), two to a byte, the even element
+    /// in the low half. The C type `mxfp4` is that byte.
+    Mxfp4,
+    /// Signed byte, to be multiplied by its block's scale.
+    Q8_0,
+    /// Unsigned 4-bit integer, two to a byte as of `Mxfp4`, to be multiplied by its block's scale; then the block's
+    /// offset is added. The C type `q4_1` is that byte.
+    Q4_1,
+}
+
+impl Dtype {
+    /// All of them.
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32, Self::U8, Self::Mxfp4, Self::Q8_0, Self::Q4_1];
+
+    /// The type of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Size of one element in bits.
+    pub const fn size_bits(self) -> usize {
+        match self {
+            Self::F32 | Self::U32 | Self::I32 => 32,
+            Self::Bf16 | Self::F16 => 16,
+            Self::U8 | Self::Q8_0 => 8,
+            Self::Mxfp4 | Self::Q4_1 => 4,
+        }
+    }
+
+    /// Bytes that so many elements take, side by side; a last byte that is half full counts.
+    pub const fn len_bytes(self, n_elements: usize) -> usize {
+        match self.size_bits() {
+            bits @ 0..8 => n_elements.div_ceil(8 / bits),
+            bits => n_elements * (bits / 8),
+        }
+    }
+
+    /// Elements that so many bytes hold, whole ones.
+    pub const fn elements_in(self, len_bytes: usize) -> usize {
+        match self.size_bits() {
+            bits @ 0..8 => len_bytes * (8 / bits),
+            bits => len_bytes / (bits / 8),
+        }
+    }
+
+    /// Bits that an element takes in a file or in memory, with its part of what its block shares.
+    pub fn stored_bits(self) -> f64 {
+        match self.format() {
+            None => self.size_bits() as f64,
+            Some(format) => 8.0 * format.block_bytes() as f64 / format.block_len() as f64,
+        }
+    }
+
+    /// Whether its elements are whole numbers.
+    pub const fn is_whole(self) -> bool {
+        matches!(self, Self::U32 | Self::I32 | Self::U8)
+    }
+
+    /// The name used in templates, tables and messages: `f32`, `bf16`, …
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::U32 => "u32",
+            Self::I32 => "i32",
+            Self::U8 => "u8",
+            Self::Mxfp4 => "mxfp4",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_1 => "q4_1",
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mxfp4_share_a_byte() {
+        assert_eq!([0, 1, 2, 3].map(|n| Dtype::Mxfp4.len_bytes(n)), [0, 1, 1, 2]);
+        assert_eq!(Dtype::Mxfp4.elements_in(16), 32);
+        let bits = [Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1, Dtype::Bf16].map(Dtype::stored_bits);
+        assert_eq!(bits, [4.25, 8.5, 5.0, 16.0]);
+        for dtype in Dtype::ALL {
+            assert_eq!(dtype.elements_in(dtype.len_bytes(6)), 6, "{dtype}");
+            assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
+        }
+    }
+}

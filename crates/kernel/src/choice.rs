@@ -1,0 +1,438 @@
+//! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
+//! function for `run`, `tune` and `kernels plan`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::step::StepKind;
+use crate::target::Target;
+use crate::template::library::{Examined, Library};
+use crate::template::library_error::LibraryError;
+use crate::template::signature::Signature;
+use crate::template::{Misfit, Params, Problem, Template};
+use crate::tuning::lint::{Finding, FindingKind};
+use crate::tuning::table::{APART, Fact, Facts, Row};
+use crate::tuning::{Query, TuningError, TuningTables};
+
+/// A template with complete, legal parameters.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The template.
+    pub template: Arc<Template>,
+    /// Its parameters, complete.
+    pub params: Params,
+    /// Why it stands where it stands.
+    pub why: Why,
+}
+
+/// What decided.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Why {
+    /// A row of a tuning table.
+    Row(Box<Row>),
+    /// The template's priority and its default parameters, or the first legal ones where those are not.
+    Priority(i64),
+}
+
+/// Templates, tables and a target: all that a choice needs. A device is not among it.
+pub struct Chooser {
+    library: Library,
+    tables: TuningTables,
+    target: Target,
+}
+
+/// A kernel that is wanted: for this problem, from this row count on, in steps of this kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelRequest {
+    /// What it is to do.
+    pub problem: Problem,
+    /// Rows of the smallest launch.
+    pub n_rows: usize,
+    /// What the rows are to each other.
+    pub step: StepKind,
+}
+
+/// The rankings for a list of what is wanted.
+#[derive(Clone, Debug, Default)]
+pub struct Rankings {
+    /// Each that differs, with what is wanted.
+    pub distinct: Vec<(KernelRequest, Ranking)>,
+    /// For everything in the list, the index of its ranking.
+    pub indices: Vec<usize>,
+}
+
+/// A problem for which there is no kernel.
+#[derive(Debug, thiserror::Error)]
+#[error("no kernel could be had for `{}`", problem.ops.join("+"))]
+pub struct NoKernel<E: std::error::Error + 'static> {
+    /// The problem.
+    pub problem: Box<Problem>,
+    /// Why its first choice does not serve, or why there is none.
+    #[source]
+    pub source: E,
+}
+
+/// Why a run of nodes is not done by one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotFused {
+    /// Runs are fused where a row says so.
+    #[error("no tuning row for the run applies")]
+    NoRow,
+    /// A row says that they are to be done one by one.
+    #[error("the row {place} has them done one by one")]
+    Apart {
+        /// `file:line`.
+        place: String,
+    },
+    /// A row applies, and no template does the run here.
+    #[error("no template fits: {}", reasons.join("; "))]
+    NoTemplate {
+        /// Every template with its reason.
+        reasons: Vec<String>,
+    },
+    /// No kernel for it could be had.
+    #[error("no kernel for it could be had")]
+    Refused,
+}
+
+/// Choices, the best first, and what was passed over on the way.
+#[derive(Clone, Debug)]
+pub struct Ranking {
+    /// Never empty. A choice that cannot compile or launch gives way to the next.
+    pub choices: Vec<Choice>,
+    /// The other templates of these ops, each with why it is no choice.
+    pub misfits: Vec<(Arc<str>, Misfit)>,
+    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
+    /// it.
+    pub rows: Vec<Row>,
+    /// Tuning rows that could not be followed, a line for each.
+    pub warnings: Vec<String>,
+}
+
+impl Ranking {
+    /// The row that has decided.
+    pub fn row(&self) -> Option<&Row> {
+        match &self.choices[0].why {
+            Why::Row(row) => Some(row),
+            Why::Priority(_) => None,
+        }
+    }
+
+    /// The choice that would be the first by priority, if a row has put another one before it.
+    pub fn overruled(&self) -> Option<&Choice> {
+        self.row()?;
+        self.choices.get(1).filter(|next| next.template.rank() < self.choices[0].template.rank())
+    }
+}
+
+/// Whether two rankings are of the same kernels in the same order, whatever ranked them.
+pub fn are_same(one: &[Choice], other: &[Choice]) -> bool {
+    let same = |(a, b): (&Choice, &Choice)| a.template.file.name == b.template.file.name && a.params == b.params;
+    one.len() == other.len() && one.iter().zip(other).all(same)
+}
+
+impl Problem {
+    /// What the tuning tables are asked about it.
+    pub fn query(&self) -> Query {
+        let dims = self.dims.iter().map(|(name, &value)| (name.clone(), Fact::Number(value.into())));
+        let flags = self.flags.iter().map(|(name, &value)| (name.clone(), Fact::Flag(value)));
+        let dtypes = self.dtypes.iter().map(|(name, dtype)| (name.clone(), Fact::Text(dtype.name().into())));
+        let precision = ("precision".to_owned(), Fact::Text(self.precision.name().into()));
+        let facts: Facts = dims.chain(flags).chain(dtypes).chain([precision]).collect();
+        Query { op: self.ops.join("+"), facts }
+    }
+
+    /// SHA-256 of everything that a rendered kernel may depend on, in hex: two problems with one are the same.
+    pub fn identity(&self) -> String {
+        let Self { ops, dims, constants, flags, dtypes, precision, keeps } = self;
+        let mut text = format!("ops {ops:?}\nprecision {precision}\nkeeps {keeps:?}\n");
+        text.extend(dims.iter().map(|(name, value)| format!("dim {name} {value}\n")));
+        text.extend(constants.iter().map(|(name, value)| format!("constant {name} {:08x}\n", value.to_bits())));
+        text.extend(flags.iter().map(|(name, value)| format!("flag {name} {value}\n")));
+        text.extend(dtypes.iter().map(|(name, dtype)| format!("dtype {name} {dtype}\n")));
+        hex(text.as_bytes())
+    }
+}
+
+/// Whether a row was measured on this problem and with another source than this one, to which its template renders
+/// now. Of a row that does not say on which problem it was measured, it is known only if it wants all of its facts.
+pub fn is_stale(row: &Row, problem: &Problem, source: &str) -> bool {
+    let Some(measured) = &row.source else { return false };
+    let is_its_problem = match &row.problem {
+        Some(identity) => *identity == problem.identity(),
+        None => row.facts == problem.query().facts,
+    };
+    is_its_problem && *measured != hex(source.as_bytes())
+}
+
+/// One line for all stale rows, by their files; `None` where there is none.
+pub fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -> Option<String> {
+    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
+    let mut files: BTreeMap<&str, usize> = BTreeMap::new();
+    for place in places {
+        *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;
+    }
+    let count = |(file, n): (&&str, &usize)| format!("{n} {} of {file}", if *n == 1 { "row" } else { "rows" });
+    let counts = files.iter().map(count).collect::<Vec<_>>().join(", ");
+    let n: usize = files.values().sum();
+    let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
+    (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
+}
+
+/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for
+/// each work.
+pub fn warn_once(warning: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// SHA-256 of some bytes, in hex, as tables have it.
+pub fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Chooser {
+    /// Joins the parts. Warns of rows that nothing will ever ask for.
+    ///
+    /// # Errors
+    /// If a table that concerns the target could not be read.
+    pub fn new(library: Library, tables: TuningTables, target: Target) -> Result<Self, TuningError> {
+        tables.check_for(&target)?;
+        for warning in never_asked_for(&library, &tables, &target) {
+            tracing::warn!("{warning}");
+        }
+        Ok(Self { library, tables, target })
+    }
+
+    /// The templates.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
+    /// The tuning tables.
+    pub fn tables(&self) -> &TuningTables {
+        &self.tables
+    }
+
+    /// What is compiled for.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// The runs of ops that templates for the target fuse, the longest first.
+    pub fn fusions(&self) -> Vec<Arc<Signature>> {
+        self.library.fusions(&self.target)
+    }
+
+    /// The templates that fit a problem, the one that is taken for a number of rows first.
+    ///
+    /// # Errors
+    /// If none fits, or a broken file could be one of them.
+    pub fn ranking(&self, problem: &Problem, n_rows: usize, step: StepKind) -> Result<Ranking, LibraryError> {
+        choose(&self.library, &self.tables, problem, n_rows as u32, step, &self.target)
+    }
+
+    /// A ranking for everything that is wanted; what is wanted often is ranked once.
+    ///
+    /// # Errors
+    /// The first problem that no template fits.
+    pub fn rank_all(&self, wanted: &[KernelRequest]) -> Result<Rankings, NoKernel<LibraryError>> {
+        let mut all = Rankings::default();
+        // A table of many rows has as many numbers of rows: what is wanted is compared with what has the same.
+        let mut of_rows: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for one in wanted {
+            let alike = of_rows.entry(one.n_rows).or_default();
+            let known = alike.iter().copied().find(|&index| all.distinct[index].0 == *one);
+            let index = known.unwrap_or(all.distinct.len());
+            if known.is_none() {
+                alike.push(index);
+                let ranking = self.ranking(&one.problem, one.n_rows, one.step);
+                let unserved = |source| NoKernel { problem: Box::new(one.problem.clone()), source };
+                all.distinct.push((one.clone(), ranking.map_err(unserved)?));
+            }
+            all.indices.push(index);
+        }
+        Ok(all)
+    }
+
+    /// Row counts from which a tuning row for this problem begins to hold in steps of this kind.
+    pub fn bucket_starts(&self, problem: &Problem, step: StepKind) -> Vec<usize> {
+        let edges = self.tables.token_edges(&problem.query(), step, &self.target);
+        edges.into_iter().map(|edge| edge as usize).collect()
+    }
+
+    /// Whether the tables prefer a fused kernel for this problem, and a template fits.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn prefers(&self, fused: &Problem, n_rows: usize, step: StepKind) -> Result<(), NotFused> {
+        let row = self.tables.lookup(&fused.query(), n_rows as u32, step, &self.target);
+        if let Some(apart) = row.filter(|row| row.template == APART) {
+            return Err(NotFused::Apart { place: apart.place.clone() });
+        }
+        row.ok_or(NotFused::NoRow)?;
+        match self.library.examined(fused, &self.target) {
+            Ok(examined) if !examined.candidates.is_empty() => Ok(()),
+            Ok(Examined { misfits, .. }) => {
+                let reasons = misfits.iter().map(|(template, misfit)| format!("{template} {misfit}")).collect();
+                Err(NotFused::NoTemplate { reasons })
+            }
+            Err(broken) => Err(NotFused::NoTemplate { reasons: vec![broken.to_string()] }),
+        }
+    }
+}
+
+/// The rows that concern a target and name an op that is none, or want something that the op does not have: a line for
+/// each.
+fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) -> Vec<String> {
+    let mut names_of: BTreeMap<&str, Result<BTreeSet<String>, String>> = BTreeMap::new();
+    let mut lines = Vec::new();
+    for row in tables.rows_for(target) {
+        let names = names_of.entry(&row.op).or_insert_with(|| fact_names(library, &row.op));
+        match names {
+            Err(why) => lines.push(format!("{}: nothing asks for this row: {why}", row.place)),
+            Ok(names) => lines.extend(row.facts.keys().filter(|name| !names.contains(*name)).map(|name| {
+                let known = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                format!("{}: nothing asks for this row: `{}` has no `{name}`, only {known}", row.place, row.op)
+            })),
+        }
+    }
+    lines
+}
+
+/// The rows of these targets that nothing ever asks for, or that name a template which is not there, as findings.
+pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |place: &str, text: String| {
+        findings.push(Finding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
+    };
+    for target in targets {
+        for line in never_asked_for(library, tables, target) {
+            let (place, text) = line.split_once(": ").unwrap_or(("", &line));
+            add(place, text.to_owned());
+        }
+        for row in tables.rows_for(target).filter(|row| row.template != APART) {
+            // A row of a family may be for those of its archs that the template is for.
+            let of_its_ops = row.template.rsplit_once('/').map_or("", |(ops, _)| ops);
+            let mut templates = library.templates_where(|ops, _| ops == of_its_ops);
+            if !templates.any(|template| template.is_labelled(&row.template)) {
+                add(&row.place, format!("there is no template `{}`", row.template));
+            }
+        }
+    }
+    findings
+}
+
+/// What rows for an op, or a run of ops, may want.
+fn fact_names(library: &Library, op: &str) -> Result<BTreeSet<String>, String> {
+    let contracts = op.split('+').map(|op| library.contract(op).cloned()).collect::<Result<Vec<_>, _>>();
+    let signature = contracts.and_then(|contracts| Signature::of(&contracts)).map_err(|error| error.to_string())?;
+    Ok(signature.condition_names().into_iter().chain(["precision".to_owned()]).collect())
+}
+
+/// Ranks the templates that fit a problem for a number of tokens in a step of some kind.
+///
+/// # Errors
+/// If none fits, or a broken file could be one of them.
+pub fn choose(
+    library: &Library,
+    tables: &TuningTables,
+    problem: &Problem,
+    n_tokens: u32,
+    step: StepKind,
+    target: &Target,
+) -> Result<Ranking, LibraryError> {
+    let Examined { candidates, misfits } = library.examined(problem, target)?;
+    let rows: Vec<Row> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
+    let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
+    if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
+        match follow(row, &candidates, problem, target) {
+            Ok(choice) => ranking.choices.push(choice),
+            Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
+        }
+    }
+    let of_row = ranking.choices.first().map(|choice| Arc::clone(&choice.template));
+    for template in candidates {
+        if of_row.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &template)) {
+            continue;
+        }
+        let params = template.legal_params(problem, target).next();
+        match params {
+            Some(params) => {
+                let why = Why::Priority(template.priority);
+                ranking.choices.push(Choice { template, params, why });
+            }
+            None => {
+                let refused = template.resolve_params(&Params::new(), problem, target).err();
+                let constraint = refused.map_or_else(String::new, |error| error.to_string());
+                ranking.misfits.push((template.label().into(), Misfit::NoLegalParams { constraint }));
+            }
+        }
+    }
+    if ranking.choices.is_empty() {
+        Err(LibraryError::none_fits(problem, target, &ranking.misfits))
+    } else {
+        Ok(ranking)
+    }
+}
+
+/// The choice that a row asks for.
+fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
+    let template = candidates
+        .iter()
+        .find(|template| template.is_labelled(&row.template))
+        .ok_or_else(|| format!("`{}` does not exist or does not fit", row.template))?;
+    if template.is_another_op(&row.params) {
+        return Err(format!("it sets a parameter of `{template}` that changes what is computed"));
+    }
+    let params = template.resolve_params(&row.params, problem, target).map_err(|error| error.to_string())?;
+    Ok(Choice { template: Arc::clone(template), params, why: Why::Row(Box::new(row.clone())) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::library::Layer;
+
+    const ROWS: &str = r#"
+        provenance.hand = { kind = "hand", date = "2026-11-22", method = "judgement" }
+        [[rows]]
+        op = "linear"
+        where = { in_features = 64, precision = "bf16", out_feature = 8 }
+        use = "linear/dot"
+        provenance = "hand"
+        [[rows]]
+        op = ["rmsnorm", "lineal"]
+        use = "apart"
+        provenance = "hand"
+    "#;
+
+    #[test]
+    fn rows_that_nothing_asks_for_are_told_with_their_place_and_what_there_is() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let tables = TuningTables::from_texts(&[("host", ROWS)]).expect("right");
+        let lines = never_asked_for(&library, &tables, &Target::host());
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        let known = "bias, has_bias, has_residual, in_features, out_features, precision, weight";
+        assert_eq!(
+            lines[0],
+            format!("host.toml:3: nothing asks for this row: `linear` has no `out_feature`, only {known}")
+        );
+        assert!(lines[1].starts_with("host.toml:8: nothing asks for this row: ") && lines[1].contains("`lineal`"));
+        assert!(never_asked_for(&library, &tables, &Target::named("gfx1100").expect("known")).is_empty());
+    }
+
+    #[test]
+    fn every_built_in_row_is_of_an_op_that_has_what_it_wants() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let tables = TuningTables::load(&[]).expect("right");
+        let archs = crate::target::built_in().into_iter().map(|(name, _)| Target::named(&name).expect("known"));
+        for target in archs.chain([Target::host()]) {
+            assert_eq!(never_asked_for(&library, &tables, &target), Vec::<String>::new(), "{}", target.arch);
+        }
+    }
+}

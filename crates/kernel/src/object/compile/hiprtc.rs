@@ -1,0 +1,171 @@
+//! hipRTC, AMD's run-time compiler.
+
+use std::io::Seek;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::{fs, io};
+
+use hiprtc_sys::HIPRTC;
+
+use super::host::{contraction, unavailable};
+use super::job::{Failure, How, Job, Made, Toolchain};
+use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
+use crate::object::key::Digest;
+use crate::target::{Platform, Target};
+use crate::template::Precision;
+
+/// The user's word on where hipRTC is: see [`Toolchain::hiprtc_in`].
+const ROOT_VARIABLE: &str = "GPTOSS_JIT_HIPRTC";
+
+/// The header that hipRTC has its compiler read before every source, and ours, which is read in its place.
+const HEADER_NAME: &str = "hiprtc_runtime.h";
+const HEADER: &str = include_str!("hiprtc_runtime.h");
+
+/// hipRTC, for AMD GPUs.
+#[derive(Debug)]
+pub(super) struct Hiprtc;
+
+impl Compiler for Hiprtc {
+    fn name(&self) -> &'static str {
+        "hiprtc"
+    }
+
+    fn title(&self) -> &'static str {
+        HIPRTC.name
+    }
+
+    fn source_name(&self) -> &'static str {
+        "kernel.hip"
+    }
+
+    fn variable(&self) -> &'static str {
+        ROOT_VARIABLE
+    }
+
+    fn compiles_for(&self, target: &Target) -> bool {
+        target.platform == Platform::Amd && !target.is_simulated
+    }
+
+    fn options(&self, target: &Target, precision: Precision) -> Vec<String> {
+        let mut options = options(target);
+        options.push(contraction(precision).into());
+        options.push(format!("{}{}", HIPRTC.target_option, target.arch));
+        options
+    }
+
+    fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError> {
+        rtc::find(&HIPRTC, &options.hiprtc, ROOT_VARIABLE, Toolchain::hiprtc_in)
+    }
+
+    /// Device libraries, LDS, a barrier, a shuffle, a loop that is unrolled.
+    fn canary(&self) -> Canary {
+        const SOURCE: &str = "extern \"C\" __global__ __launch_bounds__(64) void canary(const float* x, float* y) {\n\
+            \x20 __shared__ float shared[64];\n\
+            \x20 float sum = 0.0f;\n\
+            \x20 for (int i = 0; i < 8; ++i) sum += expf(x[64 * i + threadIdx.x]) * rsqrtf(sum + 1.0f);\n\
+            \x20 shared[threadIdx.x] = sum + __shfl_xor(sum, 1, 32);\n\
+            \x20 __syncthreads();\n\
+            \x20 y[threadIdx.x] = shared[63 - threadIdx.x];\n\
+            }\n";
+        Canary { source: SOURCE, entry: "canary", options: &["-O3", "-std=c++17", "-nostdinc"] }
+    }
+
+    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+        let cannot = |error: io::Error| unavailable(&format!("could not put `{HEADER_NAME}` into its folder: {error}"));
+        fs::write(HEADER_NAME, HEADER).map_err(cannot)?;
+        let made = match rtc::compile(&HIPRTC, job) {
+            Err(Failure { how: How::Rejected, .. }) => {
+                fs::remove_file(HEADER_NAME).and_then(|()| forget_printed()).map_err(cannot)?;
+                rtc::compile(&HIPRTC, job)
+            }
+            made => made,
+        };
+        // Another header is another compiler: it may make another object of the same source.
+        let fact = format!("{HEADER_NAME} {}", Digest::of(HEADER.as_bytes()));
+        made.map(|made| Made { facts: [made.facts, vec![fact]].concat(), ..made })
+    }
+
+    fn hint(&self, how: &How, target: &str) -> String {
+        match how {
+            How::Unavailable => {
+                "install ROCm, or name a folder with hipRTC in `GPTOSS_JIT_HIPRTC`; no GPU is needed".into()
+            }
+            _ => format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"),
+        }
+    }
+}
+
+/// Empties the file that holds what was printed: the parent is to see what the last attempt has to say.
+fn forget_printed() -> io::Result<()> {
+    let mut printed = fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    printed.set_len(0)?;
+    printed.rewind()
+}
+
+/// The options of every kernel but those of its precision and its chip.
+fn options(target: &Target) -> Vec<String> {
+    let mut options: Vec<String> =
+        ["-O3", "-std=c++17", "-nostdinc", "-Werror=unused-command-line-argument"].map(String::from).to_vec();
+    options.push(format!("-mcode-object-version={}", target.code_object_version));
+    // Both have changed their defaults between versions. They exist from RDNA on.
+    if !target.arch.starts_with("gfx9") {
+        options.push("-mcumode".into());
+        options.push(if target.wave_size == 32 { "-mno-wavefrontsize64" } else { "-mwavefrontsize64" }.into());
+    }
+    options
+}
+
+impl Toolchain {
+    /// The hipRTC below `root`: in `lib` of a ROCm installation, or unpacked there from packages. Unpacked packages
+    /// bring a loader and a libc of their own, newer than this system's perhaps; the worker is then started with those.
+    ///
+    /// # Errors
+    /// When there is none: [`CompileError::NotThere`].
+    pub fn hiprtc_in(root: &Path) -> Result<Self, CompileError> {
+        // The worker's current folder is another one.
+        let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+        let folders = [root.join("usr/lib/x86_64-linux-gnu"), root.join("lib"), root.clone()];
+        let found = folders.into_iter().find_map(|folder| {
+            let library = HIPRTC.candidates(Some(&folder), None).into_iter().next()?;
+            Some((folder, library))
+        });
+        let hint = "name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`";
+        let (folder, library) = found.ok_or(CompileError::NotThere { compiler: Hiprtc.title(), root, hint })?;
+        let loader = folder.join("ld-linux-x86-64.so.2");
+        let launcher = if loader.is_file() {
+            [loader.to_string_lossy(), "--library-path".into(), folder.to_string_lossy()].map(String::from).to_vec()
+        } else {
+            Vec::new()
+        };
+        Ok(Self { launcher, ..Self::of(Hiprtc.name(), Some(library)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unpacked_packages_are_started_with_their_own_loader() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/lib/x86_64-linux-gnu");
+        fs::create_dir_all(&folder).unwrap();
+        assert!(matches!(Toolchain::hiprtc_in(root.path()), Err(CompileError::NotThere { compiler: "hipRTC", .. })));
+
+        fs::write(folder.join("libhiprtc.so.6"), "").unwrap();
+        fs::write(folder.join("ld-linux-x86-64.so.2"), "").unwrap();
+        let toolchain = Toolchain::hiprtc_in(root.path()).unwrap();
+        assert_eq!(toolchain.compiler, Some(folder.join("libhiprtc.so.6")));
+        assert_eq!(toolchain.launcher[1..], ["--library-path".to_owned(), folder.display().to_string()]);
+    }
+
+    #[test]
+    fn a_rocm_installation_is_started_as_usual() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("lib")).unwrap();
+        fs::write(root.path().join("lib/libhiprtc.so"), "").unwrap();
+        let toolchain = Toolchain::hiprtc_in(root.path()).unwrap();
+        assert_eq!(toolchain.compiler, Some(root.path().join("lib/libhiprtc.so")));
+        assert!(toolchain.launcher.is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! Who a compiler is. Version numbers do not say it (`hiprtcVersion()` is 9.0 in every release), so the identity is a
+//! digest of what the compiler states of itself and of the object that it makes from a fixed kernel.
+//!
+//! Compiling that canary takes 0.05 to 0.3 s, more than a whole warm start should. So identities are remembered on
+//! disk next to stamps of the compiler's files. The record is an accelerator only: it never vouches for an object,
+//! because every compile states its facts again and they are compared.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use std::{env, fs, io};
+
+use serde::{Deserialize, Serialize};
+
+use super::job::{How, Job, Made, Toolchain};
+use super::stamp::Stamp;
+use super::{CompileError, CompilerOptions, named, process};
+use crate::object::cache::trust;
+use crate::object::key::Digest;
+use system::new_file::NewFile;
+
+/// A record takes a few kilobytes.
+const MAX_RECORD_BYTES: u64 = 1 << 20;
+
+/// A compiler, told apart from all others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// What goes into a kernel's key: 64 hex digits.
+    pub id: String,
+    /// What the compiler states of itself: versions, build ids, paths. The first is for people.
+    pub facts: Vec<String>,
+    /// SHA-256 of the canary's object.
+    pub canary: String,
+}
+
+/// An identity and the files it holds for.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    identity: Identity,
+    files: Vec<Stamp>,
+}
+
+/// The identity of the compiler, from the record or from the canary; and stamps of the files for which it holds, none
+/// if they are too young to be told from others.
+pub(super) fn find(
+    options: &CompilerOptions,
+    toolchain: &Toolchain,
+    target: &str,
+) -> Result<(Identity, Vec<Stamp>), CompileError> {
+    let path = record_path(options, toolchain, target);
+    if let Some(record) = path.as_deref().and_then(recall) {
+        return Ok((record.identity, record.files));
+    }
+    let start = SystemTime::now();
+    let made = compile_canary(options, toolchain, target)?;
+    let identity = Identity::new(&toolchain.name, &made);
+    let files = stamps(&made.files, start);
+    if let Some(path) = path.filter(|_| !files.is_empty()) {
+        remember(&path, &identity, &files);
+    }
+    Ok((identity, files))
+}
+
+/// The identity, and the files of the compiler, from the canary alone: for who wants to know whether it works now.
+pub(super) fn probe(
+    options: &CompilerOptions,
+    toolchain: &Toolchain,
+    target: &str,
+) -> Result<(Identity, Vec<PathBuf>), CompileError> {
+    let made = compile_canary(options, toolchain, target)?;
+    Ok((Identity::new(&toolchain.name, &made), made.files))
+}
+
+/// Forgets what was recorded: the compiler is another one now.
+pub(super) fn forget(options: &CompilerOptions, toolchain: &Toolchain, target: &str) {
+    if let Some(path) = record_path(options, toolchain, target) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+impl Identity {
+    /// The compiler in a line, for people.
+    pub fn description(&self) -> String {
+        self.facts.first().cloned().unwrap_or_default()
+    }
+
+    fn new(compiler: &str, made: &Made) -> Self {
+        let canary = Digest::of(&made.object).to_string();
+        // Debug output of strings is quoted and escaped, so no two lists read the same.
+        let id = Digest::of(format!("{:?}", (compiler, &made.facts, &canary)).as_bytes()).to_string();
+        Self { id, facts: made.facts.clone(), canary }
+    }
+}
+
+fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Result<Made, CompileError> {
+    let compiler = named(&toolchain.name).expect("one of COMPILERS");
+    let canary = compiler.canary();
+    let job = Job {
+        toolchain: toolchain.clone(),
+        source: canary.source.into(),
+        entry: canary.entry.into(),
+        target: target.into(),
+        options: canary.options.iter().map(ToString::to_string).collect(),
+        memory_bytes: options.memory_bytes,
+        stated: None,
+    };
+    process::compile(options, "a small kernel", &job)?.map_err(|failure| CompileError::Canary {
+        compiler: compiler.title(),
+        hint: match failure.how {
+            How::OutOfMemory | How::NoRoom { .. } => failure.how.cure(compiler.variable()),
+            How::TimedOut { .. } | How::Chatter { .. } => {
+                Some(format!("`{}` names another compiler", compiler.variable()))
+            }
+            _ => None,
+        }
+        .unwrap_or_else(|| compiler.hint(&failure.how, target)),
+        target: target.into(),
+        how: failure.how,
+        log: failure.log,
+    })
+}
+
+/// A file per way of reaching a compiler: where it is said to be, and what the search for its parts depends on.
+fn record_path(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Option<PathBuf> {
+    let way = format!("{:?}", (toolchain, target, env::var_os("PATH"), &options.worker));
+    Some(options.identities.as_ref()?.join(format!("{}.toml", Digest::of(way.as_bytes()))))
+}
+
+fn recall(path: &Path) -> Option<Record> {
+    let bytes = match trust::read(path, MAX_RECORD_BYTES) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            tracing::warn!("not using `{}` of the kernel cache: {error}", path.display());
+            return None;
+        }
+    };
+    let record: Record = toml::from_str(str::from_utf8(&bytes).ok()?).ok()?;
+    // No files, no way of noticing a change.
+    (!record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record)
+}
+
+/// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that
+/// compiled it.
+fn stamps(files: &[PathBuf], start: SystemTime) -> Vec<Stamp> {
+    let stamps = files.iter().map(|file| Stamp::of(file)).collect::<io::Result<Vec<_>>>();
+    stamps.ok().filter(|stamps| stamps.iter().all(|stamp| stamp.is_older_than(start))).unwrap_or_default()
+}
+
+/// Failing to remember costs the next start a canary, so it is not an error.
+fn remember(path: &Path, identity: &Identity, files: &[Stamp]) {
+    if let Err(error) = write(path, &Record { identity: identity.clone(), files: files.to_vec() }) {
+        tracing::debug!("could not remember the compiler's identity in `{}`: {error}", path.display());
+    }
+}
+
+fn write(path: &Path, record: &Record) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    trust::own_folder(folder)?;
+    let mut file = NewFile::create_private(path)?;
+    file.file().write_all(toml::to_string(record).map_err(io::Error::other)?.as_bytes())?;
+    file.publish()
+}

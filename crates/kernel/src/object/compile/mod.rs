@@ -1,0 +1,308 @@
+//! Worker processes around the compilers.
+//!
+//! No compiler runs in the process that owns the model: hipRTC holds a global lock, and some inputs make it kill
+//! its process. The program starts itself again as a hidden command, one process per compile ([`process`]), with a
+//! cleared environment, a private folder and a deadline; the worker ([`worker`]) calls one of the compilers
+//! ([`host`], [`hiprtc`], [`nvrtc`], [`sim`]) and leaves a checked [`answer`]. [`identity`] says who a compiler is.
+//! Nothing here knows the cache: that is [`crate::object::store`].
+
+mod answer;
+mod compiler;
+pub(super) mod error;
+mod evidence;
+mod folder;
+mod hiprtc;
+mod host;
+mod identity;
+mod job;
+mod nvrtc;
+mod process;
+mod rtc;
+mod sim;
+mod stamp;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, fmt};
+
+use crate::target::Target;
+use crate::template::render::Rendered;
+
+pub use compiler::{Canary, Compiler};
+pub use error::CompileError;
+pub use identity::Identity;
+pub use job::signal_name;
+pub use job::{Failure, How, Job, Made, Stated, Toolchain};
+pub use process::{COMMAND, temporary_room};
+pub use worker::follow_parent;
+pub use worker::run as run_worker;
+
+/// All compilers, each for targets of its own.
+pub static COMPILERS: [&dyn Compiler; 4] = [&host::Host, &hiprtc::Hiprtc, &nvrtc::Nvrtc, &sim::Simulator];
+
+/// The compiler for a target.
+pub fn compiler_for(target: &Target) -> &'static dyn Compiler {
+    *COMPILERS.iter().find(|compiler| compiler.compiles_for(target)).expect("a compiler for every target")
+}
+
+/// The compiler of a name.
+fn named(name: &str) -> Option<&'static dyn Compiler> {
+    COMPILERS.iter().find(|compiler| compiler.name() == name).copied()
+}
+
+/// The options that a kernel is compiled with for a target, in order: the target's for its precision, then the
+/// template's own.
+pub fn options(kernel: &Rendered, target: &Target) -> Vec<String> {
+    let mut options = compiler_for(target).options(target, kernel.precision);
+    options.extend(kernel.options.iter().cloned());
+    options
+}
+
+/// One kernel to compile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What people call it: `linear/gemv`. Not part of what is compiled.
+    pub label: String,
+    /// The rendered source, whole.
+    pub source: String,
+    /// The name of the kernel in the object.
+    pub entry: String,
+    /// Compiler options, in order.
+    pub options: Vec<String>,
+    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`,
+    /// NVRTC as `--gpu-architecture=`.
+    pub target: String,
+    /// The name of the compiler.
+    pub compiler: &'static str,
+}
+
+impl Request {
+    /// What is asked for a rendered kernel.
+    pub fn of(kernel: &Rendered, target: &Target) -> Self {
+        Self {
+            label: kernel.label.clone(),
+            source: kernel.source.clone(),
+            entry: kernel.entry.clone(),
+            options: options(kernel, target),
+            target: target.id(),
+            compiler: compiler_for(target).name(),
+        }
+    }
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// The object's bytes.
+    pub object: Vec<u8>,
+    /// Warnings, and what else the compiler printed.
+    pub log: String,
+    /// Wall time in the worker, in milliseconds.
+    pub compile_ms: u64,
+}
+
+/// How compilers are found and run.
+#[derive(Clone, Debug)]
+pub struct CompilerOptions {
+    /// The program that has the hidden worker command; without it this one.
+    pub worker: Option<PathBuf>,
+    /// When a worker is killed.
+    pub deadline: Duration,
+    /// Address space that a worker and each process it starts may use.
+    pub memory_bytes: u64,
+    /// The C compiler; without it `$CC` (which may be several words), then `cc`, `gcc` and `clang` on the `PATH`.
+    pub cc: Option<PathBuf>,
+    /// Where hipRTC is.
+    pub hiprtc: Toolchain,
+    /// Where NVRTC is.
+    pub nvrtc: Toolchain,
+    /// The folder in which identities are remembered, so that a warm start runs no compiler.
+    pub identities: Option<PathBuf>,
+}
+
+impl CompilerOptions {
+    /// With another program as the worker than this one.
+    pub fn new(worker: PathBuf) -> Self {
+        Self { worker: Some(worker), ..Self::default() }
+    }
+}
+
+impl Default for CompilerOptions {
+    /// What a program uses that is its own worker: 120 s and 8 GiB per compile, compilers from the environment.
+    fn default() -> Self {
+        Self {
+            worker: None,
+            deadline: Duration::from_secs(120),
+            memory_bytes: 8 << 30,
+            cc: None,
+            hiprtc: Toolchain::of(hiprtc::Hiprtc.name(), None),
+            nvrtc: Toolchain::of(nvrtc::Nvrtc.name(), None),
+            identities: None,
+        }
+    }
+}
+
+/// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
+/// of its own, so as many run at once as threads ask.
+pub struct Compilers {
+    options: CompilerOptions,
+    known: Mutex<BTreeMap<(String, String), Result<Known, CompileError>>>,
+    /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
+    stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
+    swept: Once,
+}
+
+/// After so many kernels in a row at which a compiler was stopped, it is not waited for any more: one may be too much
+/// for a compiler that works.
+const MAX_STOPPED: usize = 2;
+
+/// What a process knows of a compiler. One that does not work is not asked again and again.
+#[derive(Clone)]
+struct Known {
+    identity: Arc<Identity>,
+    /// What it was asked for, by which toolchain.
+    toolchain: Toolchain,
+    stated: Option<Stated>,
+}
+
+impl fmt::Debug for Compilers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compilers").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Compilers {
+    /// Nothing is looked for until it is needed.
+    pub fn new(options: CompilerOptions) -> Self {
+        Self { options, known: Mutex::default(), stopped: Mutex::default(), swept: Once::new() }
+    }
+
+    /// Who compiles for a target. Found out once per process: remembered on disk while the compiler's files stay as
+    /// they are, else by compiling a canary kernel.
+    ///
+    /// # Errors
+    /// When there is no compiler, or when it cannot compile the canary: then it does not know the target.
+    pub fn identity(&self, compiler: &str, target: &str) -> Result<Arc<Identity>, CompileError> {
+        Ok(self.known(compiler, target)?.identity)
+    }
+
+    fn known(&self, compiler: &str, target: &str) -> Result<Known, CompileError> {
+        self.swept.call_once(|| folder::sweep(&env::temp_dir()));
+        // Held while probing: threads that ask at the same time wait for one canary.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = || {
+            let toolchain = self.toolchain(compiler)?;
+            let (identity, files) = identity::find(&self.options, &toolchain, target)?;
+            let stated = (!files.is_empty()).then(|| Stated { facts: identity.facts.clone(), files });
+            Ok(Known { identity: Arc::new(identity), toolchain, stated })
+        };
+        known.entry((compiler.to_owned(), target.to_owned())).or_insert_with(find).clone()
+    }
+
+    /// Who compiles for a target and in which files it was found, by compiling a canary kernel now.
+    ///
+    /// # Errors
+    /// As [`Self::identity`].
+    pub fn probe(&self, compiler: &str, target: &str) -> Result<(Identity, Vec<PathBuf>), CompileError> {
+        identity::probe(&self.options, &self.toolchain(compiler)?, target)
+    }
+
+    /// Compiles one kernel in a worker. A worker that dies or answers garbage is started once more. A compiler that is
+    /// not done by the deadline, time and again, is not waited for any more.
+    ///
+    /// # Errors
+    /// When there is no compiler, or no object. [`CompileError::is_deterministic`] says whether it is worth trying
+    /// again; after [`CompileError::CompilerChanged`] the compiler has another identity.
+    pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
+        let known = self.known(request.compiler, &request.target)?;
+        let identity = Arc::clone(&known.identity);
+        let job = self.job(request, known);
+        if let Some(error) = self.given_up(request) {
+            return Err(error);
+        }
+        let start = Instant::now();
+        let made = self.attempt_twice(&request.label, &job);
+        self.count_stops(request, &made);
+        let made = made?;
+        if made.facts != identity.facts {
+            self.forget(request, &job.toolchain, &identity);
+            return Err(CompileError::CompilerChanged { compiler: title(request.compiler) });
+        }
+        Ok(Compiled { object: made.object, log: made.log, compile_ms: start.elapsed().as_millis() as u64 })
+    }
+
+    /// Forgets who a compiler was, unless that was found out anew since.
+    fn forget(&self, request: &Request, toolchain: &Toolchain, identity: &Arc<Identity>) {
+        identity::forget(&self.options, toolchain, &request.target);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let way = (request.compiler.to_owned(), request.target.clone());
+        if known.get(&way).is_some_and(|known| known.as_ref().is_ok_and(|known| Arc::ptr_eq(&known.identity, identity)))
+        {
+            known.remove(&way);
+        }
+    }
+
+    fn given_up(&self, request: &Request) -> Option<CompileError> {
+        let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let stopped = stopped.get(request.compiler).filter(|stopped| stopped.len() >= MAX_STOPPED)?;
+        Some(CompileError::GivenUp {
+            kernel: request.label.as_str().into(),
+            target: request.target.as_str().into(),
+            compiler: request.compiler,
+            stopped_at: stopped.clone(),
+            deadline_s: self.options.deadline.as_secs(),
+        })
+    }
+
+    fn count_stops(&self, request: &Request, made: &Result<Made, CompileError>) {
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        let stopped = stopped.entry(request.compiler).or_default();
+        match made {
+            Err(CompileError::Failed { how: How::TimedOut { .. }, .. }) => stopped.push(request.label.clone()),
+            Ok(_) | Err(CompileError::Failed { .. }) => stopped.clear(),
+            Err(_) => {} // it was not asked
+        }
+    }
+
+    fn job(&self, request: &Request, known: Known) -> Job {
+        Job {
+            toolchain: known.toolchain,
+            source: request.source.clone(),
+            entry: request.entry.clone(),
+            target: request.target.clone(),
+            options: request.options.clone(),
+            memory_bytes: self.options.memory_bytes,
+            stated: known.stated,
+        }
+    }
+
+    fn toolchain(&self, compiler: &str) -> Result<Toolchain, CompileError> {
+        named(compiler).expect("one of COMPILERS").find(&self.options)
+    }
+
+    fn attempt_twice(&self, label: &str, job: &Job) -> Result<Made, CompileError> {
+        let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
+        let first = match compile()? {
+            Ok(made) => return Ok(made),
+            Err(failure) => failure,
+        };
+        if !matches!(first.how, How::Crashed { .. } | How::Exited { .. } | How::Garbage { .. }) {
+            return Err(CompileError::failed(label, job, first));
+        }
+        tracing::debug!("kernel {label}: {}; trying once more", first.how);
+        compile()?.map_err(|second| CompileError::failed(label, job, second))
+    }
+}
+
+/// Whether a log of the compiler of this name holds an error at a line of the source.
+pub(super) fn blames_the_source(log: &str, compiler: &str) -> bool {
+    named(compiler).is_some_and(|compiler| evidence::blames_the_source(log, &compiler.names_in_diagnostics()))
+}
+
+/// What people call the compiler of a name.
+fn title(name: &str) -> &'static str {
+    named(name).map_or("the compiler", Compiler::title)
+}

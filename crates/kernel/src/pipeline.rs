@@ -1,0 +1,306 @@
+//! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
+//! loaded. What the graph asks, and all it asks.
+
+use std::sync::Arc;
+
+use gpu::code_object::KernelFacts;
+use gpu::{Driver, GpuError, Kernel};
+
+use crate::choice::{self, Choice, Chooser, KernelRequest, NoKernel, Ranking, Rankings};
+use crate::object::compile::Request;
+use crate::object::resources::{ObjectError, examine};
+use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
+use crate::target::Target;
+use crate::template::library::Library;
+use crate::template::library_error::LibraryError;
+use crate::template::render::{RenderError, Rendered, render};
+use crate::template::{Params, Problem};
+use crate::tuning::{TuningError, TuningTables};
+use hint::{Hint, chain};
+
+/// Templates, tables, target, store and device.
+pub struct Pipeline {
+    chooser: Chooser,
+    store: Store,
+    driver: Arc<dyn Driver>,
+}
+
+/// A kernel on the device, and what it was made from.
+#[derive(Debug)]
+pub struct LoadedKernel {
+    /// Ready to be launched.
+    pub kernel: Kernel,
+    /// Source, arguments, geometry.
+    pub rendered: Rendered,
+    /// Where the object came from.
+    pub origin: Origin,
+    /// What a GPU's object uses.
+    pub uses: Option<KernelFacts>,
+}
+
+/// Why a kernel could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The library has no fitting template, or a broken one in its place.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The template could not be rendered.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The source could not be compiled.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The object is not what its contract says, or uses more than its template allows.
+    #[error("the object of kernel `{label}` is not to be used")]
+    Object {
+        /// The template.
+        label: String,
+        /// What is wrong with it.
+        #[source]
+        source: ObjectError,
+    },
+    /// The device refuses the object.
+    #[error("could not load kernel `{label}`")]
+    Load {
+        /// The template.
+        label: String,
+        /// The device's words.
+        #[source]
+        source: GpuError,
+    },
+}
+
+impl PipelineError {
+    /// Whether the object is none, or none for this device: compiled anew it may be.
+    fn is_of_the_object(&self) -> bool {
+        match self {
+            Self::Load { source, .. } => matches!(source, GpuError::NoBinary { .. } | GpuError::NotLoadable { .. }),
+            Self::Object { source, .. } => matches!(source, ObjectError::Metadata(_)),
+            _ => false,
+        }
+    }
+
+    /// Whether no other template would fare better.
+    fn is_hopeless(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_hopeless())
+    }
+}
+
+impl From<NoKernel<LibraryError>> for NoKernel<PipelineError> {
+    fn from(NoKernel { problem, source }: NoKernel<LibraryError>) -> Self {
+        Self { problem, source: source.into() }
+    }
+}
+
+impl Hint for PipelineError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Library(error) => error.hint(),
+            Self::Render(error) => error.hint(),
+            Self::Store(error) => error.hint(),
+            Self::Object { source, .. } => source.hint(),
+            Self::Load { source, .. } => source
+                .hint()
+                .or_else(|| Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())),
+        }
+    }
+}
+
+/// One kernel to be had: for this problem, by the first choice that works.
+struct Attempt {
+    problem: Problem,
+    choices: Vec<Choice>,
+    /// The choice that is tried now.
+    at: usize,
+    loaded: Option<Arc<LoadedKernel>>,
+    /// Why the first choice failed.
+    first_error: Option<PipelineError>,
+}
+
+impl Pipeline {
+    /// Joins the parts.
+    ///
+    /// # Errors
+    /// If a table that concerns the target could not be read.
+    pub fn new(
+        library: Library,
+        tables: TuningTables,
+        target: Target,
+        store: Store,
+        driver: Arc<dyn Driver>,
+    ) -> Result<Self, TuningError> {
+        Ok(Self { chooser: Chooser::new(library, tables, target)?, store, driver })
+    }
+
+    /// What chooses.
+    pub fn chooser(&self) -> &Chooser {
+        &self.chooser
+    }
+
+    /// The templates.
+    pub fn library(&self) -> &Library {
+        self.chooser.library()
+    }
+
+    /// What is compiled for.
+    pub fn target(&self) -> &Target {
+        self.chooser.target()
+    }
+
+    /// The cache and the compiler.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The device.
+    pub fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// The device, for whoever outlives this.
+    pub fn shared_driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
+
+    /// Chooses and loads a kernel for everything that is wanted.
+    ///
+    /// # Errors
+    /// A problem that no choice serves, and why the first of them does not.
+    pub fn load_all(
+        &self,
+        wanted: &[KernelRequest],
+        progress: &dyn Progress,
+    ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel<PipelineError>> {
+        self.load_ranked(&self.chooser.rank_all(wanted)?, progress)
+    }
+
+    /// Renders, compiles or finds, and loads a kernel for everything that was ranked; many at once, and one where
+    /// several
+    /// come to the same. A choice that cannot be rendered, compiled or loaded falls to the next one, with a warning.
+    ///
+    /// # Errors
+    /// A problem that no choice serves, and why the first of them does not.
+    pub fn load_ranked(
+        &self,
+        rankings: &Rankings,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel<PipelineError>> {
+        let mut attempts: Vec<Attempt> = Vec::new();
+        let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
+        for (request, ranking) in &rankings.distinct {
+            ranking.warnings.iter().for_each(|warning| choice::warn_once(warning));
+            attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
+        }
+        while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
+            self.try_all(&mut attempts, progress)?;
+        }
+        let kernels = rankings.distinct.iter().zip(&attempt_of_ranking);
+        let taken = kernels.filter_map(|((_, ranking), &i)| {
+            let attempt = &attempts[i];
+            let source = &attempt.loaded.as_ref().filter(|_| attempt.at == 0)?.rendered.source;
+            ranking.row().filter(|row| choice::is_stale(row, &attempt.problem, source))
+        });
+        if let Some(warning) = choice::stale_warning(taken, self.target()) {
+            choice::warn_once(&warning);
+        }
+        let loaded = |&ranking: &usize| {
+            let attempt = &attempts[attempt_of_ranking[ranking]];
+            Arc::clone(attempt.loaded.as_ref().expect("just loaded"))
+        };
+        Ok(rankings.indices.iter().map(loaded).collect())
+    }
+
+    /// One round: everything that is not loaded yet, by its current choice.
+    fn try_all(&self, attempts: &mut [Attempt], progress: &dyn Progress) -> Result<(), NoKernel<PipelineError>> {
+        let mut open: Vec<(&mut Attempt, Rendered)> = Vec::new();
+        for attempt in attempts.iter_mut().filter(|attempt| attempt.loaded.is_none()) {
+            match self.render(&attempt.choices[attempt.at], &attempt.problem) {
+                Ok(rendered) => open.push((attempt, rendered)),
+                Err(error) => attempt.fall_to_next(error.into())?,
+            }
+        }
+        let requests: Vec<Request> = open.iter().map(|(_, rendered)| self.request(rendered)).collect();
+        let objects = self.store.get_all(&requests, progress);
+        for ((attempt, rendered), object) in open.into_iter().zip(objects) {
+            match object.map_err(PipelineError::from).and_then(|object| self.load_or_recompile(rendered, object)) {
+                Ok(loaded) => attempt.loaded = Some(Arc::new(loaded)),
+                Err(error) => attempt.fall_to_next(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts an object on the device. One from the cache that does not load, or that the device says is not for it, is
+    /// thrown away and compiled once more: the key says what it should be, so it is not what it should be.
+    fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
+        match self.load(rendered.clone(), &object.object, object.origin) {
+            Err(error) if object.origin == Origin::Cache && error.is_of_the_object() => {
+                let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), chain);
+                tracing::warn!("`{}` is compiled again: {why}", rendered.label);
+                let again = self.store.compile_again(&self.request(&rendered), object)?;
+                self.load(rendered, &again.object, again.origin)
+            }
+            result => result,
+        }
+    }
+
+    fn render(&self, choice: &Choice, problem: &Problem) -> Result<Rendered, RenderError> {
+        render(self.library(), &choice.template, problem, &choice.params, self.target())
+    }
+
+    /// What the compiler is asked for a rendered kernel.
+    pub fn request(&self, rendered: &Rendered) -> Request {
+        Request::of(rendered, self.target())
+    }
+
+    /// Renders one template at given parameters.
+    ///
+    /// # Errors
+    /// [`RenderError`].
+    pub fn render_with(&self, label: &str, problem: &Problem, params: &Params) -> Result<Rendered, RenderError> {
+        let template = self.library().template(label, self.target().language())?;
+        render(self.library(), template, problem, params, self.target())
+    }
+
+    /// Puts an object on the device.
+    ///
+    /// # Errors
+    /// [`PipelineError::Object`] (GPUs) or [`PipelineError::Load`].
+    pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
+        let spec = rendered.spec();
+        let label = rendered.label.clone();
+        let is_of_gpu = self.target().is_real_gpu();
+        let examined = is_of_gpu.then(|| examine(object, &spec, &rendered.resources, self.target()));
+        let uses = examined.transpose().map_err(|source| PipelineError::Object { label: label.clone(), source })?;
+        let kernel = self.driver.load(object, spec).map_err(|source| PipelineError::Load { label, source })?;
+        Ok(LoadedKernel { kernel, rendered, origin, uses })
+    }
+}
+
+/// The index of the attempt that has these choices, which may be a new one.
+fn index_of(attempts: &mut Vec<Attempt>, request: &KernelRequest, ranking: &Ranking) -> usize {
+    let same =
+        |attempt: &Attempt| attempt.problem == request.problem && choice::are_same(&attempt.choices, &ranking.choices);
+    attempts.iter().position(same).unwrap_or_else(|| {
+        let (problem, choices) = (request.problem.clone(), ranking.choices.clone());
+        attempts.push(Attempt { problem, choices, at: 0, loaded: None, first_error: None });
+        attempts.len() - 1
+    })
+}
+
+impl Attempt {
+    /// The next choice, with a warning that says why; or the error of the first, when there is none left.
+    fn fall_to_next(&mut self, error: PipelineError) -> Result<(), NoKernel<PipelineError>> {
+        if error.is_hopeless() {
+            return Err(NoKernel { problem: Box::new(self.problem.clone()), source: error });
+        }
+        let failed = self.choices[self.at].template.label();
+        self.at += 1;
+        if let Some(next) = self.choices.get(self.at) {
+            tracing::warn!("`{failed}` is passed over for `{}`: {}", next.template.label(), chain(&error));
+            self.first_error.get_or_insert(error);
+            return Ok(());
+        }
+        Err(NoKernel { problem: Box::new(self.problem.clone()), source: self.first_error.take().unwrap_or(error) })
+    }
+}

@@ -1,0 +1,65 @@
+//! The files of all places that templates come from, one of each name, and what each is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::library::Layer;
+use super::library_error::LibraryError;
+use crate::target::Language;
+use data::{Origin, SourceFile};
+
+/// What a file is, by its name.
+pub(super) enum Kind<'a> {
+    Contract { op: &'a str },
+    Tests,
+    Template { folder: &'a str, language: Language },
+    Lib,
+    Stray(&'static str),
+}
+
+/// What a file of this name is.
+pub(super) fn kind(name: &str) -> Kind<'_> {
+    let Some((folder, file)) = name.split_once('/') else { return Kind::Stray("a folder for each op") };
+    let is_name =
+        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    let language =
+        Language::ALL.into_iter().find(|language| file.strip_suffix(language.extension()).is_some_and(is_name));
+    match (folder, file, language) {
+        ("lib", _, _) if file.ends_with(".j2") => Kind::Lib,
+        ("lib", _, _) => Kind::Stray("`*.j2` in lib"),
+        (_, "op.toml", _) if is_name(folder) => Kind::Contract { op: folder },
+        (_, "tests.toml", _) if folder.contains('+') && folder.split('+').all(is_name) => Kind::Tests,
+        (_, _, Some(language)) if folder.split('+').all(is_name) => Kind::Template { folder, language },
+        _ => Kind::Stray(
+            "`op.toml` (of a run `tests.toml`), `<variant>.c.j2` or `<variant>.hip.j2` in a folder named by its ops, of a-z, 0-9 and _",
+        ),
+    }
+}
+
+/// The first file of each name, with the places of those that it hides.
+pub(super) fn overlay(
+    layers: Vec<Layer>,
+    broken: &mut BTreeMap<String, LibraryError>,
+) -> (BTreeMap<String, SourceFile>, BTreeMap<String, Vec<Origin>>) {
+    let mut files: BTreeMap<String, SourceFile> = BTreeMap::new();
+    let mut shadows: BTreeMap<String, Vec<Origin>> = BTreeMap::new();
+    for layer in layers {
+        for (name, text) in layer.files {
+            if files.contains_key(&name) {
+                shadows.entry(name).or_default().push(layer.origin.clone());
+                continue;
+            }
+            let unreadable = text.as_ref().err().cloned();
+            let file =
+                SourceFile { origin: layer.origin.clone(), name: name.clone(), text: text.unwrap_or_default().into() };
+            if let Some(source) = unreadable {
+                let path = PathBuf::from(file.place(0).file);
+                broken.insert(name.clone(), LibraryError::Read { path, source });
+            } else if let Kind::Stray(expected) = kind(&name) {
+                broken.insert(name.clone(), LibraryError::StrayFile { place: file.place(0), expected });
+            }
+            files.insert(name, file);
+        }
+    }
+    (files, shadows)
+}

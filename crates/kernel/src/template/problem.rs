@@ -1,0 +1,74 @@
+//! What a kernel is asked to do: the problem, the precision, and the parameters that are tuned.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use format::Dtype;
+
+/// How exactly sums are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// The seeds' parity mode: f32 storage, sums in index order, no fast math.
+    F32,
+    /// Matrix units, f32 accumulation, f32 residual stream; other activations are stored as bf16, which is what matrix
+    /// units take.
+    Bf16,
+}
+
+impl Precision {
+    /// The name used in templates and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+
+    /// The type of what a contract calls `activation`.
+    pub const fn activation(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What a node of the graph asks for: everything about it that a rendered kernel may depend on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// One op, or the run of ops that a fused template covers.
+    pub ops: Vec<String>,
+    /// The contract's `[dims]`.
+    pub dims: BTreeMap<String, u32>,
+    /// The contract's `[constants]`.
+    pub constants: BTreeMap<String, f32>,
+    /// The contract's `[flags]`.
+    pub flags: BTreeMap<String, bool>,
+    /// The contract's `[dtypes]`.
+    pub dtypes: BTreeMap<String, Dtype>,
+    /// How exactly sums are done.
+    pub precision: Precision,
+    /// Of a run, the tensors between its ops that others need: `rmsnorm.y`.
+    pub keeps: BTreeSet<String>,
+}
+
+impl Problem {
+    /// Of an op that leaves nothing open but the precision.
+    pub fn plain(op: &str, precision: Precision) -> Self {
+        let (dims, constants, flags) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (ops, dtypes, keeps) = (vec![op.to_owned()], BTreeMap::new(), BTreeSet::new());
+        Self { ops, dims, constants, flags, dtypes, precision, keeps }
+    }
+}
+
+/// Tuned parameters of a template, by name.
+pub type Params = BTreeMap<String, u32>;

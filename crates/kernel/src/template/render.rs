@@ -1,0 +1,468 @@
+//! Rendering: a template, a problem, parameters and a target in; source and everything needed to launch it out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpu::{ArgumentSpec, KernelSpec};
+use minijinja::Value;
+
+use super::bounded::{self, Fault, MAX_SOURCE_BYTES};
+use super::contract::{Access, Arg, Tolerance};
+use super::launch::{ArgSpec, LaunchSpec};
+use super::library::Library;
+use super::library_error::LibraryError;
+use super::params::ParamsError;
+use super::signature::ProblemError;
+use super::{Misfit, Params, Precision, Problem, Resources, Template};
+use crate::target::{Language, Target};
+use data::{Place, SourceFile};
+use expression::{ExpressionError, Reason, Scope};
+use hint::Hint;
+use system::bounded_process::BoundedError;
+
+/// Threads that a block may have on any AMD GPU.
+const MAX_BLOCK_SIZE: u32 = 1024;
+
+/// What goes before a GPU's kernel when a CPU executes it.
+const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
+
+/// What a kernel calls that waits for the one before it by itself, as `lib/hip/previous_kernel` has it.
+const WAITS: &str = "wait_for_previous_kernel();";
+
+/// The parameter by which a tuning row says whether a kernel that can does so.
+const EARLY: &str = "early";
+
+/// A kernel, ready to be compiled and launched.
+#[derive(Clone, Debug)]
+pub struct Rendered {
+    /// `linear/dot`: for messages and tables.
+    pub label: String,
+    /// Self-contained C or HIP C++.
+    pub source: String,
+    /// The kernel's name in the object.
+    pub entry: String,
+    /// The parameters it was rendered with, complete.
+    pub params: Params,
+    /// The contract's arguments, in order.
+    pub args: Vec<ArgSpec>,
+    /// The arguments after those: memory that the plan provides, contents undefined.
+    pub workspace: Vec<ArgSpec>,
+    /// Its geometry.
+    pub launch: LaunchSpec,
+    /// How exactly its sums are done.
+    pub precision: Precision,
+    /// Compilers options that the template asks for, in order.
+    pub options: Vec<String>,
+    /// Gates on the compiled object.
+    pub resources: Resources,
+    /// How far it may be from the reference.
+    pub tolerance: Tolerance,
+    /// Whether it may be launched before the kernel before it has ended.
+    pub is_early: bool,
+}
+
+impl Rendered {
+    /// The contract's arguments, then the workspace.
+    pub fn all_args(&self) -> impl Iterator<Item = &ArgSpec> {
+        self.args.iter().chain(&self.workspace)
+    }
+
+    /// What a driver is told of it.
+    pub fn spec(&self) -> KernelSpec {
+        let workspace =
+            self.workspace.iter().map(|arg| ArgumentSpec { is_undefined: !arg.is_zeroed, ..arg.argument() });
+        KernelSpec {
+            entry: self.entry.clone(),
+            abi: self.abi(),
+            args: self.args.iter().map(ArgSpec::argument).chain(workspace).collect(),
+            block_size: self.launch.block_size(),
+            lds_bytes: self.launch.lds_bytes(),
+            is_early: self.is_early,
+        }
+    }
+
+    /// The arguments in a line, as the object repeats them: `x:f32:read … n_tokens:u32`.
+    pub fn abi(&self) -> String {
+        abi(&self.args, &self.workspace)
+    }
+}
+
+/// Why a kernel could not be rendered.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum RenderError {
+    /// A file of the library is wrong.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The template does not fit.
+    #[error("`{label}` {misfit}")]
+    Misfit {
+        /// The template.
+        label: String,
+        /// The requirement that does not hold.
+        misfit: Misfit,
+    },
+    /// The problem does not give what the contract declares.
+    #[error("the problem for `{label}` does not agree with op.toml: {problem}")]
+    Problem {
+        /// The template.
+        label: String,
+        /// What does not agree.
+        problem: ProblemError,
+    },
+    /// The parameters are refused.
+    #[error(transparent)]
+    Params(#[from] ParamsError),
+    /// A launch or shape expression does not evaluate.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The body could not be rendered.
+    #[error("{place}: could not render `{label}`: {message}")]
+    Body {
+        /// The template.
+        label: String,
+        /// The line, in the template or in what it includes.
+        place: Place,
+        /// What the template engine says.
+        message: String,
+    },
+    /// The body takes more than it may.
+    #[error("{place}: could not render `{label}`")]
+    Bounds {
+        /// The template.
+        label: String,
+        /// The file.
+        place: Place,
+        /// What it takes too much of.
+        #[source]
+        source: Arc<BoundedError>,
+    },
+    /// The body renders to more than any kernel needs.
+    #[error("{place}: `{label}` renders to more than {} MiB", MAX_SOURCE_BYTES >> 20)]
+    TooLong {
+        /// The template.
+        label: String,
+        /// The file.
+        place: Place,
+    },
+}
+
+impl Hint for RenderError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Library(error) => error.hint(),
+            Self::Misfit { .. } => Some("`gptoss-jit kernels ls --why` tells what each template needs".into()),
+            Self::Params(_) => {
+                Some("parameters, their values and constraints are in the template's front matter".into())
+            }
+            Self::Expression(error) => error.hint(),
+            Self::Body { .. } => Some("`templates/README.md` lists the names and filters that a body may use".into()),
+            Self::Bounds { .. } => {
+                Some("a kernel's template is some hundred lines, and so is what it renders to".into())
+            }
+            Self::Problem { .. } | Self::TooLong { .. } => None,
+        }
+    }
+}
+
+/// Renders a template.
+///
+/// # Errors
+/// If it does not fit, the parameters are refused, or the text cannot be rendered: see [`RenderError`].
+pub fn render(
+    library: &Library,
+    template: &Template,
+    problem: &Problem,
+    params: &Params,
+    target: &Target,
+) -> Result<Rendered, RenderError> {
+    let label = template.label();
+    template.fits(problem, target).map_err(|misfit| RenderError::Misfit { label: label.clone(), misfit })?;
+    let wrong = |error| RenderError::Problem { label: label.clone(), problem: error };
+    template.signature.check(problem).map_err(wrong)?;
+    let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
+    let is_early = is_early(template, &params, target);
+    let (entry, block_size) = (template.entry(), launch.block_size);
+    let head = Head { entry, args: &args, workspace: &workspace, block_size, is_early };
+    let words = context(template, problem, &scope, target, &head);
+    let body = text(library, &template.file, &words, &label)?;
+    let source = match target.language() {
+        Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
+        Language::Hip if !target.is_simulated => body,
+        Language::Hip => {
+            let simulator = library.file(SIMULATOR).expect("it is built in");
+            let simulator = text(library, simulator, &words, &label)?;
+            format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
+        }
+    };
+    Ok(Rendered {
+        source,
+        entry: head.entry,
+        params,
+        args,
+        workspace,
+        launch,
+        precision: problem.precision,
+        options: template.options.clone(),
+        resources: template.resources,
+        tolerance: template.tolerance(problem.precision),
+        is_early,
+        label,
+    })
+}
+
+fn is_early(template: &Template, params: &Params, target: &Target) -> bool {
+    target.launches_early() && template.file.text.contains(WAITS) && params.get(EARLY) != Some(&0)
+}
+
+/// The values that the body of a template sees.
+///
+/// # Errors
+/// If parameters are refused, or an expression does not evaluate.
+pub(super) fn words(
+    template: &Template,
+    problem: &Problem,
+    params: &Params,
+    target: &Target,
+) -> Result<Value, RenderError> {
+    let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
+    let (entry, block_size, is_early) = (template.entry(), launch.block_size, is_early(template, &params, target));
+    let head = Head { entry, args: &args, workspace: &workspace, block_size, is_early };
+    Ok(Value::from_object(context(template, problem, &scope, target, &head)))
+}
+
+/// What follows from a template's front matter for a problem.
+struct Parts {
+    params: Params,
+    scope: Arc<Scope>,
+    args: Vec<ArgSpec>,
+    workspace: Vec<ArgSpec>,
+    launch: LaunchSpec,
+}
+
+impl Parts {
+    fn of(template: &Template, problem: &Problem, params: &Params, target: &Target) -> Result<Self, RenderError> {
+        let params = template.resolve_params(params, problem, target)?;
+        let scope = Arc::new(template.scope(problem, &params, target)?);
+        let args = arg_specs(&template.signature.args, problem, &scope)?;
+        let workspace = arg_specs(&template.workspace, problem, &scope)?;
+        let launch = launch_spec(template, &scope)?;
+        Ok(Self { params, scope, args, workspace, launch })
+    }
+}
+
+fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<ArgSpec>, ExpressionError> {
+    let mut specs = Vec::new();
+    for arg in args {
+        let exists = arg.when.as_ref().map_or(Ok(true), |when| when.holds(scope))?;
+        if exists {
+            let dtype = arg.dtype.resolve(problem).expect("the problem was checked against the contract");
+            specs.push(ArgSpec::new(arg, dtype, scope));
+        }
+    }
+    // What is not there is nobody's alias.
+    let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+    for spec in &mut specs {
+        spec.may_alias.take_if(|alias| !names.contains(alias));
+    }
+    Ok(specs)
+}
+
+fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, ExpressionError> {
+    let block_size = match &template.launch.block_size {
+        None => 1,
+        Some(text) => match text.whole(scope)? {
+            0 => return Err(text.error(Reason::Engine("a block of no threads".into()))),
+            value if value > MAX_BLOCK_SIZE.into() => {
+                return Err(text.error(Reason::TooLarge { value, limit: MAX_BLOCK_SIZE.into() }));
+            }
+            value => value as u32,
+        },
+    };
+    let lds_bytes = template.launch.lds_bytes.as_ref().map_or(Ok(0), |text| text.whole_u32(scope))?;
+    Ok(LaunchSpec {
+        grid: template.launch.grid.clone(),
+        block_size,
+        lds_bytes,
+        scratch_bytes: template.launch.scratch_bytes.clone(),
+        padded: template.padded.clone(),
+        scope: Arc::clone(scope),
+    })
+}
+
+/// The values that a body sees.
+fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Target, head: &Head<'_>) -> Scope {
+    let mut values: BTreeMap<String, Value> = crate::template::signature::Signature::scope(problem);
+    values.extend(problem.constants.iter().map(|(name, &value)| (name.clone(), Value::from(value))));
+    let tuned = template.params.keys().chain(template.facts.iter().map(|(name, _)| name));
+    values.extend(tuned.filter_map(|name| scope.get(name).map(|value| (name.clone(), value))));
+    let signature = match template.language {
+        Language::C => head.host_signature(),
+        Language::Hip => {
+            values.insert("block_size".into(), head.block_size.into());
+            head.hip_signature()
+        }
+    };
+    let of_the_target: [(&str, Value); 6] = [
+        ("signature", signature.into()),
+        ("entry", head.entry.clone().into()),
+        ("arch", target.arch.clone().into()),
+        ("wave_size", target.wave_size.into()),
+        ("precision", problem.precision.name().into()),
+        ("features", target.features.iter().cloned().collect()),
+    ];
+    values.extend(of_the_target.map(|(name, value)| (name.to_owned(), value)));
+    values.extend(template.signature.pointers().map(|(name, arg)| (name, head.pointers(&arg.name).into())));
+    Scope::new(values)
+}
+
+fn text(library: &Library, file: &SourceFile, words: &Scope, label: &str) -> Result<String, RenderError> {
+    let in_bounds = |source| RenderError::Bounds { label: label.to_owned(), place: file.place(0), source };
+    let rendered = match library.bounds(file) {
+        Some((program, files)) => {
+            bounded::ask(program, file, &files, words).map_err(|error| in_bounds(error.into()))?
+        }
+        None => bounded::rendered(library.environment(), &file.name, words),
+    };
+    match rendered {
+        Ok(text) => Ok(single_spaced(&text)),
+        Err(Fault::TooLong) => Err(RenderError::TooLong { label: label.to_owned(), place: file.place(0) }),
+        Err(Fault::At { file: name, line, message }) => {
+            let file = name.and_then(|name| library.file(&name)).unwrap_or(file);
+            Err(RenderError::Body { label: label.to_owned(), place: file.place(line), message })
+        }
+    }
+}
+
+/// The text with one empty line where several follow each other, as what includes leave behind does, and none at its
+/// beginning.
+fn single_spaced(text: &str) -> String {
+    let mut spaced = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        if !is_spare(&spaced, line) {
+            spaced += line;
+        }
+    }
+    spaced
+}
+
+/// Whether a line behind a text is left out of what is rendered.
+pub(super) fn is_spare(before: &str, line: &str) -> bool {
+    line == "\n" && (before.is_empty() || before.ends_with("\n\n"))
+}
+
+/// What is written from the contract: the head of the kernel and, on the host, the exported function.
+struct Head<'a> {
+    entry: String,
+    args: &'a [ArgSpec],
+    workspace: &'a [ArgSpec],
+    block_size: u32,
+    is_early: bool,
+}
+
+impl Head<'_> {
+    fn host_signature(&self) -> String {
+        let mut lines = self.lines("restrict");
+        lines.push(("void* restrict scratch, u32 block_x, u32 block_y, u32 block_z".into(), String::new()));
+        format!("static void kernel(\n{})", joined(&lines))
+    }
+
+    fn hip_signature(&self) -> String {
+        let bounds = format!("extern \"C\" __global__ __launch_bounds__({})", self.block_size);
+        format!("{bounds}\nvoid {}(\n{})", self.entry, joined(&self.lines("__restrict__")))
+    }
+
+    /// Each argument's declaration, and its shape and type for a comment.
+    fn lines(&self, restrict: &str) -> Vec<(String, String)> {
+        let line = |arg: &ArgSpec| {
+            // What an early kernel reads may be written while it waits, which is what `restrict` denies: NVIDIA's
+            // compiler moved such loads above the wait.
+            let is_shared = self.is_aliased(arg) || self.is_early && arg.access == Access::Read && !arg.is_weights;
+            let restrict = if is_shared { String::new() } else { format!(" {restrict}") };
+            let declaration = match (arg.is_scalar(), arg.access) {
+                (true, _) => format!("{} {}", arg.dtype, arg.name),
+                (false, Access::Read) => format!("const {}*{restrict} {}", arg.dtype, arg.name),
+                (false, _) => format!("{}*{restrict} {}", arg.dtype, arg.name),
+            };
+            (declaration, format!("{} {}", arg.shape_text(), arg.dtype).trim().to_owned())
+        };
+        self.all().map(line).collect()
+    }
+
+    fn host_trailer(&self) -> String {
+        let unpacked = self.unpacked();
+        let (entry, abi) = (&self.entry, abi(self.args, self.workspace));
+        format!(
+            "\n// ---- what the program loads: written by the renderer ----\n\n\
+             const char {entry}_abi[] = \"{abi}\";\n\n\
+             void {entry}(void* const* args, void* scratch, u32 block_x, u32 block_y, u32 block_z) {{\n  \
+             kernel(\n{unpacked}      scratch, block_x, block_y, block_z);\n}}\n"
+        )
+    }
+
+    /// The symbols that `crates/gpu/src/sim/object.rs` looks up.
+    fn sim_trailer(&self) -> String {
+        let (entry, abi) = (&self.entry, abi(self.args, self.workspace));
+        let unpacked = self.unpacked();
+        let unpacked = unpacked.trim_end_matches(",\n");
+        format!(
+            "\n// ---- what the program loads: written by the renderer ----\n\n\
+             #pragma GCC visibility push(default)\nextern \"C\" {{\nextern const char {entry}_abi[];\nconst char {entry}_abi[] = \"{abi}\";\n\
+             extern const char __ehdr_start __attribute__((visibility(\"hidden\")));\n\
+             const void* {entry}_image() {{ return &__ehdr_start; }}\n\
+             SIM_PLAIN void {entry}_bind(sim::Context* context) {{ sim::context = context; }}\n\
+             SIM_PLAIN void {entry}_thread(void* const* args) {{\n  {entry}(\n{unpacked});\n}}\n}}\n#pragma GCC visibility pop\n"
+        )
+    }
+
+    /// A line for each argument that takes it out of the array of a launch.
+    fn unpacked(&self) -> String {
+        let unpack = |(i, arg): (usize, &ArgSpec)| match (arg.is_scalar(), arg.access) {
+            (true, _) => format!("      *(const {}*)args[{i}],\n", arg.dtype),
+            (false, Access::Read) => format!("      (const {}*)args[{i}],\n", arg.dtype),
+            (false, _) => format!("      ({}*)args[{i}],\n", arg.dtype),
+        };
+        self.all().enumerate().map(unpack).collect()
+    }
+
+    /// An argument and the parameters of its blocks, as a call takes them.
+    fn pointers(&self, name: &str) -> String {
+        let own = self.args.iter().filter(|arg| arg.name == name || arg.part_of.as_deref() == Some(name));
+        own.map(|arg| arg.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn all(&self) -> impl Iterator<Item = &ArgSpec> {
+        self.args.iter().chain(self.workspace)
+    }
+
+    /// Whether it may share its memory with another argument.
+    fn is_aliased(&self, arg: &ArgSpec) -> bool {
+        arg.may_alias.is_some() || self.all().any(|other| other.may_alias.as_ref() == Some(&arg.name))
+    }
+}
+
+/// Parameters one on a line, their comments aligned.
+fn joined(lines: &[(String, String)]) -> String {
+    let width = lines.iter().filter(|(_, note)| !note.is_empty()).map(|(text, _)| text.len()).max().unwrap_or(0) + 1;
+    let mut text = String::new();
+    for (i, (declaration, note)) in lines.iter().enumerate() {
+        let comma = if i + 1 < lines.len() { "," } else { "" };
+        let line = format!("{declaration}{comma}");
+        text += &if note.is_empty() { format!("    {line}") } else { format!("    {line:width$}  // {note}\n") };
+    }
+    text
+}
+
+fn abi(args: &[ArgSpec], workspace: &[ArgSpec]) -> String {
+    args.iter().chain(workspace).map(ArgSpec::abi).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_line_up_and_the_last_parameter_has_no_comma() {
+        let lines = [("u32 a".to_owned(), "u32".to_owned()), ("const f32* b".to_owned(), "(3) f32".to_owned())];
+        assert_eq!(joined(&lines), "    u32 a,         // u32\n    const f32* b   // (3) f32\n");
+    }
+}

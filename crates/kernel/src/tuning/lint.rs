@@ -1,0 +1,350 @@
+//! What is no error in tables and yet deserves a look.
+
+use super::table::{Gap, ProvenanceKind, Row, Table, Tokens};
+use super::{HeldTable, TuningTables};
+use crate::step::StepKind;
+use crate::target::Target;
+
+/// Measured times of two rows that are no further apart than this are the same, as a fraction.
+const NOISE: f64 = 0.02;
+
+/// A row or a file, and what is about it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// What it is.
+    pub kind: FindingKind,
+    /// `file:line`.
+    pub place: String,
+    /// Why.
+    pub text: String,
+}
+
+/// What deserves a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FindingKind {
+    /// Two rows apply at once, or a file cannot be read for another reason: it is not used.
+    Broken,
+    /// Numbers of tokens that the rows of a `where` leave out.
+    Gap,
+    /// Nothing asks for the row, or its template is not there.
+    NotAskedFor,
+    /// Others stand before it wherever it would apply.
+    Unreachable,
+    /// What stands behind it says the same, or was measured to be faster.
+    Dominated,
+}
+
+impl FindingKind {
+    /// The name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Broken => "broken",
+            Self::Gap => "gap",
+            Self::NotAskedFor => "not asked for",
+            Self::Unreachable => "unreachable",
+            Self::Dominated => "dominated",
+        }
+    }
+}
+
+impl TuningTables {
+    /// Everything about the tables that concern these targets.
+    pub fn findings(&self, targets: &[Target]) -> Vec<Finding> {
+        let concerns = |name: &String| targets.iter().any(|target| target.families().contains(name));
+        let placed = |kind: FindingKind, line: String| match line.split_once(": ") {
+            Some((place, text)) => Finding { kind, place: place.to_owned(), text: text.to_owned() },
+            None => Finding { kind, place: String::new(), text: line },
+        };
+        let broken = self.broken.iter().filter(|(name, _)| concerns(name));
+        let mut findings: Vec<Finding> =
+            broken.map(|(_, error)| placed(FindingKind::Broken, error.to_string())).collect();
+        findings.extend(self.gaps(targets).into_iter().map(|line| placed(FindingKind::Gap, line)));
+        let mut seen: Vec<(&Row, bool, Option<String>)> = Vec::new();
+        for target in targets {
+            let order = self.in_order(target);
+            for (i, row) in order.iter().enumerate() {
+                let is_reached = is_reached(row, &order[..i]);
+                let beaten = self.beaten(row, &order[i + 1..]);
+                match seen.iter_mut().find(|(known, ..)| known.place == row.place) {
+                    // A row of a family is for all of its archs: it is one that any of them reaches.
+                    Some((_, reached, why)) => {
+                        *reached |= is_reached;
+                        *why = why.take().and(beaten);
+                    }
+                    None => seen.push((row, is_reached, beaten)),
+                }
+            }
+        }
+        for (row, is_reached, beaten) in seen {
+            let place = row.place.clone();
+            if !is_reached {
+                let text = format!("other rows for `{}` stand before it at all {} tokens", row.op, row.tokens);
+                findings.push(Finding { kind: FindingKind::Unreachable, place, text });
+            } else if let Some(text) = beaten {
+                findings.push(Finding { kind: FindingKind::Dominated, place, text });
+            }
+        }
+        findings
+    }
+
+    /// Numbers of tokens that the rows of a `where` leave out, and that no row behind them is for, on one of these
+    /// targets: a line for each.
+    pub(super) fn gaps(&self, targets: &[Target]) -> Vec<String> {
+        let mut lines = Vec::new();
+        for target in targets {
+            let names = target.families();
+            let in_order = |layer: &'_ Vec<HeldTable>| -> Vec<usize> {
+                names.iter().filter_map(|name| layer.iter().position(|table| table.name == *name)).collect()
+            };
+            let tables: Vec<&Table> = self
+                .layers
+                .iter()
+                .flat_map(|layer| in_order(layer).into_iter().map(|at| &*layer[at]).collect::<Vec<_>>())
+                .collect();
+            for (i, table) in tables.iter().enumerate() {
+                let behind = || tables[i + 1..].iter().flat_map(|table| table.rows());
+                let open = table.gaps().into_iter().filter(|gap| !is_filled(gap, behind()));
+                lines.extend(open.map(|gap| gap.to_string()));
+            }
+        }
+        lines.sort();
+        lines.dedup();
+        lines
+    }
+
+    /// The rows that concern a target, those that are looked at first before the others.
+    fn in_order(&self, target: &Target) -> Vec<&Row> {
+        let families = target.families();
+        let mut order = Vec::new();
+        for layer in &self.layers {
+            for name in &families {
+                let tables = layer.iter().filter(|table| table.name == *name);
+                let mut rows: Vec<&Row> = tables.flat_map(|table| table.rows()).collect();
+                rows.sort_by_key(|row| std::cmp::Reverse(row.facts.len() + usize::from(row.step.is_some())));
+                order.extend(rows);
+            }
+        }
+        order
+    }
+
+    /// Why the tables would be as good or better without a row, by those that stand behind it.
+    fn beaten(&self, row: &Row, behind: &[&Row]) -> Option<String> {
+        // What says the same takes its place only where no other row would.
+        let mut is_next = true;
+        for other in behind {
+            let is_same = other.template == row.template && other.params == row.params;
+            if is_for_all_of(other, row) && is_same && is_next {
+                return Some(format!("{} behind it says the same", other.place));
+            }
+            if let Some(why) = self.is_faster(other, row) {
+                return Some(why);
+            }
+            let some_left = row.tokens.without(other.tokens) != [row.tokens];
+            is_next &= !(wants_no_more(other, row) && meets(other, row) && some_left);
+        }
+        None
+    }
+
+    /// Whether a row that stands behind another one was measured to be faster.
+    fn is_faster(&self, behind: &Row, row: &Row) -> Option<String> {
+        if !is_for_all_of(behind, row) {
+            return None;
+        }
+        let is_measured = |row: &Row| self.provenance(row).is_some_and(|one| one.kind == ProvenanceKind::Measured);
+        let same_device = self.provenance(row)?.device == self.provenance(behind)?.device;
+        let same_problem = row.facts == behind.facts || (row.problem.is_some() && row.problem == behind.problem);
+        let same_rows = row.timed_at.is_some() && row.timed_at == behind.timed_at;
+        let (own, other) = (row.time_us?, behind.time_us?);
+        let is_faster = other * (1.0 + NOISE) < own;
+        let counts = is_measured(row) && is_measured(behind) && same_device && same_problem && same_rows;
+        (counts && is_faster).then(|| format!("{} behind it took {other} us, this one {own}", behind.place))
+    }
+}
+
+/// Whether a row applies wherever another one does.
+fn is_for_all_of(row: &Row, other: &Row) -> bool {
+    covers(row, other) && other.tokens.without(row.tokens).is_empty()
+}
+
+/// Whether there are steps for which both are.
+fn meets(row: &Row, other: &Row) -> bool {
+    row.step.is_none_or(|step| other.step.is_none_or(|other| other == step))
+}
+
+/// Whether a row applies wherever another one does, but for the number of tokens.
+fn covers(row: &Row, other: &Row) -> bool {
+    row.step.is_none_or(|step| other.step == Some(step)) && wants_no_more(row, other)
+}
+
+/// Whether rows are for all that a gap leaves out.
+fn is_filled<'a>(gap: &Gap<'_>, rows: impl Iterator<Item = &'a Row> + Clone) -> bool {
+    StepKind::ALL.into_iter().filter(|step| gap.step.is_none_or(|own| own == *step)).all(|step| {
+        let mut left = vec![gap.tokens];
+        for row in rows.clone().filter(|row| row.step.is_none_or(|own| own == step) && wants_no_more(row, gap.row)) {
+            left = left.into_iter().flat_map(|tokens| tokens.without(row.tokens)).collect();
+        }
+        left.iter().all(|tokens| tokens.last.is_some_and(|last| last < step.fewest_rows()))
+    })
+}
+
+/// Whether it is for the same op and wants nothing of the problem that another row does not want too.
+fn wants_no_more(row: &Row, other: &Row) -> bool {
+    let has = |(name, fact): (&String, _)| other.facts.get(name) == Some(fact);
+    row.op == other.op && row.facts.iter().all(has)
+}
+
+/// Whether a row is ever the first that applies: at some number of tokens, in some kind of step, no earlier one does.
+fn is_reached(row: &Row, earlier: &[&Row]) -> bool {
+    StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step)).any(|step| {
+        let mut left: Vec<Tokens> = vec![row.tokens];
+        for other in earlier.iter().filter(|other| other.step.is_none_or(|own| own == step)) {
+            if wants_no_more(other, row) {
+                left = left.into_iter().flat_map(|tokens| tokens.without(other.tokens)).collect();
+            }
+        }
+        left.iter().any(|tokens| tokens.last.is_none_or(|last| last >= step.fewest_rows()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::target;
+
+    const ROWS: &str = r#"
+        provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
+        [[rows]]
+        op = "linear"
+        where = { weight = "bf16" }
+        tokens = "1-8"
+        use = "linear/dot"
+        provenance = "tuned"
+        time_us = 9.0
+        timed_at = 8
+        [[rows]]
+        op = "linear"
+        tokens = "1-16"
+        use = "linear/dot"
+        provenance = "tuned"
+        [[rows]]
+        op = "linear"
+        where = { weight = "bf16", has_bias = true }
+        tokens = "1-4"
+        use = "linear/other"
+        provenance = "tuned"
+    "#;
+
+    const FAMILY: &str = r#"
+        provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
+        [[rows]]
+        op = "linear"
+        tokens = "3-12"
+        use = "linear/never"
+        provenance = "tuned"
+        [[rows]]
+        op = "rmsnorm"
+        tokens = "1-8"
+        use = "rmsnorm/slow"
+        provenance = "tuned"
+        time_us = 9.0
+        timed_at = 8
+        [[rows]]
+        op = "rmsnorm"
+        tokens = "9+"
+        use = "rmsnorm/slow"
+        provenance = "tuned"
+    "#;
+
+    const GENERIC: &str = r#"
+        provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune", device = "a GPU" }
+        [[rows]]
+        op = "rmsnorm"
+        use = "rmsnorm/fast"
+        provenance = "tuned"
+        time_us = 5.0
+        timed_at = 8
+    "#;
+
+    fn findings(arch: &str) -> Vec<(FindingKind, String)> {
+        let tables = [("gfx1100", ROWS), ("gfx11", FAMILY), ("generic", GENERIC)];
+        let tables = TuningTables::from_texts(&tables).expect("right");
+        let all = tables.findings(&[Target::gpu(arch).expect("known")]);
+        all.into_iter().map(|one| (one.kind, one.place)).collect()
+    }
+
+    #[test]
+    fn gaps_and_rows_that_nobody_reaches_or_that_others_beat_are_found_with_their_places() {
+        let found = findings("gfx1100");
+        let has = |kind, place: &str| found.contains(&(kind, place.to_owned()));
+        assert!(has(FindingKind::Gap, "gfx1100.toml:11"), "1-16 leaves out 17 and more: {found:?}");
+        assert!(has(FindingKind::Unreachable, "gfx11.toml:3"), "1-16 stands before 3-12: {found:?}");
+        assert!(has(FindingKind::Dominated, "gfx1100.toml:3"), "what is behind it says the same: {found:?}");
+        assert!(has(FindingKind::Dominated, "gfx11.toml:8"), "5 us at 8 tokens behind 9 us: {found:?}");
+        assert!(!has(FindingKind::Dominated, "gfx11.toml:15"), "no time is known of it: {found:?}");
+        assert!(!has(FindingKind::Unreachable, "gfx1100.toml:16"), "it wants more than the others: {found:?}");
+    }
+
+    #[test]
+    fn what_says_the_same_counts_only_where_it_would_take_the_place() {
+        let text = |variant: &str| {
+            format!(
+                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"m\" }}\n[[rows]]\n\
+                 op = \"linear\"\nuse = \"linear/{variant}\"\nprovenance = \"hand\"\n"
+            )
+        };
+        let dominated = |tables: &[(&str, String)]| {
+            let texts: Vec<(&str, &str)> = tables.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            let found =
+                TuningTables::from_texts(&texts).expect("right").findings(&[Target::gpu("gfx1100").expect("known")]);
+            found
+                .iter()
+                .filter(|one| one.kind == FindingKind::Dominated)
+                .map(|one| one.place.clone())
+                .collect::<Vec<_>>()
+        };
+        let [a, b] = ["a", "b"].map(text);
+        assert_eq!(dominated(&[("gfx1100", a.clone()), ("generic", a.clone())]), ["gfx1100.toml:2"]);
+        let between = dominated(&[("gfx1100", a.clone()), ("gfx11", b), ("generic", a)]);
+        assert_eq!(between, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_row_of_a_family_is_reached_if_any_of_its_archs_reaches_it() {
+        let tables = [("gfx1100", ROWS), ("gfx11", FAMILY), ("generic", GENERIC)];
+        let tables = TuningTables::from_texts(&tables).expect("right");
+        let targets = ["gfx1100", "gfx1151"].map(|arch| Target::gpu(arch).expect("known"));
+        let is_unreachable = |targets: &[Target]| {
+            let found = tables.findings(targets);
+            found.iter().any(|one| (one.kind, one.place.as_str()) == (FindingKind::Unreachable, "gfx11.toml:3"))
+        };
+        assert!(is_unreachable(&targets[..1]) && !is_unreachable(&targets));
+    }
+
+    #[test]
+    fn a_row_of_amd_s_tables_says_what_none_behind_it_says_and_no_two_tables_are_copies() {
+        let tables = TuningTables::load(&[]).expect("right");
+        let archs = target::built_in().into_iter().map(|(arch, _)| arch).filter(|arch| arch.starts_with("gfx"));
+        let targets: Vec<Target> = archs.map(|arch| Target::gpu(&arch).expect("known")).collect();
+        assert_eq!(tables.findings(&targets), [], "each row is reached on some chip");
+        let says = |row: &Row| {
+            format!("{} {:?} {} {:?} {} {:?}", row.op, row.facts, row.tokens, row.step, row.template, row.params)
+        };
+        let amd: Vec<(&str, BTreeSet<String>)> = tables.layers[0]
+            .iter()
+            .filter(|table| table.rows().len() > 1 && !table.name.starts_with("sm_") && table.name != "host")
+            .map(|table| (&*table.name, table.rows().iter().map(says).collect()))
+            .collect();
+        assert!(amd.len() > 4, "{amd:?}");
+        for (i, (one, rows)) in amd.iter().enumerate() {
+            for (other, others) in &amd[i + 1..] {
+                let n_common = rows.intersection(others).count();
+                assert!(
+                    2 * n_common <= rows.len().min(others.len()),
+                    "{one} and {other} have {n_common} rows in common"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` is the format.
+//!
+//! This knows ops and templates by their names only: [`crate::choice`] joins them with the library.
+//! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
+
+pub mod edit;
+mod index;
+pub mod lint;
+pub mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::{fs, io};
+
+use crate::step::StepKind;
+use crate::target::{self, Target, TargetError, TargetFacts};
+use hint::Hint;
+use table::{Facts, Provenance, Row, Table};
+
+/// Every table, in the order of the lookup.
+#[derive(Clone, Debug, Default)]
+pub struct TuningTables {
+    /// One for each folder, the first one searched first; the built-in ones last.
+    layers: Vec<Vec<HeldTable>>,
+    /// Files of folders that are no tables, by their names without `.toml`: no obstacle where their chip is not.
+    broken: Vec<(String, TuningError)>,
+}
+
+/// A table; one that is built in is read when it is asked for first: most commands need two of them.
+#[derive(Clone, Debug)]
+struct HeldTable {
+    name: String,
+    read: OnceLock<Table>,
+    /// What is read, if it was not.
+    built_in: &'static str,
+}
+
+impl From<Table> for HeldTable {
+    fn from(table: Table) -> Self {
+        Self { name: table.name.clone(), read: OnceLock::from(table), built_in: "" }
+    }
+}
+
+impl Deref for HeldTable {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        let file = || format!("<built in>/{}.toml", self.name);
+        let parsed = || Table::parse(&self.name, &file(), self.built_in).expect("a test reads every built-in table");
+        self.read.get_or_init(parsed)
+    }
+}
+
+/// What is asked of the tables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Query {
+    /// The op, or the ops of a fused run joined by `+`.
+    pub op: String,
+    /// The problem's dims, flags, dtypes and precision, by name.
+    pub facts: Facts,
+}
+
+/// Why tables could not be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TuningError {
+    /// A folder or file could not be read.
+    #[error("could not read `{}`", path.display())]
+    Read {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// A file could not be written.
+    #[error("could not write `{}`", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// The TOML is wrong, has an unknown key, or lacks one.
+    #[error("{file}:{line}: could not read the tuning table: {message}")]
+    Toml {
+        /// The file.
+        file: String,
+        /// The line, from 1.
+        line: usize,
+        /// What the TOML parser says.
+        message: String,
+    },
+    /// A row names a provenance that the file does not have.
+    #[error("{file}:{line}: the row's provenance `{name}` is not in this file, expected one of: {}", known.join(", "))]
+    NoProvenance {
+        /// The file.
+        file: String,
+        /// The row's line.
+        line: usize,
+        /// What the row names.
+        name: String,
+        /// What the file has.
+        known: Vec<String>,
+    },
+    /// Two rows apply at once.
+    #[error("{file}:{line}: this row for `{op}` and the one in line {other} both apply at {tokens} tokens")]
+    Overlap {
+        /// The file.
+        file: String,
+        /// The later row's line.
+        line: usize,
+        /// The earlier row's line.
+        other: usize,
+        /// Their op.
+        op: String,
+        /// The fewest tokens at which both apply.
+        tokens: u32,
+    },
+}
+
+impl Hint for TuningError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } | Self::Write { .. } => None,
+            Self::Overlap { .. } => Some("narrow `tokens` or `where` of one of the rows".into()),
+            Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` is the format".into()),
+        }
+    }
+}
+
+impl TuningTables {
+    /// The folders that are searched before the built-in tables: `--tuning`, and the user's config folder, which need
+    /// not exist.
+    pub fn default_search(cli_dir: Option<&Path>) -> Vec<PathBuf> {
+        let from_config = Self::user_folder().filter(|dir| dir.is_dir());
+        cli_dir.map(Path::to_path_buf).into_iter().chain(from_config).collect()
+    }
+
+    /// Reads the `.toml` files of these folders, then the built-in ones. What is wrong with a file of a folder is told
+    /// by [`Self::check_for`].
+    ///
+    /// # Errors
+    /// The first folder that cannot be read.
+    pub fn load(search: &[PathBuf]) -> Result<Self, TuningError> {
+        let mut broken = Vec::new();
+        let read = |folder: &PathBuf| read_folder(folder, &mut broken);
+        let mut layers: Vec<Vec<HeldTable>> = search.iter().map(read).collect::<Result<_, _>>()?;
+        let built_in = data::TUNING.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
+        let unread = |name: &str, built_in| HeldTable { name: name.to_owned(), read: OnceLock::new(), built_in };
+        layers.push(built_in.map(|(name, text)| unread(name, *text)).collect());
+        Ok(Self { layers, broken })
+    }
+
+    /// Whether the tables that concern a target could be read; of others that could not, warns.
+    ///
+    /// # Errors
+    /// What is wrong with the first of them.
+    pub fn check_for(&self, target: &Target) -> Result<(), TuningError> {
+        let families = target.families();
+        for (name, error) in &self.broken {
+            if families.contains(name) {
+                return Err(error.clone());
+            }
+            tracing::warn!("{error}; {} does without this table", target.arch);
+        }
+        Ok(())
+    }
+
+    /// What is wrong with files of folders, whatever chip they are for.
+    pub fn broken(&self) -> impl Iterator<Item = &TuningError> {
+        self.broken.iter().map(|(_, error)| error)
+    }
+
+    /// The rows of the tables that concern a target.
+    pub fn rows_for<'a>(&'a self, target: &Target) -> impl Iterator<Item = &'a Row> + use<'a> {
+        let families = target.families();
+        let tables = self.layers.iter().flatten().filter(move |table| families.contains(&table.name));
+        tables.flat_map(|table| table.rows())
+    }
+
+    /// Tables from texts, one layer: name without `.toml`, and text.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn from_texts(texts: &[(&str, &str)]) -> Result<Self, TuningError> {
+        let parsed = |(name, text): &(&str, &str)| Table::parse(name, &format!("{name}.toml"), text);
+        let tables = texts.iter().map(|table| parsed(table).map(HeldTable::from));
+        Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new() })
+    }
+
+    /// The same tables as if nobody had written a row for this target's own arch or family: only those for all GPUs, or
+    /// all hosts, are left. What is known of the chip stays.
+    pub fn generic(&self, target: &Target) -> Self {
+        let mut tables = self.clone();
+        let mut families = target.families();
+        families.pop();
+        for table in tables.layers.iter_mut().flatten().filter(|table| families.contains(&table.name)) {
+            let mut without = Table::clone(table);
+            without.remove_rows();
+            *table = without.into();
+        }
+        tables
+    }
+
+    /// The same tables with the table of this name in one of the folders that were searched replaced by a text; a
+    /// folder that was not goes before all others.
+    ///
+    /// # Errors
+    /// If the text is no table.
+    pub fn with_table(&self, search: &[PathBuf], folder: &Path, name: &str, text: &str) -> Result<Self, TuningError> {
+        let table = Table::parse(name, &folder.join(format!("{name}.toml")).display().to_string(), text)?;
+        let mut tables = self.clone();
+        let layer = search.iter().position(|one| one == folder).unwrap_or_else(|| {
+            tables.layers.insert(0, Vec::new());
+            0
+        });
+        tables.layers[layer].retain(|other| other.name != table.name);
+        tables.layers[layer].push(table.into());
+        Ok(tables)
+    }
+
+    /// The row that applies in a step of this kind, or none: then the templates' priorities and defaults decide.
+    pub fn lookup(&self, query: &Query, n_tokens: u32, step: StepKind, target: &Target) -> Option<&Row> {
+        self.applying(query, n_tokens, step, target).next()
+    }
+
+    /// All rows that apply in a step of this kind: the one that the lookup gives, then those that stand behind it.
+    pub fn applying<'a, 'q>(
+        &'a self,
+        query: &'q Query,
+        n_tokens: u32,
+        step: StepKind,
+        target: &Target,
+    ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+        self.rows(query, step, target, Some(n_tokens))
+    }
+
+    /// Where a row's numbers come from.
+    pub fn provenance(&self, row: &Row) -> Option<&Provenance> {
+        let mut tables = self.layers.iter().flatten();
+        tables.find(|table| table.rows().iter().any(|own| own.place == row.place))?.provenance.get(&row.provenance)
+    }
+
+    /// Whether any row that concerns a target uses this template.
+    pub fn use_template(&self, template: &str, target: &Target) -> bool {
+        self.rows_for(target).any(|row| row.template == template)
+    }
+
+    /// The user's own folder of tables, which need not exist.
+    pub fn user_folder() -> Option<PathBuf> {
+        dirs::config_dir().map(|dir| dir.join("gptoss-jit/tuning"))
+    }
+
+    /// The numbers of tokens at which another row may begin to apply in steps of this kind, in rising order; the first
+    /// is 1. Between two of them the lookup gives the same row.
+    pub fn token_edges(&self, query: &Query, step: StepKind, target: &Target) -> Vec<u32> {
+        let mut edges = BTreeSet::from([1]);
+        for row in self.rows(query, step, target, None) {
+            edges.insert(row.tokens.first);
+            edges.extend(row.tokens.last.and_then(|last| last.checked_add(1)));
+        }
+        edges.into_iter().collect()
+    }
+
+    /// A GPU by its target id, with facts from the first table that has them; what is assumed about an arch without
+    /// one is a warning.
+    ///
+    /// # Errors
+    /// If it is of a family that nothing is known about.
+    pub fn gpu(&self, arch: &str) -> Result<Target, TargetError> {
+        if let Some(facts) = self.facts(arch) {
+            return Ok(Target::from_facts(arch, facts));
+        }
+        let built_in = target::built_in();
+        let known = self.layers.iter().flatten().filter_map(|table| Some((&*table.name, table.target.as_ref()?)));
+        let known: Vec<_> = known.chain(built_in.iter().map(|(name, facts)| (&**name, facts))).collect();
+        let (target, assumed) = Target::gpu_among(arch, &known)?;
+        if let Some(text) = assumed {
+            tracing::warn!("{text}");
+        }
+        Ok(target)
+    }
+
+    /// The parameters that rows name for a template (`linear/dot`) on a target, at any number of tokens, in any step
+    /// and at any dims: those of the query need only have the types that a row asks for.
+    pub fn params_of<'a>(
+        &'a self,
+        template: &str,
+        query: &Query,
+        target: &Target,
+    ) -> impl Iterator<Item = &'a BTreeMap<String, u32>> + use<'a> {
+        let rows = self.rows_for(target).filter(|row| row.template == template);
+        let is_of_types = |row: &&Row| row.op == query.op && row.asks_for_types_of(&query.facts);
+        rows.filter(is_of_types).map(|row| &row.params).collect::<Vec<_>>().into_iter()
+    }
+
+    /// The facts about a GPU by its target id, of the first table that has some.
+    pub fn facts(&self, arch: &str) -> Option<&TargetFacts> {
+        let name = arch.split(':').next().unwrap_or_default();
+        self.layers.iter().flatten().filter(|table| table.name == name).find_map(|table| table.target.as_ref())
+    }
+
+    /// The rows of an op that apply at so many tokens, or at some number of them, the first to be taken first: of a
+    /// file those that want more.
+    fn rows<'a, 'q>(
+        &'a self,
+        query: &'q Query,
+        step: StepKind,
+        target: &Target,
+        n_tokens: Option<u32>,
+    ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+        let families = target.families();
+        self.layers
+            .iter()
+            .flat_map(move |layer| {
+                let named = |name: &String| layer.iter().find(|table| table.name == *name);
+                families.iter().filter_map(named).collect::<Vec<_>>()
+            })
+            .flat_map(move |table| table.applying(query, step, n_tokens))
+    }
+}
+
+/// The longest table; the longest in the tree has some thousand lines.
+pub const MAX_TABLE_BYTES: u64 = 64 << 20;
+
+/// The tables of a folder; those that are wrong go to `broken`.
+fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result<Vec<HeldTable>, TuningError> {
+    let wrong = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| TuningError::Read { path, source: Arc::new(source) }
+    };
+    let mut tables = Vec::new();
+    for entry in fs::read_dir(folder).map_err(wrong(folder))? {
+        let path = entry.map_err(wrong(folder))?.path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let text = mapped_file::read_to_string(&path, MAX_TABLE_BYTES).map_err(wrong(&path));
+        match text.and_then(|text| Table::parse(&name, &path.display().to_string(), &text)) {
+            Ok(table) => tables.push(table.into()),
+            Err(error) => broken.push((name, error)),
+        }
+    }
+    Ok(tables)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! From the tensors that files hold to those of the model, which the family names in every format.
+//!
+//! What is as the kernels want it stays where it is mapped; the rest becomes a [`Rearranged`]. Kernels take one type
+//! for all tensors but the experts' matrices, and one for those: bf16 where everything stored is exactly that, else
+//! f32. Files mix types (GGUF keeps vectors and the router in f32 whatever the rest is), so this is where they are
+//! brought to one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::encoding::{Encoding, Part};
+use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
+use super::rearranged::{Order, Piece, Rearranged, Step};
+use super::stored::{Codec, Number, is_bf16};
+use super::tensors::{Group, groups};
+use super::{Elements, Tensor};
+use crate::config::ModelConfig;
+use crate::family::{self, Spelled, Stack, StoredPiece};
+use expression::Scope;
+use format::Dtype;
+
+/// How a kind of files lays out tensors; how it names them, the family says.
+pub(super) struct Format {
+    names: family::Format,
+    /// What precedes a layer's number in its tensors' names; a dot follows it.
+    layer_prefix: &'static str,
+    mxfp4: Mxfp4,
+}
+
+/// How the experts' matrices are stored in MXFP4.
+enum Mxfp4 {
+    /// Codes and scales apart: what is appended to the matrix' name.
+    Apart { codes: &'static str, scales: &'static str },
+    /// In blocks that hold both, under the matrix' name.
+    Blocks,
+}
+
+/// Hugging Face's transformers.
+pub(super) const HUGGING_FACE: Format = Format {
+    names: family::Format::HuggingFace,
+    layer_prefix: "model.layers.",
+    mxfp4: Mxfp4::Apart { codes: "_blocks", scales: "_scales" },
+};
+
+/// OpenAI's original checkpoints, whose names are ours.
+pub(super) const OPENAI: Format = Format {
+    names: family::Format::OpenAi,
+    layer_prefix: "block.",
+    mxfp4: Mxfp4::Apart { codes: ".blocks", scales: ".scales" },
+};
+
+/// GGUF files, as llama.cpp's converter writes them.
+pub(super) const GGUF: Format = Format { names: family::Format::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
+
+/// A tensor of the model made of numbers, whose type is not decided yet.
+struct PlannedTensor {
+    name: String,
+    shape: Vec<usize>,
+    pieces: Vec<StoredTensor>,
+    /// Rows of a head of each piece whose rows are in pairs.
+    pairs: Vec<Option<usize>>,
+    order: Order,
+    is_expert: bool,
+}
+
+/// Takes everything that the model has out of the files.
+///
+/// # Errors
+/// All tensors that are missing, left over, or not of the expected shape and type.
+pub(super) fn assemble(
+    mut inventory: Inventory,
+    format: &Format,
+    config: &ModelConfig,
+) -> Result<BTreeMap<String, Tensor>, Mismatches> {
+    let mut taking = Taking {
+        format,
+        dims: config.scope(),
+        has_mxfp4: format.has_mxfp4(&inventory, config),
+        planned: vec![],
+        tensors: vec![],
+    };
+    for group in &groups(config) {
+        for &l in &group.layers {
+            taking.group(&mut inventory, group, l);
+        }
+    }
+    let Taking { planned, mut tensors, .. } = taking;
+    inventory.finish()?;
+    let dtypes = [false, true].map(|is_expert| dtype(planned.iter().filter(|planned| planned.is_expert == is_expert)));
+    tensors.extend(planned.into_iter().map(|planned| {
+        let dtype = dtypes[usize::from(planned.is_expert)];
+        planned.tensor(dtype)
+    }));
+    Ok(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect())
+}
+
+/// The assembly under way.
+struct Taking<'a> {
+    format: &'a Format,
+    dims: Arc<Scope>,
+    has_mxfp4: bool,
+    planned: Vec<PlannedTensor>,
+    tensors: Vec<Tensor>,
+}
+
+impl Taking<'_> {
+    /// Takes what the tensor of a group in layer `l` is made of.
+    fn group(&mut self, inventory: &mut Inventory, group: &Group, l: usize) {
+        let is_expert = group.tensor.is_expert;
+        if is_expert && self.has_mxfp4 {
+            let parts: [Part; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
+            let tensors = match self.format.mxfp4 {
+                Mxfp4::Apart { codes, scales } => self.apart(inventory, group, l, parts, [codes, scales]),
+                Mxfp4::Blocks => self.blocks(inventory, group, l, parts),
+            };
+            self.tensors.extend(tensors.into_iter().flatten());
+            return;
+        }
+        // Numbers in blocks of 32 along rows; a row of what is put together by turns may be a single number.
+        let takes_blocks = group.shape.len() > 1 && group.tensor.name.ends_with("weight");
+        let wanted = if takes_blocks { Form::Number } else { Form::Plain };
+        let Some(pieces) = self.pieces(inventory, group, l, wanted) else { return };
+        let order = match (group.tensor.spelled(self.format.names), group.tensor.stack()) {
+            (Spelled::Stacked(_), Some(Stack::InTurn)) => Order::Interleaved,
+            (Spelled::Same(_) | Spelled::Stacked(_), _) => Order::Concatenated,
+            (Spelled::Transposed(_), _) => Order::Transposed { n_rows: group.shape[group.shape.len() - 2] },
+        };
+        self.planned.push(PlannedTensor {
+            name: group.name_in(l),
+            shape: group.shape.clone(),
+            pieces,
+            pairs: group.tensor.pieces(self.format.names, &self.dims).iter().map(|piece| piece.pairs).collect(),
+            order,
+            is_expert,
+        });
+    }
+
+    /// What a tensor is made of; `None` if anything is wrong with any of it.
+    fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Form) -> Option<Vec<StoredTensor>> {
+        let pieces = group.tensor.pieces(self.format.names, &self.dims);
+        let taken = pieces.iter().map(|StoredPiece { name, shape, .. }| {
+            inventory.take(self.format.name_in(name, group, l), shape, wanted) // each, so that all errors are found
+        });
+        taken.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    /// Codes and scales that are stored as two tensors, in our own order.
+    fn apart(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        parts: [Part; 2],
+        suffixes: [&str; 2],
+    ) -> [Option<Tensor>; 2] {
+        let (Spelled::Same(name) | Spelled::Transposed(name)) = group.tensor.spelled(self.format.names) else {
+            panic!("codes and scales apart belong to whole matrices")
+        };
+        let [codes_part, scales_part] = parts;
+        let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
+        let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
+        let shapes = [codes_shape, scales_part.shape.clone()];
+        let mut take = |part: Part, suffix: &str, shape: &[usize]| {
+            let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
+            let taken = inventory.take(stored, shape, Form::Byte)?;
+            Some(Tensor {
+                name: part.name_in(l),
+                dtype: part.dtype,
+                shape: part.shape,
+                elements: Elements::Bytes(taken.bytes),
+                file_offset: Some(taken.file_offset),
+            })
+        };
+        [take(codes_part, suffixes[0], &shapes[0]), take(scales_part, suffixes[1], &shapes[1])]
+    }
+
+    /// Codes and scales out of blocks that hold both.
+    fn blocks(&self, inventory: &mut Inventory, group: &Group, l: usize, parts: [Part; 2]) -> [Option<Tensor>; 2] {
+        let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
+        let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
+        let file_offset = Some(pieces[0].file_offset);
+        let format = parts[0].dtype.format().expect("codes are of a format");
+        let [codes, scales] = parts;
+        [(codes, Step::Codes(format)), (scales, Step::Parameter(format, 0))].map(|(part, step)| {
+            let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
+            let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
+            Some(Tensor {
+                name: part.name_in(l),
+                dtype: part.dtype,
+                elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
+                shape: part.shape,
+                file_offset,
+            })
+        })
+    }
+}
+
+impl Format {
+    fn name_in(&self, name: &str, group: &Group, l: usize) -> String {
+        if group.tensor.per_layer { format!("{}{l}.{name}", self.layer_prefix) } else { name.to_owned() }
+    }
+
+    /// Whether the experts' matrices are in MXFP4, judged by the first layer's that are stored as one.
+    fn has_mxfp4(&self, inventory: &Inventory, config: &ModelConfig) -> bool {
+        let experts = groups(config).into_iter().filter(|group| group.tensor.is_expert);
+        experts.into_iter().any(|group| {
+            let (Spelled::Same(name) | Spelled::Transposed(name)) = group.tensor.spelled(self.names) else {
+                return false;
+            };
+            let first = |name: &str| inventory.get(&self.name_in(name, &group, 0));
+            match self.mxfp4 {
+                Mxfp4::Apart { codes, .. } => first(&format!("{name}{codes}")).is_some(),
+                Mxfp4::Blocks => first(name).is_some_and(|tensor| tensor.stored.codec == Some(Codec::Mxfp4Blocks)),
+            }
+        })
+    }
+}
+
+/// The type that holds all of these numbers exactly: what they are, if they are all alike, bf16 if that loses nothing,
+/// else f32. Only where bf16 and f32 are mixed is it read whether the f32 ones are bf16, the smallest first.
+fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
+    let pieces: Vec<&StoredTensor> = planned.flat_map(|planned| &planned.pieces).collect();
+    let has = |number| pieces.iter().any(|piece| piece.number() == Some(number));
+    let is_other = |piece: &&StoredTensor| piece.number().is_none_or(|number| number.dtype().is_none());
+    if pieces.iter().any(is_other) || !has(Number::Bf16) {
+        return Dtype::F32;
+    }
+    let mut f32s: Vec<&Bytes> =
+        pieces.iter().filter(|piece| piece.number() == Some(Number::F32)).map(|piece| &piece.bytes).collect();
+    f32s.sort_by_key(|bytes| bytes.len());
+    if f32s.into_iter().all(|bytes| is_bf16(bytes)) { Dtype::Bf16 } else { Dtype::F32 }
+}
+
+impl PlannedTensor {
+    fn tensor(self, dtype: Dtype) -> Tensor {
+        let Self { name, shape, pieces, pairs, order, .. } = self;
+        let file_offset = Some(pieces[0].file_offset);
+        let elements = match pieces.as_slice() {
+            [only]
+                if order == Order::Concatenated
+                    && pairs == [None]
+                    && only.number().and_then(Number::dtype) == Some(dtype) =>
+            {
+                Elements::Bytes(only.bytes.clone())
+            }
+            _ => Elements::Rearranged(rearranged(pieces, &pairs, order, dtype, &shape)),
+        };
+        Tensor { name, dtype, shape, elements, file_offset }
+    }
+}
+
+fn rearranged(
+    pieces: Vec<StoredTensor>,
+    pairs: &[Option<usize>],
+    order: Order,
+    dtype: Dtype,
+    shape: &[usize],
+) -> Rearranged {
+    let row_len = match order {
+        Order::Concatenated | Order::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
+        Order::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
+        _ => 1, // the biases: what is put together are single numbers
+    };
+    let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {
+        let from = piece.number().expect("taken as numbers");
+        Piece { bytes: piece.bytes, step: Step::Convert { from, to: dtype }, pairs: *pairs }
+    };
+    Rearranged::new(pieces.into_iter().zip(pairs).map(piece).collect(), order, row_len)
+}

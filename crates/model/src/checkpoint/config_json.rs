@@ -1,0 +1,455 @@
+//! A model's dimensions out of a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`) and 5
+//! (`rope_parameters`), or OpenAI's own, which has our names.
+//!
+//! What the program computes with constants must be what the file says, where it says anything: a model that would be
+//! computed otherwise is refused and not run wrongly.
+
+use serde_json::{Map, Value};
+
+use crate::config::{ConfigError, ModelConfig, dimension};
+use crate::family::known::{gpt_oss, usable};
+use crate::family::{Dim, Expected, Family, FamilyError, Number, RopeScaling, known};
+use hint::Hint;
+
+/// The longest file that is read; a real one has 2 kB.
+const MAX_BYTES: usize = 1 << 20;
+
+/// What is wrong with a `config.json`.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigFileError {
+    /// It is longer than any.
+    #[error("the file has {found} bytes, expected {MAX_BYTES} at most")]
+    TooLong {
+        /// Its size.
+        found: usize,
+    },
+    /// It is not JSON.
+    #[error("the file is not JSON")]
+    Json(#[source] serde_json::Error),
+    /// A key that a model needs is not there, under none of its names.
+    #[error("`{}` is missing", keys.join("` or `"))]
+    Missing {
+        /// What it may be called.
+        keys: Vec<String>,
+    },
+    /// A value of another type, or one that the program does not compute.
+    #[error("`{key}` is {found}, expected {expected}")]
+    Value {
+        /// Where it stands.
+        key: String,
+        /// What is taken.
+        expected: String,
+        /// What stands there.
+        found: String,
+    },
+    /// Dimensions that make no model.
+    #[error(transparent)]
+    Dimensions(#[from] ConfigError),
+    /// The family's own file is broken.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
+}
+
+impl Hint for ConfigFileError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Dimensions(error) => error.hint(),
+            Self::Family(error) => error.hint(),
+            Self::Missing { keys } if keys.iter().any(|key| key.ends_with("truncate")) => Some(
+                "transformers rounds YaRN's range where `truncate` is not false; gpt-oss was trained without".into(),
+            ),
+            Self::TooLong { .. } | Self::Json(_) => Some("is this the config.json of a model?".into()),
+            Self::Missing { .. } | Self::Value { .. } => Some(
+                "`gptoss-jit models ls` lists the families that are run, `--model-def FILE` adds one: is this the \
+                 config.json of one of them?"
+                    .into(),
+            ),
+        }
+    }
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
+    if bytes.len() > MAX_BYTES {
+        return Err(ConfigFileError::TooLong { found: bytes.len() });
+    }
+    let json: Map<String, Value> = serde_json::from_slice(bytes).map_err(ConfigFileError::Json)?;
+    let file = Object { json: &json, path: "" };
+    let (scaling, scaling_path) = match ["rope_parameters", "rope_scaling"].map(|key| (file.object(key), key)) {
+        [(Ok(Some(new)), path), _] => (Some(new), path),
+        [(Err(error), _), _] | [_, (Err(error), _)] => return Err(error),
+        [_, (Ok(old), path)] => (old, path),
+    };
+    let family = family(&file)?;
+    check_constants(family, &file)?;
+    let rope = match (&family.rope.scaling, scaling) {
+        (RopeScaling::None, scaling) => {
+            Rope::unscaled(family, scaling.map(|json| Object { json, path: scaling_path }), &file)?
+        }
+        (RopeScaling::Yarn { original, .. }, Some(json)) => {
+            Rope::of_transformers(family, original, &Object { json, path: scaling_path }, &file)?
+        }
+        (RopeScaling::Yarn { factor, original }, None) => Rope::of_openai(family, factor, original, &file)?,
+    };
+    let (mut context, mut factor_name) = (None, None);
+    if let RopeScaling::Yarn { factor, original } = &family.rope.scaling {
+        (context, factor_name) = (Some(original), Some(factor));
+    }
+    let dim = |dim: &'static Dim| {
+        if Some(&dim.name) == context {
+            return Ok(rope.initial_context_length);
+        }
+        match file.dimension(dim, &keys(dim))? {
+            // OpenAI's has none: what YaRN stretches the context to.
+            None if dim.name == "max_seq_len" => Ok(rope
+                .initial_context_length
+                .map(|length| (length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize)),
+            found => Ok(found),
+        }
+    };
+    let number = |number: &'static Number| {
+        if number.name == family.rope.theta {
+            return Ok(rope.theta.map(|theta| theta as f32));
+        }
+        if Some(&number.name) == factor_name {
+            return Ok(Some(rope.factor as f32));
+        }
+        for key in &number.json {
+            if let Some(found) = file.number(key)? {
+                return Ok(Some(found as f32));
+            }
+        }
+        Ok(None)
+    };
+    let missing = |name: &'static str| {
+        let dim = family.dim(name).map(keys).filter(|keys| !keys.is_empty());
+        file.missing(&dim.unwrap_or_else(|| vec![name]))
+    };
+    let config = ModelConfig::of(family, dim, number, missing)?;
+    config.check()?;
+    file.check_layers(&config)?;
+    Ok(config)
+}
+
+/// The family whose model it is; without a `model_type` it is OpenAI's own file.
+fn family(file: &Object) -> Result<&'static Family, ConfigFileError> {
+    let Some(found) = file.any(&["model_type"])? else { return Ok(gpt_oss()) };
+    let is_of = |family: &&&'static Family| family.model_types.iter().any(|name| found == name.as_str());
+    let Some(family) = known().iter().find(is_of) else {
+        let names: Vec<String> =
+            known().iter().flat_map(|family| &family.model_types).map(|name| format!("\"{name}\"")).collect();
+        return Err(file.refused("model_type", &names.join(" or "), found));
+    };
+    usable(family)?;
+    Ok(family)
+}
+
+/// The keys of a dimension.
+fn keys(dim: &'static Dim) -> Vec<&'static str> {
+    dim.json.iter().map(String::as_str).collect()
+}
+
+/// What the program has constants for must not be something else in the file.
+fn check_constants(family: &Family, file: &Object) -> Result<(), ConfigFileError> {
+    for (path, expected) in &family.expected_in_json {
+        let (outer, key) = path.rsplit_once('.').unwrap_or(("", path));
+        let inner = if outer.is_empty() { Some(file.json) } else { file.object(outer)? };
+        let Some(json) = inner else { continue };
+        let object = Object { json, path: outer };
+        match expected {
+            Expected::Text(text) => object.expect(key, &text.as_str().into())?,
+            Expected::Flag(flag) => object.expect(key, &(*flag).into())?,
+            Expected::Number(number) => object.expect_number(key, *number)?,
+            Expected::Dims(_) => unreachable!("a family's file has none for JSON"),
+        }
+    }
+    Ok(())
+}
+
+/// How positions are turned into angles.
+struct Rope {
+    theta: Option<f64>,
+    factor: f64,
+    initial_context_length: Option<usize>,
+}
+
+impl Rope {
+    /// Of a family whose context nothing stretches.
+    fn unscaled(family: &Family, scaling: Option<Object>, file: &Object) -> Result<Self, ConfigFileError> {
+        let mut theta = file.number(&family.rope.theta)?;
+        if let Some(scaling) = scaling {
+            theta = scaling.number("rope_theta")?.or(theta);
+            let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
+            if kind != "default" {
+                return Err(scaling.refused("rope_type", "\"default\"", kind));
+            }
+        }
+        Ok(Self { theta, factor: 1.0, initial_context_length: None })
+    }
+
+    fn of_openai(
+        family: &'static Family,
+        factor: &str,
+        original: &'static str,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
+        Ok(Self {
+            theta: Some(file.required_number(&family.rope.theta)?),
+            factor: file.required_number(factor)?,
+            initial_context_length: Some(file.required_dimension(family, original, original)?),
+        })
+    }
+
+    /// - `original`: our and OpenAI's name for the context length before YaRN
+    fn of_transformers(
+        family: &'static Family,
+        original: &'static str,
+        scaling: &Object,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
+        let theta = match scaling.number("rope_theta")? {
+            Some(theta) => theta,
+            None => file.required_number("rope_theta")?,
+        };
+        let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
+        if kind == "default" {
+            let key = if file.any(&[original])?.is_some() { original } else { "max_position_embeddings" };
+            let initial_context_length = Some(file.required_dimension(family, original, key)?);
+            return Ok(Self { theta: Some(theta), factor: 1.0, initial_context_length });
+        }
+        if kind != "yarn" {
+            return Err(scaling.refused("rope_type", "\"yarn\" or \"default\"", kind));
+        }
+        if scaling.any(&["truncate"])?.is_none() {
+            return Err(scaling.missing(&["truncate"]));
+        }
+        scaling.expect("truncate", &false.into())?;
+        for (key, expected) in [("beta_fast", 32.0), ("beta_slow", 1.0)] {
+            scaling.expect_number(key, expected)?;
+        }
+        let factor = scaling.required_number("factor")?;
+        scaling.expect_number("attention_factor", 0.1 * factor.max(1.0).ln() + 1.0)?;
+        for key in ["mscale", "mscale_all_dim"] {
+            if let Some(found) = scaling.any(&[key])? {
+                return Err(scaling.refused(key, "no such key", found));
+            }
+        }
+        let length = scaling.required_dimension(family, original, "original_max_position_embeddings")?;
+        Ok(Self { theta: Some(theta), factor, initial_context_length: Some(length) })
+    }
+}
+
+/// An object of the file, and where it stands.
+struct Object<'a> {
+    json: &'a Map<String, Value>,
+    path: &'a str,
+}
+
+impl<'a> Object<'a> {
+    fn full(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    fn missing(&self, keys: &[&str]) -> ConfigFileError {
+        ConfigFileError::Missing { keys: keys.iter().map(|key| self.full(key)).collect() }
+    }
+
+    fn refused(&self, key: &str, expected: &str, found: &Value) -> ConfigFileError {
+        let shown: String = found.to_string().chars().take(80).collect();
+        ConfigFileError::Value { key: self.full(key), expected: expected.to_owned(), found: shown }
+    }
+
+    /// The value under any of these keys; where it stands under several, it must be the same. `null` is as good as
+    /// nothing.
+    fn any(&self, keys: &[&str]) -> Result<Option<&'a Value>, ConfigFileError> {
+        let mut found: Option<(&str, &Value)> = None;
+        for key in keys {
+            match (self.json.get(*key).filter(|value| !value.is_null()), found) {
+                (Some(value), Some((first, other))) if value != other => {
+                    return Err(self.refused(key, &format!("{other}, as in `{first}`"), value));
+                }
+                (Some(value), None) => found = Some((key, value)),
+                _ => {}
+            }
+        }
+        Ok(found.map(|(_, value)| value))
+    }
+
+    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ConfigFileError> {
+        match self.any(&[key])? {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(object)),
+            Some(other) => Err(self.refused(key, "an object", other)),
+        }
+    }
+
+    /// A dimension of the model, if it is there; true and false are 1 and 0.
+    fn dimension(&self, dim: &'static Dim, keys: &[&str]) -> Result<Option<usize>, ConfigFileError> {
+        if let (Some(null), true) = (dim.null, keys.iter().any(|key| self.is_null(key))) {
+            return Ok(Some(dimension(dim, null)?));
+        }
+        let Some(value) = self.any(keys)? else { return Ok(None) };
+        let number = value.as_i64().or_else(|| value.as_bool().filter(|_| dim.max == 1).map(i64::from));
+        let number = number.ok_or_else(|| self.refused(keys[0], "a whole number", value))?;
+        Ok(Some(dimension(dim, number)?))
+    }
+
+    /// The dimension `name`, which must be there, under another key.
+    fn required_dimension(&self, family: &'static Family, name: &str, key: &str) -> Result<usize, ConfigFileError> {
+        let dim = family.dim(name).expect("the family's reader saw that it is there");
+        self.dimension(dim, &[key])?.ok_or_else(|| self.missing(&[key]))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ConfigFileError> {
+        let number = |value: &Value| value.as_f64().ok_or_else(|| self.refused(key, "a number", value));
+        self.any(&[key])?.map(number).transpose()
+    }
+
+    fn required_number(&self, key: &str) -> Result<f64, ConfigFileError> {
+        self.number(key)?.ok_or_else(|| self.missing(&[key]))
+    }
+
+    /// If the key is there, it must be this.
+    fn expect(&self, key: &str, expected: &Value) -> Result<(), ConfigFileError> {
+        match self.any(&[key])? {
+            Some(found) if found != expected => Err(self.refused(key, &expected.to_string(), found)),
+            _ => Ok(()),
+        }
+    }
+
+    fn expect_number(&self, key: &str, expected: f64) -> Result<(), ConfigFileError> {
+        match self.number(key)? {
+            Some(found) if (found - expected).abs() > 1e-6 * expected.abs() => {
+                Err(self.refused(key, &expected.to_string(), &found.into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_null(&self, key: &str) -> bool {
+        self.json.get(key).is_some_and(Value::is_null)
+    }
+
+    /// Layers have a window where the file says so.
+    fn check_layers(&self, config: &ModelConfig) -> Result<(), ConfigFileError> {
+        let Some(found) = self.any(&["layer_types"])? else { return Ok(()) };
+        let of = |l: usize| match config.window(l) {
+            Some(_) => "sliding_attention",
+            None => "full_attention",
+        };
+        let expected: Value = (0..config.num_hidden_layers).map(of).collect();
+        if *found == expected {
+            return Ok(());
+        }
+        let shown: String = expected.to_string().chars().take(80).collect();
+        Err(self.refused("layer_types", &format!("{shown}, {} layers", config.num_hidden_layers), found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What openai/gpt-oss-20b has, as transformers 4 wrote it, without what no reader looks at.
+    fn transformers_4() -> Value {
+        json!({
+            "architectures": ["GptOssForCausalLM"], "attention_bias": true, "experts_per_token": 4, "head_dim": 64,
+            "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+            "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+            "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+            "quantization_config": { "modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4" },
+            "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0,
+            "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+                "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false },
+            "tie_word_embeddings": false, "vocab_size": 201088,
+        })
+    }
+
+    fn transformers_5() -> Value {
+        let mut config = transformers_4();
+        let object = config.as_object_mut().unwrap();
+        for key in ["experts_per_token", "initial_context_length", "rope_theta", "swiglu_limit"] {
+            object.remove(key);
+        }
+        let mut rope = object.remove("rope_scaling").unwrap();
+        rope["rope_theta"] = 150_000.0.into();
+        object.insert("rope_parameters".into(), rope);
+        config
+    }
+
+    fn openai() -> Value {
+        json!({
+            "num_hidden_layers": 24, "num_experts": 32, "experts_per_token": 4, "vocab_size": 201088,
+            "hidden_size": 2880, "intermediate_size": 2880, "swiglu_limit": 7.0, "head_dim": 64,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "initial_context_length": 4096,
+            "rope_theta": 150000, "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1, "rope_ntk_beta": 32,
+        })
+    }
+
+    fn read_json(config: &Value) -> Result<ModelConfig, ConfigFileError> {
+        read(config.to_string().as_bytes())
+    }
+
+    #[test]
+    fn all_three_spellings_are_the_same_model() {
+        let want = crate::checkpoint::tensors::tests::gpt_oss_20b().with("max_seq_len", 131_072);
+        for config in [transformers_4(), transformers_5(), openai()] {
+            assert_eq!(read_json(&config).unwrap(), want);
+        }
+    }
+
+    #[test]
+    fn what_would_be_computed_otherwise_is_refused_with_the_key() {
+        for (pointer, value, message) in [
+            ("/model_type", json!("mamba"), "`model_type` is \"mamba\", expected \"gpt_oss\" or \"llama\""),
+            ("/rms_norm_eps", json!(1e-6), "`rms_norm_eps` is 1e-6, expected 0.00001"),
+            ("/num_experts_per_tok", json!(5), "`experts_per_token` is 4, expected 5, as in `num_experts_per_tok`"),
+            ("/rope_scaling/truncate", json!(true), "`rope_scaling.truncate` is true, expected false"),
+            ("/rope_scaling/truncate", json!(null), "`rope_scaling.truncate` is missing"),
+            ("/rope_scaling/beta_fast", json!(16), "`rope_scaling.beta_fast` is 16.0, expected 32"),
+            (
+                "/rope_scaling/rope_type",
+                json!("linear"),
+                "`rope_scaling.rope_type` is \"linear\", expected \"yarn\" or",
+            ),
+            ("/rope_scaling/factor", json!("32"), "`rope_scaling.factor` is \"32\", expected a number"),
+            ("/head_dim", json!(null), "`head_dim` is missing"),
+            ("/head_dim", json!(64.5), "`head_dim` is 64.5, expected a whole number"),
+            ("/hidden_size", json!(-1), "`hidden_size` is -1, expected 1 to"),
+            ("/hidden_size", json!(u64::MAX), "`hidden_size` is 18446744073709551615, expected a whole number"),
+            ("/quantization_config/quant_method", json!("awq"), "`quantization_config.quant_method` is \"awq\""),
+            ("/rope_theta", json!(0.5), "`rope_theta` is 0.5"),
+        ] {
+            let mut config = transformers_4();
+            *config.pointer_mut(pointer).unwrap() = value;
+            let error = read_json(&config).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{error}");
+            assert!(error.hint().is_some(), "{error}");
+        }
+        let mut config = transformers_4();
+        config["layer_types"] = json!(vec!["full_attention"; 24]);
+        assert!(read_json(&config).unwrap_err().to_string().starts_with("`layer_types` is [\"full_attention\""));
+        config["layer_types"] = json!(["sliding_attention", "full_attention"].repeat(12));
+        read_json(&config).unwrap();
+    }
+
+    #[test]
+    fn files_that_are_no_config_are_refused() {
+        for (bytes, message) in [
+            (&b"{"[..], "the file is not JSON"),
+            (b"[1]", "the file is not JSON"),
+            (b"{\"a\": \"\xff\"}", "the file is not JSON"),
+            (&b"{\"a\":".repeat(100_000), "the file is not JSON"),
+            (&b" ".repeat(2 << 20), "the file has 2097152 bytes"),
+            (b"{}", "`rope_theta` is missing"),
+        ] {
+            let error = read(bytes).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What a file holds, as it names it: tensors are taken out one by one, and whatever is not as the model wants it is
+//! written down, so that one error tells all of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use bytes::Bytes;
+
+use super::stored::{Codec, Number, StoredType};
+use hint::Hint;
+
+/// The tensors of the files that make up a checkpoint, by the names that the files give them.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    tensors: BTreeMap<String, StoredTensor>,
+    mismatches: Vec<Mismatch>,
+}
+
+/// A tensor as it is stored.
+#[derive(Clone, Debug)]
+pub struct StoredTensor {
+    /// Its element type.
+    pub stored: StoredType,
+    /// Outermost dimension first.
+    pub shape: Vec<u64>,
+    /// As many as type and shape say.
+    pub bytes: Bytes,
+    /// Where they lie in their file.
+    pub file_offset: u64,
+}
+
+/// Element types that a place in the model takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Numbers that stand alone.
+    Plain,
+    /// Those, and numbers in blocks.
+    Number,
+    /// Blocks of MXFP4, scales included.
+    Mxfp4Blocks,
+    /// Codes or scales of MXFP4.
+    Byte,
+}
+
+/// A difference between what the model wants and what the files hold.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mismatch {
+    /// The model needs it, and no file has it.
+    Missing {
+        /// Its name in the files.
+        name: String,
+        /// Its type and shape.
+        expected: String,
+    },
+    /// A file has it, and the model has no place for it.
+    Extra {
+        /// Its name in the files.
+        name: String,
+        /// Its type and shape.
+        found: String,
+    },
+    /// It has other dimensions.
+    Shape {
+        /// Its name in the files.
+        name: String,
+        /// As the dimensions of the model want it.
+        expected: String,
+        /// As the file has it.
+        found: String,
+    },
+    /// It has elements of a type that its place does not take.
+    Type {
+        /// Its name in the files.
+        name: String,
+        /// The types that are taken.
+        expected: &'static str,
+        /// The file's.
+        found: &'static str,
+    },
+}
+
+/// All differences.
+#[derive(Debug, thiserror::Error)]
+#[error("{} of the tensors are not what the dimensions of the model ask for:{}", .0.len(), lines(.0))]
+pub struct Mismatches(pub Vec<Mismatch>);
+
+impl Hint for Mismatches {
+    fn hint(&self) -> Option<String> {
+        let is_missing = |mismatch: &Mismatch| matches!(mismatch, Mismatch::Missing { .. });
+        let is_type = |mismatch: &Mismatch| matches!(mismatch, Mismatch::Type { .. });
+        Some(if self.0.iter().all(is_missing) {
+            "is a file of the checkpoint missing? Of a sharded one, name the folder or its index, not one file".into()
+        } else if self.0.iter().all(is_type) {
+            "convert the model to one of the types that are expected, which keep what was trained".into()
+        } else {
+            "are these the weights of that family, and the dimensions those of these weights?".into()
+        })
+    }
+}
+
+fn lines(mismatches: &[Mismatch]) -> String {
+    mismatches.iter().map(|mismatch| format!("\n    {mismatch}")).collect()
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { name, expected } => write!(f, "`{name}` is missing, expected {expected}"),
+            Self::Extra { name, found } => write!(f, "`{name}` has no place in the model, found {found}"),
+            Self::Shape { name, expected, found } => write!(f, "`{name}` is {found}, expected {expected}"),
+            Self::Type { name, expected, found } => write!(f, "`{name}` consists of {found}, expected {expected}"),
+        }
+    }
+}
+
+impl Inventory {
+    /// Adds what a file holds. Gives back the name of a tensor that is there already.
+    pub fn add(&mut self, name: String, tensor: StoredTensor) -> Result<(), String> {
+        match self.tensors.contains_key(&name) {
+            true => Err(name),
+            false => {
+                self.tensors.insert(name, tensor);
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks at a tensor, which stays.
+    pub fn get(&self, name: &str) -> Option<&StoredTensor> {
+        self.tensors.get(name)
+    }
+
+    /// Takes a tensor out, if it is as it is wanted; notes what is wrong otherwise.
+    pub(super) fn take(&mut self, name: String, shape: &[usize], wanted: Form) -> Option<StoredTensor> {
+        let Some(found) = self.tensors.remove(&name) else {
+            let expected = format!("{}, {}", wanted.names(), shape_text(shape));
+            self.mismatches.push(Mismatch::Missing { name, expected });
+            return None;
+        };
+        let is_shape = found.shape.iter().eq(shape.iter().map(|&n| n as u64).collect::<Vec<_>>().iter());
+        let is_type = found.stored.codec.is_some_and(|codec| wanted.takes(codec));
+        if !is_shape {
+            let (expected, found) = (shape_text(shape), shape_text(&found.shape));
+            self.mismatches.push(Mismatch::Shape { name: name.clone(), expected, found });
+        }
+        if !is_type {
+            self.mismatches.push(Mismatch::Type { name, expected: wanted.names(), found: found.stored.name });
+        }
+        (is_shape && is_type).then_some(found)
+    }
+
+    /// Whether everything was as wanted, and nothing is left.
+    ///
+    /// # Errors
+    /// All that is not so.
+    pub fn finish(self) -> Result<(), Mismatches> {
+        let Self { tensors, mut mismatches } = self;
+        mismatches.extend(tensors.into_iter().map(|(name, tensor)| Mismatch::Extra {
+            name,
+            found: format!("{}, {}", tensor.stored.name, shape_text(&tensor.shape)),
+        }));
+        if mismatches.is_empty() { Ok(()) } else { Err(Mismatches(mismatches)) }
+    }
+}
+
+impl StoredTensor {
+    /// The type of its numbers; `None` for codes and scales.
+    pub(super) fn number(&self) -> Option<Number> {
+        match self.stored.codec {
+            Some(Codec::Number(number)) => Some(number),
+            _ => None,
+        }
+    }
+}
+
+impl Form {
+    fn takes(self, codec: Codec) -> bool {
+        match self {
+            Self::Plain => matches!(codec, Codec::Number(Number::F32 | Number::F16 | Number::Bf16)),
+            Self::Number => matches!(codec, Codec::Number(_)),
+            Self::Mxfp4Blocks => codec == Codec::Mxfp4Blocks,
+            Self::Byte => codec == Codec::Byte,
+        }
+    }
+
+    fn names(self) -> &'static str {
+        match self {
+            Self::Plain => "BF16, F16 or F32",
+            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0, Q4_0 or Q4_1",
+            Self::Mxfp4Blocks => "MXFP4",
+            Self::Byte => "U8",
+        }
+    }
+}
+
+/// `(3, 4)`
+fn shape_text<T: fmt::Display>(shape: &[T]) -> String {
+    let dimensions: Vec<String> = shape.iter().map(T::to_string).collect();
+    format!("({})", dimensions.join(", "))
+}

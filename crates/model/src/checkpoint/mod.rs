@@ -1,0 +1,500 @@
+//! Checkpoints: files in, named tensors out.
+//!
+//! Whatever the format, a [`Checkpoint`] holds OpenAI's canonical names, one tensor per layer, shapes outermost
+//! first, and bytes that are slices of the mapped file wherever they are as the kernels want them; the rest is
+//! [`rearranged`] where it is used. [`tensors`] is the list of names and shapes, [`encoding`] says which tensors hold a
+//! matrix.
+//!
+//! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them.
+//! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
+//! of which [`assembly`] makes those of the model. [`download`] knows what is there of a file that is not. [`random`]
+//! describes weights that are made where they are used; [`tensor_parallel`] cuts a model for several devices, into
+//! [`slice`]s; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
+//! says what one takes.
+
+pub mod assembly;
+pub mod bin;
+pub mod config_json;
+pub mod conversion;
+pub mod download;
+pub mod encoding;
+pub mod export;
+pub mod folder;
+pub mod gguf;
+pub mod inventory;
+pub mod layout;
+pub mod random;
+pub mod rearranged;
+pub mod safetensors;
+pub mod size;
+pub mod slice;
+pub mod stored;
+pub mod tensor_parallel;
+pub mod tensors;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::config::{ConfigError, ModelConfig};
+use crate::family::FamilyError;
+use format::Dtype;
+use hint::Hint;
+
+use config_json::ConfigFileError;
+use download::DownloadError;
+use folder::FolderError;
+use gguf::GgufError;
+use gguf::model::GgufTokenizer;
+use inventory::Mismatches;
+use layout::{Finding, Layout};
+use random::RandomNumbers;
+use rearranged::{Order, Piece, Rearranged, Step};
+use safetensors::SafetensorsError;
+use slice::Slice;
+use stored::Number;
+
+/// What the seeds' exporters name the tokenizer of a `.bin` file.
+pub const TOKENIZER_BIN: &str = "tokenizer.bin";
+
+/// A model: its dimensions and every weight by its canonical name.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The dimensions.
+    pub config: ModelConfig,
+    /// Every tensor of [`tensors::groups`], under its name; for those in MXFP4 the parts of [`encoding`].
+    pub tensors: BTreeMap<String, Tensor>,
+    /// What was wrong or unusual, and what was done about it.
+    pub findings: Vec<Finding>,
+    /// The files that it comes from.
+    pub origin: Origin,
+}
+
+/// Where a checkpoint comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// The files that hold its tensors; none if it was made or read from memory.
+    pub files: Vec<PathBuf>,
+    /// Bytes of all of them.
+    pub total_bytes: u64,
+    /// The tokenizer that comes with it.
+    pub tokenizer: Option<TokenizerSource>,
+    /// The source of the chat template that comes with it.
+    pub chat_template: Option<String>,
+}
+
+/// A tokenizer that comes with a checkpoint.
+#[derive(Clone, Debug)]
+pub enum TokenizerSource {
+    /// A `tokenizer.json`, or beside a `.bin` file a `tokenizer.bin`.
+    File(PathBuf),
+    /// Keys of a GGUF file.
+    Gguf(GgufTokenizer),
+}
+
+/// One weight.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// The canonical name, such as `block.0.attn.qkv.weight`.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Outermost dimension first.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub elements: Elements,
+    /// Where the first of the bytes that it is made of lies in its file; `None` for weights that no file has.
+    pub file_offset: Option<u64>,
+}
+
+/// The elements of a tensor.
+#[derive(Clone, Debug)]
+pub enum Elements {
+    /// Row-major, little-endian. A slice of a mapped file is aligned to 4 bytes (f32) or 2 (bf16) at
+    /// best, and not at all if the file was embedded in a program: read with unaligned loads, or copy.
+    Bytes(Bytes),
+    /// In a file, but not as they are wanted: made where they are used.
+    Rearranged(Rearranged),
+    /// In no file: made where they are used.
+    Random(RandomNumbers),
+    /// A part of another tensor, made where it is used.
+    Slice(Slice),
+}
+
+/// Why a checkpoint could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// What is wrong with a file, with its name.
+    #[error("could not read checkpoint `{}`", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Box<CheckpointError>,
+    },
+    /// What is wrong with one of several files.
+    #[error("could not read its file `{}`", path.display())]
+    Part {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Box<CheckpointError>,
+    },
+    /// The file could not be opened or mapped.
+    #[error("could not map the file")]
+    Map(#[source] io::Error),
+    /// Not even a header.
+    #[error("the file has {found} bytes, the header alone takes {expected}")]
+    NoHeader {
+        /// Bytes in the file.
+        found: usize,
+        /// Bytes in a header.
+        expected: usize,
+    },
+    /// The header holds a value that no model has.
+    #[error("the header's 4 bytes at offset {offset} make no sense")]
+    Header {
+        /// Where the value lies in the file.
+        offset: usize,
+        /// What is wrong with it.
+        #[source]
+        source: ConfigError,
+    },
+    /// The dimensions do not fit each other.
+    #[error("the dimensions do not make a model")]
+    Config(#[from] ConfigError),
+    /// The family's file, which is not the built-in one, has something that no header says.
+    #[error("the header of a `.bin` file has no `{name}`, and the family's file no default for it")]
+    NotInHeader {
+        /// The dimension or number.
+        name: &'static str,
+    },
+    /// A model that `.bin` files have no place for.
+    #[error("`.bin` files hold models of the family gpt-oss, and this one is of `{family}`")]
+    NoBin {
+        /// Its family.
+        family: String,
+    },
+    /// The dimensions promise more than 2^64 bytes.
+    #[error("the dimensions describe a model of more than 2^64 bytes")]
+    TooLarge,
+    /// The file's size fits neither element type.
+    #[error(
+        "the header describes {parameters} parameters: {f32_bytes} bytes as f32 or {bf16_bytes} bytes as bf16; the \
+         file has {found} bytes, {}", misfit(*found, *f32_bytes, *bf16_bytes)
+    )]
+    Size {
+        /// Number of weights.
+        parameters: u64,
+        /// Size of an f32 file.
+        f32_bytes: u64,
+        /// Size of a bf16 file.
+        bf16_bytes: u64,
+        /// Size of this file.
+        found: u64,
+    },
+    /// A layout that only `.bin` files can have.
+    #[error("`--layout` says what an exporter of `.bin` files got wrong; this is {found}")]
+    Layout {
+        /// The kind of file that it is.
+        found: &'static str,
+    },
+    /// The file is not there, or not whole.
+    #[error(transparent)]
+    Download(#[from] DownloadError),
+    /// A safetensors file.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// A GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A `config.json`.
+    #[error(transparent)]
+    ConfigFile(#[from] ConfigFileError),
+    /// A folder.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The file of the model's family is broken.
+    #[error(transparent)]
+    Family(#[from] FamilyError),
+    /// The files' tensors are not those of the model.
+    #[error(transparent)]
+    Tensors(#[from] Mismatches),
+    /// The weights do not fit into memory.
+    #[error("could not allocate {len_bytes} bytes for `{name}`")]
+    OutOfMemory {
+        /// The tensor.
+        name: String,
+        /// Its size.
+        len_bytes: u64,
+    },
+}
+
+impl Hint for CheckpointError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::File { path, source } | Self::Part { path, source } => match &**source {
+                Self::Safetensors(error) if error.is_cut_short() => Some(download::again(path)),
+                source => source.hint(),
+            },
+            Self::Download(error) => error.hint(),
+            Self::Safetensors(error) => error.hint(),
+            Self::Gguf(error) => error.hint(),
+            Self::ConfigFile(error) => error.hint(),
+            Self::Folder(error) => error.hint(),
+            Self::Family(error) => error.hint(),
+            Self::Tensors(error) => error.hint(),
+            Self::NotInHeader { name } => Some(format!("give `{name}` a `default` in the file of the family gpt-oss")),
+            Self::NoBin { .. } => Some("the file that it was read from is as good: `run` takes it as it is".into()),
+            Self::Layout { .. } => Some("leave `--layout` out".into()),
+            Self::Header { source, .. } | Self::Config(source) => source.hint(),
+            Self::Size { found, bf16_bytes, .. } if found < bf16_bytes => {
+                Some("the file is cut short: copy or export it again and compare its size".into())
+            }
+            Self::Size { .. } | Self::NoHeader { .. } | Self::TooLarge => {
+                Some("is this a `.bin` checkpoint? It has no other mark than its size".into())
+            }
+            Self::OutOfMemory { .. } => {
+                Some("only what a file does not have as it is needed takes memory: export it once to `.bin`".into())
+            }
+            Self::Map(source) if source.kind() == io::ErrorKind::NotFound => {
+                Some("a model is a `.bin`, `.gguf` or `.safetensors` file, or a folder with a `config.json`".into())
+            }
+            Self::Map(_) => None,
+        }
+    }
+}
+
+/// How far a size is from the two that are possible.
+fn misfit(found: u64, f32_bytes: u64, bf16_bytes: u64) -> String {
+    if found < bf16_bytes {
+        format!("{} too few for bf16", bf16_bytes - found)
+    } else if found < f32_bytes {
+        format!("{} too many for bf16 and {} too few for f32", found - bf16_bytes, f32_bytes - found)
+    } else {
+        format!("{} too many for f32", found - f32_bytes)
+    }
+}
+
+impl Checkpoint {
+    /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file
+    /// with a `config.json` beside it, a GGUF file, or a `.bin` file, to which alone `layout` applies. Which of them it
+    /// is is told by what it holds. Weights stay where they are mapped; what is not there as it is needed is made where
+    /// it is used.
+    ///
+    /// # Errors
+    /// [`CheckpointError::File`] around what is wrong with it.
+    pub fn open(path: &Path, layout: Layout) -> Result<Self, CheckpointError> {
+        Self::read_path(path, layout)
+            .map_err(|source| CheckpointError::File { path: path.to_owned(), source: Box::new(source) })
+    }
+
+    /// Reads a `.bin` checkpoint that is in memory already.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_bytes(bytes: Bytes, layout: Layout) -> Result<Self, CheckpointError> {
+        bin::read(bytes, layout)
+    }
+
+    fn read_path(path: &Path, layout: Layout) -> Result<Self, CheckpointError> {
+        if path.is_dir() {
+            layout.expect_none("a folder")?;
+            return folder::read(path);
+        }
+        let bytes = download::map(path)?;
+        let is_named = |extension: &str| path.extension().is_some_and(|found| found == extension);
+        if folder::is_index(path) {
+            layout.expect_none("an index of safetensors files")?;
+            return folder::read(path.parent().unwrap_or(Path::new("")));
+        }
+        // The name counts where a file is too damaged to tell by what it holds.
+        if safetensors::is_safetensors(&bytes) || is_named("safetensors") {
+            layout.expect_none("a safetensors file")?;
+            return folder::read_file(path, &bytes);
+        }
+        let mut checkpoint = if gguf::is_gguf(&bytes) || is_named("gguf") {
+            layout.expect_none("a GGUF file")?;
+            gguf::model::read(&bytes)?
+        } else {
+            let mut checkpoint = bin::read(bytes.clone(), layout)?;
+            let tokenizer = path.with_file_name(TOKENIZER_BIN);
+            checkpoint.origin.tokenizer = download::is_named(&tokenizer).then_some(TokenizerSource::File(tokenizer));
+            checkpoint
+        };
+        checkpoint.origin.files.push(path.to_owned());
+        checkpoint.origin.total_bytes = bytes.len() as u64;
+        Ok(checkpoint)
+    }
+
+    /// The type of everything but the experts' matrices.
+    pub fn dense_dtype(&self) -> Dtype {
+        self.tensor(tensors::EMBEDDING).dtype
+    }
+
+    /// The type of the experts' matrices, if the model has any.
+    pub fn expert_dtype(&self) -> Option<Dtype> {
+        let is_matrix = |tensor: &&Tensor| self.is_expert(tensor) && tensor.dtype != Dtype::U8;
+        self.tensors.values().find(is_matrix).map(|tensor| tensor.dtype)
+    }
+
+    /// The tensor whose rows are multiplied by the last norm to make logits: the embedding, where the two are tied.
+    pub fn unembedding(&self) -> &'static str {
+        if self.tensors.contains_key(tensors::UNEMBEDDING) { tensors::UNEMBEDDING } else { tensors::EMBEDDING }
+    }
+
+    /// The types of its matrices, in words: `bf16 and experts mxfp4`.
+    pub fn weights(&self) -> String {
+        let is_matrix = |tensor: &&Tensor| tensor.name.ends_with("weight") && !self.is_expert(tensor);
+        let dense: BTreeSet<&str> = self.tensors.values().filter(is_matrix).map(|tensor| tensor.dtype.name()).collect();
+        let dense = dense.into_iter().collect::<Vec<_>>().join(", ");
+        let experts = self.expert_dtype().map_or_else(String::new, |dtype| format!(" and experts {dtype}"));
+        format!("{dense}{experts}")
+    }
+
+    /// Whether a tensor is one of the experts' matrices, or of their scales.
+    fn is_expert(&self, tensor: &Tensor) -> bool {
+        self.config.family.tensor(&tensor.name).is_some_and(|(tensor, _)| tensor.is_expert)
+    }
+
+    /// The tensor of this name, which must be one of [`Self::tensors`]: every reader provides all of them.
+    pub fn tensor(&self, name: &str) -> &Tensor {
+        self.tensors.get(name).unwrap_or_else(|| panic!("no reader leaves out `{name}`"))
+    }
+
+    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16, Q8_0, Q4_0 or
+    /// Q4_1, or among such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and
+    /// MXFP4 stays MXFP4.
+    pub fn rounded(&self) -> Self {
+        let of = |is_expert: bool| self.tensors.values().filter(move |tensor| self.is_expert(tensor) == is_expert);
+        let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));
+        let mut checkpoint = self.clone();
+        for tensor in checkpoint.tensors.values_mut() {
+            if tensor.dtype == Dtype::F32 && rounds[usize::from(self.is_expert(tensor))] {
+                *tensor = tensor.with_dtype(Dtype::Bf16);
+            }
+        }
+        checkpoint
+    }
+
+    /// The same model with every tensor as its file has it, in a type of its own: what is stored in blocks of a format
+    /// stays so, as codes and parameters, and what became f32 to be like others is again what it was. Tensors whose
+    /// pieces differ, and those in types that no kernel takes, stay what they are here.
+    pub fn as_stored(&self) -> Self {
+        let tensors = self.tensors.values().flat_map(Tensor::as_stored);
+        let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Self { tensors, ..self.clone() }
+    }
+}
+
+impl Tensor {
+    /// The tensors that hold it as its file does: itself or, in a format with blocks, its codes and their parameters.
+    fn as_stored(&self) -> Vec<Self> {
+        let Elements::Rearranged(rearranged) = &self.elements else { return vec![self.clone()] };
+        let Some(dtype) = rearranged.stored_dtype() else { return vec![self.clone()] };
+        let elements = match dtype.format() {
+            Some(format) => rearranged.in_blocks(format).into_iter().map(Elements::Rearranged).collect(),
+            None => {
+                let as_stored = rearranged.with_dtype(dtype);
+                vec![as_stored.as_is().cloned().map_or(Elements::Rearranged(as_stored), Elements::Bytes)]
+            }
+        };
+        let parts = dtype.parts(&self.name, &self.shape).into_iter().zip(elements);
+        let tensor = |(part, elements): (format::Part, _)| Self {
+            name: part.name,
+            dtype: part.dtype,
+            shape: part.shape,
+            elements,
+            file_offset: self.file_offset,
+        };
+        parts.map(tensor).collect()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Size in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.dtype.len_bytes(self.len())
+    }
+
+    /// The elements, if they lie in a file or in memory as they are used.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.elements {
+            Elements::Bytes(bytes) => Some(bytes),
+            Elements::Rearranged(_) | Elements::Random(_) | Elements::Slice(_) => None,
+        }
+    }
+
+    /// The elements: where they lie, or made in memory of their own. `None` for random ones, which only devices make.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OutOfMemory`].
+    pub fn read(&self) -> Result<Option<Bytes>, CheckpointError> {
+        match &self.elements {
+            Elements::Bytes(bytes) => Ok(Some(bytes.clone())),
+            Elements::Rearranged(rearranged) => self.make(rearranged).map(Some),
+            Elements::Random(_) => Ok(None),
+            Elements::Slice(slice) => self.cut(slice).map(Some),
+        }
+    }
+
+    /// Makes what is a part of another tensor.
+    fn cut(&self, slice: &Slice) -> Result<Bytes, CheckpointError> {
+        let mut result = Ok(());
+        let len_bytes = slice.len_bytes();
+        let made = mapped_file::filled(len_bytes, |bytes| result = slice.write_to(bytes));
+        result?;
+        made.map_err(|_| CheckpointError::OutOfMemory { name: self.name.clone(), len_bytes: len_bytes as u64 })
+    }
+
+    /// Makes what is to be made of a file.
+    fn make(&self, rearranged: &Rearranged) -> Result<Bytes, CheckpointError> {
+        let len_bytes = rearranged.len_bytes();
+        mapped_file::filled(len_bytes, |bytes| rearranged.write_to(bytes))
+            .map_err(|_| CheckpointError::OutOfMemory { name: self.name.clone(), len_bytes: len_bytes as u64 })
+    }
+
+    /// The same tensor as f32 or bf16, rounded to the nearest. What does not consist of such numbers stays what it is.
+    pub fn with_dtype(&self, dtype: Dtype) -> Self {
+        let number = match self.dtype {
+            Dtype::F32 => Number::F32,
+            Dtype::Bf16 => Number::Bf16,
+            _ => return self.clone(),
+        };
+        let elements = match &self.elements {
+            _ if dtype == self.dtype => return self.clone(),
+            Elements::Bytes(bytes) => {
+                let piece =
+                    Piece { bytes: bytes.clone(), step: Step::Convert { from: number, to: dtype }, pairs: None };
+                Elements::Rearranged(Rearranged::new(vec![piece], Order::Concatenated, 1))
+            }
+            Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
+            Elements::Random(numbers) => Elements::Random(*numbers),
+            Elements::Slice(slice) => Elements::Slice(slice.of(slice.whole().with_dtype(dtype))),
+        };
+        Self { dtype, elements, ..self.clone() }
+    }
+
+    /// Whether it has no elements. Those of a checkpoint always have some.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is f32 and the file has less.
+    fn is_widened(&self) -> bool {
+        match &self.elements {
+            Elements::Rearranged(rearranged) => {
+                self.dtype == Dtype::F32 && rearranged.stored().any(|number| number != Number::F32)
+            }
+            Elements::Slice(slice) => slice.whole().is_widened(),
+            Elements::Bytes(_) | Elements::Random(_) => false,
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Models that are data: families as files ([`family`]), the dimensions of one ([`config`]), its weights whatever file
+//! they are in ([`checkpoint`]), and its [`tokenizer`].
+
+pub mod checkpoint;
+pub mod config;
+pub mod family;
+pub mod tokenizer;

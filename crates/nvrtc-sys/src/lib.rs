@@ -1,0 +1,20 @@
+//! NVRTC, NVIDIA's run-time compiler: where it may be, what its functions are called, and the library that it needs
+//! besides.
+
+#![allow(unsafe_code)]
+
+mod builtins;
+
+use rtc::{Compiler, Installation};
+
+/// NVIDIA's compiler. Packages for Python have no unversioned name.
+pub static NVRTC: Compiler = Compiler {
+    name: "NVRTC",
+    target_option: "--gpu-architecture=",
+    root_variable: "CUDA_PATH",
+    installation: Installation { parent: "/usr/local", name: "cuda", libraries: "lib64" },
+    libraries: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    prefix: "nvrtc",
+    code: "GetCUBIN",
+    prepare: builtins::open_beside,
+};

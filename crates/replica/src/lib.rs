@@ -1,0 +1,109 @@
+//! Copies of the model on several devices of this machine, each in a process of its own, which is this program again.
+//!
+//! [`Replica`] is such a process as the one that started it sees it, [`child`] is the process's own side. They talk in
+//! lines of JSON: over the child's stdin go orders, of whatever type whoever uses this needs; over its stdout
+//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`Asked`] is a request, in such a line.
+
+pub mod child;
+mod parent;
+
+use serde::{Deserialize, Serialize};
+
+pub use parent::{Listening, Replica, ReplicaError, Start};
+
+use engine::scheduler::{LogitChanges, Request, Sampling};
+
+/// What a child says.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum Line<T> {
+    /// It is there, every second, whatever it does.
+    Alive,
+    /// What it has to tell.
+    Told(T),
+    /// It cannot go on.
+    Failed {
+        /// Why.
+        message: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+}
+
+/// A request, in a line. Numbers that are no integers go as their bits, so that they come as they went; a mask goes as
+/// the text of its grammar, of which whoever takes the request out makes a mask.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    prompt: Vec<u32>,
+    /// What was generated before.
+    pub generated: Vec<u32>,
+    max_new_tokens: usize,
+    stop: Vec<u32>,
+    sampling: Sampling,
+    bias: Vec<(u32, u32)>,
+    frequency_penalty: u32,
+    presence_penalty: u32,
+    /// The text of the mask's grammar.
+    pub grammar: Option<String>,
+    n_logprobs: Option<usize>,
+    cache_salt: u64,
+}
+
+impl Asked {
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.prompt
+    }
+}
+
+impl From<Request> for Asked {
+    fn from(request: Request) -> Self {
+        let Request { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated } = request;
+        Self {
+            prompt,
+            generated,
+            max_new_tokens,
+            stop,
+            sampling,
+            bias: changes.bias.into_iter().map(|(id, bias)| (id, bias.to_bits())).collect(),
+            frequency_penalty: changes.frequency_penalty.to_bits(),
+            presence_penalty: changes.presence_penalty.to_bits(),
+            grammar: changes.mask.and_then(|mask| mask.text().map(str::to_owned)),
+            n_logprobs,
+            cache_salt,
+        }
+    }
+}
+
+/// Without the mask.
+impl From<Asked> for Request {
+    fn from(asked: Asked) -> Self {
+        let changes = LogitChanges {
+            bias: asked.bias.into_iter().map(|(id, bias)| (id, f32::from_bits(bias))).collect(),
+            frequency_penalty: f32::from_bits(asked.frequency_penalty),
+            presence_penalty: f32::from_bits(asked.presence_penalty),
+            mask: None,
+        };
+        let Asked { prompt, max_new_tokens, stop, sampling, n_logprobs, cache_salt, generated, .. } = asked;
+        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_comes_as_it_went() {
+        let sampling = Sampling { temperature: 0.1, top_k: 3, top_p: 0.3, min_p: 1e-30, seed: u64::MAX };
+        let mut request = Request::new(vec![1, 200_000], 7, vec![9], sampling);
+        request.changes.bias = vec![(5, -0.1), (6, 100.0)];
+        request.changes.frequency_penalty = 0.7;
+        request.changes.presence_penalty = -0.0;
+        (request.n_logprobs, request.cache_salt, request.generated) = (Some(3), u64::MAX - 1, vec![4, 4]);
+        let asked = format!("{request:?}");
+        let line = serde_json::to_string(&Asked::from(request)).expect("numbers");
+        assert!(!line.contains('\n'));
+        let request = Request::from(serde_json::from_str::<Asked>(&line).expect("what went"));
+        assert_eq!(format!("{request:?}"), asked);
+    }
+}

@@ -1,0 +1,246 @@
+//! What both chat APIs ask for in the same words: how tokens are chosen, how long to think, how many of them.
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::field::{Field, refuse};
+use super::sampling::SamplingFields;
+use super::stop_text::StopText;
+use super::tools::{TextFormat, Tools};
+use chat::chat_format::Thinking;
+use chat::grammar::ToolChoice;
+use chat::{Part, Reasoning};
+use engine::scheduler::Request;
+
+/// Parameters of other servers that constrain an answer in ways that this one does not.
+const CONSTRAINTS: [&str; 9] = [
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "grammar",
+    "json_schema",
+    "min_tokens",
+    "audio",
+];
+
+/// How an answer is to be made.
+#[derive(Debug)]
+pub struct Ask {
+    /// As the client named it; absent, the one that is served.
+    pub model: Option<String>,
+    /// How tokens are chosen.
+    pub sampling: SamplingFields,
+    /// Tokens at most, reasoning included.
+    pub max_tokens: Option<usize>,
+    /// How long to think; none is not at all.
+    pub effort: Option<Reasoning>,
+    /// Whether the client said so.
+    pub names_effort: bool,
+    /// Functions.
+    pub tools: Tools,
+    /// What the text is to be.
+    pub format: TextFormat,
+    /// Where visible text ends.
+    pub stop: StopText,
+    /// Go on behind the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
+    pub ignore_eos: bool,
+    /// With `Some(k)`, log-probabilities of the tokens of messages, and of the k most probable others.
+    pub n_logprobs: Option<usize>,
+    /// Tell it as it comes.
+    pub stream: bool,
+}
+
+impl Ask {
+    /// Whether nobody sees an answer before its end, which the model alone makes.
+    pub fn is_seldom(&self) -> bool {
+        !self.stream && self.stop.is_empty()
+    }
+
+    /// Whether the answer has to be of a form: that of its text, or of calls.
+    pub fn is_bound(&self) -> bool {
+        self.format != TextFormat::Text || self.tools.choice != ToolChoice::None
+    }
+
+    /// Whether it goes on behind the tokens that end an answer. An answer with a form ends with it: text behind it
+    /// would break the form.
+    pub fn goes_on(&self) -> bool {
+        self.ignore_eos && !self.is_bound()
+    }
+
+    /// How long to think, as chat formats take it.
+    pub fn thinking(&self) -> Thinking {
+        match self.effort {
+            None => Thinking::No,
+            Some(effort) if self.names_effort => Thinking::Effort(effort),
+            Some(_) => Thinking::Usual,
+        }
+    }
+
+    /// Reads what is in all requests, under the names that the APIs share.
+    ///
+    /// # Errors
+    /// A value that may not be.
+    pub fn read(body: &Field, tools: Tools, format: TextFormat) -> Result<Self, ApiError> {
+        refuse(body, &CONSTRAINTS)?;
+        let flag = |name| body.get(name).map_or(Ok(false), |field| field.flag());
+        Ok(Self {
+            model: body.get("model").map(|model| model.text().map(str::to_owned)).transpose()?,
+            sampling: SamplingFields::read(body)?,
+            max_tokens: None,
+            effort: effort(body)?,
+            names_effort: effort_field(body).is_some(),
+            tools,
+            format,
+            stop: StopText::new(stops(body)?)?,
+            ignore_eos: flag("ignore_eos")?,
+            n_logprobs: None,
+            stream: flag("stream")?,
+        })
+    }
+
+    /// Reads how many tokens there may be from the first of these fields that is there.
+    ///
+    /// # Errors
+    /// Less than 1.
+    pub fn max_tokens(body: &Field, names: &[&str]) -> Result<Option<usize>, ApiError> {
+        let field = names.iter().find_map(|name| body.get(name));
+        let max_tokens = field.map(|field| field.integer(1..=i64::MAX)).transpose()?;
+        Ok(max_tokens.map(|max_tokens| usize::try_from(max_tokens).unwrap_or(usize::MAX)))
+    }
+
+    /// Reads `top_logprobs`.
+    ///
+    /// # Errors
+    /// More than can be had.
+    pub fn top_logprobs(body: &Field) -> Result<Option<usize>, ApiError> {
+        let most = Request::MAX_LOGPROBS as i64;
+        let top = body.get("top_logprobs").map(|field| field.integer(0..=most)).transpose()?;
+        Ok(top.map(|top| usize::try_from(top).unwrap_or(0)))
+    }
+}
+
+/// `reasoning_effort`, `reasoning.effort`, or that of `chat_template_kwargs`: the model knows three of the seven.
+fn effort(body: &Field) -> Result<Option<Reasoning>, ApiError> {
+    const EFFORTS: [(&str, Option<Reasoning>); 7] = [
+        ("none", None),
+        ("minimal", Some(Reasoning::Low)),
+        ("low", Some(Reasoning::Low)),
+        ("medium", Some(Reasoning::Medium)),
+        ("high", Some(Reasoning::High)),
+        ("xhigh", Some(Reasoning::High)),
+        ("max", Some(Reasoning::High)),
+    ];
+    let reasoning = body.get("reasoning");
+    if let Some(reasoning) = &reasoning {
+        reasoning.object()?;
+        if let Some(false) = reasoning.get("enabled").map(|enabled| enabled.flag()).transpose()? {
+            return Ok(None);
+        }
+    }
+    effort_field(body).map_or(Ok(Some(Reasoning::default())), |effort| effort.one_of(&EFFORTS))
+}
+
+fn effort_field<'a>(body: &Field<'a>) -> Option<Field<'a>> {
+    body.get("reasoning_effort")
+        .or_else(|| body.get("reasoning")?.get("effort"))
+        .or_else(|| body.get("chat_template_kwargs")?.get("reasoning_effort"))
+}
+
+fn stops(body: &Field) -> Result<Vec<String>, ApiError> {
+    let Some(stop) = body.get("stop") else { return Ok(Vec::new()) };
+    if let Value::String(text) = stop.value() {
+        return Ok(vec![text.clone()]);
+    }
+    let list = stop.list().map_err(|_| stop.wrong("a string or a list of strings"))?;
+    list.iter().map(|stop| stop.text().map(str::to_owned)).collect()
+}
+
+/// A text, or the texts of parts of these types.
+///
+/// # Errors
+/// A part of another type: only text can be read.
+pub fn content_text(content: &Field) -> Result<String, ApiError> {
+    if let Value::String(text) = content.value() {
+        return Ok(text.clone());
+    }
+    let parts = content.list().map_err(|_| content.wrong("a string or a list of parts"))?;
+    let mut text = String::new();
+    for part in &parts {
+        let kind = part.need("type")?;
+        match kind.text()? {
+            "text" | "input_text" | "output_text" | "reasoning_text" | "summary_text" => {
+                text += part.need("text")?.text()?;
+            }
+            "refusal" => text += part.need("refusal")?.text()?,
+            _ => return Err(kind.unsupported(&format!("this model reads text alone, and this is {}", kind.value()))),
+        }
+    }
+    Ok(text)
+}
+
+/// A call of a function that a client gives back.
+pub fn call(id: String, name: &str, arguments: &str) -> Part {
+    Part::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of<T>(body: Value, read: impl Fn(&Field) -> Result<T, ApiError>) -> Result<T, String> {
+        let read = read(&Field::body(&body).expect("an object"));
+        read.map_err(|error| error.body()["error"]["param"].as_str().unwrap_or_default().to_owned())
+    }
+
+    #[test]
+    fn efforts_are_clamped_to_those_that_the_model_knows() {
+        for (body, want) in [
+            (json!({}), Some(Reasoning::Medium)),
+            (json!({"reasoning_effort": "minimal"}), Some(Reasoning::Low)),
+            (json!({"reasoning_effort": "xhigh"}), Some(Reasoning::High)),
+            (json!({"reasoning_effort": "none"}), None),
+            (json!({"reasoning": {"effort": "max"}}), Some(Reasoning::High)),
+            (json!({"reasoning": {"summary": "auto"}}), Some(Reasoning::Medium)),
+            (json!({"reasoning": {"enabled": false}}), None),
+            (json!({"chat_template_kwargs": {"reasoning_effort": "low"}}), Some(Reasoning::Low)),
+            (json!({"reasoning_effort": null, "reasoning": {"effort": "low"}}), Some(Reasoning::Low)),
+        ] {
+            assert_eq!(of(body.clone(), effort), Ok(want), "{body}");
+        }
+        assert_eq!(of(json!({"reasoning": {"effort": "lots"}}), effort), Err("reasoning.effort".into()));
+    }
+
+    #[test]
+    fn content_is_a_text_or_parts_of_text() {
+        let read = |content: Value| of(json!({ "content": content }), |body| content_text(&body.need("content")?));
+        assert_eq!(read(json!("a")), Ok("a".into()));
+        let parts = json!([
+            {"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "refusal", "refusal": "c"},
+        ]);
+        assert_eq!(read(parts), Ok("abc".into()));
+        let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]);
+        assert_eq!(read(image), Err("content[1].type".into()));
+        assert_eq!(read(json!([{"type": "text"}])), Err("content[0].text".into()));
+        assert_eq!(read(json!(3)), Err("content".into()));
+    }
+
+    #[test]
+    fn stops_are_one_or_a_list() {
+        assert_eq!(of(json!({"stop": "a"}), stops), Ok(vec!["a".to_owned()]));
+        assert_eq!(of(json!({"stop": ["a", "b"]}), stops).map(|stops| stops.len()), Ok(2));
+        assert_eq!(of(json!({"stop": ["a", 1]}), stops), Err("stop[1]".into()));
+    }
+
+    #[test]
+    fn numbers_of_tokens_are_at_least_one() {
+        let read = |body: Value| of(body, |body| Ask::max_tokens(body, &["max_completion_tokens", "max_tokens"]));
+        assert_eq!(read(json!({"max_completion_tokens": 5, "max_tokens": 7})), Ok(Some(5)));
+        assert_eq!(read(json!({"max_tokens": 32000})), Ok(Some(32000)));
+        assert_eq!(read(json!({})), Ok(None));
+        assert_eq!(read(json!({"max_tokens": 0})), Err("max_tokens".into()));
+    }
+}

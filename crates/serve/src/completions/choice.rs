@@ -1,0 +1,244 @@
+//! One answer: tokens to pieces of text.
+
+use futures_util::{Stream, stream};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::mailbox::{Ending, Generation};
+use crate::stop_text::StopText;
+use engine::scheduler::{FinishReason, LogitRowLogprobs};
+use model::tokenizer::Tokenizer;
+use model::tokenizer::stream::TextStream;
+
+/// What of an answer is told.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    /// Tokens that end it and are no text.
+    pub stop_ids: Vec<u32>,
+    /// Whether names of special tokens are left out of the text.
+    pub skips_specials: bool,
+    /// How many alternatives of each token.
+    pub n_logprobs: Option<usize>,
+    /// Whether ids are told beside the text.
+    pub ids: bool,
+}
+
+/// One answer that is being generated.
+pub(super) struct Choice {
+    index: usize,
+    told: Told,
+    stop_text: StopText,
+    stream: TextStream,
+    /// Characters so far, the prompt's included if it is told.
+    n_characters: usize,
+    /// The prompt, if it is to be told and was not yet: as text, as ids, or as both.
+    prompt: Option<Vec<u32>>,
+    echo: bool,
+    cached_told: bool,
+    /// Ended as soon as a stop was found.
+    generation: Option<Generation>,
+}
+
+/// A part of an answer, as an element of `choices`.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Piece {
+    index: usize,
+    text: String,
+    logprobs: Option<Logprobs>,
+    pub finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip)]
+    pub n_tokens: usize,
+    #[serde(skip)]
+    pub cached_tokens: usize,
+}
+
+/// Lists side by side, an element for each token.
+#[derive(Debug, Default, Serialize)]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Value>,
+    top_logprobs: Vec<Value>,
+    text_offset: Vec<usize>,
+}
+
+impl Choice {
+    pub fn new(
+        index: usize,
+        prompt: Option<Vec<u32>>,
+        echo: bool,
+        told: Told,
+        stop_text: StopText,
+        generation: Generation,
+    ) -> Self {
+        Self {
+            index,
+            told,
+            stop_text,
+            stream: TextStream::default(),
+            n_characters: 0,
+            prompt,
+            echo,
+            cached_told: false,
+            generation: Some(generation),
+        }
+    }
+
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Waits for more of it.
+    ///
+    /// # Errors
+    /// If the generation failed.
+    pub async fn next(&mut self, tokenizer: &Tokenizer) -> Result<Piece, ApiError> {
+        let generation = self.generation.as_mut().expect("nobody asks after the end");
+        let mut piece = Piece::of(self.index);
+        let chunk = generation.next().await;
+        // Not before there is something to say: a piece that says nothing is left out, and this with it.
+        let says_something = !chunk.tokens.is_empty() || chunk.ending.is_some();
+        if let (false, true, Some(cached_tokens)) = (self.cached_told, says_something, chunk.cached_tokens) {
+            self.cached_told = true;
+            piece.cached_tokens = cached_tokens;
+        }
+        self.begin(&mut piece, tokenizer);
+        for (token, logprobs) in chunk.tokens.into_iter().zip(chunk.logprobs) {
+            self.take(token, logprobs.as_deref(), tokenizer, &mut piece);
+            if self.stop_text.is_over() {
+                piece.finish_reason = Some("stop");
+                if let Some(generation) = self.generation.take() {
+                    generation.stop();
+                }
+                return Ok(piece);
+            }
+        }
+        match chunk.ending {
+            None => {}
+            Some(Ending::Failed(failed)) => return Err(failed.into()),
+            Some(Ending::Finished(reason)) => {
+                let rest = self.stream.finish();
+                piece.text += &self.stop_text.push(&rest);
+                piece.text += &self.stop_text.finish();
+                piece.finish_reason = Some(match reason {
+                    FinishReason::Stop => "stop",
+                    // One that is cancelled has no reader, and tells nobody.
+                    FinishReason::Length | FinishReason::Cancelled => "length",
+                });
+                self.generation = None;
+            }
+        }
+        Ok(piece)
+    }
+
+    /// All of it, as it comes. What adds nothing is left out.
+    pub fn pieces(self, tokenizer: Tokenizer) -> impl Stream<Item = Result<Piece, ApiError>> + Send + 'static {
+        // Boxed, since it is moved for every piece.
+        stream::unfold(Box::new((self, tokenizer)), |mut state| async move {
+            let (choice, tokenizer) = &mut *state;
+            choice.generation.as_ref()?;
+            loop {
+                match choice.next(tokenizer).await {
+                    Ok(piece) if piece.says_nothing() => {}
+                    Ok(piece) => return Some((Ok(piece), state)),
+                    Err(error) => {
+                        choice.generation = None;
+                        return Some((Err(error), state));
+                    }
+                }
+            }
+        })
+    }
+
+    /// What is told once, with the first piece.
+    fn begin(&mut self, piece: &mut Piece, tokenizer: &Tokenizer) {
+        let Some(prompt) = self.prompt.take() else { return };
+        if self.echo {
+            let bytes = tokenizer.decode_all(&prompt).unwrap_or_default();
+            piece.text = String::from_utf8_lossy(&bytes).into_owned();
+            self.n_characters = piece.text.chars().count();
+        }
+        if self.told.ids {
+            piece.prompt_token_ids = Some(prompt);
+        }
+    }
+
+    fn take(&mut self, token: u32, logprobs: Option<&LogitRowLogprobs>, tokenizer: &Tokenizer, piece: &mut Piece) {
+        piece.n_tokens += 1;
+        if self.told.ids {
+            piece.token_ids.get_or_insert_default().push(token);
+        }
+        // A model may have rows that its tokenizer has no text for.
+        let bytes = tokenizer.decode(token).unwrap_or("\u{fffd}".as_bytes());
+        let is_silent = self.told.stop_ids.contains(&token) || self.told.skips_specials && is_special(bytes, tokenizer);
+        let text = if is_silent { String::new() } else { self.stream.push(bytes) };
+        if let Some(n) = self.told.n_logprobs {
+            let lists = piece.logprobs.get_or_insert_default();
+            lists.tokens.push(spelled(bytes));
+            lists.token_logprobs.push(logprobs.map_or(Value::Null, |row| number(row.chosen)));
+            lists.top_logprobs.push(logprobs.map_or(Value::Null, |row| top(row, n, tokenizer)));
+            lists.text_offset.push(self.n_characters);
+        }
+        self.n_characters += text.chars().count();
+        piece.text += &self.stop_text.push(&text);
+    }
+}
+
+fn is_special(bytes: &[u8], tokenizer: &Tokenizer) -> bool {
+    str::from_utf8(bytes).is_ok_and(|name| tokenizer.special(name).is_some())
+}
+
+/// The token's text; its bytes, if these are not whole characters, as OpenAI writes them.
+fn spelled(bytes: &[u8]) -> String {
+    match str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}")),
+    }
+}
+
+/// JSON has no infinity: what cannot come is as improbable as in vLLM's answers.
+fn number(logprob: f32) -> Value {
+    json!(logprob.max(-9999.0))
+}
+
+fn top(row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
+    let one = |alternative: &engine::scheduler::TokenLogprob| {
+        let bytes = tokenizer.decode(alternative.token).unwrap_or("\u{fffd}".as_bytes());
+        (spelled(bytes), number(alternative.logprob))
+    };
+    Value::Object(row.top.iter().take(n).map(one).collect::<Map<_, _>>())
+}
+
+impl Piece {
+    /// Nothing yet.
+    pub fn of(index: usize) -> Self {
+        Self { index, ..Self::default() }
+    }
+
+    fn says_nothing(&self) -> bool {
+        self.text.is_empty() && self.n_tokens == 0 && self.finish_reason.is_none()
+    }
+
+    /// Adds what comes behind.
+    pub fn join(&mut self, next: Self) {
+        self.text += &next.text;
+        if let Some(next) = next.logprobs {
+            let lists = self.logprobs.get_or_insert_default();
+            lists.tokens.extend(next.tokens);
+            lists.token_logprobs.extend(next.token_logprobs);
+            lists.top_logprobs.extend(next.top_logprobs);
+            lists.text_offset.extend(next.text_offset);
+        }
+        if let Some(ids) = next.token_ids {
+            self.token_ids.get_or_insert_default().extend(ids);
+        }
+        self.prompt_token_ids = self.prompt_token_ids.take().or(next.prompt_token_ids);
+        self.finish_reason = next.finish_reason;
+        self.n_tokens += next.n_tokens;
+        self.cached_tokens += next.cached_tokens;
+    }
+}

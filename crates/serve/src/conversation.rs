@@ -1,0 +1,163 @@
+//! A conversation as its client gives it, and as the model is to read it: what both chat APIs have in common.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::error::ApiError;
+use super::history::{self, History, Scope, Turn as MadeTurn};
+use chat::{Made, Part, Phase, Turn};
+
+/// A piece of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Instructions.
+    Developer(String),
+    /// What the person says.
+    User(String),
+    /// A turn of the assistant, as its client has it.
+    Assistant(Vec<Made>),
+    /// A turn that is known to be this server's.
+    Made(Arc<MadeTurn>),
+    /// What a call came to.
+    Result {
+        /// Which call.
+        call_id: String,
+        /// What the tool says.
+        text: String,
+        /// Where the id stands in the request, for errors.
+        path: String,
+    },
+}
+
+impl Entry {
+    /// Bytes that it takes, about.
+    pub fn size_bytes(&self) -> usize {
+        64 + match self {
+            Self::Developer(text) | Self::User(text) | Self::Result { text, .. } => text.len(),
+            Self::Assistant(turn) => history::size_bytes(turn),
+            Self::Made(turn) => history::size_bytes(turn),
+        }
+    }
+}
+
+/// A turn of the prompt before it is known whether its reasoning is still wanted.
+enum Line<'a> {
+    Plain(Turn),
+    Made(&'a Made),
+    Given { made: &'a Made, is_final: bool },
+}
+
+/// The turns of the prompt of a conversation.
+///
+/// Reasoning is kept if no final answer comes after it. Every call is followed by its result. A turn that `history`
+/// knows is put in as it was made.
+///
+/// # Errors
+/// A result of a call that is not there, or a second one.
+pub fn turns(entries: &[&Entry], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
+    let known: Vec<Option<Arc<MadeTurn>>> = entries
+        .iter()
+        .map(|entry| match entry {
+            Entry::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
+            Entry::Made(turn) => Some(Arc::clone(turn)),
+            _ => None,
+        })
+        .collect();
+    let lines = lines(entries, &known)?;
+    let last_final = lines.iter().rposition(Line::is_final);
+    let is_kept =
+        |(i, line): &(usize, Line)| !line.is_reasoning() || last_final.is_none_or(|last_final| *i > last_final);
+    Ok(lines.into_iter().enumerate().filter(is_kept).filter_map(|(_, line)| line.turn()).collect())
+}
+
+/// Results by the call that they are of, with the places of their ids.
+type Results<'a> = HashMap<&'a str, VecDeque<(&'a str, &'a str)>>;
+
+fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Result<Vec<Line<'a>>, ApiError> {
+    let mut results = Results::new();
+    for entry in entries {
+        if let Entry::Result { call_id, text, path } = entry {
+            results.entry(call_id).or_default().push_back((text, path));
+        }
+    }
+    let mut lines = Vec::new();
+    for (entry, known) in entries.iter().zip(known) {
+        match (entry, known) {
+            (_, Some(turn)) => {
+                for made in turn.iter() {
+                    lines.push(Line::Made(made));
+                    lines.extend(result_of(&made.part, &mut results));
+                }
+            }
+            (Entry::Assistant(given), None) => {
+                let last_call = given.iter().rposition(|made| matches!(made.part, Part::Call { .. }));
+                for (i, made) in given.iter().enumerate() {
+                    let is_final = match &made.part {
+                        Part::Content { phase, .. } => {
+                            phase.map_or(last_call.is_none_or(|last| i > last), |phase| phase == Phase::FinalAnswer)
+                        }
+                        _ => false,
+                    };
+                    lines.push(Line::Given { made, is_final });
+                    lines.extend(result_of(&made.part, &mut results));
+                }
+            }
+            (Entry::Developer(text), None) if text.is_empty() => {}
+            (Entry::Developer(text), None) => lines.push(Line::Plain(Turn::Developer(text.clone()))),
+            (Entry::User(text), None) => lines.push(Line::Plain(Turn::User(text.clone()))),
+            // Behind its call already. A turn that was made has its place above.
+            (Entry::Result { .. } | Entry::Made(_), None) => {}
+        }
+    }
+    let left_over = results.iter().find_map(|(id, results)| results.front().map(|(_, path)| (id, path)));
+    match left_over {
+        None => Ok(lines),
+        Some((id, path)) => Err(ApiError::invalid(*path, format!("`{path}`: no call `{id}` waits for a result"))),
+    }
+}
+
+fn result_of<'a>(part: &Part, results: &mut Results) -> Option<Line<'a>> {
+    let Part::Call { id, name, .. } = part else { return None };
+    let (text, _) = results.get_mut(id.as_str())?.pop_front()?;
+    Some(Line::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
+}
+
+impl Line<'_> {
+    fn part(&self) -> Option<&Part> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Made(made) => Some(&made.part),
+            Self::Given { made, .. } => Some(&made.part),
+        }
+    }
+
+    fn is_reasoning(&self) -> bool {
+        matches!(self.part(), Some(Part::Reasoning(_)))
+    }
+
+    fn is_final(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Made(made) => matches!(made.part, Part::Content { phase: Some(Phase::FinalAnswer), .. }),
+            Self::Given { is_final, .. } => *is_final,
+        }
+    }
+
+    /// None if it says nothing.
+    fn turn(self) -> Option<Turn> {
+        let is_final = self.is_final();
+        let made = match self {
+            Self::Plain(turn) => return Some(turn),
+            Self::Made(made) | Self::Given { made, .. } => made,
+        };
+        let part = match (&made.ids, &made.part) {
+            (None, Part::Reasoning(text) | Part::Content { text, .. }) if text.is_empty() => return None,
+            (None, Part::Content { text, .. }) => {
+                let phase = Some(if is_final { Phase::FinalAnswer } else { Phase::Commentary });
+                Part::Content { text: text.clone(), phase }
+            }
+            (_, part) => part.clone(),
+        };
+        Some(Turn::Assistant(Made { part, ids: made.ids.clone() }))
+    }
+}

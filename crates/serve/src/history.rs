@@ -1,0 +1,164 @@
+//! Exact history: the ids of the turns that this server made, so that a turn which comes back is put into the prompt as
+//! the model wrote it.
+//!
+//! Clients drop reasoning, and rendering is never the model's own spelling in all cases; with its ids the next prompt
+//! begins with all of the last one's, and the reasoning behind a call is there again.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::bounded::{Bounded, Limits};
+use chat::{BETWEEN_MESSAGES, Made, Part};
+
+/// Whose turns: one scope does not see those of another. It is what a request's API key comes to.
+pub type Scope = u64;
+
+/// All that was made in one answer.
+pub type Turn = Vec<Made>;
+
+/// The turns with calls that were made lately, by the calls' ids.
+#[derive(Debug)]
+pub struct History {
+    turns: Mutex<Bounded<(Scope, String), Arc<Turn>>>,
+}
+
+/// How much is kept.
+const LIMITS: Limits =
+    Limits { max_entries: 100_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
+
+impl Default for History {
+    fn default() -> Self {
+        Self::new(LIMITS)
+    }
+}
+
+impl History {
+    /// None yet.
+    pub fn new(limits: Limits) -> Self {
+        Self { turns: Mutex::new(Bounded::new(limits)) }
+    }
+
+    /// Keeps a turn; one without calls cannot be found again, and is not kept.
+    pub fn keep(&self, scope: Scope, turn: &Arc<Turn>) {
+        let bytes = size_bytes(turn);
+        for made in turn.iter() {
+            if let Part::Call { id, .. } = &made.part {
+                self.lock().insert((scope, id.clone()), Arc::clone(turn), bytes);
+            }
+        }
+    }
+
+    /// The turn that a client gives back as these parts: the same calls with the same arguments, the same content, and
+    /// the same reasoning or none.
+    pub fn find<'a>(&self, scope: Scope, parts: impl IntoIterator<Item = &'a Part>) -> Option<Arc<Turn>> {
+        let parts: Vec<&Part> = parts.into_iter().collect();
+        let id = parts.iter().find_map(|part| match part {
+            Part::Call { id, .. } => Some(id.clone()),
+            _ => None,
+        })?;
+        let turn = self.lock().get(&(scope, id)).cloned()?;
+        comes_back(&parts, &turn).then_some(turn)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Bounded<(Scope, String), Arc<Turn>>> {
+        self.turns.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Bytes that a turn takes, about.
+pub fn size_bytes(turn: &Turn) -> usize {
+    turn.iter().map(|made| made.part.size_bytes() + 4 * made.ids.as_ref().map_or(0, Vec::len)).sum()
+}
+
+/// Several messages of a kind as the one text that chat has for them.
+pub fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(BETWEEN_MESSAGES)
+}
+
+fn comes_back(parts: &[&Part], turn: &Turn) -> bool {
+    let made = || turn.iter().map(|made| &made.part);
+    let given = || parts.iter().copied();
+    let reasoning = reasoning_of(given());
+    let calls = |parts: &mut dyn Iterator<Item = &Part>| -> Vec<(String, String, Value)> {
+        parts.filter_map(call_of).collect()
+    };
+    calls(&mut given()) == calls(&mut made())
+        && content_of(given()) == content_of(made())
+        && (reasoning.is_empty() || reasoning == reasoning_of(made()))
+}
+
+fn reasoning_of<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
+    joined(parts.filter_map(|part| match part {
+        Part::Reasoning(text) => Some(text.as_str()),
+        _ => None,
+    }))
+}
+
+fn content_of<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
+    joined(parts.filter_map(|part| match part {
+        Part::Content { text, .. } => Some(text.as_str()),
+        _ => None,
+    }))
+}
+
+/// A call with its arguments as what they mean: clients write JSON anew.
+fn call_of(part: &Part) -> Option<(String, String, Value)> {
+    let Part::Call { id, name, arguments, is_text } = part else { return None };
+    let as_it_is = || Value::String(arguments.clone());
+    let meaning = if *is_text { as_it_is() } else { serde_json::from_str(arguments).unwrap_or_else(|_| as_it_is()) };
+    Some((id.clone(), name.clone(), meaning))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(id: &str, arguments: &str) -> Part {
+        Part::Call { id: id.into(), name: "f".into(), arguments: arguments.into(), is_text: false }
+    }
+
+    fn content(text: &str) -> Part {
+        Part::Content { text: text.into(), phase: None }
+    }
+
+    fn kept() -> History {
+        let history = History::new(Limits::for_tests());
+        let made = |part, id| Made { part, ids: Some(vec![id]) };
+        let reasoning = Part::Reasoning("Hm.".into());
+        let turn = vec![made(reasoning, 1), made(content("Look:"), 2), made(call("call_1", r#"{"a": 1, "b": []}"#), 3)];
+        history.keep(7, &Arc::new(turn));
+        history
+    }
+
+    #[test]
+    fn a_turn_that_comes_back_is_found_with_or_without_its_reasoning() {
+        let history = kept();
+        let call = call("call_1", r#"{"a": 1, "b": []}"#);
+        let found = history.find(7, &[content("Look:"), call.clone()]).expect("it is the same");
+        assert_eq!(
+            found.iter().map(|made| made.ids.clone()).collect::<Vec<_>>(),
+            [Some(vec![1]), Some(vec![2]), Some(vec![3])]
+        );
+        assert!(history.find(7, &[Part::Reasoning("Hm.".into()), content("Look:"), call]).is_some());
+    }
+
+    #[test]
+    fn arguments_that_a_client_wrote_anew_are_the_same() {
+        assert!(kept().find(7, &[content("Look:"), call("call_1", r#"{"b":[],"a":1}"#)]).is_some());
+    }
+
+    #[test]
+    fn a_turn_that_was_changed_or_is_anothers_is_not_found() {
+        let history = kept();
+        let same = call("call_1", r#"{"a": 1, "b": []}"#);
+        assert!(history.find(8, &[content("Look:"), same.clone()]).is_none(), "another scope");
+        assert!(history.find(7, &[content("Look!"), same.clone()]).is_none(), "other content");
+        assert!(history.find(7, std::slice::from_ref(&same)).is_none(), "no content");
+        assert!(history.find(7, &[content("Look:"), call("call_1", "{}")]).is_none(), "other arguments");
+        assert!(history.find(7, &[content("Look:"), call("call_2", "{}")]).is_none(), "another id");
+        let thought_otherwise = [Part::Reasoning("Aha.".into()), content("Look:"), same];
+        assert!(history.find(7, &thought_otherwise).is_none(), "other reasoning");
+    }
+}

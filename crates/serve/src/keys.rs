@@ -1,0 +1,134 @@
+//! Who may ask: API keys, held as digests and compared in constant time.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+
+use super::Server;
+use super::error::ApiError;
+use super::request_log::Record;
+
+/// The keys that open the server; without one, everybody may ask.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    digests: Vec<[u8; 32]>,
+}
+
+/// Who asks: 0 where there are no keys or only one, else a number that belongs to the key. Stored things and cached
+/// prefixes are theirs alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Caller(pub u64);
+
+/// Paths that need no key.
+const OPEN: [&str; 6] = ["/", "/health", "/v1/health", "/ping", "/v1/ping", "/version"];
+
+/// Paths that need none, and where a wrong one is an error all the same: this is how people try their key.
+const OPEN_WITHOUT_KEY: [&str; 2] = ["/models", "/v1/models"];
+
+impl Keys {
+    /// Remembers the digests of these keys.
+    pub fn new(keys: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
+        Self { digests: keys.into_iter().map(|key| digest(key.as_ref())).collect() }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.digests.is_empty()
+    }
+
+    /// Whether this is one of them.
+    pub fn opens(&self, key: &str) -> bool {
+        self.caller(key).is_some()
+    }
+
+    /// Whose key this is, if it is one. Takes as long whichever it is.
+    fn caller(&self, key: &str) -> Option<Caller> {
+        let given = digest(key);
+        let (mut is_known, mut number) = (Choice::from(0), 0_u64);
+        for known in &self.digests {
+            let is_this = known.ct_eq(&given);
+            let of_this =
+                u64::from_le_bytes([known[0], known[1], known[2], known[3], known[4], known[5], known[6], known[7]]);
+            number.conditional_assign(&of_this, is_this);
+            is_known |= is_this;
+        }
+        bool::from(is_known).then_some(Caller(if self.digests.len() > 1 { number } else { 0 }))
+    }
+
+    fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Caller, ApiError> {
+        if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) {
+            return Ok(Caller::default());
+        }
+        match given(headers) {
+            Some(key) => self.caller(key).ok_or_else(|| ApiError::invalid_api_key("the API key is wrong")),
+            None if OPEN_WITHOUT_KEY.contains(&path) => Ok(Caller::default()),
+            None => Err(ApiError::invalid_api_key(
+                "this server needs an API key: `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
+            )),
+        }
+    }
+}
+
+fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+fn given(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok().map(str::trim))
+}
+
+/// Lets only those in who may ask; handlers find who it is as an extension.
+pub(super) async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
+    match server.options.keys.check(request.method(), request.uri().path(), request.headers()) {
+        Ok(caller) => {
+            if let Some(record) = Record::current() {
+                record.set_caller(caller);
+            }
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &'static str, value: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(header::HeaderName::from_static(name), header::HeaderValue::from_static(value))])
+    }
+
+    #[test]
+    fn a_key_opens_and_another_does_not() {
+        let keys = Keys::new(["one", "other"]);
+        let check = |path: &str, headers: &HeaderMap| keys.check(&Method::GET, path, headers);
+        let one = check("/v1/x", &with("authorization", "Bearer one")).unwrap();
+        let other = check("/v1/x", &with("x-api-key", "other")).unwrap();
+        assert_ne!(one, other);
+        assert_eq!(check("/v1/x", &with("authorization", "bearer  one")).unwrap(), one);
+        for headers in [with("authorization", "Bearer onee"), with("authorization", "Basic one"), HeaderMap::new()] {
+            assert_eq!(check("/v1/x", &headers).unwrap_err().status.as_u16(), 401);
+            assert!(check("/health", &headers).is_ok());
+        }
+        assert!(check("/v1/models", &HeaderMap::new()).is_ok());
+        assert!(check("/v1/models", &with("x-api-key", "on")).is_err());
+        assert!(keys.check(&Method::OPTIONS, "/v1/x", &HeaderMap::new()).is_ok());
+    }
+
+    #[test]
+    fn a_single_key_is_nobody_in_particular_and_without_keys_any_will_do() {
+        let check = |keys: Keys| keys.check(&Method::GET, "/v1/x", &with("x-api-key", "one"));
+        assert_eq!(check(Keys::new(["one"])), Ok(Caller(0)));
+        assert_eq!(check(Keys::default()), Ok(Caller(0)));
+    }
+}

@@ -1,0 +1,334 @@
+//! What is counted, for Prometheus: vLLM's names behind a prefix, which dashboards know, and a few of our own.
+
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::backend::{Figures, ReplicaFigures};
+use super::mailbox::{Ending, Times};
+use super::request_log::CLIENT_LEFT;
+use chat::chat_format::repairs;
+use engine::scheduler::{Figures as EngineFigures, FinishReason};
+
+/// One label of a closed set.
+type Label = [(&'static str, &'static str); 1];
+
+/// All counts. Copies share them.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Requests with a slot, without one, and the share of the KV cache that is held: set when they are looked at.
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
+    prompt_tokens: Counter,
+    generation_tokens: Counter,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+    preemptions: Counter,
+    drafted: Counter,
+    accepted: Counter,
+    success: Family<Label, Counter>,
+    rejections: Family<Label, Counter>,
+    moved: Counter,
+    cancelled: Family<Label, Counter>,
+    responses: Family<Label, Counter>,
+    /// What the parser put right in what the model wrote, by kind.
+    pub repairs: Family<Label, Counter>,
+    /// Time to compute a mask of allowed tokens, in seconds.
+    pub grammar_mask: Histogram,
+    /// Grammars that were compiled before.
+    pub grammar_cache_hits: Counter,
+    time_to_first_token: Histogram,
+    inter_token: Histogram,
+    whole: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    request_prompt: Histogram,
+    request_generation: Histogram,
+    iteration_tokens: Histogram,
+    chunk_tokens: Histogram,
+}
+
+/// The statuses that have a label of their own.
+const STATUSES: [(u16, &str); 12] = [
+    (200, "200"),
+    (400, "400"),
+    (401, "401"),
+    (404, "404"),
+    (405, "405"),
+    (408, "408"),
+    (413, "413"),
+    (415, "415"),
+    (429, "429"),
+    (CLIENT_LEFT, "499"),
+    (500, "500"),
+    (503, "503"),
+];
+
+/// Upper ends of the buckets of times, in seconds.
+const LATENCIES: [f64; 18] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0];
+
+/// Upper ends of the buckets of times between tokens and of masks, in seconds.
+const SHORT_TIMES: [f64; 14] = [5e-6, 2e-5, 1e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
+
+fn latency() -> Histogram {
+    Histogram::new(LATENCIES)
+}
+
+fn short() -> Histogram {
+    Histogram::new(SHORT_TIMES)
+}
+
+/// 1 to 131,072 tokens.
+fn tokens() -> Histogram {
+    Histogram::new((0..18).map(|power| f64::from(1 << power)))
+}
+
+impl Default for Metrics {
+    /// Nothing yet. What has labels is there from the beginning, since a rate misses the first of a count that begins
+    /// with 1.
+    fn default() -> Self {
+        let metrics = Self::unlabelled();
+        let begin = |family: &Family<Label, Counter>, name: &'static str, labels: &[&'static str]| {
+            labels.iter().for_each(|&label| drop(family.get_or_create(&[(name, label)])));
+        };
+        begin(&metrics.success, "finished_reason", &["stop", "length", "error"]);
+        begin(&metrics.rejections, "reason", &["overloaded", "closed", "invalid", "too_long"]);
+        begin(&metrics.cancelled, "phase", &["waiting", "prefill", "decode"]);
+        begin(&metrics.responses, "status", &STATUSES.map(|(_, label)| label));
+        begin(&metrics.repairs, "kind", &repairs().collect::<Vec<_>>());
+        metrics
+    }
+}
+
+impl Metrics {
+    fn unlabelled() -> Self {
+        Self {
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            kv_usage: Gauge::default(),
+            prompt_tokens: Counter::default(),
+            generation_tokens: Counter::default(),
+            prefix_queries: Counter::default(),
+            prefix_hits: Counter::default(),
+            preemptions: Counter::default(),
+            drafted: Counter::default(),
+            accepted: Counter::default(),
+            success: Family::default(),
+            rejections: Family::default(),
+            moved: Counter::default(),
+            cancelled: Family::default(),
+            responses: Family::default(),
+            repairs: Family::default(),
+            grammar_mask: short(),
+            grammar_cache_hits: Counter::default(),
+            time_to_first_token: latency(),
+            inter_token: short(),
+            whole: latency(),
+            queue: latency(),
+            prefill: latency(),
+            decode: latency(),
+            request_prompt: tokens(),
+            request_generation: tokens(),
+            iteration_tokens: tokens(),
+            chunk_tokens: tokens(),
+        }
+    }
+
+    /// All of it as OpenMetrics text.
+    pub fn text(&self, prefix: &str, model: &str, figures: &Figures, replicas: &[ReplicaFigures]) -> String {
+        self.running.set(i64::try_from(figures.running).unwrap_or(i64::MAX));
+        self.waiting.set(i64::try_from(figures.waiting).unwrap_or(i64::MAX));
+        self.kv_usage.set(figures.kv_usage);
+        let mut text = String::new();
+        let mut registry = self.registry(prefix, model);
+        self.add_replicas(&mut Adding { registry: &mut registry, prefix }, replicas);
+        encode(&mut text, &registry).expect("a string takes all");
+        text
+    }
+
+    fn registry(&self, prefix: &str, model: &str) -> Registry {
+        let label = (Cow::Borrowed("model_name"), Cow::Owned(model.to_owned()));
+        let mut registry = Registry::with_labels([label].into_iter());
+        let mut add = Adding { registry: &mut registry, prefix };
+        add.one("num_requests_running", "Requests that have a slot", &self.running);
+        add.one("num_requests_waiting", "Requests that wait for a slot", &self.waiting);
+        add.one("kv_cache_usage_perc", "Blocks of the KV cache that sequences hold, 1 is all", &self.kv_usage);
+        add.one("prompt_tokens", "Tokens of prompts that were taken in", &self.prompt_tokens);
+        add.one("generation_tokens", "Tokens generated", &self.generation_tokens);
+        add.one("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", &self.prefix_queries);
+        add.one("prefix_cache_hits", "Tokens of prompts found in the prefix cache", &self.prefix_hits);
+        add.one("num_preemptions", "Sequences that gave their slot back for lack of blocks", &self.preemptions);
+        add.one("spec_decode_num_draft_tokens", "Tokens that steps had draft rows for", &self.drafted);
+        add.one("spec_decode_num_accepted_tokens", "Drafts that were what came", &self.accepted);
+        add.one("request_success", "Requests that came to their end, by reason", &self.success);
+        add.one("admission_rejections", "Requests that were refused, by reason", &self.rejections);
+        add.one("cancelled", "Requests whose client left, by phase", &self.cancelled);
+        add.one("http_responses", "Responses by status", &self.responses);
+        add.one("harmony_repairs", "Mistakes in what the model wrote that were put right, by kind", &self.repairs);
+        add.one("grammar_mask_seconds", "Time to compute a mask", &self.grammar_mask);
+        add.one("grammar_cache_hits", "Grammars that were compiled before", &self.grammar_cache_hits);
+        add.one("time_to_first_token_seconds", "From the request to its first token", &self.time_to_first_token);
+        add.one("inter_token_latency_seconds", "From a token to the next", &self.inter_token);
+        add.one("e2e_request_latency_seconds", "From the request to its end", &self.whole);
+        add.one("request_queue_time_seconds", "From the request to its slot", &self.queue);
+        add.one("request_prefill_time_seconds", "From the slot to the first token", &self.prefill);
+        add.one("request_decode_time_seconds", "From the first token to the last", &self.decode);
+        add.one("request_prompt_tokens", "Tokens of a prompt", &self.request_prompt);
+        add.one("request_generation_tokens", "Tokens of an answer", &self.request_generation);
+        add.one("iteration_tokens_total", "Tokens that a step gave", &self.iteration_tokens);
+        add.one("stream_tokens_per_chunk", "Tokens that a reader took at once", &self.chunk_tokens);
+        registry
+    }
+
+    /// What is known of each replica, by its number.
+    fn add_replicas(&self, add: &mut Adding<'_>, replicas: &[ReplicaFigures]) {
+        type Label = [(&'static str, String); 1];
+        let label = |i: usize| [("replica", i.to_string())];
+        let gauge = |figure: fn(&ReplicaFigures) -> usize| {
+            let family = Family::<Label, Gauge>::default();
+            for (i, replica) in replicas.iter().enumerate() {
+                family.get_or_create(&label(i)).set(i64::try_from(figure(replica)).unwrap_or(i64::MAX));
+            }
+            family
+        };
+        if replicas.is_empty() {
+            return;
+        }
+        let restarts = Family::<Label, Counter>::default();
+        for (i, replica) in replicas.iter().enumerate() {
+            restarts.get_or_create(&label(i)).inc_by(replica.restarts);
+        }
+        add.one("replica_up", "1 if the replica takes requests", &gauge(|of| of.is_up.into()));
+        add.one("replica_requests_running", "Requests that have a slot of the replica", &gauge(|of| of.running));
+        add.one("replica_requests_waiting", "Requests that wait at the replica", &gauge(|of| of.waiting));
+        add.one("replica_restarts", "How often the replica was started again", &restarts);
+        add.one("requests_moved", "Requests that went on at another replica, since theirs ended", &self.moved);
+    }
+
+    /// A request went on at another replica.
+    pub(super) fn moved(&self) {
+        self.moved.inc();
+    }
+
+    /// A request got its slot.
+    pub(super) fn admitted(&self, times: &Times, n_prompt: usize, cached_tokens: usize) {
+        self.queue.observe(since(times.submitted, times.admitted));
+        self.prompt_tokens.inc_by(n_prompt as u64);
+        self.prefix_queries.inc_by(n_prompt as u64);
+        self.prefix_hits.inc_by(cached_tokens as u64);
+    }
+
+    /// A token came; the one before it came at `before`.
+    pub(super) fn token(&self, times: &Times, before: Option<Instant>) {
+        self.generation_tokens.inc();
+        match before {
+            Some(before) => self.inter_token.observe(since(before, times.last_token)),
+            None => self.time_to_first_token.observe(since(times.submitted, times.first_token)),
+        }
+    }
+
+    /// A request is over.
+    pub(super) fn ended(&self, times: &Times, n_prompt: usize, ending: &Ending) {
+        let reason = match ending {
+            Ending::Finished(FinishReason::Stop) => "stop",
+            Ending::Finished(FinishReason::Length) => "length",
+            Ending::Finished(FinishReason::Cancelled) | Ending::Failed(_) => "error",
+        };
+        self.success.get_or_create(&[("finished_reason", reason)]).inc();
+        self.whole.observe(times.submitted.elapsed().as_secs_f64());
+        self.request_prompt.observe(n_prompt as f64);
+        self.request_generation.observe(times.n_tokens as f64);
+        if let (Some(admitted), Some(first)) = (times.admitted, times.first_token) {
+            self.prefill.observe(since(admitted, Some(first)));
+            self.decode.observe(since(first, times.last_token));
+        }
+    }
+
+    pub(super) fn rejected(&self, reason: &'static str) {
+        self.rejections.get_or_create(&[("reason", reason)]).inc();
+    }
+
+    pub(super) fn cancelled(&self, phase: &'static str) {
+        self.cancelled.get_or_create(&[("phase", phase)]).inc();
+    }
+
+    /// Labels are of a closed set, whatever handlers answer.
+    pub(super) fn responded(&self, status: u16) {
+        let label = STATUSES.iter().find(|(known, _)| *known == status).map_or("other", |(_, label)| label);
+        self.responses.get_or_create(&[("status", label)]).inc();
+    }
+
+    /// A step gave so many tokens.
+    pub(super) fn step(&self, n_tokens: usize) {
+        self.iteration_tokens.observe(n_tokens as f64);
+    }
+
+    /// A reader took so many tokens at once.
+    pub(super) fn chunk(&self, n_tokens: usize) {
+        if n_tokens > 0 {
+            self.chunk_tokens.observe(n_tokens as f64);
+        }
+    }
+
+    /// What an engine did since it had the figures that were counted.
+    pub(super) fn engine_did(&self, counted: &mut EngineFigures, figures: EngineFigures) {
+        let counted = std::mem::replace(counted, figures);
+        self.preemptions.inc_by(figures.preemptions - counted.preemptions);
+        self.drafted.inc_by(figures.drafted_tokens - counted.drafted_tokens);
+        self.accepted.inc_by(figures.accepted_tokens - counted.accepted_tokens);
+    }
+}
+
+fn since(from: Instant, to: Option<Instant>) -> f64 {
+    to.map_or(Duration::ZERO, |to| to.saturating_duration_since(from)).as_secs_f64()
+}
+
+struct Adding<'a> {
+    registry: &'a mut Registry,
+    prefix: &'a str,
+}
+
+impl Adding<'_> {
+    fn one(&mut self, name: &str, help: &str, metric: &(impl prometheus_client::registry::Metric + Clone)) {
+        self.registry.register(format!("{}{name}", self.prefix), help, metric.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_vllms_behind_a_prefix() {
+        let metrics = Metrics::default();
+        metrics.rejected("overloaded");
+        metrics.responded(200);
+        metrics.responded(418);
+        let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
+        let text = metrics.text("vllm:", "m", &figures, &[]);
+        for line in [
+            "vllm:num_requests_running{model_name=\"m\"} 3",
+            "vllm:num_requests_waiting{model_name=\"m\"} 2",
+            "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25",
+            "vllm:admission_rejections_total{model_name=\"m\",reason=\"overloaded\"} 1",
+            "vllm:admission_rejections_total{model_name=\"m\",reason=\"too_long\"} 0",
+            "vllm:http_responses_total{model_name=\"m\",status=\"200\"} 1",
+            "vllm:http_responses_total{model_name=\"m\",status=\"other\"} 1",
+            "vllm:http_responses_total{model_name=\"m\",status=\"499\"} 0",
+            "vllm:harmony_repairs_total{model_name=\"m\",kind=\"missing_start\"} 0",
+            "vllm:iteration_tokens_total_count{model_name=\"m\"} 0",
+            "vllm:generation_tokens_total{model_name=\"m\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}

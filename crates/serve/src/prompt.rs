@@ -1,0 +1,239 @@
+//! From a request of either chat API to generations.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Server;
+use super::answer::{Answer, Making};
+use super::ask::Ask;
+use super::choices::Choices;
+use super::conversation::{self, Entry};
+use super::error::ApiError;
+use super::keys::Caller;
+use super::long_work::LONG_TEXT_BYTES;
+use super::request_log::Record;
+use super::tools::TextFormat;
+use chat::ResponseFormat;
+use chat::chat_format::{ChatFormatError, Conversation, Prompt, Untaken};
+use chat::grammar::{Format, GrammarError, ToolChoice, Wanted};
+use engine::scheduler::{Request, TokenMask};
+use hint::{Hint, chain};
+use model::tokenizer::limit::Limit;
+
+/// Whether a conversation, or the request that it came with, takes a while to become a prompt.
+pub fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+    let body_bytes = Record::current().map_or(0, |record| record.body_bytes());
+    body_bytes.max(entries.into_iter().map(Entry::size_bytes).sum()) > LONG_TEXT_BYTES
+}
+
+/// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
+/// than the context, or nobody wants it any more.
+///
+/// # Errors
+/// A result without a call, or more tokens than the context has.
+pub fn of(
+    server: &Server,
+    caller: Caller,
+    ask: &Ask,
+    entries: &[&Entry],
+    param: &str,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Prompt, ApiError> {
+    let format = match &ask.format {
+        TextFormat::Schema { name, description, schema, .. } => {
+            Some(ResponseFormat { name: name.clone(), description: description.clone(), schema: schema.clone() })
+        }
+        TextFormat::Text | TextFormat::JsonObject => None,
+    };
+    let chat_format = &server.chat()?.format;
+    let may_call = ask.tools.choice != ToolChoice::None;
+    if may_call && !chat_format.reads_calls() && !ask.tools.offered.is_empty() {
+        let why = "calls of tools are not read from this model's answers: `tool_choice: \"none\"` leaves them to you";
+        return Err(ApiError::unsupported_value("tools", why));
+    }
+    let turns = conversation::turns(entries, &server.history, caller.0)?;
+    let conversation = Conversation {
+        current_date: server.current_date(),
+        thinking: ask.thinking(),
+        tools: &ask.tools.offered,
+        may_call,
+        format,
+        turns: &turns,
+    };
+    let context_tokens = server.backend.model().context_tokens;
+    let limit = Limit { max_tokens: context_tokens, is_wanted };
+    let prompt = chat_format.prompt(&conversation, &limit).map_err(|error| told(&error, param))?;
+    if prompt.ids.len() > context_tokens {
+        return Err(ApiError::context_length(param, prompt.ids.len(), context_tokens));
+    }
+    Ok(prompt)
+}
+
+/// What a client is told of a conversation that is no prompt.
+fn told(error: &ChatFormatError, param: &str) -> ApiError {
+    if let Some(error) = error.tokenizer() {
+        return super::told(error, param);
+    }
+    match error {
+        ChatFormatError::NotTaken { what: Untaken::Tools } => ApiError::unsupported_value("tools", error.to_string()),
+        ChatFormatError::NotTaken { what: Untaken::Effort } => {
+            ApiError::unsupported_value("reasoning_effort", error.to_string())
+        }
+        ChatFormatError::NotTaken { what: Untaken::Calls } => ApiError::unsupported_value(param, error.to_string()),
+        error if error.is_machines() => {
+            tracing::warn!("{}", chain(error));
+            ApiError::internal("the chat template could not be run; the log says why")
+        }
+        error => ApiError::invalid(param, error.to_string()),
+    }
+}
+
+/// Queues `n` answers to a prompt: they differ in their seeds.
+///
+/// # Errors
+/// What the client is told, before any head is sent.
+pub async fn start(
+    server: &Arc<Server>,
+    caller: Caller,
+    ask: &Ask,
+    prompt: Prompt,
+    n: usize,
+    param: &str,
+) -> Result<Choices, ApiError> {
+    server.check_answers(n, "n")?;
+    let facts = server.backend.model();
+    let sampling = ask.sampling.sampling(server.ids.seed())?;
+    let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
+    let making = Arc::new(Making { tokenizer, tools, stop });
+    let stop = if ask.goes_on() { Vec::new() } else { server.chat_stop_ids() };
+    let chat_format = &server.chat()?.format;
+    let mut masks = masks(server, ask, prompt.begun.in_answer, n).await?;
+    let mut choices = Vec::with_capacity(n);
+    for i in 0..n {
+        let mut sampling = sampling;
+        sampling.seed = sampling.seed.wrapping_add(i as u64);
+        let max_new_tokens = ask.max_tokens.unwrap_or(facts.context_tokens);
+        let mut request = Request::new(prompt.ids.clone(), max_new_tokens, stop.clone(), sampling);
+        request.changes = ask.sampling.changes(facts.vocab_size)?;
+        request.changes.mask = masks.pop().flatten();
+        request.n_logprobs = ask.n_logprobs;
+        let parser = chat_format.answer(prompt.begun.clone(), ask.goes_on());
+        let answer = Answer::new(parser, Arc::clone(&making), server.ids.next("call_"));
+        let generation = server.submit(request, param)?;
+        choices.push((if ask.is_seldom() { generation.seldom() } else { generation }, answer));
+    }
+    Record::drop_body();
+    Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
+}
+
+/// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
+/// was asked for. None where `ignore_eos` lets the model write on and no form is asked for.
+async fn masks(
+    server: &Arc<Server>,
+    ask: &Ask,
+    in_answer: bool,
+    n: usize,
+) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
+    let chat = server.chat()?;
+    if ask.goes_on() || !ask.is_bound() && !chat.format.has_headers() {
+        return Ok((0..n).map(|_| None).collect());
+    }
+    let format = match &ask.format {
+        TextFormat::Text => None,
+        TextFormat::JsonObject => Some(Format::JsonObject),
+        TextFormat::Schema { schema, .. } => Some(Format::Schema(schema.clone())),
+    };
+    let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
+    let is_bound = ask.is_bound();
+    let wanted = Arc::new(Wanted { tools, choice, format, reasoning: !in_answer });
+    let grammars = Arc::clone(&chat.grammars);
+    let is_compiled = {
+        let (grammars, wanted) = (Arc::clone(&grammars), Arc::clone(&wanted));
+        move || grammars.is_compiled(&wanted)
+    };
+    let compile = move || (0..n).map(|_| grammars.mask(&wanted)).collect::<Result<Vec<_>, _>>();
+    // A grammar is tried and compiled in its turn; schemas may be long even to look at.
+    let at_once = {
+        let compile = compile.clone();
+        move || (!is_bound || is_compiled()).then(compile)
+    };
+    let masks = tokio::task::spawn_blocking(at_once).await.map_err(|error| ApiError::internal(error.to_string()))?;
+    let masks = match masks {
+        Some(masks) => masks,
+        None => server.long_work.run(true, move |_| compile()).await?,
+    };
+    server.metrics.grammar_cache_hits.inner().store(chat.grammars.counts().hits, Ordering::Relaxed);
+    match masks {
+        Ok(masks) => Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),
+        Err(error) if is_bound => Err(refusal(ask, &error)),
+        Err(error) => {
+            tracing::warn!("headers are not masked: {error}");
+            Ok((0..n).map(|_| None).collect())
+        }
+    }
+}
+
+/// A mask whose time is measured.
+pub(super) struct Timed<F> {
+    mask: Box<dyn TokenMask>,
+    took: F,
+}
+
+fn timed(server: &Server, mask: Box<dyn TokenMask>) -> Box<dyn TokenMask> {
+    let seconds = server.metrics.grammar_mask.clone();
+    Timed::boxed(mask, move |took| seconds.observe(took.as_secs_f64()))
+}
+
+impl<F: Fn(Duration) + Send + Clone + 'static> Timed<F> {
+    /// Tells `took` of each.
+    pub fn boxed(mask: Box<dyn TokenMask>, took: F) -> Box<dyn TokenMask> {
+        Box::new(Self { mask, took })
+    }
+}
+
+impl<F> fmt::Debug for Timed<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timed").field("mask", &self.mask).finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn(Duration) + Send + Clone + 'static> TokenMask for Timed<F> {
+    fn allowed(&mut self) -> Option<&[u32]> {
+        let begin = Instant::now();
+        let allowed = self.mask.allowed();
+        (self.took)(begin.elapsed());
+        allowed
+    }
+
+    fn push(&mut self, token: u32) {
+        self.mask.push(token);
+    }
+
+    fn ahead(&self) -> Box<dyn TokenMask> {
+        Self::boxed(self.mask.ahead(), self.took.clone())
+    }
+
+    fn text(&self) -> Option<&str> {
+        self.mask.text()
+    }
+}
+
+fn refusal(ask: &Ask, error: &GrammarError) -> ApiError {
+    if let GrammarError::NotTried { .. } = error {
+        tracing::warn!("{error}");
+        return ApiError::internal("the schemas and tools could not be tried; the log says why");
+    }
+    let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
+    let told = ApiError::bad_request("invalid_json_schema", format!("{error}{hint}"));
+    let place = match (error, &ask.format) {
+        (GrammarError::Tool { name, .. } | GrammarError::Text { name, .. }, _) => ask.tools.place(name),
+        (GrammarError::Format { .. }, TextFormat::Schema { place, .. }) => Some(place.as_str()),
+        _ => None,
+    };
+    match place {
+        Some(place) => told.with_param(place),
+        None => told,
+    }
+}

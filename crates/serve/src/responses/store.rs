@@ -1,0 +1,161 @@
+//! Responses that can be asked for again, and that others follow.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::bounded::{Bounded, Limits};
+use crate::conversation::Entry;
+use crate::history::{Scope, Turn, size_bytes};
+
+/// How much is kept.
+const LIMITS: Limits = Limits { max_entries: 10_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
+
+/// The id of the response whose items have ids made of `id`.
+pub fn response_id(id: &str) -> String {
+    format!("resp_{id}")
+}
+
+/// The response that an item's id is made of: `rs_ID-0` is of `resp_ID`.
+pub fn response_of(item_id: &str) -> Option<String> {
+    let (_, id) = item_id.split_once('_')?;
+    Some(response_id(id.split_once('-')?.0))
+}
+
+/// A response and what led to it.
+#[derive(Debug)]
+pub struct Stored {
+    /// As it was told.
+    pub response: Value,
+    /// The items that it was asked with, each with an id.
+    pub input: Vec<Value>,
+    /// The conversation before it, less the instructions.
+    pub entries: Vec<Entry>,
+    /// What the model made.
+    pub turn: Arc<Turn>,
+}
+
+/// The responses of the last day, as far as there is room.
+#[derive(Debug)]
+pub struct Store {
+    responses: Mutex<Bounded<(Scope, String), Arc<Stored>>>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self::new(LIMITS)
+    }
+}
+
+impl Store {
+    /// None yet.
+    pub fn new(limits: Limits) -> Self {
+        Self { responses: Mutex::new(Bounded::new(limits)) }
+    }
+
+    /// Keeps a response.
+    pub fn keep(&self, scope: Scope, id: &str, stored: Stored) {
+        let bytes = stored.size_bytes();
+        self.lock().insert((scope, id.to_owned()), Arc::new(stored), bytes);
+    }
+
+    /// The response of this id, if it is there and of this scope.
+    pub fn get(&self, scope: Scope, id: &str) -> Option<Arc<Stored>> {
+        self.lock().get(&(scope, id.to_owned())).cloned()
+    }
+
+    /// Forgets a response; false if there was none.
+    pub fn delete(&self, scope: Scope, id: &str) -> bool {
+        self.lock().remove(&(scope, id.to_owned())).is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Bounded<(Scope, String), Arc<Stored>>> {
+        self.responses.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Stored {
+    /// The conversation that the next response goes on with.
+    pub fn continued(&self) -> Vec<Entry> {
+        let mut entries = self.entries.clone();
+        entries.push(Entry::Made(Arc::clone(&self.turn)));
+        entries
+    }
+
+    /// The item of this id, of the response or of its input.
+    pub fn item(&self, id: &str) -> Option<&Value> {
+        let output = self.response["output"].as_array().into_iter().flatten();
+        output.chain(&self.input).find(|item| item["id"] == id)
+    }
+
+    fn size_bytes(&self) -> usize {
+        let json = |value: &Value| value.to_string().len();
+        let entries: usize = self.entries.iter().map(Entry::size_bytes).sum();
+        json(&self.response) + self.input.iter().map(json).sum::<usize>() + entries + size_bytes(&self.turn)
+    }
+}
+
+/// A part of a list, as the API pages through lists.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+pub struct Page {
+    /// 1 to 100 items.
+    pub limit: Option<usize>,
+    /// `asc`, or `desc`: the last item first.
+    pub order: Option<String>,
+    /// Items behind the one with this id.
+    pub after: Option<String>,
+}
+
+impl Page {
+    /// The items of the page.
+    pub fn of(&self, items: &[Value]) -> Value {
+        let mut items: Vec<&Value> = items.iter().collect();
+        if self.order.as_deref() != Some("asc") {
+            items.reverse();
+        }
+        if let Some(after) = &self.after {
+            let found = items.iter().position(|item| item["id"] == after.as_str());
+            items.drain(..found.map_or(items.len(), |found| found + 1));
+        }
+        let limit = self.limit.unwrap_or(20).clamp(1, 100);
+        let has_more = items.len() > limit;
+        items.truncate(limit);
+        let id = |item: Option<&&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+        json!({
+            "object": "list", "first_id": id(items.first()), "last_id": id(items.last()), "has_more": has_more,
+            "data": items,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_paged_from_either_end() {
+        let items: Vec<Value> = ["a", "b", "c"].iter().map(|id| json!({ "id": id })).collect();
+        let page = |limit, order: &str, after: Option<&str>| {
+            let page = Page { limit, order: Some(order.to_owned()), after: after.map(str::to_owned) }.of(&items);
+            let ids: Vec<&str> =
+                page["data"].as_array().expect("a list").iter().filter_map(|item| item["id"].as_str()).collect();
+            (ids.concat(), page["has_more"] == true)
+        };
+        assert_eq!(page(None, "desc", None), ("cba".into(), false));
+        assert_eq!(page(Some(2), "asc", None), ("ab".into(), true));
+        assert_eq!(page(Some(2), "asc", Some("b")), ("c".into(), false));
+        assert_eq!(page(None, "asc", Some("x")), (String::new(), false));
+    }
+
+    #[test]
+    fn a_response_is_there_for_its_scope_until_it_is_deleted() {
+        let store = Store::new(Limits::for_tests());
+        let response = json!({"id": "resp_1"});
+        store.keep(7, "resp_1", Stored { response, input: Vec::new(), entries: Vec::new(), turn: Arc::default() });
+        assert!(store.get(8, "resp_1").is_none());
+        assert_eq!(store.get(7, "resp_1").expect("kept").response["id"], "resp_1");
+        assert!(!store.delete(8, "resp_1") && store.delete(7, "resp_1") && !store.delete(7, "resp_1"));
+        assert!(store.get(7, "resp_1").is_none());
+    }
+}

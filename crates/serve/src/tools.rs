@@ -1,0 +1,414 @@
+//! Tools, which of them may be called, and the format of an answer, as both chat APIs ask for them: the one nests what
+//! the other has flat (`function: {name}` and `name`), and both are taken in both.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::field::Field;
+use chat::grammar::ToolChoice;
+use chat::{FUNCTIONS, TextInput, Tool, is_tool_name};
+
+/// Most tools of a request.
+const MAX_TOOLS: usize = 256;
+
+/// A tool as its client knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// The namespace that its client gave it in, which is part of the name that the model sees.
+    pub namespace: Option<String>,
+    /// It takes text and not JSON: `custom`, as the API calls that.
+    pub is_custom: bool,
+}
+
+/// The tools of a request.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// As they stand in the prompt, in the order of the request.
+    pub offered: Vec<Tool>,
+    /// What may be called of them.
+    pub choice: ToolChoice,
+    /// The names of those that may be called, if not all may.
+    pub allowed: Option<Vec<String>>,
+    functions: HashMap<String, Function>,
+    /// Where in the request each one's schema or grammar stands.
+    places: Vec<String>,
+}
+
+/// What a request that has no tools has.
+impl Default for Tools {
+    fn default() -> Self {
+        Self {
+            offered: Vec::new(),
+            choice: ToolChoice::None,
+            allowed: None,
+            functions: HashMap::new(),
+            places: Vec::new(),
+        }
+    }
+}
+
+/// What an answer's text is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TextFormat {
+    /// Any text.
+    Text,
+    /// Any JSON object.
+    JsonObject,
+    /// JSON after a schema.
+    Schema {
+        /// What the schema is called.
+        name: String,
+        /// What it is for.
+        description: Option<String>,
+        /// The schema.
+        schema: Value,
+        /// Where in the request it stands.
+        place: String,
+    },
+}
+
+impl Tools {
+    /// Reads `tools`, `tool_choice` and the rest of it.
+    ///
+    /// With `hosted`, tools that only OpenAI's own servers have (`web_search`) are left out with a warning.
+    ///
+    /// # Errors
+    /// A tool that is none, a name that no header can carry, a choice of what is not there.
+    pub fn read(body: &Field, hosted: Hosted) -> Result<Self, ApiError> {
+        let mut tools = Self::default();
+        let given = body.get("tools").map_or(Ok(Vec::new()), |list| list.list())?;
+        if given.len() > MAX_TOOLS {
+            let list = body.need("tools")?;
+            return Err(
+                list.error("invalid_value", format!("`tools` are {}, at most {MAX_TOOLS} are taken", given.len()))
+            );
+        }
+        for tool in &given {
+            tools.read_tool(tool, hosted)?;
+        }
+        tools.choice = if tools.offered.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
+        if let Some(choice) = body.get("tool_choice") {
+            tools.read_choice(&choice)?;
+        }
+        Ok(tools)
+    }
+
+    /// The function that the model means by a name.
+    pub fn function(&self, name: &str) -> Function {
+        let unknown = || Function { name: name.to_owned(), namespace: None, is_custom: false };
+        self.functions.get(name).cloned().unwrap_or_else(unknown)
+    }
+
+    /// The name by which the model knows a function.
+    pub fn name_in_prompt(name: &str, namespace: Option<&str>) -> String {
+        namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}__{name}"))
+    }
+
+    /// Those that may be called.
+    pub fn callable(&self) -> Vec<Tool> {
+        let may = |tool: &&Tool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
+        self.offered.iter().filter(may).cloned().collect()
+    }
+
+    /// Where in the request the schema or grammar of a tool stands.
+    pub fn place(&self, name: &str) -> Option<&str> {
+        let index = self.offered.iter().position(|tool| tool.name == name)?;
+        self.places.get(index).map(String::as_str)
+    }
+
+    fn read_tool(&mut self, tool: &Field, hosted: Hosted) -> Result<(), ApiError> {
+        match (tool.need("type")?.text()?, hosted) {
+            ("function", _) => self.read_function(tool, None),
+            ("namespace", Hosted::LeftOut) => {
+                let namespace = tool.need("name")?.text()?;
+                for function in tool.need("tools")?.list()? {
+                    match function.need("type")?.one_of(&[("function", false), ("custom", true)])? {
+                        false => self.read_function(&function, Some(namespace))?,
+                        true => self.read_custom(&function, Some(namespace))?,
+                    }
+                }
+                Ok(())
+            }
+            ("custom", Hosted::LeftOut) => self.read_custom(tool, None),
+            ("custom", Hosted::Refused) => {
+                Err(tool.need("type")?.unsupported("tools whose input is plain text are those of `/v1/responses`"))
+            }
+            (kind, Hosted::LeftOut) => {
+                warn_once(kind);
+                Ok(())
+            }
+            (_, Hosted::Refused) => tool.need("type")?.one_of(&[("function", ())]),
+        }
+    }
+
+    fn read_function(&mut self, tool: &Field, namespace: Option<&str>) -> Result<(), ApiError> {
+        let function = tool.get("function").unwrap_or_else(|| tool.clone());
+        let parameters = function.get("parameters");
+        if let Some(parameters) = &parameters {
+            parameters.object()?;
+        }
+        let strict = function.get("strict").is_some_and(|strict| strict.value() == &Value::Bool(true));
+        let offered = Tool {
+            parameters: parameters.map(|schema| schema.value().clone()),
+            strict,
+            ..self.named_tool(&function, namespace, false)?
+        };
+        self.offer(offered, format!("{}.parameters", function.path()));
+        Ok(())
+    }
+
+    /// A tool that takes text: any, or that of a grammar.
+    fn read_custom(&mut self, tool: &Field, namespace: Option<&str>) -> Result<(), ApiError> {
+        let format = tool.get("format");
+        let is_grammar = format
+            .as_ref()
+            .map_or(Ok(false), |format| format.need("type")?.one_of(&[("text", false), ("grammar", true)]))?;
+        let (text, place) = match format.filter(|_| is_grammar) {
+            None => (TextInput::Any, tool.path().to_owned()),
+            Some(grammar) => {
+                let definition = grammar.need("definition")?;
+                let text = definition.text()?.to_owned();
+                let is_regex = grammar.need("syntax")?.one_of(&[("lark", false), ("regex", true)])?;
+                let text = if is_regex { TextInput::Regex(text) } else { TextInput::Lark(text) };
+                (text, definition.path().to_owned())
+            }
+        };
+        let offered = Tool { text: Some(text), ..self.named_tool(tool, namespace, true)? };
+        self.offer(offered, place);
+        Ok(())
+    }
+
+    fn offer(&mut self, tool: Tool, place: String) {
+        self.places.push(place);
+        self.offered.push(tool);
+    }
+
+    /// What all tools have: a name that no other has, and a description.
+    fn named_tool(&mut self, tool: &Field, namespace: Option<&str>, is_custom: bool) -> Result<Tool, ApiError> {
+        let name = tool.need("name")?;
+        let own_name = name.text()?;
+        if !is_tool_name(own_name) {
+            return Err(name.wrong("a name of at most 256 bytes, without white space and any of `<{[\"`"));
+        }
+        let name_in_prompt = Self::name_in_prompt(own_name, namespace);
+        let client_knows = Function { name: own_name.to_owned(), namespace: namespace.map(str::to_owned), is_custom };
+        if self.functions.insert(name_in_prompt.clone(), client_knows).is_some() {
+            return Err(name.error("invalid_value", format!("`{}`: there are two tools `{own_name}`", name.path())));
+        }
+        Ok(Tool {
+            namespace: FUNCTIONS.to_owned(),
+            name: name_in_prompt,
+            description: tool.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
+            parameters: None,
+            strict: false,
+            text: None,
+        })
+    }
+
+    fn read_choice(&mut self, choice: &Field) -> Result<(), ApiError> {
+        type Mode = (&'static str, fn() -> ToolChoice);
+        const MODES: [Mode; 3] =
+            [("none", || ToolChoice::None), ("auto", || ToolChoice::Auto), ("required", || ToolChoice::Required)];
+        self.choice = if choice.value().is_string() {
+            choice.one_of(&MODES)?()
+        } else {
+            let kind = choice.need("type")?;
+            match kind.text()? {
+                "function" | "custom" => ToolChoice::Named(self.named(choice)?),
+                "allowed_tools" => {
+                    let allowed = choice.get("allowed_tools").unwrap_or_else(|| choice.clone());
+                    let names = allowed.need("tools")?.list()?;
+                    self.allowed = Some(names.iter().map(|tool| self.named(tool)).collect::<Result<_, _>>()?);
+                    allowed.need("mode")?.one_of(&MODES[1..])?()
+                }
+                _ => return Err(kind.unsupported("only functions and custom tools can be chosen")),
+            }
+        };
+        let callable = self.allowed.as_ref().map_or(self.offered.len(), Vec::len);
+        match self.choice {
+            ToolChoice::Required | ToolChoice::Named(_) if callable == 0 => {
+                Err(choice.error("invalid_value", "`tool_choice` wants a call, and there are no tools".to_owned()))
+            }
+            ToolChoice::Auto if self.offered.is_empty() => {
+                self.choice = ToolChoice::None;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The tool that `{type: "function", name}` or `{type: "custom", name}` names, or the nested form of the former.
+    fn named(&self, choice: &Field) -> Result<String, ApiError> {
+        let function = choice.get("function").unwrap_or_else(|| choice.clone());
+        let name = function.need("name")?;
+        let namespace = function.get("namespace").map(|namespace| namespace.text()).transpose()?;
+        let name_in_prompt = Self::name_in_prompt(name.text()?, namespace);
+        if self.functions.contains_key(&name_in_prompt) {
+            return Ok(name_in_prompt);
+        }
+        // In a namespace, and named without it.
+        let own_name = name.text()?;
+        let mut alike = self.offered.iter().filter(|tool| self.functions[&tool.name].name == own_name);
+        match (alike.next(), alike.next()) {
+            (Some(tool), None) => Ok(tool.name.clone()),
+            _ => Err(name.wrong("the name of one of the tools")),
+        }
+    }
+}
+
+/// What becomes of tools that are no functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosted {
+    /// They are left out, with a warning.
+    LeftOut,
+    /// They are an error.
+    Refused,
+}
+
+/// Tools that OpenAI's own servers have.
+const HOSTED: [&str; 11] = [
+    "apply_patch",
+    "code_interpreter",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_preview",
+];
+
+/// Warns once for each of them, and once for all others, whose types are the client's words.
+fn warn_once(kind: &str) {
+    static WARNED: Mutex<Vec<Option<&str>>> = Mutex::new(Vec::new());
+    let known = HOSTED.into_iter().find(|known| *known == kind);
+    let mut warned = WARNED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if !warned.contains(&known) {
+        match known {
+            Some(known) => tracing::warn!("tools of type `{known}` are left out: this server has none of its own"),
+            None => tracing::warn!("tools of unknown types are left out"),
+        }
+        warned.push(known);
+    }
+}
+
+impl TextFormat {
+    /// Reads `response_format` or `text.format`.
+    ///
+    /// # Errors
+    /// A type that is none of the three, or a schema that is no object.
+    pub fn read(format: Option<Field>) -> Result<Self, ApiError> {
+        let Some(format) = format else { return Ok(Self::Text) };
+        let is_schema = format.need("type")?.one_of(&[
+            ("text", None),
+            ("json_object", Some(false)),
+            ("json_schema", Some(true)),
+        ])?;
+        Ok(match is_schema {
+            None => Self::Text,
+            Some(false) => Self::JsonObject,
+            Some(true) => {
+                let named = format.get("json_schema").unwrap_or_else(|| format.clone());
+                let schema = named.need("schema")?;
+                schema.object()?;
+                Self::Schema {
+                    name: named.need("name")?.text()?.to_owned(),
+                    description: named.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
+                    schema: schema.value().clone(),
+                    place: schema.path().to_owned(),
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(body: &Value) -> Result<Tools, ApiError> {
+        Tools::read(&Field::body(body).expect("an object"), Hosted::LeftOut)
+    }
+
+    #[test]
+    fn both_forms_of_a_function_are_the_same_tool() {
+        let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+        let function = json!({"name": "weather", "description": "Tells it.", "parameters": parameters, "strict": true});
+        let mut flat = function.clone();
+        flat["type"] = "function".into();
+        let nested = read(&json!({"tools": [{"type": "function", "function": function}]})).expect("is right");
+        assert_eq!(nested.offered, read(&json!({"tools": [flat]})).expect("is right").offered);
+        let want = Tool {
+            namespace: "functions".into(),
+            name: "weather".into(),
+            description: Some("Tells it.".into()),
+            parameters: Some(parameters),
+            strict: true,
+            text: None,
+        };
+        assert_eq!(nested.offered, [want]);
+        assert_eq!(nested.choice, ToolChoice::Auto);
+    }
+
+    #[test]
+    fn a_namespace_is_part_of_the_name_in_the_prompt_and_not_of_the_clients() {
+        let tools = json!([
+            {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]},
+            {"type": "web_search"},
+            {"type": "function", "name": "shell"},
+        ]);
+        let tools =
+            read(&json!({"tools": tools, "tool_choice": {"type": "function", "name": "spawn"}})).expect("right");
+        let names: Vec<&str> = tools.offered.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(names, ["agents__spawn", "shell"]);
+        let spawn = tools.function("agents__spawn");
+        assert_eq!((spawn.name.as_str(), spawn.namespace.as_deref()), ("spawn", Some("agents")));
+        assert_eq!(tools.function("unheard").name, "unheard");
+        assert_eq!(tools.choice, ToolChoice::Named("agents__spawn".into()));
+    }
+
+    #[test]
+    fn a_choice_of_what_is_not_there_is_refused() {
+        let f = json!([{"type": "function", "name": "f"}]);
+        for (choice, want) in [
+            (json!("none"), Ok(ToolChoice::None)),
+            (json!("auto"), Ok(ToolChoice::Auto)),
+            (json!("required"), Ok(ToolChoice::Required)),
+            (json!({"type": "function", "function": {"name": "f"}}), Ok(ToolChoice::Named("f".into()))),
+            (json!({"type": "allowed_tools", "mode": "required", "tools": [{"name": "f"}]}), Ok(ToolChoice::Required)),
+            (json!("maybe"), Err("tool_choice")),
+            (json!({"type": "web_search"}), Err("tool_choice.type")),
+            (json!({"type": "function", "name": "g"}), Err("tool_choice.name")),
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "g"}]}),
+                Err("tool_choice.tools[0].name"),
+            ),
+        ] {
+            let body = json!({"tools": f, "tool_choice": choice});
+            let found = read(&body).map(|tools| tools.choice).map_err(|error| error.body()["error"]["param"].clone());
+            assert_eq!(found, want.map_err(Value::from), "{choice}");
+        }
+        assert!(read(&json!({"tool_choice": "required"})).is_err());
+        assert_eq!(read(&json!({"tool_choice": "auto"})).expect("nothing to call").choice, ToolChoice::None);
+    }
+
+    #[test]
+    fn names_that_no_header_can_carry_are_refused() {
+        for name in ["", "a b", "a<|end|>", "a\nb"] {
+            assert!(read(&json!({"tools": [{"type": "function", "name": name}]})).is_err(), "{name:?}");
+        }
+        read(&json!({"tools": [{"type": "function", "name": "mcp.server:get-it"}]})).expect("a header can carry it");
+        assert!(
+            read(&json!({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "f"}]})).is_err()
+        );
+    }
+}

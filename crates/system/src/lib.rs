@@ -1,0 +1,11 @@
+//! What every part of a program needs of its machine: files that appear whole, locks that end, processes with bounds,
+//! and
+//! numbers with units.
+
+pub mod bounded_process;
+pub mod git_lfs;
+pub mod json_entries;
+pub mod launcher;
+pub mod lock_file;
+pub mod new_file;
+pub mod units;

@@ -1,0 +1,259 @@
+//! How many bytes a step must move and how many operations it must do: counted from the model's matrices, which its
+//! family lists, and from what its layers keep.
+
+use format::Dtype;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::tensors::{EMBEDDING, groups};
+use model::config::{LayerState, ModelConfig};
+
+/// What a step takes at least.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Bytes of weights that are read, and of keys and values that are read and written. Activations stay in caches.
+    pub bytes: f64,
+    /// Operations; a multiply-add counts as two.
+    pub flop: f64,
+}
+
+impl Cost {
+    /// The least time in seconds, bytes and operations overlapping perfectly.
+    pub fn least_s(&self, bytes_per_s: f64, flop_per_s: f64) -> f64 {
+        (self.bytes / bytes_per_s).max(self.flop / flop_per_s)
+    }
+
+    /// So many of them.
+    pub fn times(self, n: f64) -> Self {
+        Self { bytes: n * self.bytes, flop: n * self.flop }
+    }
+}
+
+/// A model as far as its cost is concerned.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its dimensions.
+    config: ModelConfig,
+    /// Its matrices; those of a layer once for each that has them.
+    matrices: Vec<Matrix>,
+    /// Element type of the KV cache.
+    kv: Dtype,
+}
+
+/// A matrix that rows are multiplied by, or looked up in.
+#[derive(Clone, Copy, Debug)]
+struct Matrix {
+    part: Part,
+    elements: f64,
+    /// Bytes of a weight, with its part of the scales that its block shares.
+    bytes_each: f64,
+}
+
+/// Which rows a matrix is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// All.
+    Dense,
+    /// Those that are sent to the expert.
+    Experts,
+    /// A row of it for each row.
+    Embedding,
+    /// Those that want logits.
+    Unembedding,
+}
+
+/// Rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows {
+    /// One row of each sequence.
+    Decode {
+        /// Sequences.
+        batch: usize,
+        /// Positions that a row sees in a layer without a window, on average.
+        context: f64,
+    },
+    /// A prompt from its beginning, of which the last row gives logits.
+    Prompt {
+        /// Its tokens.
+        tokens: usize,
+    },
+}
+
+/// A sequence of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Of these, those whose keys and values were there already.
+    pub cached: usize,
+    /// Tokens that it generated.
+    pub new: usize,
+}
+
+impl Rows {
+    fn n_rows(self) -> f64 {
+        match self {
+            Self::Decode { batch, .. } => batch as f64,
+            Self::Prompt { tokens } => tokens as f64,
+        }
+    }
+
+    fn n_logit_rows(self) -> f64 {
+        match self {
+            Self::Decode { batch, .. } => batch as f64,
+            Self::Prompt { .. } => 1.0,
+        }
+    }
+
+    /// Pairs of a row and a position that it sees.
+    fn pairs(self, window: Option<usize>) -> f64 {
+        match self {
+            Self::Decode { batch, context } => batch as f64 * window.map_or(context, |w| context.min(w as f64)),
+            Self::Prompt { tokens } => {
+                let (t, w) = (tokens as f64, window.map_or(tokens, |w| w.min(tokens)) as f64);
+                w * (w + 1.0) / 2.0 + (t - w) * w
+            }
+        }
+    }
+
+    /// Positions whose keys and values come from memory: those of a prompt were just made.
+    fn positions_read(self, window: Option<usize>) -> f64 {
+        match self {
+            Self::Decode { .. } => self.pairs(window),
+            Self::Prompt { .. } => 0.0,
+        }
+    }
+}
+
+impl Model {
+    /// The matrices of a checkpoint, in their types.
+    pub fn of(checkpoint: &Checkpoint, kv: Dtype) -> Self {
+        let config = &checkpoint.config;
+        let mut matrices = Vec::new();
+        for group in groups(config).iter().filter(|group| group.tensor.name.ends_with("weight")) {
+            let elements = group.shape.iter().product::<usize>() as f64;
+            for &l in &group.layers {
+                let name = group.name_in(l);
+                let bytes_each = checkpoint.tensor(&name).dtype.stored_bits() / 8.0;
+                let mut add = |part| matrices.push(Matrix { part, elements, bytes_each });
+                if name == EMBEDDING {
+                    add(Part::Embedding);
+                }
+                if name == checkpoint.unembedding() {
+                    add(Part::Unembedding);
+                } else if name != EMBEDDING {
+                    add(if group.tensor.is_expert { Part::Experts } else { Part::Dense });
+                }
+            }
+        }
+        Self { config: config.clone(), matrices, kv }
+    }
+
+    /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
+    /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed,
+    /// and touches fewer. Norms and biases are not counted.
+    pub fn cost(&self, rows: Rows) -> Cost {
+        let Self { config, .. } = self;
+        let n_rows = rows.n_rows();
+        let dim = |name| config.get(name).unwrap_or(1) as f64;
+        let (n_experts, chosen) = (dim("num_experts"), dim("experts_per_token"));
+        let touched = 1.0 - (1.0 - chosen / n_experts).powf(n_rows);
+        let mut cost = Cost::default();
+        for &Matrix { part, elements, bytes_each } in &self.matrices {
+            let (read, rows) = match part {
+                Part::Dense => (elements, n_rows),
+                Part::Experts => (touched * elements, n_rows * chosen / n_experts),
+                Part::Embedding => (n_rows * config.hidden_size as f64, 0.0),
+                Part::Unembedding => (elements, rows.n_logit_rows()),
+            };
+            cost.bytes += read * bytes_each;
+            cost.flop += 2.0 * rows * elements;
+        }
+        let of_position = self.kv.len_bytes(1) as f64 * 2.0 * dim("num_key_value_heads") * dim("head_dim");
+        let attention_size = dim("num_attention_heads") * dim("head_dim");
+        for l in 0..config.num_hidden_layers {
+            let Some(LayerState::Positions { window }) = config.layer_state(l) else { continue };
+            cost.bytes += (rows.positions_read(window) + n_rows) * of_position;
+            // q . k and p * v: two products of head_dim for every head and position.
+            cost.flop += 4.0 * rows.pairs(window) * attention_size;
+        }
+        cost
+    }
+
+    /// Counts a run, so many sequences at a time: the steps of decoding with all slots full, and the operations of the
+    /// prompts, whose rows ride along.
+    pub fn cost_of_run(&self, sequences: &[Sequence], slots: usize) -> Cost {
+        let (mut n_rows, mut n_seen, mut flop) = (0, 0, 0.0);
+        let of_prompt = |tokens: usize| if tokens > 0 { self.cost(Rows::Prompt { tokens }).flop } else { 0.0 };
+        for &Sequence { prompt, cached, new } in sequences {
+            // The first token comes from the prompt's last row.
+            let rows = new.saturating_sub(1);
+            n_rows += rows;
+            n_seen += rows * prompt + rows * new / 2;
+            flop += of_prompt(prompt) - of_prompt(cached);
+        }
+        let (batch, context) = (slots.min(sequences.len()).max(1), n_seen as f64 / n_rows.max(1) as f64);
+        let steps = n_rows as f64 / batch as f64;
+        let decode = self.cost(Rows::Decode { batch, context }).times(steps);
+        Cost { flop: decode.flop + flop, ..decode }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::checkpoint::encoding::Encoding;
+    use model::config::NamedShape;
+
+    fn model(layers: Option<usize>, experts: Dtype) -> Model {
+        let config = NamedShape::gpt_oss_20b().config(layers);
+        let encoding = if experts == Dtype::Mxfp4 { Encoding::Mxfp4 } else { Encoding::Bf16 };
+        Model::of(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
+    }
+
+    #[test]
+    fn one_row_of_gpt_oss_20b_reads_its_active_parameters() {
+        let cost = model(None, Dtype::Bf16).cost(Rows::Decode { batch: 1, context: 0.0 });
+        // OpenAI's model card: 3.61 B active parameters, without the embedding; norms and biases are not counted here.
+        let active = cost.flop / 2.0;
+        assert!((active / 3.61e9 - 1.0).abs() < 0.01, "{active}");
+        assert!((cost.bytes / cost.flop - 1.0).abs() < 1e-4, "{cost:?}");
+    }
+
+    #[test]
+    fn many_rows_read_every_expert_and_one_reads_its_own() {
+        let bytes = |experts, batch| model(Some(1), experts).cost(Rows::Decode { batch, context: 0.0 }).bytes;
+        for (experts, each) in [(Dtype::Bf16, 2.0), (Dtype::Mxfp4, 17.0 / 32.0)] {
+            let of_rows = 9_999.0 * (2880.0 * 2.0 + 2048.0); // the embedding, and what goes into the cache
+            let expert = each * 3.0 * 2880.0 * 2880.0;
+            let others = bytes(experts, 10_000) - bytes(experts, 1) - of_rows;
+            assert!((others - 28.0 * expert).abs() < 1e-6 * expert, "{others}");
+        }
+    }
+
+    #[test]
+    fn limits_of_an_h200_are_those_that_were_worked_out_by_hand() {
+        // 4.3 TB/s and 790 TFLOP/s, MXFP4 experts, 512 positions: an independent count of the same model.
+        let per_s = |rows, tokens: f64| tokens / model(None, Dtype::Mxfp4).cost(rows).least_s(4.3e12, 790e12);
+        for (batch, limit) in [(1, 1_155.0), (32, 10_623.0), (256, 66_195.0), (1024, 107_628.0)] {
+            let found = per_s(Rows::Decode { batch, context: 512.0 }, batch as f64);
+            assert!((found / limit - 1.0).abs() < 1e-3, "batch {batch}: {found}, expected {limit}");
+        }
+        let found = per_s(Rows::Prompt { tokens: 4096 }, 4096.0);
+        assert!((found / 121_842.0 - 1.0).abs() < 1e-3, "prefill: {found}");
+    }
+
+    #[test]
+    fn a_run_is_steps_with_all_slots_full_and_what_is_new_of_the_prompts() {
+        let model = model(Some(2), Dtype::Mxfp4);
+        // Rows that see 11, 12 and 13 positions.
+        let alike = [Sequence { prompt: 10, cached: 0, new: 4 }; 4];
+        let prompt = |tokens| model.cost(Rows::Prompt { tokens }).flop;
+        for (slots, batch) in [(2, 2), (8, 4)] {
+            let decode = model.cost(Rows::Decode { batch, context: 12.0 }).times(12.0 / batch as f64);
+            let run = model.cost_of_run(&alike, slots);
+            assert!((run.bytes / decode.bytes - 1.0).abs() < 1e-12, "{run:?}, {decode:?}");
+            assert!((run.flop / (decode.flop + 4.0 * prompt(10)) - 1.0).abs() < 1e-12, "{run:?}, {decode:?}");
+        }
+        let cached = model.cost_of_run(&[Sequence { prompt: 100, cached: 64, new: 1 }], 2);
+        assert_eq!((cached.bytes, cached.flop), (0.0, prompt(100) - prompt(64)));
+    }
+}

@@ -1,0 +1,294 @@
+//! What became of a template, and how its kernels are run: every case, and again from the last to the first where that
+//! is cheap, in other places where there are some, so that a kernel which keeps something between launches is seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use gpu::Kernel;
+
+use super::memory::{Edge, Placement, Setting, Written, tensors};
+use super::rounding::{self, Rounding};
+use super::trial::{self, Scalars, Trial};
+use super::uses::Uses;
+use super::{Failure, Running, Wrong, compare, known, weights};
+use kernel::target::Language;
+use kernel::template::render::Rendered;
+use kernel::template::{Precision, Template};
+use reference::{Outputs, Tensors};
+
+/// What became of one template at one precision.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The ops it covers, joined by `+`.
+    pub op: String,
+    /// The template's name among those of the op.
+    pub variant: String,
+    /// At which precision.
+    pub precision: Precision,
+    /// Launches that were compared (each in one placement of its arguments), or kernels that were compiled where
+    /// nothing could be run.
+    pub n_cases: usize,
+    /// The largest error, as a fraction of the tolerance; above 1 is wrong.
+    pub worst: f64,
+    /// In bf16 precision, the output that is worst against the rounding of its activations.
+    pub rounding: Rounding,
+    /// Distinct kernels that were compiled now; the others came from the cache.
+    pub n_compiled: usize,
+    /// Time that compiling took, all kernels together, in milliseconds.
+    pub compile_ms: u64,
+    /// Whether it ran.
+    pub ran: bool,
+    /// What the GPU's objects use, all kernels together.
+    pub uses: Option<Uses>,
+    /// What running each kernel took, references included.
+    pub costs: Vec<Cost>,
+    /// Everything that went wrong.
+    pub failures: Vec<Failure>,
+}
+
+/// How long one kernel of a check ran.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    /// The shape, types and parameters.
+    pub case: String,
+    /// Wall time of all its launches and of what they were compared with, in milliseconds.
+    pub ms: f64,
+}
+
+/// Hears of a check while it goes on; `()` lets it run.
+pub trait Watch {
+    /// A kernel is about to run. `so_far` is what came out of its template; who takes it leaves nothing there.
+    fn before(&mut self, _so_far: &mut Checked, _case: &str) -> Go {
+        Go::Run
+    }
+
+    /// A case that is not run, because its kernel was wrong on the same inputs.
+    fn passed_over(&mut self) {}
+
+    /// It ran; whether the device is of no use from here on.
+    fn after(&mut self, _is_lost: bool) {}
+}
+
+impl Watch for () {}
+
+/// What to do with a case.
+pub enum Go {
+    /// It is run.
+    Run,
+    /// It ran in another process.
+    Known {
+        /// Whether nothing was wrong.
+        is_right: bool,
+    },
+}
+
+/// One launch: with which scalars, and where its tensors lie.
+struct Case<'a> {
+    /// Which of the trial's.
+    i: usize,
+    scalars: &'a Scalars,
+    placement: Placement,
+    fence: Option<Edge>,
+    /// Whether the same inputs were there before.
+    is_again: bool,
+    /// Whether a kernel with workspace is launched over what it left there, too.
+    is_twice: bool,
+}
+
+impl Checked {
+    /// Nothing yet.
+    pub(super) fn new(op: String, variant: String, precision: Precision) -> Self {
+        Self {
+            op,
+            variant,
+            precision,
+            n_cases: 0,
+            worst: 0.0,
+            rounding: Rounding::default(),
+            n_compiled: 0,
+            compile_ms: 0,
+            ran: false,
+            uses: None,
+            costs: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Takes what there is so far, and leaves nothing.
+    pub(super) fn take(&mut self) -> Self {
+        let nothing = Self::new(self.op.clone(), self.variant.clone(), self.precision);
+        std::mem::replace(self, Self { ran: self.ran, ..nothing })
+    }
+
+    /// Takes more of the same template in.
+    pub(super) fn add(&mut self, more: Self) {
+        self.n_cases += more.n_cases;
+        self.worst = self.worst.max(more.worst);
+        self.rounding = self.rounding.worse(more.rounding);
+        self.n_compiled += more.n_compiled;
+        self.compile_ms += more.compile_ms;
+        self.ran |= more.ran;
+        if let Some(uses) = more.uses {
+            self.uses = Some(self.uses.map_or(uses, |before| before.with(uses)));
+        }
+        self.costs.extend(more.costs);
+        for failure in more.failures {
+            self.fail_times(failure);
+        }
+    }
+
+    /// Whether nothing went wrong.
+    pub fn is_right(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    pub(super) fn fail(&mut self, case: String, wrong: Wrong) {
+        self.fail_times(Failure { case, wrong, n_more: 0 });
+    }
+
+    /// A failure; one in a compiler's words that were heard before is counted only.
+    fn fail_times(&mut self, failure: Failure) {
+        let words = failure.wrong.compilers_words();
+        let same = self.failures.iter_mut().find(|other| words.is_some() && other.wrong.compilers_words() == words);
+        match same {
+            Some(told) => told.n_more += 1 + failure.n_more,
+            None => self.failures.push(failure),
+        }
+    }
+
+    /// Runs one kernel for each of its trial's scalars.
+    pub(super) fn run(
+        &mut self,
+        on: &Running<'_>,
+        template: &Template,
+        trial: &Trial,
+        kernel: &Rendered,
+        object: &[u8],
+        watch: &mut dyn Watch,
+    ) {
+        let (driver, lds, weights) = (on.driver, on.lds.as_ref(), &weights(template));
+        let start = Instant::now();
+        // Loaded once: what a kernel keeps between launches, it keeps in its object.
+        let mut loaded: Option<Result<Kernel, Wrong>> = None;
+        let mut right: BTreeMap<usize, Vec<Written>> = BTreeMap::new();
+        // Wrong in another process, perhaps so that it ended.
+        let mut told: BTreeSet<usize> = BTreeSet::new();
+        for case in cases(on, trial, kernel, weights) {
+            if self.n_cases > 0 && on.is_late() {
+                break;
+            }
+            let is_told = told.contains(&case.i) || case.is_again && !right.contains_key(&case.i);
+            if is_told {
+                watch.passed_over(); // it was wrong on these inputs
+                continue;
+            }
+            let text = format!("{trial}, {}{}", trial::list(case.scalars), case.note());
+            let prepared = known::prepared(trial, case.scalars).and_then(|prepared| {
+                let of_rounded = known::of_rounded(trial, kernel, case.scalars, &prepared.0)?;
+                Ok((prepared, of_rounded))
+            });
+            if let Go::Known { is_right } = watch.before(self, &text) {
+                if is_right {
+                    right.entry(case.i).or_default();
+                } else {
+                    told.insert(case.i);
+                }
+                continue;
+            }
+            let Case { i, scalars, placement, fence, is_twice, .. } = case;
+            let setting = Setting { driver, kernel, weights, scalars, placement, fence, is_twice, lds };
+            let launched = || {
+                let (prepared, of_rounded) = prepared.map_err(Wrong::from)?;
+                let load = || driver.load(object, kernel.spec()).map_err(Wrong::from);
+                let kernel = loaded.get_or_insert_with(load).as_ref().map_err(Clone::clone)?;
+                Ok((setting.launch(kernel, &prepared.0)?, prepared, of_rounded))
+            };
+            let launched: Result<_, Wrong> = launched();
+            watch.after(on.target.is_real_gpu() && matches!(launched, Err(Wrong::Device(_))));
+            let result = launched.and_then(|(written, prepared, of_rounded)| {
+                let known = right.get(&i).map_or(&[][..], Vec::as_slice);
+                setting.compare(&written, known, &prepared.1, (*of_rounded).as_ref()).map(|found| (written, found))
+            });
+            match result {
+                Ok((written, (worst, rounding))) => {
+                    right.entry(i).or_default().extend(written);
+                    self.worst = self.worst.max(worst);
+                    self.rounding = self.rounding.worse(rounding);
+                }
+                Err(wrong) => {
+                    if let Wrong::Different(difference) = &wrong {
+                        self.worst = self.worst.max(difference.fraction);
+                    }
+                    self.fail(text, wrong);
+                }
+            }
+            self.n_cases += 1;
+        }
+        self.costs.push(Cost { case: trial.to_string(), ms: 1e3 * start.elapsed().as_secs_f64() });
+    }
+}
+
+/// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
+/// whose tensors then lie otherwise, and the first. Of a thin trial only the first and the last are launched twice over
+/// the same workspace, and lie otherwise, then once: where a workspace lies does not change what may be in it.
+fn cases<'a>(
+    on: &Running<'_>,
+    trial: &'a Trial,
+    kernel: &Rendered,
+    weights: &BTreeSet<String>,
+) -> impl Iterator<Item = Case<'a>> {
+    let is_awkward = Placement::is_awkward(kernel, weights, on.driver);
+    let is_host = on.target.language() == Language::C;
+    let fence = |edge| Some(edge).filter(|_| on.is_fenced);
+    let (begin, end) = (fence(Edge::Begin), fence(Edge::End));
+    let last = trial.scalars.len().saturating_sub(1);
+    let is_whole = move |i: usize| !trial.is_thin || i == 0 || i == last;
+    let all = trial.scalars.iter().enumerate();
+    let first = all.clone().map(move |(i, scalars)| {
+        let placement = Placement::Plain;
+        Case { i, scalars, placement, fence: begin, is_again: false, is_twice: is_whole(i) }
+    });
+    let lies_otherwise = move |i: usize| is_awkward && is_whole(i);
+    let again = all.rev().filter(move |(i, _)| lies_otherwise(*i) || is_host || *i == 0).map(move |(i, scalars)| {
+        let placement = if is_awkward { Placement::Awkward } else { Placement::Plain };
+        Case { i, scalars, placement, fence: end, is_again: !is_awkward, is_twice: !trial.is_thin }
+    });
+    first.chain(again)
+}
+
+impl Case<'_> {
+    fn note(&self) -> String {
+        let again = if self.is_again { ", launched again after the others" } else { "" };
+        let fence = match self.fence {
+            Some(Edge::Begin) => ", no memory before its tensors",
+            Some(Edge::End) => ", no memory after its tensors",
+            None => "",
+        };
+        format!("{}{again}{fence}", self.placement.note())
+    }
+}
+
+impl Setting<'_> {
+    /// Compares what several launches wrote; gives the largest error as a fraction of the tolerance, and what bf16
+    /// precision costs. What is the same bytes as outputs that are `known` to be right is not looked at again.
+    fn compare(
+        &self,
+        written: &[Written],
+        known: &[Written],
+        want: &Outputs,
+        of_rounded: Option<&Outputs>,
+    ) -> Result<(f64, Rounding), Wrong> {
+        let (mut worst, mut rounding): (f64, _) = (0.0, Rounding::default());
+        for (i, one) in written.iter().enumerate() {
+            if written[..i].contains(one) || known.contains(one) {
+                continue;
+            }
+            let got: Tensors = tensors(one);
+            worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?);
+            if let Some(of_rounded) = of_rounded {
+                rounding = rounding.worse(rounding::examine(&got, want, of_rounded)?);
+            }
+        }
+        Ok((worst, rounding))
+    }
+}

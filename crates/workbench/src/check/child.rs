@@ -1,0 +1,90 @@
+//! The child's side of a check: runs kernels, any of which may end this process, and says before each which it is.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::exit;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::message::{self, Job, Message, Part};
+use super::{Checked, Checker, Go, Selection, Watch};
+use kernel::object::compile::follow_parent;
+
+/// Does what the parent asks for on standard input, which is a socket, and answers there.
+///
+/// # Errors
+/// If standard input is none, or the parent asks for a template that is not there.
+pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    let job: Job = message::read(line.as_bytes())?;
+    let to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    follow_parent(|| ())?;
+    // A kernel that dies leaves a message, not its memory.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    let mut reporter = Reporter { to_parent, number: 0, n_known: job.n_known, wrong: job.wrong, is_lost: false };
+    for step in &job.steps {
+        let found = checker.steps(selection).find(|(template, precision)| {
+            step.precision == *precision && step.variant == template.variant && step.op == template.ops.join("+")
+        });
+        let (template, precision) = found.ok_or_else(|| {
+            let what = format!("`{}/{}` is not there any more", step.op, step.variant);
+            io::Error::new(io::ErrorKind::NotFound, what)
+        })?;
+        let checked = checker.check_template(template, precision, selection, &mut reporter);
+        reporter.say(&Message::Done { since: Part::of(checked), is_lost: reporter.is_lost });
+        if reporter.is_lost {
+            break;
+        }
+        (reporter.number, reporter.n_known) = (0, 0);
+    }
+    Ok(())
+}
+
+/// Tells the parent which case runs, and passes over those that ran before.
+struct Reporter {
+    to_parent: UnixStream,
+    /// Of the last case.
+    number: usize,
+    n_known: usize,
+    wrong: BTreeSet<usize>,
+    is_lost: bool,
+}
+
+impl Reporter {
+    fn say(&mut self, what: &Message) {
+        if message::write(&mut self.to_parent, what).is_err() {
+            exit(1); // the parent is gone
+        }
+    }
+}
+
+impl Watch for Reporter {
+    fn before(&mut self, so_far: &mut Checked, case: &str) -> Go {
+        self.number += 1;
+        if self.number <= self.n_known {
+            if self.number == self.n_known {
+                so_far.take(); // another child told it
+            }
+            return Go::Known { is_right: !self.wrong.contains(&self.number) };
+        }
+        let since = Part::of(so_far.take());
+        if self.is_lost {
+            self.say(&Message::Lost { since });
+            exit(0);
+        }
+        self.say(&Message::Runs { number: self.number, case: case.to_owned(), since });
+        Go::Run
+    }
+
+    fn passed_over(&mut self) {
+        self.number += 1;
+    }
+
+    fn after(&mut self, is_lost: bool) {
+        self.is_lost |= is_lost;
+        self.say(&Message::Ran);
+    }
+}

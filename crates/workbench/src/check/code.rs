@@ -1,0 +1,85 @@
+//! The machine code of a template's kernels: for each precision and each choice of element types, of the kernel for the
+//! op's largest test shape.
+
+use std::collections::BTreeSet;
+
+use super::trial::{self, Trial};
+use super::{Checker, Selection, Wrong};
+use crate::isa::llvm::Llvm;
+use crate::isa::{Code, IsaError};
+use kernel::object::compile::Request;
+use kernel::template::render::{Rendered, render};
+use kernel::template::{Precision, Template};
+
+/// One kernel of a template, disassembled.
+#[derive(Debug)]
+pub struct KernelCode {
+    /// The ops it covers, joined by `+`.
+    pub op: String,
+    /// The template's name among those of the op.
+    pub variant: String,
+    /// At which precision.
+    pub precision: Precision,
+    /// The shape and types.
+    pub case: String,
+    /// Its source and code, or why there is none.
+    pub made: Result<(Rendered, Code), CodeError>,
+}
+
+/// Why a kernel has no code to look at.
+#[derive(Debug, thiserror::Error)]
+pub enum CodeError {
+    /// There is no object, or it is not to be used.
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
+    /// There is no disassembly.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+}
+
+impl Checker<'_> {
+    /// Compiles and disassembles kernels of the selected templates, for a GPU. With half of the cases, a template of
+    /// two precisions has each choice of types at one of them.
+    pub fn codes(&self, selection: &Selection, llvm: &Llvm) -> Vec<KernelCode> {
+        let mut codes = Vec::new();
+        for template in self.selected(selection) {
+            let precisions: Vec<Precision> = template.precisions().collect();
+            let half = selection.half.filter(|_| precisions.len() > 1);
+            for (n, &precision) in precisions.iter().enumerate() {
+                let mut trials = largest(trial::trials(template, precision, self.target, &Selection::default()));
+                if let Some(half) = half.filter(|_| trials.len() > 1) {
+                    trials = trials.into_iter().skip((half + n) % 2).step_by(2).collect();
+                }
+                for trial in trials {
+                    codes.push(KernelCode {
+                        op: template.ops.join("+"),
+                        variant: template.variant.clone(),
+                        precision,
+                        case: trial.to_string(),
+                        made: self.code(template, &trial, llvm),
+                    });
+                }
+            }
+        }
+        codes
+    }
+
+    fn code(&self, template: &Template, trial: &Trial, llvm: &Llvm) -> Result<(Rendered, Code), CodeError> {
+        let kernel = render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
+        let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0).map_err(Wrong::compile)?;
+        self.examine(&kernel, &object.object)?;
+        let code = Code::of(llvm, &object.object, &kernel.entry)?;
+        Ok((kernel, code))
+    }
+}
+
+/// The trials of the shape whose dims have the largest product: it has every element type, if not every choice of them.
+fn largest(mut trials: Vec<Trial>) -> Vec<Trial> {
+    let size = |trial: &Trial| trial.problem.dims.values().map(|&dim| f64::from(dim.max(1))).product::<f64>();
+    let most = trials.iter().map(size).fold(0.0, f64::max);
+    let shape = trials.iter().find(|trial| size(trial) == most).map(|trial| trial.problem.dims.clone());
+    trials.retain(|trial| Some(&trial.problem.dims) == shape.as_ref());
+    let mut seen = BTreeSet::new();
+    trials.retain(|trial| seen.insert(trial.problem.dtypes.clone()));
+    trials
+}

@@ -1,0 +1,158 @@
+//! Outputs against the reference.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Wrong;
+use format::Dtype;
+use kernel::template::contract::{Access, Tolerance};
+use kernel::template::launch::ArgSpec;
+use kernel::template::render::Rendered;
+use reference::{Output, Outputs, Tensor, Tensors};
+
+/// The element of an output that is furthest from the reference, measured by its tolerance.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub struct Difference {
+    /// The argument.
+    pub argument: String,
+    /// Where in it, outermost axis first.
+    pub index: Vec<u64>,
+    /// What the kernel gives.
+    pub got: f64,
+    /// What the reference gives.
+    pub want: f64,
+    /// How far apart they may be; 0 for whole numbers.
+    pub tolerance: f64,
+    /// How far apart they are, as a fraction of that; infinite where nothing is allowed, or one is no number.
+    pub fraction: f64,
+    /// Elements that are too far from the reference.
+    pub n_wrong: usize,
+    /// Elements in all.
+    pub n_elements: usize,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let index = self.index.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        let Self { argument, got, want, tolerance, n_wrong, n_elements, .. } = self;
+        write!(f, "`{argument}`[{index}]: got {got}, want {want}, tolerance {tolerance:.3e}")?;
+        if got.is_nan() {
+            write!(f, " (never written, or computed from what lies outside of an argument)")?;
+        }
+        write!(f, "; {n_wrong} of {n_elements} elements are wrong")
+    }
+}
+
+/// Compares all that a kernel writes; gives the largest error as a fraction of the tolerance.
+pub(super) fn outputs(
+    kernel: &Rendered,
+    scalars: &BTreeMap<String, u64>,
+    got: &Tensors,
+    want: &Outputs,
+) -> Result<f64, Wrong> {
+    let mut worst: f64 = 0.0;
+    for arg in kernel.args.iter().filter(|arg| arg.access != Access::Read) {
+        let got = got.get(&arg.name).map_or(&[][..], Tensor::values);
+        let want = want.get(&arg.name);
+        let reference = want.map_or(0, |want| want.values.len());
+        let Some(want) = want.filter(|_| reference == got.len()) else {
+            return Err(Wrong::Length { argument: arg.name.clone(), contract: got.len(), reference });
+        };
+        worst = worst.max(output(arg, &arg.shape(scalars)?, got, want, kernel.tolerance)?);
+    }
+    Ok(worst)
+}
+
+/// Compares one tensor of this shape.
+pub(crate) fn output(
+    arg: &ArgSpec,
+    shape: &[u64],
+    got: &[f64],
+    want: &Output,
+    tolerance: Tolerance,
+) -> Result<f64, Difference> {
+    let (mut worst, mut at, mut n_wrong) = (0.0, 0, 0);
+    for (i, got) in got.iter().enumerate() {
+        let fraction = fraction(*got, want.values[i], allowed(arg.dtype, want, i, tolerance));
+        n_wrong += usize::from(fraction > 1.0);
+        if fraction > worst {
+            (worst, at) = (fraction, i);
+        }
+    }
+    if n_wrong == 0 {
+        return Ok(worst);
+    }
+    Err(Difference {
+        argument: arg.name.clone(),
+        index: index(at as u64, shape),
+        got: got[at],
+        want: want.values[at],
+        tolerance: allowed(arg.dtype, want, at, tolerance),
+        fraction: worst,
+        n_wrong,
+        n_elements: got.len(),
+    })
+}
+
+/// How far an element may be from the reference: nothing for whole numbers; what a kernel stores narrower than f32 may
+/// be rounded on top of the contract's tolerance.
+fn allowed(dtype: Dtype, want: &Output, i: usize, tolerance: Tolerance) -> f64 {
+    match dtype {
+        _ if dtype.is_whole() => 0.0,
+        _ if want.scale[i] == f64::INFINITY => f64::INFINITY,
+        _ => tolerance.atol + tolerance.rtol * want.scale[i] + Tensor::unit_roundoff(dtype) * want.values[i].abs(),
+    }
+}
+
+/// The error as a fraction of what is allowed; infinite for a NaN that nothing allows, and where one is infinite alone.
+fn fraction(got: f64, want: f64, allowed: f64) -> f64 {
+    let error = (got - want).abs();
+    if allowed == f64::INFINITY || got == want {
+        0.0
+    } else if !error.is_finite() || allowed == 0.0 {
+        f64::INFINITY
+    } else {
+        error / allowed
+    }
+}
+
+/// The place of an element along each axis.
+fn index(mut at: u64, shape: &[u64]) -> Vec<u64> {
+    let mut index: Vec<u64> = Vec::new();
+    for axis in shape.iter().rev() {
+        index.push(at % axis);
+        at /= axis;
+    }
+    index.reverse();
+    index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_is_told_by_axis() {
+        assert_eq!(index(23, &[2, 3, 4]), [1, 2, 3]);
+        assert_eq!(index(0, &[1]), [0]);
+    }
+
+    #[test]
+    fn a_nan_is_wrong_and_an_open_element_is_not() {
+        assert_eq!(fraction(f64::NAN, 1.0, 0.5), f64::INFINITY);
+        assert_eq!(fraction(1.0, f64::NAN, 0.5), f64::INFINITY);
+        assert_eq!(fraction(f64::NAN, 1.0, f64::INFINITY), 0.0);
+        assert_eq!(fraction(1.25, 1.0, 0.5), 0.5);
+        assert_eq!(fraction(2.0, 1.0, 0.0), f64::INFINITY);
+        assert_eq!(fraction(1.0, 1.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn bf16_outputs_may_be_rounded_and_whole_numbers_may_not() {
+        let want = Output { values: vec![256.0], scale: vec![256.0] };
+        let tolerance = Tolerance { rtol: 0.0, atol: 0.5 };
+        assert_eq!(allowed(Dtype::Bf16, &want, 0, tolerance), 1.5);
+        assert_eq!(allowed(Dtype::F32, &want, 0, tolerance), 0.5);
+        assert_eq!(allowed(Dtype::U32, &want, 0, tolerance), 0.0);
+    }
+}

@@ -1,0 +1,154 @@
+//! What a child of a check and its parent tell each other: lines of JSON over a socket of their own, which is the
+//! child's standard input, so that nothing a kernel prints can be mistaken for it.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::rounding::Rounding;
+use super::uses::Uses;
+use super::{Checked, Cost, Failure, Wrong};
+use kernel::template::Precision;
+
+/// One template at one precision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub op: String,
+    pub variant: String,
+    pub precision: Precision,
+}
+
+/// What a child is to do.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Job {
+    pub steps: Vec<Step>,
+    /// Cases of the first step that ran before, by number from 1: this one and those before it.
+    pub n_known: usize,
+    /// Cases after which it was told that something is wrong.
+    pub wrong: BTreeSet<usize>,
+}
+
+/// What a child says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// A case runs now; this came out before it.
+    Runs { number: usize, case: String, since: Part },
+    /// It ran.
+    Ran,
+    /// The step is done, and this came out last; whether another child is to do the next one.
+    Done { since: Part, is_lost: bool },
+    /// The device is lost; another child is to go on.
+    Lost { since: Part },
+}
+
+/// What came out of some cases of a step.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Part {
+    n_cases: usize,
+    /// Bits, because JSON has no infinity.
+    worst: u64,
+    /// [`Rounding`]'s two, as bits.
+    rounding: [u64; 2],
+    n_compiled: usize,
+    compile_ms: u64,
+    ran: bool,
+    uses: Option<Uses>,
+    costs: Vec<(String, f64)>,
+    failures: Vec<Told>,
+}
+
+/// A [`Failure`] in words.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    case: String,
+    text: String,
+    is_different: bool,
+    words: Option<String>,
+    n_more: usize,
+}
+
+impl Part {
+    pub fn of(checked: Checked) -> Self {
+        let told = |Failure { case, wrong, n_more }| Told {
+            case,
+            text: wrong.to_string(),
+            is_different: wrong.is_different(),
+            words: wrong.compilers_words().map(str::to_owned),
+            n_more,
+        };
+        Self {
+            n_cases: checked.n_cases,
+            worst: checked.worst.to_bits(),
+            rounding: [checked.rounding.relative, checked.rounding.of_activations].map(f64::to_bits),
+            n_compiled: checked.n_compiled,
+            compile_ms: checked.compile_ms,
+            ran: checked.ran,
+            uses: checked.uses,
+            costs: checked.costs.into_iter().map(|cost| (cost.case, cost.ms)).collect(),
+            failures: checked.failures.into_iter().map(told).collect(),
+        }
+    }
+
+    pub fn is_right(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// The same as it was in the child, of this step.
+    pub fn of_step(self, step: &Step) -> Checked {
+        let failure = |Told { case, text, is_different, words, n_more }| Failure {
+            case,
+            wrong: Wrong::Told { text, is_different, words },
+            n_more,
+        };
+        let [relative, of_activations] = self.rounding.map(f64::from_bits);
+        Checked {
+            n_cases: self.n_cases,
+            worst: f64::from_bits(self.worst),
+            rounding: Rounding { relative, of_activations },
+            n_compiled: self.n_compiled,
+            compile_ms: self.compile_ms,
+            ran: self.ran,
+            uses: self.uses,
+            costs: self.costs.into_iter().map(|(case, ms)| Cost { case, ms }).collect(),
+            failures: self.failures.into_iter().map(failure).collect(),
+            ..Checked::new(step.op.clone(), step.variant.clone(), step.precision)
+        }
+    }
+}
+
+/// Writes one line.
+pub(crate) fn write(to: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    to.write_all(&line)
+}
+
+/// Reads one line.
+pub(crate) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
+    Ok(serde_json::from_slice(line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_out_travels_as_it_was() {
+        let step = Step { op: "linear".into(), variant: "dot".into(), precision: Precision::Bf16 };
+        let mut checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
+        (checked.n_cases, checked.worst, checked.ran) = (3, f64::INFINITY, true);
+        checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });
+        checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
+        checked.fail("n 1".into(), Wrong::NoTest);
+        let since = Part::of(checked.clone());
+        let mut line = Vec::new();
+        write(&mut line, &Message::Done { since, is_lost: false }).expect("written");
+        let Message::Done { since, .. } = read(&line).expect("read") else { panic!("another message") };
+        let mut back = since.of_step(&step);
+        assert_eq!(back.failures[0].to_string(), checked.failures[0].to_string());
+        back.failures = checked.failures.clone();
+        assert_eq!(format!("{back:?}"), format!("{checked:?}"));
+    }
+}

@@ -1,0 +1,313 @@
+//! The parent's side of a check: a child for the templates of each op, which share their references; behind a case that
+//! ends it the next child goes on. A child owns its device, so what a kernel does to that ends with it.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::message::{self, Job, Message, Step};
+use super::{Checked, Checker, Selection, Wrong};
+use kernel::object::compile::signal_name;
+use kernel::template::Template;
+
+/// A template that ended so many children at a precision is not run on.
+const MAX_DEATHS: usize = 3;
+
+/// How long a child may take to end when it has said all, or has closed its socket.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// How children are started.
+#[derive(Clone, Debug)]
+pub struct Children {
+    /// This program.
+    pub program: PathBuf,
+    /// What it is told: its side is [`super::child::run`], for the same selection.
+    pub words: Vec<OsString>,
+    /// How long a kernel may run in one case.
+    pub deadline: Duration,
+}
+
+/// A child could not be started, or its socket broke.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("could not run kernels in a process of their own, `{}`", program.display())]
+pub struct ChildError {
+    /// The program.
+    program: PathBuf,
+    /// What the system says.
+    #[source]
+    source: Arc<io::Error>,
+}
+
+/// How a process that ran a kernel ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// By a signal.
+    Signal(i32),
+    /// By itself, with this exit code.
+    Exit(i32),
+    /// It was killed.
+    TimedOut {
+        /// After so long.
+        deadline: Duration,
+    },
+    /// What it said is no report; it was killed.
+    Garbage,
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signal(signal) => {
+                write!(f, "its process ended: signal {signal}{}", signal_name(*signal))
+            }
+            Self::Exit(code) => write!(f, "its process ended: exit code {code}"),
+            Self::TimedOut { deadline } => {
+                write!(f, "it was still running after {} s and was killed", deadline.as_secs_f64())
+            }
+            Self::Garbage => f.write_str("it spoiled what the process that ran it reports, which was killed"),
+        }
+    }
+}
+
+impl Death {
+    fn of(status: ExitStatus) -> Self {
+        status.signal().map_or_else(|| Self::Exit(status.code().unwrap_or_default()), Self::Signal)
+    }
+}
+
+impl Checker<'_> {
+    /// As [`Checker::check`], in children: a kernel that ends its process or does not end is a failure of that case.
+    ///
+    /// # Errors
+    /// If no child can be started.
+    pub fn check_in_children(
+        &self,
+        selection: &Selection,
+        children: &Children,
+        done: &mut dyn FnMut(&Checked),
+    ) -> Result<Vec<Checked>, ChildError> {
+        let step = |(template, precision): (&Arc<Template>, _)| Step {
+            op: template.ops.join("+"),
+            variant: template.variant.clone(),
+            precision,
+        };
+        let steps: Vec<Step> = self.steps(selection).map(step).collect();
+        let mut all = Vec::new();
+        for of_op in steps.chunk_by(|one, other| one.op == other.op) {
+            children.check(of_op, &mut |checked| {
+                done(&checked);
+                all.push(checked);
+            })?;
+        }
+        Ok(all)
+    }
+}
+
+/// A step, as far as it is known.
+struct Progress {
+    checked: Checked,
+    /// The last case that began, and those that were wrong.
+    number: usize,
+    wrong: BTreeSet<usize>,
+    n_deaths: usize,
+}
+
+impl Progress {
+    fn of(step: &Step) -> Self {
+        let checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
+        Self { checked, number: 0, wrong: BTreeSet::new(), n_deaths: 0 }
+    }
+
+    fn add(&mut self, since: message::Part, step: &Step) {
+        if !since.is_right() {
+            self.wrong.insert(self.number);
+        }
+        self.checked.add(since.of_step(step));
+    }
+
+    /// A kernel ended the child, in this case if it was running one; gives whether the step is to go on.
+    fn died(&mut self, running: Option<String>, death: Death) -> bool {
+        self.n_deaths += 1;
+        let goes_on = running.is_some() && self.n_deaths < MAX_DEATHS;
+        match running {
+            Some(case) => {
+                self.wrong.insert(self.number);
+                self.checked.n_cases += 1;
+                self.checked.fail(case, Wrong::Died(death));
+            }
+            None => self.checked.fail("while no kernel ran".into(), Wrong::Died(death)),
+        }
+        if !goes_on {
+            self.checked.fail("the other cases".into(), Wrong::NotRun { n_deaths: self.n_deaths });
+        }
+        goes_on
+    }
+}
+
+impl Children {
+    /// Checks these, with as many children as it takes.
+    fn check(&self, mut steps: &[Step], done: &mut dyn FnMut(Checked)) -> Result<(), ChildError> {
+        let error = |source| ChildError { program: self.program.clone(), source: Arc::new(source) };
+        let mut known: Option<Progress> = None;
+        let mut running: Option<Running> = None;
+        while let Some((step, rest)) = steps.split_first() {
+            let progress = known.get_or_insert_with(|| Progress::of(step));
+            let child = match &mut running {
+                Some(child) => child,
+                None => {
+                    let (n_known, wrong) = (progress.number, progress.wrong.clone());
+                    running.insert(self.start(&Job { steps: steps.to_vec(), n_known, wrong }).map_err(error)?)
+                }
+            };
+            let (is_lost, is_done) = match child.next(self.deadline) {
+                Ok(Message::Runs { number, case, since }) => {
+                    progress.add(since, step);
+                    progress.number = number;
+                    child.runs = Some((case, Instant::now()));
+                    (false, false)
+                }
+                Ok(Message::Ran) => {
+                    child.runs = None;
+                    (false, false)
+                }
+                Ok(Message::Lost { since }) => {
+                    progress.add(since, step);
+                    (true, false)
+                }
+                Ok(Message::Done { since, is_lost }) => {
+                    progress.add(since, step);
+                    (is_lost, true)
+                }
+                Err(death) => (true, !progress.died(child.runs.take().map(|(case, _)| case), death)),
+            };
+            if is_lost {
+                running = None;
+            }
+            if is_done {
+                done(known.take().expect("inserted above").checked);
+                steps = rest;
+            }
+        }
+        if let Some(child) = running {
+            child.end();
+        }
+        Ok(())
+    }
+
+    fn start(&self, job: &Job) -> io::Result<Running> {
+        let mut running = Running::start(&self.program, &self.words)?;
+        match running.tell(job) {
+            // It ended already: the first look will tell how.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(running),
+        }
+    }
+}
+
+/// A child. It is killed, with all that it started, when this is dropped.
+pub(crate) struct Running {
+    process: Child,
+    from_child: BufReader<UnixStream>,
+    /// What was read of a message.
+    line: Vec<u8>,
+    /// The case that runs, and since when.
+    pub runs: Option<(String, Instant)>,
+    /// How it ended, once it is waited for.
+    status: Option<ExitStatus>,
+}
+
+impl Running {
+    /// A process that reads its job from a socket, and has nothing else of ours: what its kernels print goes where our
+    /// own messages go, since the result is ours alone.
+    pub fn start(program: &Path, words: &[OsString]) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let process = Command::new(program)
+            .args(words)
+            .stdin(OwnedFd::from(theirs))
+            .stdout(io::stderr().as_fd().try_clone_to_owned()?)
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None })
+    }
+
+    /// Tells it something.
+    pub fn tell(&mut self, what: &impl Serialize) -> io::Result<()> {
+        message::write(self.from_child.get_mut(), what)
+    }
+
+    /// What it says next, or how it ended.
+    pub fn next<M: DeserializeOwned>(&mut self, deadline: Duration) -> Result<M, Death> {
+        loop {
+            let left = self.runs.as_ref().map(|(_, since)| deadline.saturating_sub(since.elapsed()));
+            let timeout = left.map(|left| left.max(Duration::from_millis(1)));
+            self.from_child.get_ref().set_read_timeout(timeout).expect("not zero");
+            match self.from_child.read_until(b'\n', &mut self.line) {
+                Ok(_) if self.line.ends_with(b"\n") => {
+                    let message = message::read(&self.line).map_err(|_| Death::Garbage);
+                    self.line.clear();
+                    return message;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    // What a kernel started may hold the socket when its process is gone.
+                    let ended = self.ended();
+                    return Err(ended.map_or(Death::TimedOut { deadline }, Death::of));
+                }
+                Ok(_) | Err(_) => {
+                    let ended = self.wait(ENDING);
+                    return Err(ended.map_or(Death::TimedOut { deadline: ENDING }, Death::of));
+                }
+            }
+        }
+    }
+
+    /// Lets a child end that has said all.
+    pub fn end(mut self) {
+        self.wait(ENDING);
+    }
+
+    fn wait(&mut self, most: Duration) -> Option<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            match self.ended() {
+                None if start.elapsed() < most => thread::sleep(Duration::from_millis(1)),
+                status => return status,
+            }
+        }
+    }
+
+    /// How it ended, if it did. What it started is killed before it is waited for: until then nobody else can get its
+    /// group's number. An error means that the group is empty.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            let pid = Pid::from_child(&self.process);
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            waitid(WaitId::Pid(pid), options).ok().flatten()?;
+            let _ = kill_process_group(pid, Signal::KILL);
+            self.status = self.process.wait().ok();
+        }
+        self.status
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
+            let _ = self.process.wait();
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What can be wrong with a kernel.
+
+use std::fmt;
+use std::sync::Arc;
+
+use gpu::GpuError;
+
+use super::compare::Difference;
+use super::memory::Side;
+use super::parent::Death;
+use super::rounding::Rounding;
+use data::Place;
+use expression::ExpressionError;
+use kernel::object::resources::ObjectError;
+use kernel::object::store::StoreError;
+use kernel::template::render::RenderError;
+use reference::ReferenceError;
+
+/// A case that went wrong.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The shape, types, parameters and placement.
+    pub case: String,
+    /// What went wrong.
+    pub wrong: Wrong,
+    /// Further kernels of the template that the compiler refuses in the same words.
+    pub n_more: usize,
+}
+
+/// What can be wrong with a kernel in one case.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Wrong {
+    /// No test of the contract fits the template.
+    #[error("no test in op.toml fits the template, so nothing of it is checked")]
+    NoTest,
+    /// It cannot be rendered.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// It cannot be compiled.
+    #[error("{error}{}", places.iter().map(|(line, place)| format!("\n  line {line} comes from {place}")).collect::<String>())]
+    Compile {
+        /// What the compiler said.
+        error: StoreError,
+        /// Lines of the rendered source that it calls wrong, and where they come from.
+        places: Vec<(usize, Place)>,
+    },
+    /// The object is not what its contract says, or uses more than its template allows.
+    #[error("the object for {target}: {error}")]
+    Object {
+        /// The GPU.
+        target: String,
+        /// What is wrong with it.
+        error: Arc<ObjectError>,
+    },
+    /// A shape or a launch expression does not evaluate.
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The device refuses it.
+    #[error("the device refuses it: {0}")]
+    Device(Arc<GpuError>),
+    /// The case cannot be computed on the host.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Contract and reference disagree on what there is.
+    #[error("`{argument}` has {contract} elements by the contract and {reference} by the reference")]
+    Length {
+        /// The argument.
+        argument: String,
+        /// By `op.toml`.
+        contract: usize,
+        /// By `crates/reference`.
+        reference: usize,
+    },
+    /// An output is too far from the reference.
+    #[error(transparent)]
+    Different(#[from] Difference),
+    /// bf16 precision costs more than rounding the activations explains.
+    #[error(
+        "`{argument}` is {:.1e} of its norm off, {:.1} times what rounding the activations to bf16 does; allowed: 2^-7 and 3 times",
+        rounding.relative, rounding.times()
+    )]
+    Rounding {
+        /// The argument.
+        argument: String,
+        /// Its error.
+        rounding: Rounding,
+    },
+    /// Memory next to an argument was written.
+    #[error("it writes outside of `{argument}`: byte {offset_bytes} {side} it changed")]
+    OutOfBounds {
+        /// The argument.
+        argument: String,
+        /// On which side.
+        side: Side,
+        /// Bytes from the argument's nearest edge.
+        offset_bytes: usize,
+    },
+    /// Workspace that is to be left zero was not.
+    #[error(
+        "it leaves the workspace `{argument}` other than zero, from byte {offset_bytes} on; `zeroed` asks every launch to leave it zero"
+    )]
+    NotZero {
+        /// The workspace.
+        argument: String,
+        /// The first byte that is not zero.
+        offset_bytes: usize,
+    },
+    /// An argument is longer than a test's can be.
+    #[error("`{argument}` {shape} has {len_bytes} bytes, expected at most 2^30 in a test")]
+    TooLarge {
+        /// The argument.
+        argument: String,
+        /// By its expressions.
+        shape: String,
+        /// In bytes.
+        len_bytes: usize,
+    },
+    /// The process that ran it ended.
+    #[error("{0}")]
+    Died(Death),
+    /// The process that was to run it ended too often.
+    #[error("they were not run: {n_deaths} kernels of the template ended the process that ran them")]
+    NotRun {
+        /// How often.
+        n_deaths: usize,
+    },
+    /// What a child told of a kernel.
+    #[error("{text}")]
+    Told {
+        /// In words.
+        text: String,
+        /// Whether an output is too far from the reference.
+        is_different: bool,
+        /// [`Wrong::compilers_words`].
+        words: Option<String>,
+    },
+    /// An argument that is only read was written.
+    #[error("it writes to `{argument}`, which its contract only reads")]
+    ReadOnly {
+        /// The argument.
+        argument: String,
+    },
+}
+
+impl Wrong {
+    /// No object, and nothing known of the lines.
+    pub(crate) const fn compile(error: StoreError) -> Self {
+        Self::Compile { error, places: Vec::new() }
+    }
+
+    /// What the compiler calls an error, without where: the same mistake in another kernel has the same words.
+    pub(super) fn compilers_words(&self) -> Option<&str> {
+        if let Self::Told { words, .. } = self {
+            return words.as_deref();
+        }
+        let Self::Compile { error, .. } = self else { return None };
+        let log = error.log();
+        log.lines().find_map(|line| Some(&line[line.find("error")?..])).or(Some(log))
+    }
+}
+
+impl Wrong {
+    /// Whether an output is too far from the reference.
+    pub fn is_different(&self) -> bool {
+        matches!(self, Self::Different(_) | Self::Told { is_different: true, .. })
+    }
+}
+
+impl From<GpuError> for Wrong {
+    fn from(error: GpuError) -> Self {
+        Self::Device(Arc::new(error))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.case, self.wrong)?;
+        match self.n_more {
+            0 => Ok(()),
+            1 => write!(f, "\n  and one more kernel in the same words"),
+            n => write!(f, "\n  and {n} more kernels in the same words"),
+        }
+    }
+}

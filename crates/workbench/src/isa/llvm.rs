@@ -1,0 +1,195 @@
+//! LLVM's tools as programs: `llvm-objdump`, `llvm-mca`, `llc`. They are found, started, and their words taken; what
+//! the words mean is for others to say.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, thread};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+
+use hint::Hint;
+
+/// The user's word on where the tools are: a folder that holds them, or Debian packages unpacked.
+const ROOT_VARIABLE: &str = "GPTOSS_JIT_LLVM";
+
+/// Where `tests/fetch-llvm.sh` unpacks them, below the folder that the program is started in.
+const FETCHED: &str = "target/llvm";
+
+/// The version whose tools are looked for first on `PATH`; any other is taken when there is none.
+const VERSION: &str = "22";
+
+/// Processor time that a tool may take: `llvm-mca` does not come to an end with all that it is asked. No kernel of
+/// `moe_mlp1` for gfx90a needs so long, on two busy cores.
+const SECONDS: u64 = 20;
+
+/// Where the tools are.
+#[derive(Clone, Debug)]
+pub struct Llvm {
+    /// The folder of unpacked packages or of an installation; without it the tools are those on `PATH`.
+    root: Option<PathBuf>,
+}
+
+/// What kept a tool from answering.
+#[derive(Debug, thiserror::Error)]
+pub enum LlvmError {
+    /// It is nowhere.
+    #[error("could not find `{tool}` in {}", searched.join(", "))]
+    NotFound {
+        /// The tool.
+        tool: &'static str,
+        /// Where it was looked for.
+        searched: Vec<String>,
+    },
+    /// It could not be started, or its words not be read.
+    #[error("could not run `{}`", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// It does not come to an end.
+    #[error("`{tool}` was not done after {seconds} s")]
+    Time {
+        /// The tool.
+        tool: &'static str,
+        /// Of processor time.
+        seconds: u64,
+    },
+    /// It says no.
+    #[error("`{tool}` failed: {said}")]
+    Failed {
+        /// The tool.
+        tool: &'static str,
+        /// The first lines that it wrote to stderr.
+        said: String,
+    },
+}
+
+impl Hint for LlvmError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NotFound { .. } | Self::Start { .. } => Some(format!(
+                "`tests/fetch-llvm.sh {FETCHED}` fetches LLVM's tools (Debian); ${ROOT_VARIABLE} names a folder that has them"
+            )),
+            Self::Time { .. } | Self::Failed { .. } => None,
+        }
+    }
+}
+
+impl Llvm {
+    /// `$GPTOSS_JIT_LLVM` if it is set; else `target/llvm` if it was fetched; else `PATH`. Nothing is started.
+    pub fn find() -> Self {
+        let named = env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty()).map(PathBuf::from);
+        let fetched = Path::new(FETCHED);
+        Self { root: named.or_else(|| fetched.join(".complete").is_file().then(|| fetched.to_owned())) }
+    }
+
+    /// The tools below a folder: unpacked packages, or an installation.
+    pub fn below(root: &Path) -> Self {
+        Self { root: Some(root.to_owned()) }
+    }
+
+    /// Runs a tool on `input` and gives what it writes to stdout.
+    ///
+    /// # Errors
+    /// [`LlvmError`]: there is no such tool, it fails, or it takes more than 20 s of processor time.
+    pub fn run(&self, tool: &'static str, args: &[&str], input: &[u8]) -> Result<String, LlvmError> {
+        self.run_for(SECONDS, tool, args, input)
+    }
+
+    fn run_for(&self, seconds: u64, tool: &'static str, args: &[&str], input: &[u8]) -> Result<String, LlvmError> {
+        let (program, first_args) = self.program(tool)?;
+        let start = |source| LlvmError::Start { program: program.clone(), source };
+        let mut command = Command::new(&program);
+        command.args(first_args).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(start)?;
+        let limit = Rlimit { current: Some(seconds), maximum: Some(seconds + 1) };
+        // One that has ended by now needs no limit.
+        let _ = prlimit(Some(Pid::from_child(&child)), Resource::Cpu, limit);
+        let mut stdin = child.stdin.take().expect("it is piped");
+        // Written beside reading: a tool that answers while it still reads would wait for us, and we for it. One that
+        // does not read all has a reason, which it tells.
+        let output = thread::scope(|scope| {
+            scope.spawn(move || stdin.write_all(input));
+            child.wait_with_output()
+        });
+        let output = output.map_err(start)?;
+        if output.status.signal() == Some(Signal::XCPU.as_raw()) {
+            return Err(LlvmError::Time { tool, seconds });
+        }
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().take(5).collect::<Vec<_>>().join("\n");
+            return Err(LlvmError::Failed { tool, said });
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The program of a tool, and what must come before its arguments.
+    fn program(&self, tool: &'static str) -> Result<(PathBuf, Vec<OsString>), LlvmError> {
+        let versioned = format!("{tool}-{VERSION}");
+        let folders: Vec<PathBuf> = match &self.root {
+            Some(root) => {
+                let unpacked = format!("usr/lib/llvm-{VERSION}/bin");
+                [unpacked.as_str(), "bin", "llvm/bin", ""].iter().map(|folder| root.join(folder)).collect()
+            }
+            None => env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default(),
+        };
+        let named = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|file| file.is_file());
+        let Some(program) = named(&versioned).or_else(|| named(tool)) else {
+            let searched = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
+            return Err(LlvmError::NotFound { tool, searched });
+        };
+        // Unpacked packages bring a loader and a libc of their own, newer than this system's perhaps.
+        let libraries = self.root.as_ref().map(|root| root.join("usr/lib/x86_64-linux-gnu"));
+        match libraries.filter(|libraries| libraries.join("ld-linux-x86-64.so.2").is_file()) {
+            Some(libraries) => {
+                let loader = libraries.join("ld-linux-x86-64.so.2");
+                Ok((loader, vec!["--library-path".into(), libraries.into(), program.into()]))
+            }
+            None => Ok((program, Vec::new())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn unpacked_packages_are_started_with_their_own_loader() {
+        let root = tempfile::tempdir().unwrap();
+        let llvm = Llvm::below(root.path());
+        let error = llvm.run("llvm-mca", &[], b"").expect_err("it is empty");
+        assert!(error.to_string().starts_with("could not find `llvm-mca` in `"), "{error}");
+        assert!(error.hint().is_some());
+
+        let (bin, libraries) = (root.path().join("usr/lib/llvm-22/bin"), root.path().join("usr/lib/x86_64-linux-gnu"));
+        fs::create_dir_all(&bin).unwrap();
+        fs::write(bin.join("llvm-mca"), "").unwrap();
+        assert_eq!(llvm.program("llvm-mca").unwrap(), (bin.join("llvm-mca"), vec![]));
+        fs::create_dir_all(&libraries).unwrap();
+        fs::write(libraries.join("ld-linux-x86-64.so.2"), "").unwrap();
+        let (program, args) = llvm.program("llvm-mca").unwrap();
+        assert_eq!(program, libraries.join("ld-linux-x86-64.so.2"));
+        assert_eq!(args, [OsString::from("--library-path"), libraries.into(), bin.join("llvm-mca").into()]);
+    }
+
+    #[test]
+    fn a_tool_that_never_ends_is_ended() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("bin")).unwrap();
+        let tool = root.path().join("bin/llvm-mca");
+        fs::write(&tool, "#!/bin/sh\nwhile :; do :; done\n").unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        let error = Llvm::below(root.path()).run_for(1, "llvm-mca", &[], b"s_nop 0\n").expect_err("it never ends");
+        assert!(matches!(error, LlvmError::Time { tool: "llvm-mca", seconds: 1 }), "{error}");
+    }
+}

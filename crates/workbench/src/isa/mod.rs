@@ -1,0 +1,301 @@
+//! The machine code of an AMD GPU object, as `llvm-objdump` prints it: instructions, basic blocks, loops.
+//!
+//! [`instruction`] says what an instruction is to us (a matrix operation, a load of so many bytes), [`speed`] asks
+//! `llvm-mca` how long a loop takes, [`llvm`] finds and runs the tools; [`sass`] reads NVIDIA's code by itself. Nothing
+//! here is needed to run a model: it is how `kernels check` and the tests look at what the compiler made of a template.
+
+pub mod instruction;
+pub mod llvm;
+pub mod sass;
+pub mod speed;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use instruction::Instruction;
+use llvm::{Llvm, LlvmError};
+
+/// The code of one kernel.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// The symbol it begins at.
+    pub name: String,
+    /// Its instructions, by rising address.
+    pub instructions: Vec<Instruction>,
+}
+
+/// A loop: all blocks from which its header is reached again without leaving it (a natural loop).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loop {
+    /// Address of the first instruction of the header.
+    pub header: u64,
+    /// Its instructions, as indices into those of the code, rising; with those of the loops inside of it.
+    pub all: Vec<usize>,
+    /// Those that are in no loop inside of it.
+    pub own: Vec<usize>,
+}
+
+/// A run of instructions that is entered at its first and left after its last one.
+struct Block {
+    first: usize,
+    last: usize,
+    successors: Vec<usize>,
+}
+
+/// Why code could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum IsaError {
+    /// A tool is missing or fails.
+    #[error(transparent)]
+    Llvm(#[from] LlvmError),
+    /// The tool prints something that is no disassembly.
+    #[error("line {line} of the disassembly: expected an instruction and its address, found `{text}`")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is there.
+        text: String,
+    },
+    /// The object has no code of this kernel.
+    #[error("the disassembly has no code of `{entry}`")]
+    NoCode {
+        /// The kernel.
+        entry: String,
+    },
+    /// The tool's answer lacks what is read from it.
+    #[error("could not read what llvm-mca answers: {0}")]
+    Answer(String),
+}
+
+impl hint::Hint for IsaError {
+    fn hint(&self) -> Option<String> {
+        if let Self::Llvm(error) = self { error.hint() } else { None }
+    }
+}
+
+impl Code {
+    /// Disassembles a kernel of a code object.
+    ///
+    /// # Errors
+    /// [`IsaError`]: `llvm-objdump` is missing or refuses the object, or the object has no such kernel.
+    pub fn of(llvm: &Llvm, object: &[u8], entry: &str) -> Result<Self, IsaError> {
+        let text = llvm.run("llvm-objdump", &["-d", "--no-show-raw-insn", "-"], object)?;
+        let code = Self::parse(&text)?.into_iter().find(|code| code.name == entry);
+        code.ok_or_else(|| IsaError::NoCode { entry: entry.to_owned() })
+    }
+
+    /// Reads what `llvm-objdump -d` prints: a line `0000000000001700 <name>:`, then a line per instruction, whose
+    /// comment has its address and, for a branch, where it goes.
+    ///
+    /// # Errors
+    /// [`IsaError::Line`], for the first line that is neither.
+    pub fn parse(text: &str) -> Result<Vec<Self>, IsaError> {
+        let mut all: Vec<Self> = Vec::new();
+        let mut start = 0;
+        for (line, text) in text.lines().enumerate() {
+            let wrong = || IsaError::Line { line: line + 1, text: text.trim().to_owned() };
+            if let Some((address, name)) = symbol(text) {
+                start = address;
+                all.push(Self { name: name.to_owned(), instructions: Vec::new() });
+            } else if text.starts_with('\t') {
+                let instruction = Instruction::parse(text, start).ok_or_else(wrong)?;
+                all.last_mut().ok_or_else(wrong)?.instructions.push(instruction);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The loops, by rising header. Two that share a header are one.
+    pub fn loops(&self) -> Vec<Loop> {
+        let blocks = self.blocks();
+        let dominators = dominators(&blocks);
+        let mut bodies: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        for (from, block) in blocks.iter().enumerate() {
+            for &header in block.successors.iter().filter(|to| dominators[from].contains(to)) {
+                bodies.entry(header).or_default().extend(natural_loop(&blocks, header, from));
+            }
+        }
+        let inside = |header: usize, body: &BTreeSet<usize>| -> BTreeSet<usize> {
+            let nested = bodies.iter().filter(|(other, _)| **other != header && body.contains(other));
+            nested.flat_map(|(_, blocks)| blocks.iter().copied()).collect()
+        };
+        let of_blocks = |keep: &dyn Fn(usize) -> bool, body: &BTreeSet<usize>| -> Vec<usize> {
+            body.iter().filter(|&&block| keep(block)).flat_map(|&i| blocks[i].first..=blocks[i].last).collect()
+        };
+        let all = bodies.iter().map(|(&header, body)| {
+            let nested = inside(header, body);
+            Loop {
+                header: self.instructions[blocks[header].first].address,
+                all: of_blocks(&|_| true, body),
+                own: of_blocks(&|block| !nested.contains(&block), body),
+            }
+        });
+        all.collect()
+    }
+
+    /// The basic blocks, by rising address.
+    fn blocks(&self) -> Vec<Block> {
+        let index: BTreeMap<u64, usize> =
+            self.instructions.iter().enumerate().map(|(i, instruction)| (instruction.address, i)).collect();
+        let target = |i: usize| self.instructions[i].target.and_then(|target| index.get(&target).copied());
+        let mut starts: BTreeSet<usize> = BTreeSet::from([0]);
+        for (i, instruction) in self.instructions.iter().enumerate() {
+            starts.extend(target(i));
+            if instruction.ends_block() {
+                starts.insert(i + 1);
+            }
+        }
+        let starts: Vec<usize> = starts.into_iter().filter(|&start| start < self.instructions.len()).collect();
+        let block_at = |i: usize| starts.binary_search(&i).ok();
+        let ends = starts.iter().skip(1).copied().chain([self.instructions.len()]);
+        let blocks = starts.iter().zip(ends).map(|(&first, end)| {
+            let last = end - 1;
+            let next = self.instructions[last].falls_through().then_some(end).and_then(block_at);
+            Block { first, last, successors: target(last).and_then(block_at).into_iter().chain(next).collect() }
+        });
+        blocks.collect()
+    }
+}
+
+impl Loop {
+    /// Whether there is no loop inside of it.
+    pub fn is_innermost(&self) -> bool {
+        self.own.len() == self.all.len()
+    }
+}
+
+/// `0000000000001700 <name>:`.
+fn symbol(line: &str) -> Option<(u64, &str)> {
+    let (address, rest) = line.split_once(" <")?;
+    Some((u64::from_str_radix(address, 16).ok()?, rest.strip_suffix(">:")?))
+}
+
+/// For each block, those through which every way from the first block to it leads, itself included. None for a block
+/// that is never reached.
+fn dominators(blocks: &[Block]) -> Vec<BTreeSet<usize>> {
+    let mut found: Vec<Option<BTreeSet<usize>>> = vec![None; blocks.len()];
+    if let Some(entry) = found.first_mut() {
+        *entry = Some(BTreeSet::from([0]));
+    }
+    let mut changes = true;
+    while changes {
+        changes = false;
+        for (from, block) in blocks.iter().enumerate() {
+            let Some(above) = found[from].clone() else { continue };
+            for &to in &block.successors {
+                let mut meet: BTreeSet<usize> = match &found[to] {
+                    Some(before) => before.intersection(&above).copied().collect(),
+                    None => above.clone(),
+                };
+                meet.insert(to);
+                if found[to].as_ref() != Some(&meet) {
+                    found[to] = Some(meet);
+                    changes = true;
+                }
+            }
+        }
+    }
+    found.into_iter().map(Option::unwrap_or_default).collect()
+}
+
+/// The blocks from which `from` is reached without passing `header`, and both.
+fn natural_loop(blocks: &[Block], header: usize, from: usize) -> BTreeSet<usize> {
+    let mut body = BTreeSet::from([header, from]);
+    let mut open = if from == header { Vec::new() } else { vec![from] };
+    while let Some(block) = open.pop() {
+        let before = (0..blocks.len()).filter(|&other| blocks[other].successors.contains(&block));
+        open.extend(before.filter(|&other| body.insert(other)));
+    }
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `# address text -> target`, in steps of 4 from 0x100, as `llvm-objdump` prints it.
+    fn code(lines: &[&str]) -> Code {
+        let mut text = String::from("\nk:\tfile format elf64-amdgpu\n\nDisassembly of section .text:\n\n");
+        text += "0000000000000100 <k>:\n";
+        for (i, line) in lines.iter().enumerate() {
+            let (line, target) = line.split_once(" -> ").unwrap_or((line, ""));
+            let target = if target.is_empty() { String::new() } else { format!(" <k+0x{:x}>", index(target) * 4) };
+            text += &format!("\t{line:<40}// {:012X}: BF820000{target}\n", 0x100 + 4 * i);
+        }
+        let mut all = Code::parse(&text).expect("a disassembly");
+        assert_eq!(all.len(), 1);
+        all.remove(0)
+    }
+
+    fn index(text: &str) -> usize {
+        text.parse().expect("the number of a line")
+    }
+
+    fn loops(code: &Code) -> Vec<(u64, Vec<usize>, Vec<usize>)> {
+        code.loops().into_iter().map(|found| ((found.header - 0x100) / 4, found.all, found.own)).collect()
+    }
+
+    #[test]
+    fn straight_code_has_no_loop() {
+        let code = code(&["v_mov_b32 v0, 0", "s_cbranch_execz 1 -> 3", "v_mov_b32 v1, 0", "s_endpgm"]);
+        assert_eq!(code.loops(), []);
+        assert_eq!(code.instructions[1].target, Some(0x10c));
+    }
+
+    #[test]
+    fn a_loop_is_from_its_header_to_its_branch() {
+        let code = code(&["s_mov_b32 s0, 0", "v_fma_f32 v0, v1, v2, v0", "s_cbranch_scc1 65534 -> 1", "s_endpgm"]);
+        assert_eq!(loops(&code), [(1, vec![1, 2], vec![1, 2])]);
+        assert!(code.loops()[0].is_innermost());
+    }
+
+    #[test]
+    fn loops_inside_are_not_the_outer_ones_own() {
+        let code = code(&[
+            "s_mov_b32 s0, 0",
+            "s_mov_b32 s1, 0",
+            "global_load_b128 v[0:3], v[4:5], off",
+            "s_cbranch_scc1 0 -> 2",
+            "v_wmma_f32_16x16x16_bf16 v[0:7], v[8:15], v[16:23], v[0:7]",
+            "s_cbranch_scc1 0 -> 1",
+            "s_endpgm",
+        ]);
+        assert_eq!(loops(&code), [(1, vec![1, 2, 3, 4, 5], vec![1, 4, 5]), (2, vec![2, 3], vec![2, 3])]);
+        assert!(!code.loops()[0].is_innermost());
+    }
+
+    #[test]
+    fn a_loop_that_is_entered_in_its_middle_is_one_loop() {
+        // As LLVM places a loop with `continue`: the latch first, jumped over on the way in; two branches back.
+        let code = code(&[
+            "s_branch 3 -> 4",
+            "s_or_b64 exec, exec, s[0:1]",
+            "v_add_u32 v0, v0, v1",
+            "s_cbranch_execz 9 -> 9",
+            "v_cmp_gt_u32 vcc, v0, v1",
+            "s_cbranch_execz 0 -> 2",
+            "global_load_dword v0, v[2:3], off",
+            "s_nop 0",
+            "s_branch 0 -> 1",
+            "s_endpgm",
+        ]);
+        assert_eq!(loops(&code), [(4, (1..=8).collect(), (1..=8).collect())]);
+    }
+
+    #[test]
+    fn what_follows_the_end_is_no_part_of_it() {
+        let code = code(&["s_endpgm", "s_code_end", "s_branch 0 -> 1"]);
+        assert_eq!(code.loops(), []);
+    }
+
+    #[test]
+    fn a_line_that_is_no_instruction_is_named() {
+        let error =
+            Code::parse("0000000000000100 <k>:\n\tv_mov_b32 v0, 0\n").expect_err("it has no address").to_string();
+        assert_eq!(
+            error,
+            "line 2 of the disassembly: expected an instruction and its address, found `v_mov_b32 v0, 0`"
+        );
+        assert!(Code::parse("\ts_endpgm // 000000000100: BF810000\n").is_err(), "no symbol before it");
+        assert!(Code::parse("").expect("nothing").is_empty());
+    }
+}

@@ -1,0 +1,248 @@
+//! How long a loop takes, as LLVM's scheduling models predict it (`llvm-mca`), beside what the matrix unit and memory
+//! need at least. Predictions, all of it: nothing is measured.
+//!
+//! What the models leave out: caches, bandwidth and congestion (a load takes a fixed time), LDS bank conflicts, and
+//! other waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time
+//! comes from its published rate.
+
+use serde::Deserialize;
+
+use super::llvm::{Llvm, LlvmError};
+use super::{Code, Instruction, IsaError, Loop};
+use kernel::target::compute_unit::{ComputeUnit, Product};
+
+/// Rounds of the loop that `llvm-mca` looks at: enough that its start and end do not count.
+const ITERATIONS: u32 = 200;
+
+/// One round of a loop, as one wave goes through it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoopSpeed {
+    /// Clock cycles from round to round of a wave that has the SIMD for itself and waits for every result, memory's
+    /// too, for as long as the model says. Predicted.
+    pub alone_cycles: f64,
+    /// Clock cycles of a round in which nothing waits: those of issuing its instructions or those of the matrix unit,
+    /// whichever are more. With enough waves a SIMD comes to this, and no further. Predicted.
+    pub busy_cycles: f64,
+    /// Operations of the matrix unit.
+    pub matrix_flop: u64,
+    /// Clock cycles that the matrix unit of one SIMD needs for them by its published rate; 0 where the rate is not
+    /// known.
+    pub matrix_cycles: f64,
+    /// Bytes of memory that the round's vector loads and stores move, all lanes being active.
+    pub memory_bytes: u64,
+}
+
+/// What a loop is predicted on.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine<'a> {
+    /// The arch: LLVM's name of the processor.
+    pub arch: &'a str,
+    /// Lanes of a wave.
+    pub wave_size: u32,
+    /// Its compute unit.
+    pub compute_unit: &'a ComputeUnit,
+    /// Its limits.
+    pub product: &'a Product,
+}
+
+impl LoopSpeed {
+    /// The share of the matrix unit's peak when nothing waits: at most 1. What it is in practice is below that.
+    pub fn matrix_share_busy(&self) -> f64 {
+        self.matrix_cycles / self.busy_cycles
+    }
+
+    /// The share of the matrix unit's peak of one wave that has the SIMD for itself.
+    pub fn matrix_share_alone(&self) -> f64 {
+        self.matrix_cycles / self.alone_cycles
+    }
+
+    /// Bytes of memory in a cycle that a compute unit asks for when nothing waits: every SIMD in this loop.
+    pub fn bytes_per_cycle(&self, unit: &ComputeUnit) -> f64 {
+        self.memory_bytes as f64 * f64::from(unit.simds) / self.busy_cycles
+    }
+}
+
+impl Loop {
+    /// Whether the time is spent here: it multiplies matrices, or it is innermost and moves memory or multiplies.
+    pub fn is_hot(&self, code: &Code) -> bool {
+        let has = |what: &dyn Fn(&Instruction) -> bool| self.own.iter().any(|&i| what(&code.instructions[i]));
+        let multiplies = |instruction: &Instruction| {
+            let name = instruction.mnemonic();
+            ["v_fma", "v_mac", "v_mul_f", "v_pk_fma", "v_pk_mul", "v_dot", "v_dual_fma", "v_dual_mul"]
+                .iter()
+                .any(|first| name.starts_with(first))
+        };
+        has(&Instruction::is_matrix) || (self.is_innermost() && (has(&|i| i.transfer().is_some()) || has(&multiplies)))
+    }
+
+    /// Predicts a round of it; the instructions of loops inside count once. `None` if LLVM has no model of the
+    /// processor.
+    ///
+    /// # Errors
+    /// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
+    pub fn speed(&self, code: &Code, llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
+        let body: Vec<&Instruction> = self.all.iter().map(|&i| &code.instructions[i]).collect();
+        predict(&body, ITERATIONS, llvm, machine)
+    }
+}
+
+/// Predicts going through instructions once, without those that were before: from a start at which nothing is under way
+/// to an end at which all is done. `None` if LLVM has no model of the processor.
+///
+/// # Errors
+/// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
+pub fn once(body: &[&Instruction], llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
+    predict(body, 1, llvm, machine)
+}
+
+fn predict(
+    body: &[&Instruction],
+    iterations: u32,
+    llvm: &Llvm,
+    machine: Machine<'_>,
+) -> Result<Option<LoopSpeed>, IsaError> {
+    let Some(answer) = ask(body, iterations, llvm, machine.arch)? else { return Ok(None) };
+    let scale = clock_cycles(machine.arch);
+    let matrix_flop = body.iter().map(|instruction| instruction.matrix_flop()).sum();
+    let rate = f64::from(machine.product.matrix_flop_per_cycle) / f64::from(machine.compute_unit.simds.max(1));
+    let matrix_cycles = if rate > 0.0 { matrix_flop as f64 / rate } else { 0.0 };
+    let issue_cycles = answer.throughput * scale;
+    let lanes = u64::from(machine.wave_size);
+    Ok(Some(LoopSpeed {
+        alone_cycles: (answer.cycles / f64::from(iterations) * scale).max(matrix_cycles),
+        busy_cycles: issue_cycles.max(matrix_cycles),
+        matrix_flop,
+        matrix_cycles,
+        memory_bytes: body.iter().filter_map(|i| i.transfer()).map(|t| u64::from(t.bytes_per_lane) * lanes).sum(),
+    }))
+}
+
+/// Clock cycles of a cycle of LLVM's model. On GCN and CDNA the model counts what a wave of 64 needs to issue one
+/// instruction on 16 lanes: four clock cycles. (So a load takes 80 of them there and 320 on RDNA.)
+fn clock_cycles(arch: &str) -> f64 {
+    if arch.starts_with("gfx9") { 4.0 } else { 1.0 }
+}
+
+/// What `llvm-mca` says of a body, in cycles of its model.
+struct Answer {
+    /// All rounds.
+    cycles: f64,
+    /// One round, if only its units limited it.
+    throughput: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Json {
+    code_regions: Vec<Region>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Region {
+    summary_view: Summary,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Summary {
+    total_cycles: f64,
+    #[serde(rename = "BlockRThroughput")]
+    block_throughput: f64,
+}
+
+fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Result<Option<Answer>, IsaError> {
+    let is_mfma = arch.starts_with("gfx9") && body.iter().any(|instruction| instruction.is_matrix());
+    let text = |instruction: &&Instruction| match is_mfma.then(|| without_carry(&instruction.text)).flatten() {
+        Some(text) => text + "\n",
+        None => format!("{}\n", instruction.text),
+    };
+    let text: String = body.iter().map(text).collect();
+    let (cpu, iterations) = (format!("-mcpu={arch}"), format!("-iterations={iterations}"));
+    let args = ["-mtriple=amdgcn-amd-amdhsa", &cpu, &iterations, "--json"];
+    let said = match llvm.run("llvm-mca", &args, text.as_bytes()) {
+        Err(LlvmError::Failed { said, .. }) if has_no_model(&said) => return Ok(None),
+        other => other?,
+    };
+    // Before the JSON there may be remarks.
+    let json = said.find('{').map_or("", |start| &said[start..]);
+    let answer: Json = serde_json::from_str(json).map_err(|error| IsaError::Answer(error.to_string()))?;
+    let summary = answer.code_regions.first().map(|region| &region.summary_view);
+    let summary = summary.ok_or_else(|| IsaError::Answer("it has no region".into()))?;
+    Ok(Some(Answer { cycles: summary.total_cycles, throughput: summary.block_throughput }))
+}
+
+/// An addition or subtraction that carries, as one that does not: `llvm-mca` (22) never ends with some bodies that have
+/// both carries and MFMA. What waits for a carry alone is then not waited for.
+fn without_carry(text: &str) -> Option<String> {
+    let (name, operands) = text.split_once(' ')?;
+    let (name, width) = name.split_at(name.find("_e32").or_else(|| name.find("_e64")).unwrap_or(name.len()));
+    let mut operands: Vec<&str> = operands.split(',').map(str::trim).collect();
+    match name {
+        "v_add_co_u32" | "v_sub_co_u32" | "v_subrev_co_u32" if operands.len() == 4 => {}
+        "v_addc_co_u32" | "v_subb_co_u32" | "v_subbrev_co_u32" if operands.len() == 5 => drop(operands.pop()),
+        _ => return None,
+    }
+    operands.remove(1);
+    Some(format!("v_add_u32{width} {}", operands.join(", ")))
+}
+
+/// Whether a refusal means that LLVM knows the processor and cannot predict it, or does not know it.
+fn has_no_model(said: &str) -> bool {
+    said.contains("unable to find instruction-level scheduling information")
+        || said.contains("is not a recognized processor")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn additions_lose_their_carry_and_nothing_else() {
+        let plain = |text| without_carry(text);
+        assert_eq!(plain("v_add_co_u32_e32 v16, vcc, 0x80, v16").unwrap(), "v_add_u32_e32 v16, 0x80, v16");
+        assert_eq!(plain("v_addc_co_u32_e32 v17, vcc, 0, v17, vcc").unwrap(), "v_add_u32_e32 v17, 0, v17");
+        assert_eq!(plain("v_subb_co_u32_e64 v1, s[4:5], v2, v3, vcc").unwrap(), "v_add_u32_e64 v1, v2, v3");
+        for other in ["v_add_u32_e32 v1, v2, v3", "v_cmp_gt_u32_e32 vcc, v1, v2", "s_endpgm"] {
+            assert_eq!(plain(other), None);
+        }
+    }
+
+    /// What was left of a loop of `moe_mlp1/matrix` for gfx90a with which `llvm-mca` 22 never ends.
+    #[test]
+    fn a_body_with_carries_and_products_has_a_speed() {
+        let llvm = Llvm::find();
+        let texts = [
+            "ds_read_b128 v[36:39], v36 offset:2560",
+            "ds_read_b128 v[44:47], v35 offset:1280",
+            "v_add_co_u32_e32 v16, vcc, 0x80, v16",
+            "v_addc_co_u32_e32 v17, vcc, 0, v17, vcc",
+            "v_mfma_f32_16x16x16bf16_1k v[4:7], v[36:37], v[40:41], v[4:7]",
+        ];
+        let one = |text: &&str| Instruction { address: 0, text: (*text).to_owned(), target: None };
+        let body: Vec<Instruction> = texts.iter().map(one).collect();
+        let body: Vec<&Instruction> = body.iter().collect();
+        match ask(&body, ITERATIONS, &llvm, "gfx90a") {
+            Err(IsaError::Llvm(LlvmError::NotFound { .. })) => {
+                writeln!(std::io::stderr(), "skipped: there is no llvm-mca").unwrap();
+            }
+            said => assert!(said.unwrap().unwrap().cycles >= f64::from(ITERATIONS)),
+        }
+    }
+
+    #[test]
+    fn shares_are_of_the_units_own_time() {
+        let speed = LoopSpeed {
+            alone_cycles: 400.0,
+            busy_cycles: 100.0,
+            matrix_flop: 16_384,
+            matrix_cycles: 64.0,
+            memory_bytes: 1024,
+        };
+        assert_eq!((speed.matrix_share_busy(), speed.matrix_share_alone()), (0.64, 0.16));
+        let unit = ComputeUnit { simds: 2, waves_per_simd: 16, vgprs: 1536, vgpr_granule: 24, lds_bytes: 65_536 };
+        assert_eq!(speed.bytes_per_cycle(&unit), 20.48);
+    }
+}

@@ -1,0 +1,168 @@
+//! A device measures: the parent's side. Kernels are checked and timed in a process of its own, which says before each
+//! launch which it is: one that ends it, or does not end, is a kernel that is not to be used, and another process goes
+//! on behind it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::job::Piece;
+use super::judge::{Judge, JudgeError, Kernel, Reason, Verdict};
+use super::objects::{Object, objects};
+use super::worker::{Order, Said};
+use crate::check::parent::{Death, Running};
+use kernel::object::store::{Progress, Store};
+use kernel::target::Target;
+use kernel::tuning::table::ProvenanceKind;
+
+/// A template that ended so many processes is not run again for those that were asked about together.
+const MAX_DEATHS: usize = 3;
+
+/// So many processes in a row may end before they run a kernel.
+const MAX_FALSE_STARTS: usize = 3;
+
+/// A device, in a process of its own.
+pub struct Device<'a> {
+    /// This program.
+    pub program: PathBuf,
+    /// What it is told: its side is [`super::worker::run`], for the same job.
+    pub words: Vec<OsString>,
+    /// How long a kernel may run.
+    pub deadline: Duration,
+    /// The device in words.
+    pub name: String,
+    /// What is compiled for.
+    pub target: &'a Target,
+    /// The cache and the compiler.
+    pub store: &'a Store,
+    process: Option<Running>,
+}
+
+/// What came of a part of the kernels.
+enum Came {
+    /// A verdict for each.
+    Verdicts(Vec<Verdict>),
+    /// A kernel ended the process.
+    Died { at: usize, death: Death },
+    /// It ended, or could not begin, before a kernel ran.
+    Not(String),
+}
+
+impl<'a> Device<'a> {
+    /// A device whose process is started when there is something to measure.
+    pub fn new(
+        program: PathBuf,
+        words: Vec<OsString>,
+        deadline: Duration,
+        name: String,
+        target: &'a Target,
+        store: &'a Store,
+    ) -> Self {
+        Self { program, words, deadline, name, target, store, process: None }
+    }
+
+    /// Lets the process end: the device is to be free for others.
+    pub fn rest(&mut self) {
+        self.process = None;
+    }
+
+    /// Has some kernels measured.
+    fn measure(&mut self, order: &Order) -> Result<Came, JudgeError> {
+        let gone = |error: std::io::Error| {
+            JudgeError::Gone(format!("could not run kernels in a process of their own: {error}"))
+        };
+        let mut process = match self.process.take() {
+            Some(process) => process,
+            None => Running::start(&self.program, &self.words).map_err(gone)?,
+        };
+        // One that has ended already says so below.
+        let _ = process.tell(order);
+        loop {
+            match process.next::<Said>(self.deadline) {
+                Ok(Said::Runs { at }) => process.runs = Some((at.to_string(), Instant::now())),
+                Ok(Said::Done { verdicts, is_lost }) => {
+                    process.runs = None;
+                    if verdicts.len() != order.kernels.len() {
+                        return Ok(Came::Not("it said too little".into()));
+                    }
+                    if !is_lost {
+                        self.process = Some(process);
+                    }
+                    return Ok(Came::Verdicts(verdicts));
+                }
+                Ok(Said::CannotPrepare { why }) => {
+                    self.process = Some(process);
+                    return Err(JudgeError::Piece(why));
+                }
+                Err(death) => {
+                    let running = process.runs.take().and_then(|(at, _)| at.parse().ok());
+                    return Ok(match running {
+                        Some(at) => Came::Died { at, death },
+                        None => Came::Not(death.to_string()),
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Judge for Device<'_> {
+    fn identity(&self) -> String {
+        self.name.clone()
+    }
+
+    fn kind(&self) -> ProvenanceKind {
+        ProvenanceKind::Measured
+    }
+
+    fn judge(
+        &mut self,
+        piece: &Piece,
+        kernels: &[Kernel],
+        n_rounds: usize,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Verdict>, JudgeError> {
+        let compiled: Vec<Result<Object, Verdict>> = objects(self.store, self.target, kernels, progress);
+        let mut verdicts: Vec<Option<Verdict>> = compiled.into_iter().map(Result::err).collect();
+        let mut deaths: BTreeMap<String, usize> = BTreeMap::new();
+        let mut n_false_starts = 0;
+        loop {
+            let open: Vec<usize> = (0..kernels.len()).filter(|&i| verdicts[i].is_none()).collect();
+            if open.is_empty() {
+                return Ok(verdicts.into_iter().map(|verdict| verdict.expect("none is open")).collect());
+            }
+            let label = |i: usize| kernels[i].candidate.template.label();
+            let named = open.iter().map(|&i| (label(i), kernels[i].candidate.params.clone())).collect();
+            match self.measure(&Order { piece: *piece, kernels: named, n_rounds })? {
+                Came::Verdicts(said) => {
+                    for (i, verdict) in open.into_iter().zip(said) {
+                        verdicts[i] = Some(verdict);
+                    }
+                }
+                Came::Died { at, death } => {
+                    n_false_starts = 0;
+                    let Some(&dead) = open.get(at) else { continue };
+                    verdicts[dead] = Some(Verdict::refused(Reason::Died, death));
+                    let n_deaths = deaths.entry(label(dead)).or_default();
+                    *n_deaths += 1;
+                    if *n_deaths >= MAX_DEATHS {
+                        let why = format!("not run: others of the template ended {MAX_DEATHS} processes");
+                        for i in open.into_iter().filter(|&i| label(i) == label(dead) && i != dead) {
+                            verdicts[i] = Some(Verdict::refused(Reason::Died, &why));
+                        }
+                    }
+                }
+                Came::Not(why) => {
+                    n_false_starts += 1;
+                    if n_false_starts >= MAX_FALSE_STARTS {
+                        return Err(JudgeError::Gone(format!(
+                            "the process that measures on {} ended {n_false_starts} times before a kernel ran: {why}",
+                            self.name
+                        )));
+                    }
+                }
+            }
+        }
+    }
+}

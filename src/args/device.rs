@@ -1,0 +1,177 @@
+//! On what a model runs, how exactly, and from which kernels; and how it is loaded there.
+
+use std::time::Instant;
+
+use clap::Args;
+use engine::device::Device;
+use engine::device::auto::{self, Opened, Reason};
+use engine::plan::memory::weight_bytes;
+use engine::{Engine, EngineOptions, Sizes};
+use format::Dtype;
+use kernel::object::store::Store;
+use kernel::pipeline::Pipeline;
+use kernel::template::Precision;
+use model::checkpoint::tensor_parallel::TpRank;
+use model::checkpoint::{Checkpoint, Tensor};
+
+use super::kv::KvArgs;
+use super::room::Room;
+use super::source::SourceArgs;
+use crate::compile_progress::CompileProgress;
+use crate::output::Output;
+use crate::step_timeout;
+
+/// On what, how exactly, and from which kernels.
+#[derive(Args, Clone, Debug)]
+pub struct DeviceArgs {
+    /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N
+    /// (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a
+    /// GPU's kernels, executed and watched by this machine's cores); N may be left out
+    #[arg(long, default_value = "auto", value_name = "D")]
+    pub device: Device,
+
+    /// Threads of the cpu and sim devices, at most four for every core; 0 means one for every core
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
+    pub threads: u32,
+
+    /// Devices that compute the model together, each with a part of it (tensor parallel): a number that divides the
+    /// model's key and value heads. GPUs are the one of `--device` and those behind it, of one kind
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub tp: u32,
+
+    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+
+    /// Keep weights in memory as the file has them: those in blocks (Q8_0, Q4_1) are not widened to bf16 or f32. Takes
+    /// less memory; few kernels read blocks yet, and these are slower
+    #[arg(long)]
+    pub stored_weights: bool,
+
+    #[command(flatten)]
+    pub source: SourceArgs,
+}
+
+/// A number of threads, 0 included. More than a few for every core are slower than one, and each takes memory.
+fn threads(text: &str) -> Result<u32, String> {
+    const MOST_FOR_A_CORE: usize = 4;
+    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = u32::try_from(MOST_FOR_A_CORE * n_cores).unwrap_or(u32::MAX);
+    let n = text.parse::<u32>().map_err(|error| error.to_string())?;
+    if n > most { Err(format!("this machine has {n_cores} cores: at most {most}")) } else { Ok(n) }
+}
+
+impl DeviceArgs {
+    /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider
+    /// than it only because of how they are stored are rounded.
+    pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
+        let (precision, checkpoint) = precision_for(checkpoint, self.precision);
+        (precision, if self.stored_weights { checkpoint.as_stored() } else { checkpoint })
+    }
+
+    /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses
+    /// it. Also gives that device's name, for those who open it again.
+    pub fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
+        let (library, tables) = (self.source.library()?, self.source.tables()?);
+        let n_threads = self.threads_of_one();
+        let opened = if self.device == Device::Auto {
+            let weights: usize = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
+            auto::choose(&tables, weights / self.tp as usize).open(&tables, n_threads)?
+        } else {
+            let (target, driver) = self.device.open(&tables, n_threads)?;
+            Opened { device: self.device.clone(), target, driver, reason: None }
+        };
+        if let Some(Reason { text, is_of_several }) = opened.reason {
+            if is_of_several { output.note(&text) } else { output.detail(&text) }
+        }
+        let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
+        Ok((pipeline, opened.device))
+    }
+
+    /// What the first device has of a model.
+    fn part(&self) -> TpRank {
+        TpRank { rank: 0, size: self.tp as usize }
+    }
+
+    /// Threads of each of the devices that are made of this machine's cores.
+    pub fn threads_of_one(&self) -> usize {
+        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match (self.tp as usize, self.threads as usize) {
+            (1, n_threads) => n_threads,
+            (tp, 0) => (n_cores / tp).max(1),
+            (tp, n_threads) => (n_threads / tp).max(1),
+        }
+    }
+
+    /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
+    pub fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        cache: &KvArgs,
+        sizes: Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
+        self.load_sized(checkpoint, cache, |_| sizes, output)
+    }
+
+    /// The same, in sizes that depend on what the device has room for.
+    pub fn load_sized(
+        &self,
+        checkpoint: &Checkpoint,
+        cache: &KvArgs,
+        sizes: impl FnOnce(&Room<'_>) -> Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
+        let (precision, checkpoint) = self.precision(checkpoint);
+        let (pipeline, device) = self.pipeline(&checkpoint, output)?;
+        let peers = self.peers(&device, pipeline.target())?;
+        let part = checkpoint.part(self.part())?;
+        let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
+        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
+        let kv_budget_bytes = cache.budget_bytes(&part, pipeline.driver())?;
+        let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
+        let weights = weight_bytes(&part, pipeline.driver());
+        let room = Room {
+            checkpoint: &part,
+            target: pipeline.target(),
+            cache,
+            precision,
+            kv_budget_bytes,
+            spare_bytes: free_bytes.map(|free| free.saturating_sub(weights)),
+        };
+        let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        let start = Instant::now();
+        let watchdog = step_timeout::watchdog(&device, output)?;
+        let options = EngineOptions { pipeline, peers, model, watchdog };
+        let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
+        let layout = engine.kv_layout();
+        output.detail(&format!(
+            "loaded in {:.2} s, {:.2} s of it for the weights: {}, precision {precision}, KV cache {} for {} \
+             slots of {} tokens",
+            start.elapsed().as_secs_f64(),
+            engine.executor().weights_time().as_secs_f64(),
+            checkpoint.weights(),
+            layout.dtype,
+            layout.n_slots,
+            layout.capacity_tokens,
+        ));
+        Ok(engine)
+    }
+}
+
+/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
+/// computes with it.
+pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
+    let rounded = checkpoint.rounded();
+    let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
+    match asked.unwrap_or(natural) {
+        Precision::Bf16 => (Precision::Bf16, rounded),
+        Precision::F32 => (Precision::F32, checkpoint.clone()),
+    }
+}
+
+/// Kernels from the cache and compiled, for the summary at the end of a command.
+pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
+    let stats = engine.executor().pipeline().store().stats();
+    (stats.from_cache, stats.compiled)
+}

@@ -1,0 +1,151 @@
+//! What keys and values take, and how long steps are.
+
+use clap::Args;
+use engine::Sizes;
+use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
+use engine::plan::memory::weight_bytes;
+use engine::scheduler::DraftOptions;
+use format::Dtype;
+use gpu::{DeviceMemory, Driver};
+use kernel::pipeline::Pipeline;
+use kernel::target::Target;
+use kernel::template::Precision;
+use model::checkpoint::Checkpoint;
+
+/// How much memory the KV cache takes, and what it holds.
+#[derive(Args, Clone, Debug)]
+pub struct KvArgs {
+    /// Keep keys and values in bf16 [default with `--precision bf16`]
+    #[arg(long, conflicts_with = "kv32")]
+    pub kv16: bool,
+
+    /// Keep keys and values in f32 [default with `--precision f32`]
+    #[arg(long)]
+    pub kv32: bool,
+
+    /// Memory for keys and values, in MiB [default: half of what the weights leave free]
+    #[arg(long, value_name = "MIB")]
+    pub kv_memory: Option<usize>,
+
+    /// Window of the odd layers, in tokens; 0 means all
+    #[arg(long = "odd-win", alias = "odd_win", default_value_t = 0, value_name = "N")]
+    pub odd_window: usize,
+
+    /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
+    /// nothing [default: 128 to serve, 4 to chat, else 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    pub snapshots: Option<u32>,
+
+    /// Sequences of full length that blocks are kept for besides those of the slots, as far as memory goes.
+    #[arg(skip)]
+    pub n_kept: u32,
+
+    /// Most rows of prompts in a step in which others generate [default: as many as fit]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub prompt_rows: Option<u32>,
+
+    /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048]
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub chunk: Option<u32>,
+
+    /// While at most four sequences run, try what followed the last tokens where they stood before: a text that repeats
+    /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead
+    /// of the last one's tokens [default: auto to run and to serve, else off]
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub speculate: Option<Speculate>,
+}
+
+/// Whether tokens are drafted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Speculate {
+    /// On the cpu
+    Auto,
+    /// On any device
+    On,
+    /// Nowhere
+    Off,
+}
+
+/// Rows of a step where nobody says how many: rings for windows grow with them, and so does the time that a prompt's
+/// part of a step keeps the others waiting.
+const CHUNK: u32 = 512;
+
+/// The same on a GPU with [`LARGE_MEMORY`]. With 256 sequences of 512 + 256 tokens an H200 made 12,209 tok/s so, and
+/// 9,330 with 512 rows: half of these were the sequences' own.
+const LARGE_CHUNK: u32 = 2048;
+
+const LARGE_MEMORY: usize = 64 << 30;
+
+impl KvArgs {
+    /// The element type of keys and values.
+    pub fn dtype(&self, precision: Precision) -> Dtype {
+        match (self.kv16, self.kv32, precision) {
+            (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
+            _ => Dtype::F32,
+        }
+    }
+
+    /// Most rows of a step of a model that this runs.
+    pub fn chunk_on(&self, pipeline: &Pipeline) -> anyhow::Result<u32> {
+        let is_gpu = pipeline.target().is_gpu() && !pipeline.target().is_simulated;
+        let is_large = |memory: DeviceMemory| memory.total_bytes >= LARGE_MEMORY;
+        let usual = if is_gpu && pipeline.driver().memory()?.is_some_and(is_large) { LARGE_CHUNK } else { CHUNK };
+        Ok(self.chunk.unwrap_or(usual))
+    }
+
+    /// Whether tokens are drafted on a target: on or off.
+    pub(super) fn speculate_on(&self, target: &Target) -> Speculate {
+        match self.speculate {
+            Some(Speculate::On) => Speculate::On,
+            Some(Speculate::Auto) if !target.is_gpu() => Speculate::On,
+            _ => Speculate::Off,
+        }
+    }
+
+    /// What a cache for one short sequence is sized for.
+    pub(super) fn request(&self, precision: Precision, target: &Target, budget_bytes: usize) -> KvRequest {
+        KvRequest {
+            n_slots: 1,
+            n_snapshots: self.snapshots.unwrap_or(0) as usize,
+            n_kept: self.n_kept as usize,
+            capacity_tokens: BLOCK_TOKENS,
+            max_rows: self.chunk.unwrap_or(CHUNK) as usize,
+            dtype: self.dtype(precision),
+            matrix_layout: target.has_matrix_layout(),
+            odd_window: (self.odd_window > 0).then_some(self.odd_window),
+            budget_bytes,
+        }
+    }
+
+    /// How a model is run in these sizes.
+    pub fn model_options(&self, precision: Precision, sizes: Sizes, kv_budget_bytes: usize) -> ModelOptions {
+        ModelOptions {
+            precision,
+            kv_dtype: self.dtype(precision),
+            n_slots: sizes.n_slots,
+            capacity_tokens: sizes.capacity_tokens,
+            max_rows: self.chunk.unwrap_or(CHUNK) as usize,
+            max_logit_rows: sizes.max_logit_rows,
+            odd_window: (self.odd_window > 0).then_some(self.odd_window),
+            kv_budget_bytes,
+            max_prompt_rows: self.prompt_rows.map(|rows| rows as usize),
+            prefix_cache: PrefixCache {
+                n_kept: self.n_kept as usize,
+                ..PrefixCache::new(self.snapshots.unwrap_or(0) as usize)
+            },
+            drafts: (self.speculate == Some(Speculate::On)).then_some(DraftOptions::USUAL),
+        }
+    }
+
+    /// What keys and values may take: as asked, or half of what the weights leave free. Where the weights leave
+    /// nothing, it is they that do not fit, which the memory plan will say.
+    pub(super) fn budget_bytes(&self, checkpoint: &Checkpoint, driver: &dyn Driver) -> anyhow::Result<usize> {
+        let Some(mib) = self.kv_memory else {
+            let weights = weight_bytes(checkpoint, driver);
+            let left = |memory: DeviceMemory| memory.free_bytes.checked_sub(weights).filter(|left| *left > 0);
+            return Ok(driver.memory()?.and_then(left).map_or(usize::MAX, |left| left / 2));
+        };
+        Ok(mib.saturating_mul(1 << 20))
+    }
+}

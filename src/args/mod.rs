@@ -1,0 +1,14 @@
+//! Flags that several commands have, and what they open.
+
+mod device;
+mod kv;
+mod model;
+mod room;
+pub(crate) mod shapes;
+pub(crate) mod source;
+pub(crate) mod tokenizer;
+
+pub(crate) use device::{DeviceArgs, kernel_counts, precision_for};
+pub(crate) use kv::{KvArgs, Speculate};
+pub(crate) use model::ModelArgs;
+pub(crate) use room::Room;

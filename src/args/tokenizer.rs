@@ -1,0 +1,70 @@
+//! Which tokenizer: the one that was named, that of the checkpoint, or the one that is built in.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::hub;
+use model::checkpoint::gguf::Gguf;
+use model::checkpoint::gguf::model::GgufTokenizer;
+use model::checkpoint::layout::Layout;
+use model::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_BIN, TokenizerSource};
+use model::tokenizer::split::Split;
+use model::tokenizer::{Tokenizer, TokenizerError};
+
+/// What text and ids are converted with.
+#[derive(Args, Debug)]
+pub struct TokenizerArgs {
+    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own
+    /// (beside a `.bin` file, a `tokenizer.bin`), or o200k_harmony, which is built in
+    #[arg(short = 'z', long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// How text is cut into words before merging [default: as the tokenizer's file says]
+    #[arg(long, value_enum)]
+    pub split: Option<Split>,
+}
+
+impl TokenizerArgs {
+    /// The tokenizer for a checkpoint.
+    pub fn for_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+        let vocab_size = Some(checkpoint.config.vocab_size);
+        match (&self.tokenizer, &checkpoint.origin.tokenizer) {
+            (Some(path), _) => open(path, vocab_size, self.split),
+            (None, Some(TokenizerSource::File(path))) => Ok(Tokenizer::from_file(path, vocab_size, self.split)?),
+            (None, Some(TokenizerSource::Gguf(gguf))) => Ok(Tokenizer::from_gguf(gguf, vocab_size, self.split)?),
+            (None, None) => Ok(self.built_in()),
+        }
+    }
+
+    /// The named one, that of the model, or the built-in one.
+    pub fn of_model(&self, model: Option<&Path>, vocab_size: Option<usize>) -> anyhow::Result<Tokenizer> {
+        match (&self.tokenizer, model) {
+            (_, Some(model)) => self.for_checkpoint(&Checkpoint::open(&hub::locate(model)?, Layout::Auto)?),
+            (Some(path), None) => open(path, vocab_size, self.split),
+            (None, None) => Ok(self.built_in()),
+        }
+    }
+
+    fn built_in(&self) -> Tokenizer {
+        let tokenizer = Tokenizer::o200k_harmony();
+        self.split.map_or(tokenizer.clone(), |split| tokenizer.with_split(split))
+    }
+}
+
+/// Reads whichever kind of file it is.
+fn open(path: &Path, vocab_size: Option<usize>, split: Option<Split>) -> anyhow::Result<Tokenizer> {
+    if path.is_dir() {
+        let files = ["tokenizer.json", TOKENIZER_BIN].map(|name| path.join(name));
+        let file = files.iter().find(|file| file.exists()).unwrap_or(&files[0]);
+        return Ok(Tokenizer::from_file(file, vocab_size, split)?);
+    }
+    let in_file = |source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) };
+    let tokenizer = |gguf: Gguf| Ok(GgufTokenizer::of(&gguf)?);
+    match Gguf::open(path).and_then(|gguf| gguf.map(tokenizer).transpose()) {
+        Ok(Some(gguf)) => Ok(Tokenizer::from_gguf(&gguf, vocab_size, split).map_err(in_file)?),
+        Ok(None) => Ok(Tokenizer::from_file(path, vocab_size, split)?),
+        Err(CheckpointError::Map(source)) => Err(TokenizerError::Read { path: path.to_owned(), source }.into()),
+        Err(source) => Err(CheckpointError::File { path: path.to_owned(), source: source.into() }.into()),
+    }
+}

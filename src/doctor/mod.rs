@@ -1,0 +1,262 @@
+//! `gptoss-jit doctor`: what is there, what is missing and what to do about it, and whether `run` would work.
+//!
+//! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
+//! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
+//! none). Compilers are tried in workers and the checked kernel is run by another process, as always: nothing is opened
+//! in this one but the runtimes of GPUs.
+
+mod report;
+mod runtimes;
+mod self_check;
+
+use std::path::PathBuf;
+use std::thread;
+
+use gpu::Runtime;
+use serde::Serialize;
+
+pub(super) use self_check::work;
+
+use super::output::Output;
+use super::report as errors;
+use data::Origin;
+use engine::device::Device;
+use engine::kernel_driver::KernelDriver;
+use hint::Hint;
+use kernel::object::cache::{Cache, Folder, Limits};
+use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for, temporary_room};
+use kernel::object::store::Store;
+use kernel::target::Target;
+use kernel::template::library::Library;
+use kernel::tuning::TuningTables;
+use system::units::human_bytes;
+
+/// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
+#[derive(clap::Args)]
+pub struct Args {
+    /// Write a file that a person can read and send: what is here, checks, texts and figures of a device
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "gptoss-jit-report.md")]
+    report: Option<PathBuf>,
+
+    /// The device that is reported on [default: the GPU with the most compute, else the cpu]
+    #[arg(long, value_name = "DEVICE", requires = "report", default_value = "auto", hide_default_value = true)]
+    device: Device,
+
+    /// How long the report may take
+    #[arg(long, value_name = "N", requires = "report", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: u32,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    state: State,
+    /// Whether `run` needs it.
+    needed: bool,
+    details: Vec<String>,
+    hint: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Missing,
+    Failed,
+}
+
+/// `run` would not work.
+#[derive(Debug, thiserror::Error)]
+#[error("`run` would not work here: {}", names.join(", "))]
+pub(super) struct NotReady {
+    names: Vec<&'static str>,
+}
+
+impl Hint for NotReady {
+    fn hint(&self) -> Option<String> {
+        Some("the lines above say what each needs".into())
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`NotReady`], or what printing gives.
+pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+    if let Some(file) = &args.report {
+        return report::run(file, &args.device, args.seconds, output);
+    }
+    let compiler = Compilers::new(CompilerOptions::default());
+    let own = [
+        cpu(),
+        memory(),
+        Check::of("C compiler", true, c_compiler(&compiler)),
+        Check::of("temporary", true, temporary()),
+        cache(),
+        Check::of("templates", true, templates()),
+        Check::of("tuning", true, tuning()),
+        Check::of("self-check", true, self_check::run()),
+    ];
+    let driver = KernelDriver::read(&runtimes::system_root());
+    let of_gpus = Runtime::ALL.into_iter().flat_map(|runtime| runtimes::checks(runtime, &driver, &compiler));
+    let checks: Vec<Check> = own.into_iter().chain([runtimes::amd_driver(&driver)]).chain(of_gpus).collect();
+    let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
+    if output.is_json() {
+        #[derive(Serialize)]
+        struct Report<'a> {
+            schema: u32,
+            ready: bool,
+            checks: &'a [Check],
+        }
+        output.json(&Report { schema: 1, ready: names.is_empty(), checks: &checks })?;
+    } else {
+        output.text(&checks.iter().map(Check::text).collect::<String>())?;
+    }
+    if !names.is_empty() {
+        return Err(NotReady { names }.into());
+    }
+    output.note("`run` works here, on the cpu device");
+    Ok(())
+}
+
+impl Check {
+    fn ok(name: &'static str, details: Vec<String>) -> Self {
+        Self { name, state: State::Ok, needed: true, details, hint: None }
+    }
+
+    fn of(name: &'static str, needed: bool, result: anyhow::Result<Vec<String>>) -> Self {
+        let error = match result {
+            Ok(details) => return Self { needed, ..Self::ok(name, details) },
+            Err(error) => error,
+        };
+        let state = if error.chain().any(is_absence) { State::Missing } else { State::Failed };
+        let details = error.chain().flat_map(|cause| lines(&cause.to_string())).collect();
+        Self { name, state, needed, details, hint: error.chain().find_map(errors::hint) }
+    }
+
+    /// `ok       C compiler   gcc version …`; further lines below the first, the hint last.
+    fn text(&self) -> String {
+        let state = match self.state {
+            State::Ok => "ok",
+            State::Missing => "missing",
+            State::Failed => "failed",
+        };
+        let hint = self.hint.iter().map(|hint| format!("hint: {hint}"));
+        let unneeded = (self.state != State::Ok && !self.needed).then(|| "`run` does not need it".to_owned());
+        let lines = self.details.iter().cloned().chain(unneeded).chain(hint).enumerate();
+        lines
+            .map(|(i, line)| (i, line.trim_end().to_owned()))
+            .map(|(i, line)| match i {
+                0 => format!("{state:<7}  {:<11}  {line}\n", self.name),
+                _ => format!("{:<7}  {:<11}  {line}\n", "", ""),
+            })
+            .collect()
+    }
+}
+
+/// Whether the error says that something is not there, as opposed to not working.
+fn is_absence(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(
+        cause.downcast_ref(),
+        Some(
+            CompileError::NoHostCompiler { .. }
+                | CompileError::NotThere { .. }
+                | CompileError::Canary { how: How::Unavailable, .. }
+        )
+    )
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
+}
+
+fn cpu() -> Check {
+    let cores = thread::available_parallelism().map_or_else(|_| "?".into(), |n| n.to_string());
+    Check::ok("cpu", vec![format!("{}, {cores} cores", Target::host().id())])
+}
+
+fn memory() -> Check {
+    let size = |bytes: Option<usize>| bytes.map_or_else(|| "?".into(), |bytes| human_bytes(bytes as u64));
+    let memory = gpu::host::memory();
+    let (free, total) = (memory.map(|memory| memory.free_bytes), memory.map(|memory| memory.total_bytes));
+    Check::ok("memory", vec![format!("{} of {} free", size(free), size(total))])
+}
+
+/// The version it states, and where its parts are.
+fn c_compiler(compiler: &Compilers) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compiler.probe(compiler_for(&Target::host()).name(), &Target::host().id())?;
+    let mut details = vec![identity.description()];
+    details.extend(files.iter().map(|file| file.display().to_string()));
+    Ok(details)
+}
+
+/// The small kernels of the self-check may have room where those of a model do not.
+fn temporary() -> anyhow::Result<Vec<String>> {
+    let (folder, free_bytes) = temporary_room()?;
+    let free = free_bytes.map_or_else(|| "?".into(), human_bytes);
+    Ok(vec![format!("{}: {free} free for compilers' files", folder.display())])
+}
+
+/// A folder that cannot be used is no obstacle: kernels are then compiled at every start. A variable that makes no
+/// sense is.
+fn cache() -> Check {
+    match Store::from_env() {
+        Err(error) => Check::of("cache", true, Err(error.into())),
+        Ok(_) => Check::of("cache", false, cache_folder()),
+    }
+}
+
+fn cache_folder() -> anyhow::Result<Vec<String>> {
+    let (root, limit) = (Cache::default_root()?, human_bytes(Limits::from_env()?.max_bytes));
+    let entries = Folder::open(&root)?.list()?;
+    let bytes = human_bytes(entries.iter().map(|entry| entry.size_bytes).sum());
+    Ok(vec![format!("{}: usable, {} entries, {bytes} of at most {limit}", root.display(), entries.len())])
+}
+
+/// The folders in the order in which they are searched, and what each gives.
+fn templates() -> anyhow::Result<Vec<String>> {
+    let search = Library::default_search(None);
+    let library = crate::args::source::library(&search)?;
+    let origins = search.into_iter().map(Origin::Folder).chain([Origin::BuiltIn]);
+    let count = |origin: &Origin| library.templates().filter(|t| t.file.origin == *origin).count();
+    let mut details: Vec<String> = origins.map(|origin| format!("{origin}: {} templates", count(&origin))).collect();
+    details.extend(library.broken().iter().map(|broken| format!("broken: {}", broken.error)));
+    Ok(details)
+}
+
+/// The folders in the order in which they are searched.
+fn tuning() -> anyhow::Result<Vec<String>> {
+    let search = TuningTables::default_search(None);
+    if let Some(broken) = TuningTables::load(&search)?.broken().next() {
+        return Err(broken.clone().into());
+    }
+    Ok(search.iter().map(|folder| folder.display().to_string()).chain(["built in".to_owned()]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_missing_and_what_does_not_work_has_failed() {
+        let absent = CompileError::NoHostCompiler { looked_for: vec!["`cc`".into()] };
+        let check = Check::of("C compiler", true, Err(absent.into()));
+        assert_eq!(check.state, State::Missing);
+        assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("apt install gcc")), "{check:?}");
+
+        let broken = CompileError::Canary {
+            compiler: "hipRTC",
+            hint: "a hint".into(),
+            target: "gfx1100".into(),
+            how: How::Crashed { signal: 6 },
+            log: "first\n\nsecond".into(),
+        };
+        let check = Check::of("hipRTC", false, Err(broken.into()));
+        assert_eq!(check.state, State::Failed);
+        let text = check.text();
+        assert!(text.starts_with("failed   hipRTC       could not compile"), "{text}");
+        assert!(text.contains("\n                      second\n"), "{text}");
+        assert!(text.contains("`run` does not need it"), "{text}");
+    }
+}

@@ -1,0 +1,172 @@
+//! The runtimes of GPUs, the GPUs that they find, and the compilers for those.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use gpu::{GpuError, GpuRuntime, Runtime};
+use regex::bytes::Regex;
+
+use super::super::gpu_links::{self, Link};
+use super::{Check, State};
+use engine::device::open_runtime;
+use engine::kernel_driver::{Finding, Gpu, KernelDriver, RuntimeSeen};
+use hint::{Hint, chain};
+use kernel::object::compile::{Compilers, compiler_for};
+use kernel::target::Target;
+use system::units;
+
+/// Another folder than `/` to look for AMD's driver in: for tests.
+const SYSTEM_ROOT: &str = "GPTOSS_JIT_TEST_SYSTEM_ROOT";
+
+/// Where AMD's driver is looked for.
+pub(super) fn system_root() -> PathBuf {
+    env::var_os(SYSTEM_ROOT).filter(|root| !root.is_empty()).map_or_else(|| "/".into(), PathBuf::from)
+}
+
+/// AMD's driver, its GPUs, and whether this process may use them.
+pub(super) fn amd_driver(driver: &KernelDriver) -> Check {
+    let name = "AMD driver";
+    if !driver.is_there() {
+        let details = vec!["there is no AMD GPU: no `/dev/kfd`, no amdgpu, and none on the PCI bus".into()];
+        return Check { name, state: State::Missing, needed: false, details, hint: None };
+    }
+    let findings = driver.findings();
+    let gpus = driver.gpus.iter().map(Gpu::describe);
+    let details = std::iter::once(driver.describe()).chain(gpus).chain(findings.iter().map(|f| f.what.clone()));
+    let state = if findings.is_empty() { State::Ok } else { State::Failed };
+    Check { name, state, needed: false, details: details.collect(), hint: hints(&findings) }
+}
+
+/// What to do about all of them.
+fn hints(findings: &[Finding]) -> Option<String> {
+    let mut hints: Vec<&str> = Vec::new();
+    for finding in findings {
+        if !hints.contains(&finding.hint.as_str()) {
+            hints.push(&finding.hint);
+        }
+    }
+    (!hints.is_empty()).then(|| hints.join("; "))
+}
+
+/// The checks of a runtime and of its compiler, which is tried with the arch of the first device.
+pub(super) fn checks(runtime: Runtime, driver: &KernelDriver, compilers: &Compilers) -> [Check; 2] {
+    let (check, arch) = match open_runtime(runtime) {
+        Ok(opened) => opened_runtime(runtime, opened.as_ref(), driver),
+        Err(error) => (not_opened(runtime, &error, driver), None),
+    };
+    let known = runtime.names().known_arch;
+    // A GPU that the runtime does not find is one to compile for all the same.
+    let arch = arch.or_else(|| Some(driver.gpus.first().filter(|_| runtime == Runtime::Hip)?.arch.clone()));
+    let compiler = compiler_for(&Target::gpu(known).expect("an arch with a table"));
+    let probed = probe(compilers, compiler.name(), arch.as_deref().unwrap_or(known));
+    [check, Check::of(compiler.title(), false, probed)]
+}
+
+fn not_opened(runtime: Runtime, error: &GpuError, driver: &KernelDriver) -> Check {
+    let (state, details) = match error {
+        // What was tried is a line for each name of the library: where it was looked for says enough.
+        GpuError::NoRuntime { .. } => (State::Missing, error.to_string()),
+        _ => (State::Failed, chain(error)),
+    };
+    let needs = if runtime == Runtime::Hip { driver.needs() } else { Vec::new() };
+    let details = std::iter::once(details).chain(needs).collect();
+    Check { name: runtime.names().title, state, needed: false, details, hint: error.hint() }
+}
+
+/// The check, and the arch of the first device.
+fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriver) -> (Check, Option<String>) {
+    let mut details = vec![format!("{}, {}", opened.describe(), opened.path().display())];
+    let (mut state, mut hint, mut arch) = (State::Ok, None, None);
+    for ordinal in 0..opened.n_devices() {
+        match opened.facts(ordinal) {
+            Ok(facts) => {
+                details.push(format!(
+                    "{}: {}, {}, {}, waves of {}, {} of LDS, {} of {} free",
+                    facts.device,
+                    facts.name,
+                    facts.arch,
+                    facts.size(),
+                    facts.wave_size,
+                    units::human_bytes(u64::from(facts.lds_bytes)),
+                    units::human_bytes(facts.free_bytes as u64),
+                    units::human_bytes(facts.total_bytes as u64),
+                ));
+                arch.get_or_insert(facts.arch);
+            }
+            Err(error) => {
+                (state, hint) = (State::Failed, error.hint());
+                details.push(chain(&error));
+            }
+        }
+    }
+    if opened.n_devices() > 1 && state == State::Ok {
+        match gpu_links::of(runtime, opened) {
+            Ok(links) => details.extend(links.iter().map(Link::line)),
+            Err(problem) => details.push(problem),
+        }
+    }
+    if opened.n_devices() == 0 {
+        details.push("it finds no device".into());
+        state = State::Missing;
+    }
+    if runtime == Runtime::Hip {
+        let findings = findings(opened, driver);
+        details.extend(findings.iter().map(|finding| finding.what.clone()));
+        let unseen = (state == State::Missing).then(|| hints(&driver.findings())).flatten();
+        let none = "there is no `/dev/kfd`: amdgpu is not loaded, or there is no AMD GPU";
+        let absent = (state == State::Missing && !driver.is_there()).then(|| none.to_owned());
+        hint = hint.or(unseen).or_else(|| hints(&findings)).or(absent);
+    }
+    (Check { name: runtime.names().title, state, needed: false, details, hint }, arch)
+}
+
+/// What keeps this HIP runtime from GPUs that the driver has.
+fn findings(opened: &dyn GpuRuntime, driver: &KernelDriver) -> Vec<Finding> {
+    let library = library_file(&opened.path());
+    let knows = |arch: &str| lists(&fs::read(library.as_ref()?).ok()?, arch);
+    let seen = RuntimeSeen { release: opened.release(), n_devices: opened.n_devices(), knows: &knows };
+    driver.findings_of(&seen, &|name| env::var(name).ok())
+}
+
+/// Where a library is that the loader may have found by its bare name.
+fn library_file(path: &Path) -> Option<PathBuf> {
+    if path.is_file() {
+        return Some(path.to_owned());
+    }
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mapped = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+    let name = path.file_name()?.to_str()?;
+    let is_it = |file: &&Path| file.file_name().and_then(|other| other.to_str()).is_some_and(|o| o.starts_with(name));
+    mapped.into_iter().find(is_it).map(Path::to_owned)
+}
+
+/// Whether the library has an arch among the names of chips that it knows, which are strings of their own in it. None
+/// if even one that all know is not there: then it keeps them in another way.
+fn lists(library: &[u8], arch: &str) -> Option<bool> {
+    let has = |name: &str| Some(Regex::new(&format!(r"\x00{}\x00", regex::escape(name))).ok()?.is_match(library));
+    if has("gfx90a")? { has(arch) } else { None }
+}
+
+/// The libraries that a compiler consists of, each with its build id: version numbers do not tell hipRTCs apart.
+fn probe(compilers: &Compilers, name: &str, arch: &str) -> anyhow::Result<Vec<String>> {
+    let (identity, files) = compilers.probe(name, arch)?;
+    let mut details = vec![format!("compiles for {arch}")];
+    details.extend(files.iter().map(|file| file.display().to_string()));
+    details.extend(identity.facts);
+    Ok(details)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chips_are_looked_up_in_a_list_that_is_one() {
+        let library = b"\x7fELF gfx950 \0gfx90a\0gfx906:sramecc+\0gfx1100\0 gfx1201";
+        assert_eq!(lists(library, "gfx1100"), Some(true));
+        for not_of_its_own in ["gfx950", "gfx1201", "gfx906", "gfx110"] {
+            assert_eq!(lists(library, not_of_its_own), Some(false), "{not_of_its_own}");
+        }
+        assert_eq!(lists(b"gfx1100\0", "gfx1100"), None);
+    }
+}

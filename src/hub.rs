@@ -1,0 +1,133 @@
+//! Models by their id: `openai/gpt-oss-20b`, where Hugging Face's cache on this machine has it. Nothing is downloaded.
+
+use std::env;
+use std::path::{Component, Path, PathBuf};
+
+use hint::Hint;
+use model::checkpoint::download::fetches;
+
+/// What files of models end in: such a name is a path and no id.
+const FILES: [&str; 5] = ["bin", "gguf", "safetensors", "json", "incomplete"];
+
+/// A model that was named by its id and is not in the cache.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotInHub {
+    /// There is nothing of it.
+    #[error("there is no file or folder `{id}`, and no model of this id in Hugging Face's cache: looked for `{}`", looked_for.display())]
+    Model { id: String, looked_for: PathBuf },
+    /// There is no telling which revision it is.
+    #[error("Hugging Face's cache has a folder for `{id}` and no `{}`, which says which revision of it is here", reference.display())]
+    Reference { id: String, reference: PathBuf },
+    /// The revision has no files.
+    #[error("Hugging Face's cache has a folder for `{id}` and nothing of its revision: there is no `{}`", snapshot.display())]
+    Snapshot { id: String, snapshot: PathBuf },
+    /// There is no telling where the cache is.
+    #[error(
+        "there is no file or folder `{id}`, and no telling where Hugging Face's cache is: neither `HF_HUB_CACHE`, `HF_HOME` nor a home folder"
+    )]
+    Cache { id: String },
+}
+
+impl Hint for NotInHub {
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Model { id, .. } | Self::Cache { id } => {
+                format!("{} downloads it; this program never does", fetches(id))
+            }
+            Self::Reference { id, .. } => {
+                format!("name a folder of its `snapshots`, or let {} fetch the newest", fetches(id))
+            }
+            Self::Snapshot { id, .. } => format!("{} fetches what is missing", fetches(id)),
+        })
+    }
+}
+
+/// The path of a model: what was named, if it is there or cannot be an id; else the snapshot that the cache has of it.
+///
+/// # Errors
+/// [`NotInHub`] for an id that the cache does not have.
+pub(super) fn locate(model: &Path) -> Result<PathBuf, NotInHub> {
+    match model.to_str().filter(|name| is_id(name)) {
+        Some(id) if model.symlink_metadata().is_err() => snapshot(cache().as_deref(), id),
+        _ => Ok(model.to_owned()),
+    }
+}
+
+/// Whether a name is `ORGANISATION/MODEL`, in the letters that Hugging Face allows.
+fn is_id(name: &str) -> bool {
+    let is_word = |word: &str| {
+        let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        word.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '_') && word.chars().all(is_letter)
+    };
+    let is_file = || Path::new(name).extension().is_some_and(|found| FILES.iter().any(|extension| found == *extension));
+    name.split_once('/').is_some_and(|(organisation, model)| is_word(organisation) && is_word(model)) && !is_file()
+}
+
+/// Hugging Face's cache, as its own tools find it.
+fn cache() -> Option<PathBuf> {
+    let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = || path("XDG_CACHE_HOME").or_else(|| Some(dirs::home_dir()?.join(".cache")));
+    let home = || path("HF_HOME").or_else(|| Some(user()?.join("huggingface")));
+    path("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
+}
+
+/// The snapshot of the branch `main`.
+fn snapshot(cache: Option<&Path>, id: &str) -> Result<PathBuf, NotInHub> {
+    let Some(cache) = cache else { return Err(NotInHub::Cache { id: id.into() }) };
+    let root = cache.join(format!("models--{}", id.replace('/', "--")));
+    if !root.is_dir() {
+        return Err(NotInHub::Model { id: id.into(), looked_for: root });
+    }
+    let reference = root.join("refs/main");
+    let revision = mapped_file::read_to_string(&reference, 1 << 10)
+        .ok()
+        .map(|text| text.trim().to_owned())
+        .filter(|text| is_name(text));
+    let Some(revision) = revision else { return Err(NotInHub::Reference { id: id.into(), reference }) };
+    let snapshot = root.join("snapshots").join(revision);
+    if snapshot.is_dir() { Ok(snapshot) } else { Err(NotInHub::Snapshot { id: id.into(), snapshot }) }
+}
+
+/// Whether it is the name of a folder and not a path.
+fn is_name(text: &str) -> bool {
+    let mut components = Path::new(text).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) && !text.ends_with('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_id_is_an_organisation_and_a_model() {
+        for id in ["openai/gpt-oss-20b", "unsloth/gpt-oss-20b-BF16", "a/b.c_d", "_x/y"] {
+            assert!(is_id(id), "{id}");
+        }
+        let paths =
+            ["gpt-oss-20b", "models/a.bin", "models/a.gguf", "/a/b", "./a", "../a", "a/b/c", "a/", "a b/c", "a/..", ""];
+        for path in paths {
+            assert!(!is_id(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_snapshot_is_the_one_that_main_names() {
+        let cache = tempfile::tempdir().unwrap();
+        let root = cache.path().join("models--openai--gpt-oss-20b");
+        let found = || snapshot(Some(cache.path()), "openai/gpt-oss-20b");
+        assert!(matches!(found(), Err(NotInHub::Model { looked_for, .. }) if looked_for == root));
+        fs::create_dir_all(root.join("snapshots/abc")).unwrap();
+        fs::create_dir_all(root.join("refs")).unwrap();
+        assert!(matches!(found(), Err(NotInHub::Reference { .. })));
+        for wrong in ["", "..", "../../x", "/", "a/b"] {
+            fs::write(root.join("refs/main"), wrong).unwrap();
+            assert!(matches!(found(), Err(NotInHub::Reference { .. })), "{wrong}");
+        }
+        fs::write(root.join("refs/main"), "def").unwrap();
+        assert!(matches!(found(), Err(NotInHub::Snapshot { .. })));
+        fs::write(root.join("refs/main"), "abc\n").unwrap();
+        assert_eq!(found().unwrap(), root.join("snapshots/abc"));
+    }
+}

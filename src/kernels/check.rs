@@ -1,0 +1,421 @@
+//! `kernels check`: every template on every test shape, against its reference; for a GPU its objects against their
+//! contracts too. With `--speed` it goes to [`super::speed`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::beside::ShapeArgs;
+use super::speed;
+use super::watch::{self, Watch};
+use crate::CHECK_WORKER;
+use crate::args::source::TargetArgs;
+use crate::output::Output;
+use crate::usage::UsageError;
+use engine::device::{Device, Ready, SEED_VARIABLE, simulator_seed, stand_in};
+use kernel::object::compile::compiler_for;
+use kernel::object::store::Store;
+use kernel::target::compute_unit::ComputeUnit;
+use kernel::target::{Platform, Target};
+use kernel::template::Precision;
+use kernel::template::library::{Broken, Library};
+use kernel::tuning::TuningTables;
+use system::bounded_process::this_program;
+use workbench::check::parent::Children;
+use workbench::check::uses::Uses;
+use workbench::check::{Checked, Checker, Cost, Runner, Selection, child};
+
+/// Failures of one template that are told in full; `--json` has all.
+const MAX_TOLD: usize = 3;
+
+#[derive(clap::Args)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+
+    /// Only the templates that cover one of these ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,…")]
+    op: Vec<String>,
+
+    /// Only the variants of these names
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    variant: Vec<String>,
+
+    /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
+    #[arg(long)]
+    all_params: bool,
+
+    /// Only the first shape that each template is tested with, in all of its element types
+    #[arg(long)]
+    first_shape: bool,
+
+    /// Beside the default parameters those that the target's tuning tables can choose: `--tuned=false` for the default
+    /// alone
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    tuned: bool,
+
+    /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the
+    /// simulator
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
+    device: Option<Device>,
+
+    /// Try this template whenever it is saved, `mine/attention/quick.hip.j2`: is it right, and how long does it take
+    /// beside what runs today? On a GPU if there is one of `--arch`, else in the simulator and predicted
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "variant", "all_params", "speed", "timings", "export"])]
+    watch: Option<PathBuf>,
+
+    #[command(flatten)]
+    shape: ShapeArgs,
+
+    /// How long a kernel may run in one case; one that takes longer is wrong
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    deadline: u32,
+
+    /// A quick check: about so long for each template at each precision, the cases that are most likely to fail first
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["all_params", "speed"])]
+    within: Option<f64>,
+
+    /// Also print the twenty kernels that took longest to run
+    #[arg(long, conflicts_with = "speed")]
+    timings: bool,
+
+    /// Run nothing: predict the time of each kernel for a GPU at a model's shapes, beside what runs today; of AMD's
+    /// also the cycles of the hot loops, with llvm-mca
+    #[arg(long, requires = "arch", conflicts_with = "all_params")]
+    speed: bool,
+
+    /// Also write objects for a GPU with the smallest honest case of each kernel, its inputs and what should come out,
+    /// to folders below DIR, before anything runs
+    #[arg(long, value_name = "DIR", requires = "arch", conflicts_with = "speed")]
+    export: Option<PathBuf>,
+}
+
+/// `30`, `30s`, `0.5`.
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).trim().parse().ok();
+    number.filter(|seconds| (0.0..=1e6).contains(seconds)).ok_or_else(|| "expected seconds, like `30s`".to_owned())
+}
+
+/// Templates that are not right.
+#[derive(Debug, thiserror::Error)]
+#[error("{n_wrong} of {n_checked} checks failed")]
+struct CheckFailed {
+    n_wrong: usize,
+    n_checked: usize,
+}
+
+/// The JSON of `kernels check`.
+#[derive(Serialize)]
+struct Report {
+    schema: u32,
+    target: String,
+    templates: Vec<Row>,
+    broken: Vec<String>,
+    /// With `--timings`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slowest: Vec<Slowest>,
+}
+
+/// One of the kernels that took longest to run.
+#[derive(Serialize)]
+struct Slowest {
+    op: String,
+    variant: String,
+    precision: &'static str,
+    case: String,
+    /// Of all launches, and of what they were compared with.
+    run_ms: f64,
+}
+
+/// One template at one precision.
+#[derive(Serialize)]
+struct Row {
+    op: String,
+    variant: String,
+    precision: &'static str,
+    cases: usize,
+    /// As a fraction of the tolerance; null if nothing was compared, or an error has no size.
+    worst_error: Option<f64>,
+    /// Whether an error has no size: a NaN, or a whole number that is another.
+    #[serde(skip)]
+    is_without_size: bool,
+    /// In bf16 precision: the error as a multiple of what rounding the activations to bf16 does; 0 below f32's own.
+    times_rounding: Option<f64>,
+    /// What the objects use; null where they are not a GPU's.
+    uses: Option<UsesRow>,
+    compiled: usize,
+    compile_ms: u64,
+    /// Of all launches, and of what they were compared with.
+    run_ms: f64,
+    status: &'static str,
+    failures: Vec<String>,
+}
+
+/// The most that any of a template's kernels uses.
+#[derive(Serialize)]
+struct UsesRow {
+    vgprs: u32,
+    sgprs: u32,
+    lds_bytes: u32,
+    spills: u32,
+    private_bytes: u32,
+    /// Waves that a SIMD has room for, of the kernel with the fewest; null without facts about the compute unit.
+    occupancy: Option<u32>,
+    /// Waves that a SIMD keeps at most.
+    max_waves: Option<u32>,
+}
+
+/// What a check and its children have in common.
+struct Setup {
+    library: Library,
+    tables: TuningTables,
+    store: Store,
+    target: Target,
+    /// What was opened for `--device`.
+    opened: Option<Ready>,
+}
+
+impl Setup {
+    fn of(args: &CheckArgs) -> anyhow::Result<Self> {
+        let source = &args.target.source;
+        let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
+        let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
+        let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
+        tables.check_for(&target)?;
+        Ok(Self { library, tables, store, target, opened })
+    }
+
+    fn compute_unit(&self) -> Option<ComputeUnit> {
+        self.tables.facts(&self.target.arch).and_then(|facts| facts.compute_unit)
+    }
+
+    fn checker<'a>(&'a self, runner: Option<Runner<'a>>) -> Checker<'a> {
+        let Self { library, target, store, .. } = self;
+        Checker { library, target, store, runner, compute_unit: self.compute_unit() }
+    }
+
+    fn selection(&self, args: &CheckArgs) -> Selection {
+        let tables = args.tuned.then(|| Arc::new(self.tables.clone()));
+        let (op, variant) = (args.op.clone(), args.variant.clone());
+        let (all_params, first_shape) = (args.all_params, args.first_shape);
+        let within = args.within.map(Duration::from_secs_f64);
+        let (more_rows, is_fenced) = (!first_shape, true);
+        Selection { op, variant, all_params, tables, first_shape, more_rows, is_fenced, within, ..Selection::default() }
+    }
+}
+
+/// Runs kernels for a check, in a process that they may end.
+///
+/// # Errors
+/// If the check cannot be set up.
+pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
+    let mut setup = Setup::of(args)?;
+    let runs_on = match setup.opened.take() {
+        Some(opened) => Some(opened),
+        None => stand_in(&setup.target)?,
+    };
+    let runner = runs_on.as_ref().map(|(target, driver)| Runner { target, driver: &**driver });
+    Ok(child::run(&setup.checker(runner), &setup.selection(args))?)
+}
+
+/// Children of this program, told what it was told.
+fn children(args: &CheckArgs) -> Children {
+    let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
+    Children { program: this_program(), words, deadline: Duration::from_secs(args.deadline.into()) }
+}
+
+pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
+    if let Some(file) = &args.watch {
+        let (within, deadline) = (args.within.map(Duration::from_secs_f64), Duration::from_secs(args.deadline.into()));
+        let (target, device, shape) = (&args.target, args.device.as_ref(), &args.shape);
+        return watch::run(&Watch { file, target, device, shape, within, deadline }, output);
+    }
+    let mut setup = Setup::of(args)?;
+    let is_simulated = setup.opened.take().is_none() && setup.target.is_real_gpu();
+    let Setup { library, tables, store, target, .. } = &setup;
+    let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
+    let is_taken = if args.speed { target.is_gpu() } else { target.platform == Platform::Amd };
+    if let Some(flag) = for_gpus.filter(|_| !is_taken || target.is_simulated) {
+        let of_whom = if args.speed { "GPUs" } else { "AMD GPUs" };
+        let message = format!("{flag} is for {of_whom}, not {}: for example --arch gfx1100", target.id());
+        return Err(UsageError(message).into());
+    }
+    let (compute_unit, checker, selection) = (setup.compute_unit(), setup.checker(None), setup.selection(args));
+    let broken: Vec<Broken> = broken(library, args).collect();
+    // Each name that was typed is to be of some use: else one that is misspelled is taken for one that is right.
+    let of_op = |op: &String| (format!(" `{op}`"), Selection { op: vec![op.clone()], ..selection.clone() });
+    let of_variant =
+        |one: &String| (format!(" `{one}`"), Selection { variant: vec![one.clone()], ..selection.clone() });
+    let mut asked = args.op.iter().map(of_op).chain(args.variant.iter().map(of_variant)).collect::<Vec<_>>();
+    asked.push((String::new(), selection.clone()));
+    let no_use = asked.iter().find(|(_, one)| checker.selected(one).next().is_none());
+    if let Some((name, _)) = no_use.filter(|_| broken.is_empty()) {
+        let id = target.id();
+        let message = format!("no template for {id} matches{name}; `gptoss-jit kernels ls --why` lists them");
+        return Err(UsageError(message).into());
+    }
+    // No compiler is one error, not one for each kernel.
+    store.compiler().identity(compiler_for(target).name(), &target.id())?;
+    if args.speed {
+        let (source, facts) = (&args.target.source, tables.facts(&target.arch));
+        return speed::run(&checker, &selection, facts, (source, &args.shape), output);
+    }
+    if let Some(dir) = &args.export {
+        let n_cases = checker.export(&selection, dir)?;
+        output.note(&format!("{n_cases} cases for {} are in `{}`", target.id(), dir.join(&target.arch).display()));
+    }
+    let mut done = |checked: &Checked| {
+        output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
+    };
+    let checked = checker.check_in_children(&selection, &children(args), &mut done)?;
+    let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
+    let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
+    let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
+    let n_checked = broken.len() + rows.len();
+    if output.is_json() {
+        let broken = broken.iter().map(|broken| broken.error.to_string()).collect();
+        output.json(&Report { schema: 1, target: target.id(), templates: rows, broken, slowest })?;
+    } else {
+        print(&rows, &broken, target, output)?;
+        print_slowest(&slowest, output)?;
+    }
+    if n_wrong > 0 && (is_simulated || target.is_simulated) {
+        let seed = simulator_seed()?;
+        output.note(&format!("the order of blocks, waves and lanes was that of {SEED_VARIABLE}={seed}"));
+    }
+    if n_wrong > 0 { Err(CheckFailed { n_wrong, n_checked }.into()) } else { Ok(()) }
+}
+
+/// The files that cannot be used and that the selection does not exclude.
+fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
+    library.broken().into_iter().filter(|broken| {
+        let folder = broken.name.split('/').next().unwrap_or_default();
+        let is_of = |op: &String| folder == op || folder.split('+').any(|part| part == op) || folder == "lib";
+        args.op.is_empty() || args.op.iter().any(is_of)
+    })
+}
+
+impl Row {
+    fn of(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
+        let status = match (checked.is_right(), checked.ran, is_simulated) {
+            (false, ..) => "wrong",
+            (true, true, true) => "ok, simulated",
+            (true, true, false) => "ok",
+            (true, false, _) => "compiled, not run",
+        };
+        let n_wrong = checked.failures.iter().filter(|failure| !failure.wrong.is_different()).count();
+        // Of kernels that were never compared there is no error to tell.
+        let worst = Some(checked.worst).filter(|worst| checked.ran && (checked.n_cases > n_wrong || *worst > 0.0));
+        Self {
+            precision: checked.precision.name(),
+            cases: checked.n_cases,
+            times_rounding: Some(checked.rounding.times())
+                .filter(|_| checked.precision == Precision::Bf16 && checked.ran),
+            worst_error: worst.filter(|worst| worst.is_finite()),
+            is_without_size: worst.is_some_and(|worst| !worst.is_finite()),
+            uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
+            compiled: checked.n_compiled,
+            compile_ms: checked.compile_ms,
+            run_ms: checked.costs.iter().map(|cost| cost.ms).sum(),
+            status,
+            failures: checked.failures.iter().map(ToString::to_string).collect(),
+            op: checked.op,
+            variant: checked.variant,
+        }
+    }
+
+    fn cells(&self, of_gpu: bool) -> Vec<String> {
+        let worst = match self.worst_error {
+            Some(worst) => format!("{:.0}", 100.0 * worst),
+            None if self.is_without_size => "without end".to_owned(),
+            None => "-".to_owned(),
+        };
+        let compile_ms = if self.compiled == 0 { "cached".to_owned() } else { self.compile_ms.to_string() };
+        let mut cells = vec![self.op.clone(), self.variant.clone(), self.precision.to_owned()];
+        let times = self.times_rounding.map_or("-".to_owned(), |times| format!("{times:.1}"));
+        cells.extend([self.cases.to_string(), worst, times]);
+        if of_gpu {
+            cells.extend(self.uses.as_ref().map_or_else(|| vec!["-".into(); 4], UsesRow::cells));
+        }
+        cells.extend([compile_ms, self.status.to_owned()]);
+        cells
+    }
+}
+
+impl Slowest {
+    /// How many are told.
+    const N: usize = 20;
+
+    fn of(checked: &[Checked]) -> Vec<Self> {
+        let mut all: Vec<(&Checked, &Cost)> =
+            checked.iter().flat_map(|checked| checked.costs.iter().map(move |cost| (checked, cost))).collect();
+        all.sort_by(|(_, one), (_, other)| other.ms.total_cmp(&one.ms));
+        let told = all.into_iter().take(Self::N).map(|(checked, cost)| Self {
+            op: checked.op.clone(),
+            variant: checked.variant.clone(),
+            precision: checked.precision.name(),
+            case: cost.case.clone(),
+            run_ms: cost.ms,
+        });
+        told.collect()
+    }
+}
+
+fn print_slowest(slowest: &[Slowest], output: &Output) -> anyhow::Result<()> {
+    if slowest.is_empty() {
+        return Ok(());
+    }
+    output.line("")?;
+    let cells = |one: &Slowest| {
+        let ms = format!("{:.1}", one.run_ms);
+        vec![one.op.clone(), one.variant.clone(), one.precision.to_owned(), ms, one.case.clone()]
+    };
+    let cells: Vec<Vec<String>> = slowest.iter().map(cells).collect();
+    Ok(output.table(&["op", "variant", "precision", "run ms", "the slowest kernels"], &cells, &["run ms"])?)
+}
+
+impl UsesRow {
+    fn of(uses: Uses, compute_unit: Option<ComputeUnit>) -> Self {
+        let Uses { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy } = uses;
+        let max_waves = compute_unit.map(|unit| unit.waves_per_simd);
+        Self { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy, max_waves }
+    }
+
+    /// VGPRs, LDS, spills, and the occupancy beside its limit.
+    fn cells(&self) -> Vec<String> {
+        let occupancy = match (self.occupancy, self.max_waves) {
+            (Some(waves), Some(most)) => format!("{waves} / {most}"),
+            _ => "-".into(),
+        };
+        vec![self.vgprs.to_string(), self.lds_bytes.to_string(), self.spills.to_string(), occupancy]
+    }
+}
+
+fn print(rows: &[Row], broken: &[Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
+    const WORST: &str = "worst error, % of tolerance";
+    let of_gpu = target.is_real_gpu();
+    const TIMES: &str = "x rounding";
+    let mut header = vec!["op", "variant", "precision", "cases", WORST, TIMES];
+    if of_gpu {
+        header.extend(["VGPRs", "LDS bytes", "spills", "waves / SIMD"]);
+    }
+    header.extend(["compile ms", "status"]);
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(of_gpu)).collect();
+    let right = ["cases", WORST, TIMES, "VGPRs", "LDS bytes", "spills", "waves / SIMD", "compile ms"];
+    output.table(&header, &cells, &right)?;
+    for row in rows {
+        for failure in row.failures.iter().take(MAX_TOLD) {
+            output.line(&format!("\n{}/{} {}: {failure}", row.op, row.variant, row.precision))?;
+        }
+        if row.failures.len() > MAX_TOLD {
+            output.line(&format!("  and {} more cases", row.failures.len() - MAX_TOLD))?;
+        }
+    }
+    for broken in broken {
+        output.line(&format!("\n{}: {}", broken.name, broken.error))?;
+    }
+    output.note(&format!("for {}", target.id()));
+    Ok(())
+}

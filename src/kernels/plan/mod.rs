@@ -1,0 +1,120 @@
+//! `kernels plan`: which template runs for each node of a model and each number of rows, and what decided that.
+//!
+//! It asks what loading a model asks ([`Decisions`]) and prints it: [`spans`] puts equal layers and equal ranges of
+//! rows together, [`report`] has the words and the JSON.
+
+mod report;
+mod spans;
+
+use crate::args::source::{SourceArgs, named_target};
+use crate::args::{KvArgs, ModelArgs, precision_for};
+use crate::output::Output;
+use crate::usage::UsageError;
+use engine::Sizes;
+use engine::blueprint::Blueprint;
+use engine::device::Device;
+use engine::plan::decisions::Decisions;
+use engine::plan::overruled::Overruled;
+use kernel::choice::Chooser;
+use kernel::target::Target;
+use kernel::template::Precision;
+use kernel::tuning::TuningTables;
+use report::Report;
+use spans::Line;
+
+/// Longest sequence, in tokens: as `run` has it.
+const CAPACITY_TOKENS: usize = 1024;
+
+#[derive(clap::Args)]
+pub(super) struct PlanArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// The device that would run it [default: the one that `run` takes]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
+    device: Option<Device>,
+
+    /// A target that need not be here: `gfx1100`, `sm_90`, `sim:gfx1100`, `x86-64-v3`
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<String>,
+
+    #[command(flatten)]
+    source: SourceArgs,
+
+    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
+    #[arg(long, value_enum)]
+    precision: Option<Precision>,
+
+    #[command(flatten)]
+    cache: KvArgs,
+
+    /// Sequences at a time
+    #[arg(short, long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: u32,
+
+    /// Only what does these ops
+    #[arg(long, value_delimiter = ',', value_name = "OP,…")]
+    op: Vec<String>,
+
+    /// Only these numbers of rows
+    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Vec<u32>,
+
+    /// All reasons: every candidate, every row that applies, every run that is not fused
+    #[arg(long)]
+    why: bool,
+}
+
+pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
+    let (library, tables) = (args.source.library()?, args.source.tables()?);
+    let target = args.target(&tables)?;
+    let (precision, checkpoint) = precision_for(&args.model.open(output)?, args.precision);
+    let n_slots = args.batch as usize;
+    let sizes = Sizes::for_tokens(n_slots, CAPACITY_TOKENS.min(checkpoint.config.max_seq_len), n_slots);
+    let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
+    let model = args.cache.model_options(precision, sizes, kv_budget_bytes);
+    let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target, &library)?;
+    let chooser = Chooser::new(library, tables, target)?;
+    let decisions = Decisions::new(&graph, &chooser, limits)?;
+    let overruled = Overruled::all(&graph, &chooser, &decisions);
+    args.check_ops(&decisions)?;
+    let mut lines = spans::lines(&decisions, args.why || output.is_json());
+    lines.retain(|line| args.asks_for(line));
+    let report = Report { model: args.model.name(), precision, limits, chooser: &chooser, lines: &lines, overruled };
+    if output.is_json() {
+        return Ok(output.json(&report.json())?);
+    }
+    report.print(args.why, output)
+}
+
+impl PlanArgs {
+    fn target(&self, tables: &TuningTables) -> anyhow::Result<Target> {
+        match (&self.device, &self.arch) {
+            (None, Some(arch)) => named_target(arch, tables),
+            (device, _) => Ok(device.clone().unwrap_or(Device::Auto).open(tables, 1)?.0),
+        }
+    }
+
+    /// Every op that is asked for is in the model.
+    fn check_ops(&self, decisions: &Decisions) -> Result<(), UsageError> {
+        let mut known: Vec<&String> = Vec::new();
+        for op in decisions.distinct().flat_map(|decision| &decisions.problem(decision).ops) {
+            if !known.contains(&op) {
+                known.push(op);
+            }
+        }
+        match self.op.iter().find(|op| !known.contains(op)) {
+            Some(op) => {
+                let known: Vec<&str> = known.into_iter().map(String::as_str).collect();
+                Err(UsageError(format!("--op {op}: not in the forward pass, expected one of: {}", known.join(", "))))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn asks_for(&self, line: &Line<'_>) -> bool {
+        let has_op = self.op.is_empty() || line.problem.ops.iter().any(|op| self.op.contains(op));
+        let is_counted = |&n: &u32| (line.first_row_count..=line.last_row_count).contains(&(n as usize));
+        has_op && (self.tokens.is_empty() || self.tokens.iter().any(is_counted))
+    }
+}

@@ -1,0 +1,116 @@
+//! Errors, at the edge: the chain of causes, then one hint, then the exit code.
+
+use std::io;
+use std::process::ExitCode;
+
+use gpu::GpuError;
+
+use super::decode::DecodeError;
+use super::doctor::NotReady;
+use super::export::ExportError;
+use super::hub::NotInHub;
+use super::output::Output;
+use super::peers::PeersError;
+use super::replicas::TooFewDevices;
+use super::run::chat::ConversationTooLong;
+use super::run::getp::merge::NotMerged;
+use super::usage::UsageError;
+use batch::BatchError;
+use batch::asked::LineError;
+use batch::records::RecordsError;
+use batch::source::SourceError;
+use chat::chat_format::ChatFormatError;
+use chat::chat_format::specials::SpecialsError;
+use engine::EngineError;
+use engine::blueprint::BlueprintError;
+use engine::device::DeviceError;
+use engine::graph::forward::ForwardError;
+use engine::graph::kv_cache::KvTooLarge;
+use hint::Hint;
+use kernel::object::cache::CacheError;
+use kernel::object::compile::CompileError;
+use kernel::object::store::StoreError;
+use kernel::pipeline::PipelineError;
+use kernel::target::TargetError;
+use kernel::template::library_error::LibraryError;
+use kernel::template::render::RenderError;
+use kernel::tuning::TuningError;
+use model::checkpoint::CheckpointError;
+use model::checkpoint::tensor_parallel::TensorParallelError;
+use model::family::FamilyError;
+use model::tokenizer::TokenizerError;
+use replica::ReplicaError;
+use serve::failing::EngineFailure;
+use serve::replay::ReplayError;
+use system::launcher::LauncherError;
+use workbench::bench::limits::LimitsError;
+use workbench::isa::IsaError;
+use workbench::isa::llvm::LlvmError;
+use workbench::predict::PredictError;
+
+/// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
+pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    if error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
+    {
+        return ExitCode::SUCCESS;
+    }
+    let message: Vec<String> = error.chain().map(ToString::to_string).collect();
+    output.error(&message.join("\n  caused by: "));
+    if let Some(hint) = error.chain().find_map(hint) {
+        output.hint(&hint);
+    }
+    if error.chain().any(|cause| cause.is::<UsageError>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+/// The hint of an error of ours. Every error type that has hints is listed here.
+pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+        cause.downcast_ref::<E>().and_then(Hint::hint)
+    }
+    let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] = &[
+        of::<BatchError>,
+        of::<CacheError>,
+        of::<CheckpointError>,
+        of::<CompileError>,
+        of::<DecodeError>,
+        of::<DeviceError>,
+        of::<EngineError>,
+        of::<EngineFailure>,
+        of::<ExportError>,
+        of::<FamilyError>,
+        of::<ForwardError>,
+        of::<GpuError>,
+        of::<PeersError>,
+        of::<NotInHub>,
+        of::<NotMerged>,
+        of::<BlueprintError>,
+        of::<ChatFormatError>,
+        of::<IsaError>,
+        of::<KvTooLarge>,
+        of::<LauncherError>,
+        of::<LibraryError>,
+        of::<LimitsError>,
+        of::<LineError>,
+        of::<LlvmError>,
+        of::<ConversationTooLong>,
+        of::<NotReady>,
+        of::<PipelineError>,
+        of::<PredictError>,
+        of::<RecordsError>,
+        of::<RenderError>,
+        of::<ReplicaError>,
+        of::<ReplayError>,
+        of::<SourceError>,
+        of::<SpecialsError>,
+        of::<StoreError>,
+        of::<TargetError>,
+        of::<TensorParallelError>,
+        of::<TokenizerError>,
+        of::<TooFewDevices>,
+        of::<TuningError>,
+    ];
+    hints.iter().find_map(|of| of(cause))
+}

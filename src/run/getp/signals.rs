@@ -1,0 +1,53 @@
+//! Signals that end a run after its current step, so that it can say what is kept. A second one ends it at once.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// Which of them came.
+pub(super) struct Signals(Arc<AtomicUsize>);
+
+impl Signals {
+    /// Watches from here on.
+    pub(super) fn watch() -> io::Result<Self> {
+        let (came, is_second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        for signal in heeded() {
+            // First that it came: a signal between two of these must not be lost.
+            signal_hook::flag::register_usize(signal, came.clone(), signal as usize)?;
+            signal_hook::flag::register_conditional_default(signal, is_second.clone())?;
+            signal_hook::flag::register(signal, is_second.clone())?;
+        }
+        Ok(Self(came))
+    }
+
+    /// The one that came last.
+    pub(super) fn came(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Relaxed) as i32).filter(|signal| *signal != 0)
+    }
+}
+
+/// Has signals that go to several processes, as those of a terminal to all at it, not end this one: the one that
+/// started it hears them, and ends it.
+pub(crate) fn leave_to_the_parent(signals: &[i32]) -> io::Result<()> {
+    for signal in signals {
+        signal_hook::flag::register(*signal, Arc::default())?;
+    }
+    Ok(())
+}
+
+/// Those with which people and systems end programs. Not those that whoever started this one has it ignore, as `nohup`
+/// does: they stay ignored.
+pub(crate) fn heeded() -> impl Iterator<Item = i32> {
+    let ignored = ignored();
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
+}
+
+/// A bit for each signal, that of number 1 the lowest.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0)
+}

@@ -1,0 +1,247 @@
+//! What is behind a server: an engine on its thread, or a script.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use sha2::{Digest, Sha256};
+
+use super::Args;
+use crate::args::Room;
+use crate::output::Output;
+use crate::replicas;
+use chat::chat_format::specials::Specials;
+use chat::chat_format::{ChatFormat, ChatFormatError, Has, Prompts, Word, choose};
+use engine::graph::kv_cache::{KvLayout, KvRequest};
+use engine::{Engine, Sizes};
+use model::checkpoint::Checkpoint;
+use model::config::ModelConfig;
+use model::tokenizer::Tokenizer;
+use serve::backend::Backend;
+use serve::engine_thread::EngineThread;
+use serve::failing::Failing;
+use serve::intake::Limits;
+use serve::metrics::Metrics;
+use serve::replay::{Replay, Scripts};
+use serve::replica::{Ready, Replicas};
+use system::bounded_process::this_program;
+
+/// A backend and what belongs to it.
+pub(super) struct Served {
+    pub backend: Arc<dyn Backend>,
+    /// Whether it has failed, if it can.
+    pub failing: Option<Arc<Failing>>,
+    /// Whether it computes on the cores that serve.
+    pub shares_cores: bool,
+    pub tokenizer: Tokenizer,
+    /// The tokens that end a sequence.
+    pub ends: Vec<u32>,
+    /// How chats are written and read, if the model has a way.
+    pub chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
+    /// What the model is called where nobody says otherwise.
+    pub own_name: String,
+    /// In words.
+    pub sizes: String,
+}
+
+/// Sequences at a time on a processor, where more make each of them slower, and on a GPU.
+const CPU_SLOTS: usize = 8;
+const GPU_SLOTS: usize = 256;
+
+/// The context of gpt-oss: of a script without a model.
+const REPLAY_CONTEXT: usize = 131_072;
+
+impl Served {
+    /// Loads the model, or reads the script.
+    pub fn load(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        match (&args.replay, args.ranks.unwrap_or(1) as usize) {
+            (Some(path), _) => Self::script(args, path, metrics, output),
+            (None, 1) => Self::engine(args, metrics, output),
+            (None, n) => Self::replicas(args, n, metrics, output),
+        }
+    }
+
+    fn engine(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        let checkpoint = args.model.open(output)?;
+        let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
+        let engine = args.engine(&checkpoint, output)?;
+        let shares_cores = shares_cores(&engine);
+        let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
+        let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
+        let facts = limits.facts(fingerprint(&checkpoint, &engine), serve::now());
+        let thread =
+            EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
+        let failing = Some(thread.failing());
+        let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
+        let own_name = own_name(args);
+        Ok(Self { backend: Arc::new(thread), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
+    }
+
+    fn replicas(args: &Args, n: usize, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        let checkpoint = args.model.open(output)?;
+        let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
+        let starts = replicas::starts(&args.device, &checkpoint, n, &["--replica".into()])?;
+        let limits = |ready: &[Ready]| {
+            let n_slots = ready.iter().map(|one| one.n_slots).sum();
+            let least = |of: fn(&Ready) -> usize| ready.iter().map(of).min().unwrap_or_default();
+            args.limits(n_slots, least(|one| one.context_tokens), least(|one| one.vocab_size))
+        };
+        let (mut sizes, mut shares_cores) = (String::new(), false);
+        let limits = |ready: &[Ready]| {
+            let limits = limits(ready);
+            shares_cores = ready.iter().any(|one| one.shares_cores);
+            let Limits { n_slots, context_tokens, .. } = limits;
+            sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
+            limits
+        };
+        let backend = Replicas::start(starts, serve::now(), limits, metrics)?;
+        let (failing, own_name) = (Some(backend.failing()), own_name(args));
+        Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
+    }
+
+    fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+        let (spoken, longest, own_name) = if args.model.is_built_in() {
+            let tokenizer = args.tokenizer.of_model(None, None)?;
+            let specials = Specials::of_names(&tokenizer);
+            (Spoken::new(tokenizer, specials, None, None), REPLAY_CONTEXT, "replay".to_owned())
+        } else {
+            let checkpoint = args.model.open(output)?;
+            let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
+            (Spoken::of(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
+        };
+        let Spoken { tokenizer, ends, chat } = spoken;
+        let scripts = Scripts::read(path, &tokenizer)?;
+        let context_tokens = args.context.map_or(longest, |n| n as usize);
+        let n_slots = args.batch.map_or(GPU_SLOTS, |n| n as usize);
+        let limits = args.limits(n_slots, context_tokens, tokenizer.vocab_size());
+        let digest = Sha256::digest(std::fs::read(path).unwrap_or_default());
+        let facts = limits.facts(serve::fingerprint(&digest), serve::now());
+        let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
+        let sizes = format!("by the script `{}`", path.display());
+        Ok(Self { backend, failing: None, shares_cores: false, tokenizer, ends, chat, own_name, sizes })
+    }
+}
+
+/// What a model speaks.
+pub(super) struct Spoken {
+    pub tokenizer: Tokenizer,
+    pub ends: Vec<u32>,
+    pub chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
+}
+
+impl Spoken {
+    fn of(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
+        let specials = Specials::of(checkpoint, &tokenizer)?;
+        let word = Word::of_family(checkpoint.config.family);
+        Ok(Self::new(tokenizer, specials, word, checkpoint.origin.chat_template.as_deref()))
+    }
+
+    fn new(tokenizer: Tokenizer, specials: Specials, word: Option<Word>, template: Option<&str>) -> Self {
+        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
+        let chat = choose(word, Prompts::Format, &has);
+        Self { ends: specials.ends, tokenizer, chat }
+    }
+}
+
+impl Args {
+    /// What a model speaks.
+    pub(super) fn spoken(&self, checkpoint: &Checkpoint) -> anyhow::Result<Spoken> {
+        let tokenizer = self.model.tokenizer(&self.tokenizer, checkpoint)?;
+        tokenizer.check_model(checkpoint.config.vocab_size)?;
+        Spoken::of(checkpoint, tokenizer)
+    }
+
+    /// The model, loaded.
+    pub fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {
+        self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)
+    }
+
+    fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> Limits {
+        let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
+        Limits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
+    }
+}
+
+/// Whether an engine computes on the cores of this machine.
+pub(super) fn shares_cores(engine: &Engine) -> bool {
+    let target = engine.executor().pipeline().target();
+    !target.is_gpu() || target.is_simulated
+}
+
+/// The id that a model was asked for by, or the name of its file or folder.
+fn own_name(args: &Args) -> String {
+    match &args.model.model {
+        Some(path) if path.exists() => {
+            let named = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let name = if named.is_dir() { named.file_name() } else { named.file_stem() };
+            name.map_or_else(|| args.model.name(), |name| name.to_string_lossy().into_owned())
+        }
+        None if args.model.is_built_in() => "tiny".into(),
+        _ => args.model.name(),
+    }
+}
+
+/// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was
+/// asked for, else as long as the cache holds one.
+fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
+    let (config, kv_request) = (room.config(), room.kv_request());
+    let asked = args.context.map_or(config.max_seq_len, |n| (n as usize).min(config.max_seq_len));
+    let most = if room.is_gpu() { GPU_SLOTS } else { CPU_SLOTS };
+    let layout = |n_slots: usize, n_tokens: usize, budget_bytes: usize| {
+        let Sizes { capacity_tokens, .. } = Sizes::for_tokens(n_slots, n_tokens, n_slots);
+        KvLayout::new(config, &KvRequest { n_slots, capacity_tokens, budget_bytes, ..kv_request })
+    };
+    let mut n_slots = args.batch.map_or(most, |n| n as usize);
+    while args.batch.is_none() && n_slots > 1 {
+        let rings = layout(n_slots, asked, usize::MAX).map_or(usize::MAX, |layout| ring_bytes(&layout, config));
+        if rings <= kv_request.budget_bytes / RINGS_SHARE {
+            break;
+        }
+        n_slots /= 2;
+    }
+    let mut n_tokens = asked;
+    while args.context.is_none()
+        && n_tokens > LEAST_CONTEXT
+        && layout(n_slots, n_tokens, kv_request.budget_bytes).is_err()
+    {
+        n_tokens /= 2;
+    }
+    Sizes::for_tokens(n_slots, n_tokens, n_slots)
+}
+
+/// The rings of all slots take a quarter of the cache at most.
+const RINGS_SHARE: usize = 4;
+
+/// Nobody is given less without having asked; that it does not fit is then an error.
+const LEAST_CONTEXT: usize = 1024;
+
+fn ring_bytes(layout: &KvLayout, config: &ModelConfig) -> usize {
+    let is_ring = |l: &usize| layout.group_of_layer(*l).window.is_some();
+    (0..config.num_hidden_layers).filter(is_ring).map(|l| 2 * layout.layer_bytes(l)).sum()
+}
+
+/// A digest of what text depends on: the weights (their names, types and shapes, and the ends of each), the kernels'
+/// sources, the device and the type of keys and values.
+pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
+    const END_BYTES: usize = 1 << 10;
+    let mut hasher = Sha256::new();
+    let mut field = |bytes: &[u8]| {
+        hasher.update((bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    field(format!("{:?}", checkpoint.config).as_bytes());
+    for (name, tensor) in &checkpoint.tensors {
+        field(format!("{name} {} {:?}", tensor.dtype, tensor.shape).as_bytes());
+        if let Some(bytes) = tensor.bytes() {
+            field(&bytes[..bytes.len().min(END_BYTES)]);
+            field(&bytes[bytes.len().saturating_sub(END_BYTES)..]);
+        }
+    }
+    for (label, kernel) in engine.executor().kernels() {
+        field(label.as_bytes());
+        field(kernel.rendered.source.as_bytes());
+    }
+    field(engine.executor().memory_plan().device.as_bytes());
+    field(engine.kv_layout().dtype.name().as_bytes());
+    serve::fingerprint(&hasher.finalize())
+}

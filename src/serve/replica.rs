@@ -1,0 +1,46 @@
+//! A replica of `serve -g N`: it has the model, and answers the process that started it.
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::Args;
+use super::model::{Spoken, fingerprint, shares_cores};
+use crate::output::Output;
+use crate::report;
+use crate::run::getp::signals::leave_to_the_parent;
+use chat::grammar::Grammars;
+use engine::Engine;
+use replica::child;
+use serve::replica::Ready;
+use serve::replica::child::Orders;
+
+/// Loads the model and answers requests until nobody is left to ask.
+pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
+    // A service manager tells all processes of a server to end, and requests are to be answered all the same.
+    leave_to_the_parent(&[SIGINT, SIGHUP, SIGTERM])?;
+    let orders = Orders::begin()?;
+    let answer = || -> anyhow::Result<()> {
+        let checkpoint = args.model.checkpoint()?;
+        let Spoken { tokenizer, chat, .. } = args.spoken(&checkpoint)?;
+        let mut engine = args.engine(&checkpoint, output)?;
+        let ready = ready(&engine, fingerprint(&checkpoint, &engine));
+        Ok(orders.work(&mut engine, chat.ok().map(|format| Grammars::new(tokenizer, format)), ready)?)
+    };
+    if let Err(error) = answer() {
+        let message: Vec<String> = error.chain().map(ToString::to_string).collect();
+        child::fail(message.join(": "), error.chain().find_map(report::hint));
+    }
+    Ok(())
+}
+
+fn ready(engine: &Engine, fingerprint: String) -> Ready {
+    let layout = engine.kv_layout();
+    Ready {
+        n_slots: layout.n_slots,
+        context_tokens: layout.capacity_tokens,
+        vocab_size: engine.config().vocab_size,
+        block_tokens: layout.block_tokens,
+        n_blocks: engine.figures().blocks,
+        shares_cores: shares_cores(engine),
+        fingerprint,
+    }
+}

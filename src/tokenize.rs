@@ -1,0 +1,65 @@
+//! `gptoss-jit tokenize`: text to token ids.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::output::Output;
+use crate::args::tokenizer::TokenizerArgs;
+
+/// Prints the token ids of a text on one line.
+///
+/// The text is taken as it is, a trailing newline on stdin included.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A model, for its tokenizer: any that `run` takes
+    model: Option<PathBuf>,
+
+    /// The text; without it, all of stdin
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    input: Option<OsString>,
+
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+
+    /// Tokens of the model: records read of a `tokenizer.bin` [default: all]
+    #[arg(long, value_name = "N", requires = "tokenizer", conflicts_with = "model")]
+    vocab_size: Option<usize>,
+
+    /// Take the names of special tokens in the text as those tokens
+    #[arg(long)]
+    special: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: u32,
+    ids: Vec<u32>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The tokenizer or stdin cannot be read, or the text not be encoded.
+pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+    let tokenizer = args.tokenizer.of_model(args.model.as_deref(), args.vocab_size)?;
+    let text = match args.input {
+        Some(text) => text.into_encoded_bytes(),
+        None => {
+            let mut text = Vec::new();
+            io::stdin().lock().read_to_end(&mut text).context("could not read the text from stdin")?;
+            text
+        }
+    };
+    let ids = if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode(&text)? };
+    if output.is_json() {
+        output.json(&Report { schema: 1, ids })?;
+    } else {
+        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+        output.line(&ids.join(" "))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
+//! and writes them into a tuning table.
+//!
+//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of
+//! it, [`plot`] draws it, [`write`] makes rows of it, and [`steps`] measures whole steps with these. How kernels are
+//! judged is [`workbench::tune`]'s.
+
+mod all;
+mod diff;
+mod lint;
+mod plot;
+mod progress;
+mod rekey;
+mod report;
+mod setup;
+mod steps;
+mod write;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::output::Output;
+use super::output_file::OutputFile;
+use super::usage::UsageError;
+use crate::args::source::SourceArgs;
+use all::All;
+use engine::device::Device;
+use format::Dtype;
+use kernel::step::StepKind;
+use kernel::template::Precision;
+use kernel::tuning::table::ProvenanceKind;
+use model::config::NamedShape;
+use progress::Bar;
+use setup::Setup;
+
+/// Find the fastest kernels of a model's forward pass on a device, and write them into its tuning table; for a GPU that
+/// is not here, those that a model of it says are
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+
+    /// A checkpoint whose forward pass says which problems there are [default: the shape of --model]
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    checkpoint: Option<PathBuf>,
+
+    #[command(flatten)]
+    job: JobArgs,
+
+    /// How many of the best are shown where ops are named
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    show: usize,
+
+    /// Write the best into the target's table in `--tuning`, else in the user's config folder: rows that are there keep
+    /// the numbers of rows that these do not cover [default where no op is named]
+    #[arg(long)]
+    write: bool,
+
+    /// Write nothing
+    #[arg(long, conflicts_with = "write")]
+    dry_run: bool,
+
+    /// Only the rows of the tables whose templates render to something else than what was measured
+    #[arg(long)]
+    stale: bool,
+
+    /// Dims, flags and dtypes that the written rows want [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    r#where: Vec<String>,
+
+    /// Also draw all of it into this file: of every problem time against rows, the limit, and what is chosen
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Where all that is measured is kept at once, so that a second `tune` goes on [default: a file in the cache]
+    #[arg(long, value_name = "FILE")]
+    journal: Option<PathBuf>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Lint(lint::Args),
+    Diff(Box<diff::Args>),
+    Rekey(rekey::Args),
+}
+
+/// What is tuned, and on what.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct JobArgs {
+    /// Only these ops: `linear`, `moe_mlp1`, …, and runs of them: `rmsnorm+linear`
+    #[arg(long, value_delimiter = ',', value_name = "OP,…")]
+    op: Vec<String>,
+
+    /// Only the variants of these names
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    variant: Vec<String>,
+
+    /// The model whose forward pass says which problems there are
+    #[arg(long, value_enum, visible_alias = "shape", default_value = "gpt-oss-20b")]
+    model: NamedShape,
+
+    /// Only so many layers of it, where whole steps are measured
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    layers: Option<u32>,
+
+    /// Only the problems with these dims; if there is none, the first one with these
+    #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]
+    dims: Vec<(String, u32)>,
+
+    /// The same for flags
+    #[arg(long, value_delimiter = ',', value_name = "NAME=BOOL,…", value_parser = assignment::<bool>)]
+    flag: Vec<(String, bool)>,
+
+    /// Element types other than the model's
+    #[arg(long, value_delimiter = ',', value_name = "NAME=TYPE,…", value_parser = dtype)]
+    dtype: Vec<(String, Dtype)>,
+
+    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
+    #[arg(long, value_enum)]
+    precision: Option<Precision>,
+
+    /// Numbers of rows, whose whole steps decide too [default: those of usual steps, up to 256 sequences and prompts of
+    /// up to 4096 rows]
+    #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    tokens: Vec<u32>,
+
+    /// Which rows ops that look at positions have: each alone in its slot, or a run of one slot [default: both]
+    #[arg(long, value_enum)]
+    rows: Option<Rows>,
+
+    /// Positions that the last row of a slot sees; a prompt's are at least its rows
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
+    context: u32,
+
+    /// Begin as if there were no rows for the arch or its family, only those for all GPUs or all hosts
+    #[arg(long)]
+    generic: bool,
+
+    /// Parameters that stay as given
+    #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]
+    params: Vec<(String, u32)>,
+
+    /// Most parameter sets of a template that are tried for a number of rows; of more, those that promise most by what
+    /// was timed [default: 48 where ops are named, else 40, and up to 96 of problems that take much of a step; 8 and up
+    /// to 24 where times are predicted]
+    #[arg(long, value_name = "N")]
+    most: Option<usize>,
+
+    /// Begin nothing new after so long: `90s`, `20min`, `2h`; where whole steps decide, a third of it, at most 90
+    /// seconds, is left for them
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    within: Option<Duration>,
+
+    /// Seconds that a kernel may run before it is taken to hang
+    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    deadline: u32,
+
+    /// The device: `cuda`, `hip:1`, `cpu` [default: the first that there is]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
+    device: Option<Device>,
+
+    /// The device of this arch; if none is here, times are predicted
+    #[arg(long, value_name = "ARCH")]
+    arch: Option<String>,
+
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// What is left of `--within` for whole steps at most.
+const FOR_STEPS: Duration = Duration::from_secs(90);
+
+/// Rows of a step, for ops that look at positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Rows {
+    /// Every row is alone in its slot.
+    Decode,
+    /// All rows are of one slot.
+    Prompt,
+}
+
+impl Rows {
+    /// What steps of such rows are.
+    fn step(self) -> StepKind {
+        match self {
+            Self::Decode => StepKind::Decode,
+            Self::Prompt => StepKind::Mixed,
+        }
+    }
+}
+
+fn assignment<T: std::str::FromStr>(text: &str) -> Result<(String, T), String> {
+    let (name, value) = text.split_once('=').ok_or("expected name=value")?;
+    let value = value.trim().parse().map_err(|_| format!("`{value}` is no value for it"))?;
+    Ok((name.trim().to_owned(), value))
+}
+
+fn dtype(text: &str) -> Result<(String, Dtype), String> {
+    let (name, value) = text.split_once('=').ok_or("expected name=type")?;
+    Dtype::from_name(value).map(|dtype| (name.to_owned(), dtype)).ok_or_else(|| format!("there is no type `{value}`"))
+}
+
+/// `90s`, `20min`, `2h`; a number alone is seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let expected = || format!("`{text}`: expected a time like 90s, 20min or 2h");
+    let seconds = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" | "min" => 60,
+        "h" => 3600,
+        _ => return Err(expected()),
+    };
+    let number: u64 = digits.parse().map_err(|_| expected())?;
+    Ok(Duration::from_secs(number.saturating_mul(seconds)))
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// If there is no such device or op, or nothing of it can be judged.
+pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
+    match &args.command {
+        Some(Command::Lint(args)) => return lint::run(args, output),
+        Some(Command::Diff(args)) => return diff::run(args, output),
+        Some(Command::Rekey(args)) => return rekey::run(args, output),
+        None => {}
+    }
+    let writes = args.writes();
+    if let Some(folder) = args.job.source.tuning.as_ref().filter(|folder| writes && !folder.exists()) {
+        std::fs::create_dir_all(folder)?;
+    }
+    let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
+    let setup = Setup::of(&args.job, args.checkpoint.as_deref(), output)?;
+    if args.stale && setup.stale().is_empty() {
+        output.note(&format!("no row for {} is stale", setup.target().id()));
+        return Ok(());
+    }
+    // A typing error costs no minutes.
+    setup.problems().try_for_each(|problem| write::facts(problem, &args.r#where).map(drop))?;
+    let pieces = setup.pieces(args);
+    let mut journal = setup.journal(args.journal.as_deref())?;
+    let bar = Bar::new(output, pieces.len());
+    let mut judge = setup.judge()?;
+    let effort = setup.effort();
+    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
+    let decides_by_steps = setup.kind() == ProvenanceKind::Measured && setup.decides_by_steps();
+    let until = args.job.within.map(|within| Instant::now() + within);
+    let for_steps = args.job.within.filter(|_| decides_by_steps).map_or(Duration::ZERO, |all| (all / 3).min(FOR_STEPS));
+    let until_steps = until.map(|until| until - for_steps);
+    let (all, is_cut) = All { args, setup: &setup, bar: &bar, output, until: until_steps }.tune(&mut tuner, &pieces)?;
+    let found = journal.n_found();
+    if found > 0 {
+        output.note(&format!("{found} verdicts were in the journal"));
+    }
+    judge.rest();
+    if let Some(plot) = plot {
+        let text = plot::svg(&all, &setup);
+        plot.fill(|file| file.write_all(text.as_bytes()))?;
+    }
+    let rows = write::rows(&all, args, &setup)?;
+    let against = setup.held_against(is_cut);
+    if is_cut && args.job.generic && decides_by_steps {
+        output.note("the search was cut short: whole steps are held against those with the arch's own rows");
+    }
+    let decided = match decides_by_steps && !rows.is_empty() {
+        true => Some(steps::decide(rows.clone(), &setup, against, &mut journal, &bar, until, output)?),
+        false => None,
+    };
+    bar.clear();
+    report::finish(&all, decided.as_ref(), &setup, output)?;
+    let kept = decided.map_or(rows, |decided| decided.decision.kept);
+    if writes { write::write(&kept, &setup, output) } else { Ok(()) }
+}
+
+/// The side of the process that runs the kernels.
+pub(super) fn work(args: &Args) -> anyhow::Result<()> {
+    let (job, checkpoint) = match &args.command {
+        None => (&args.job, args.checkpoint.as_deref()),
+        Some(Command::Diff(diff)) => (&diff.job, None),
+        Some(Command::Lint(_) | Command::Rekey(_)) => {
+            return Err(UsageError("no kernels run for `lint` and `rekey`".into()).into());
+        }
+    };
+    setup::work(job, checkpoint)
+}
+
+impl Args {
+    /// Whether what is found is written: as typed, the command is for that.
+    fn writes(&self) -> bool {
+        self.write || (!self.dry_run && self.job.op.is_empty())
+    }
+}

@@ -1,0 +1,421 @@
+//! What is tuned, and who judges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Args, JobArgs};
+use crate::TUNE_WORKER;
+use crate::args::precision_for;
+use crate::args::source::{SourceArgs, named_target};
+use crate::hub;
+use crate::output::Output;
+use crate::usage::UsageError;
+use engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
+use engine::device::{self, Device, DeviceError};
+use kernel::choice::Chooser;
+use kernel::object::cache::Cache;
+use kernel::object::store::{Progress, Store};
+use kernel::pipeline::Pipeline;
+use kernel::step::StepKind;
+use kernel::target::Target;
+use kernel::target::compute_unit::Product;
+use kernel::template::{Precision, Problem};
+use kernel::tuning::TuningTables;
+use kernel::tuning::table::ProvenanceKind;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::encoding::Encoding;
+use model::checkpoint::layout::Layout;
+use system::bounded_process::this_program;
+use workbench::tune::device::Device as Measuring;
+use workbench::tune::job::{Counts, Job, Piece};
+use workbench::tune::journal::Journal;
+use workbench::tune::judge::Judge;
+use workbench::tune::predicted::Predicted;
+use workbench::tune::stale::{self, Stale};
+use workbench::tune::tuner::{Effort, Tuner};
+
+/// What a last cache holds where no table says it, in bytes: as much as any has.
+const CACHE_BYTES: usize = 256 << 20;
+
+/// The forward pass is the same for any number of slots and any context.
+const BLUEPRINT: (usize, usize) = (32, 1024);
+
+/// The seed of random weights, as all commands have it.
+const SEED: u64 = 1;
+
+/// Everything but the judge.
+pub(super) struct Setup {
+    args: JobArgs,
+    /// What chooses now; with `--generic` as if the arch had no rows.
+    pub chooser: Chooser,
+    /// The tables with all of their rows: those that a new table is laid over.
+    tables: TuningTables,
+    pub store: Store,
+    /// What there is to tune.
+    pub job: Job,
+    /// Which of its problems.
+    which: BTreeSet<usize>,
+    pub checkpoint: Checkpoint,
+    pub precision: Precision,
+    /// The device's name and the device, if one measures.
+    opened: Option<(String, Device)>,
+}
+
+/// Who judges.
+pub(super) enum Judging<'a> {
+    Device(Measuring<'a>),
+    Model(Predicted<'a>),
+}
+
+impl<'a> Judging<'a> {
+    pub fn as_judge(&mut self) -> &mut dyn Judge {
+        match self {
+            Self::Device(device) => device,
+            Self::Model(model) => model,
+        }
+    }
+
+    /// Leaves the device to others.
+    pub fn rest(&mut self) {
+        if let Self::Device(device) = self {
+            device.rest();
+        }
+    }
+}
+
+impl Setup {
+    /// Opens what the command line names.
+    pub fn of(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
+        let tables = args.source.tables()?;
+        let (target, opened) = args.target(&tables, output)?;
+        let (precision, checkpoint) = args.checkpoint(checkpoint)?;
+        let job = args.job(&checkpoint, precision, &target, &tables)?;
+        let known = if args.generic { tables.generic(&target) } else { tables.clone() };
+        let chooser = Chooser::new(args.source.library()?, known, target)?;
+        let (job, mut which) = args.narrow(job)?;
+        // A run that no template does on this target is done op by op.
+        which.retain(|&i| {
+            let problem = &job.asked[i].problem;
+            problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
+        });
+        let store = Store::from_env()?;
+        Ok(Self { args: args.clone(), chooser, tables, store, job, which, checkpoint, precision, opened })
+    }
+
+    /// All rows that there are, also with `--generic`.
+    pub fn tables(&self) -> &TuningTables {
+        &self.tables
+    }
+
+    /// The tables with which whole steps must be no faster than with new rows: those that chose, but where the search
+    /// was cut short all rows that there are. What is good beside generic rows alone may stand before better ones.
+    pub fn held_against(&self, is_cut: bool) -> &TuningTables {
+        if is_cut { &self.tables } else { self.chooser.tables() }
+    }
+
+    pub fn target(&self) -> &Target {
+        self.chooser.target()
+    }
+
+    /// The problems that are tuned.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.which.iter().map(|&i| &self.job.asked[i].problem)
+    }
+
+    /// The device in words, or what stands in for it.
+    pub fn device(&self) -> Option<&str> {
+        self.opened.as_ref().map(|(name, _)| name.as_str())
+    }
+
+    /// Opens the device that measures, for whole steps.
+    pub fn open(&self) -> anyhow::Result<device::Ready> {
+        let (_, device) = self.opened.as_ref().expect("only what measures is opened");
+        match (&self.args.arch, device) {
+            (Some(arch), Device::Auto) => Ok(device::of_arch(arch, self.chooser.tables())?),
+            _ => Ok(device.open(self.chooser.tables(), 0)?),
+        }
+    }
+
+    pub fn args(&self) -> &JobArgs {
+        &self.args
+    }
+
+    /// How times are come by.
+    pub fn kind(&self) -> ProvenanceKind {
+        if self.opened.is_some() { ProvenanceKind::Measured } else { ProvenanceKind::Predicted }
+    }
+
+    /// Whether all problems are tuned, as the model has them.
+    pub fn is_whole(&self) -> bool {
+        let JobArgs { op, variant, dims, flag, dtype, params, .. } = &self.args;
+        op.is_empty()
+            && variant.is_empty()
+            && dims.is_empty()
+            && flag.is_empty()
+            && dtype.is_empty()
+            && params.is_empty()
+    }
+
+    /// Whether whole steps are measured with what was found.
+    pub fn decides_by_steps(&self) -> bool {
+        let JobArgs { dims, flag, dtype, .. } = &self.args;
+        let is_of_the_model = dims.is_empty() && flag.is_empty() && dtype.is_empty();
+        self.is_whole() || (is_of_the_model && self.target().is_real_gpu())
+    }
+
+    /// The numbers of rows that are tuned.
+    pub fn counts(&self) -> Counts {
+        let JobArgs { tokens, rows, .. } = &self.args;
+        let mut counts = Counts::of(self.target());
+        if !tokens.is_empty() {
+            counts = Counts::only(tokens);
+        }
+        match rows.map(super::Rows::step) {
+            Some(StepKind::Decode) => counts.prompt.clear(),
+            Some(StepKind::Mixed) => counts.decode.clear(),
+            None => {}
+        }
+        counts
+    }
+
+    /// What is tuned, in order.
+    pub fn pieces(&self, args: &Args) -> Vec<Piece> {
+        if !args.stale {
+            return self.all_pieces();
+        }
+        let stale = self.stale().into_iter().filter(|one| self.which.contains(&one.piece.problem));
+        let mut pieces: Vec<Piece> = stale.map(|one| one.piece).collect();
+        pieces.sort_unstable();
+        pieces.dedup();
+        pieces
+    }
+
+    /// Every piece that the command line asks for, what takes the largest share of a step first.
+    pub fn all_pieces(&self) -> Vec<Piece> {
+        self.job.pieces(&self.which, &self.counts(), self.chooser.library(), self.product())
+    }
+
+    fn product(&self) -> Option<&Product> {
+        self.chooser.tables().facts(&self.target().arch).and_then(|facts| facts.product.as_ref())
+    }
+
+    /// The rows whose templates render to something else now.
+    pub fn stale(&self) -> Vec<Stale> {
+        stale::rows(&self.job, &self.chooser)
+    }
+
+    pub fn effort(&self) -> Effort {
+        let JobArgs { most, variant, params, op, .. } = &self.args;
+        // A model's doubts are larger than what more parameters find.
+        let (usual, most_times) = match (self.kind(), op.is_empty()) {
+            (ProvenanceKind::Predicted, _) => (8, 3.0),
+            (_, true) => (40, 2.4),
+            (_, false) => (48, 1.0),
+        };
+        let is_usual = most.is_none() && op.is_empty();
+        let shares = match is_usual {
+            true => self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product()),
+            false => BTreeMap::new(),
+        };
+        Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone(), most_times }
+    }
+
+    pub fn judge(&self) -> anyhow::Result<Judging<'_>> {
+        let Some((name, _)) = &self.opened else {
+            let facts = self.chooser.tables().facts(&self.target().arch);
+            let judge = Predicted::new(&self.job, self.chooser.library(), self.target(), &self.store, facts)?;
+            return Ok(Judging::Model(judge));
+        };
+        let words = std::iter::once(TUNE_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
+        let deadline = Duration::from_secs(self.args.deadline.into());
+        Ok(Judging::Device(Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store)))
+    }
+
+    /// What asks a judge about the job's pieces.
+    pub fn tuner<'a>(
+        &'a self,
+        effort: &'a Effort,
+        judge: &'a mut Judging<'_>,
+        journal: &'a mut Journal,
+        progress: &'a dyn Progress,
+    ) -> Tuner<'a> {
+        let Self { chooser, store, job, .. } = self;
+        Tuner { chooser, store, job, effort, judge: judge.as_judge(), journal, progress, best_us: BTreeMap::new() }
+    }
+
+    /// The journal of this target, in the cache's folder unless another one is named.
+    pub fn journal(&self, named: Option<&Path>) -> anyhow::Result<Journal> {
+        let path = match named {
+            Some(path) => path.to_owned(),
+            None => {
+                let name = self.target().id().replace([':', '/'], "_");
+                Cache::default_root()?.join("tune").join(format!("{name}.jsonl"))
+            }
+        };
+        Ok(Journal::open(&path)?)
+    }
+}
+
+/// Runs kernels for a parent, of the same job.
+pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<()> {
+    let tables = args.source.tables()?;
+    let (target, driver) = args.open(&tables)?;
+    let (precision, checkpoint) = args.checkpoint(checkpoint)?;
+    let (job, _) = args.narrow(args.job(&checkpoint, precision, &target, &tables)?)?;
+    let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?, driver)?;
+    Ok(workbench::tune::worker::run(&job, &pipeline)?)
+}
+
+impl JobArgs {
+    fn open(&self, tables: &TuningTables) -> anyhow::Result<device::Ready> {
+        match (&self.device, &self.arch) {
+            (Some(device), _) => Ok(device.open(tables, 0)?),
+            (None, Some(arch)) => Ok(device::of_arch(arch, tables)?),
+            (None, None) => Ok(Device::Auto.open(tables, 0)?),
+        }
+    }
+
+    /// What is compiled for, and the device that measures, if there is one.
+    fn target(&self, tables: &TuningTables, output: &Output) -> anyhow::Result<(Target, Option<(String, Device)>)> {
+        let opened = match self.open(tables) {
+            Err(error) => match (error.downcast_ref(), &self.arch) {
+                (Some(DeviceError::NoneOfArch { found, .. }), Some(arch)) => {
+                    let target = named_target(arch, tables)?;
+                    output.note(&format!(
+                        "no {arch} is here (found {found}): times are predicted from what hipRTC or NVRTC make of the \
+                         kernels, nothing is measured"
+                    ));
+                    return Ok((target, None));
+                }
+                _ => return Err(error),
+            },
+            Ok(opened) => opened,
+        };
+        let (target, driver) = opened;
+        if target.is_simulated {
+            let what = "the simulator says nothing of speed: `--device` names a GPU, or `cpu`";
+            return Err(UsageError(what.into()).into());
+        }
+        Ok((target, Some((driver.describe(), self.device.clone().unwrap_or(Device::Auto)))))
+    }
+
+    /// The model, and how exactly its sums are done.
+    fn checkpoint(&self, path: Option<&Path>) -> anyhow::Result<(Precision, Checkpoint)> {
+        let checkpoint = match path {
+            Some(path) => Checkpoint::open(&hub::locate(path)?, Layout::Auto)?,
+            None => {
+                let encoding = match self.precision {
+                    Some(Precision::F32) => Encoding::F32,
+                    _ => Encoding::default(),
+                };
+                let config = self.model.config(self.layers.map(|layers| layers as usize));
+                Checkpoint::random(config, encoding, SEED)?
+            }
+        };
+        Ok(precision_for(&checkpoint, self.precision))
+    }
+
+    /// All problems of the model.
+    fn job(
+        &self,
+        checkpoint: &Checkpoint,
+        precision: Precision,
+        target: &Target,
+        tables: &TuningTables,
+    ) -> anyhow::Result<Job> {
+        let (n_slots, capacity_tokens) = BLUEPRINT;
+        let options = ModelOptions {
+            drafts: None,
+            precision,
+            kv_dtype: if precision == Precision::Bf16 { format::Dtype::Bf16 } else { format::Dtype::F32 },
+            n_slots,
+            capacity_tokens: capacity_tokens.min(checkpoint.config.max_seq_len),
+            max_rows: 512,
+            max_logit_rows: n_slots,
+            odd_window: None,
+            kv_budget_bytes: usize::MAX,
+            max_prompt_rows: None,
+            prefix_cache: PrefixCache::OFF,
+        };
+        let library = self.source.library()?;
+        let graph = Blueprint::new(checkpoint, &options, target, &library)?.graph;
+        let fusions = library.fusions(target);
+        let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
+        let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
+        Ok(Job::of(&graph, &fusions, self.context, cache_bytes))
+    }
+
+    /// The job with the element types that were asked for, and which of its problems are tuned.
+    fn narrow(&self, mut job: Job) -> anyhow::Result<(Job, BTreeSet<usize>)> {
+        let ops = |problem: &Problem| problem.ops.join("+");
+        let known: BTreeSet<String> = job.asked.iter().map(|one| ops(&one.problem)).collect();
+        if let Some(unknown) = self.op.iter().find(|op| !known.contains(*op)) {
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(
+                UsageError(format!("--op {unknown}: not in the forward pass, expected some of: {known}")).into()
+            );
+        }
+        let mut which: BTreeSet<usize> = (0..job.asked.len())
+            .filter(|&i| match self.op.is_empty() {
+                true => !job.asked[i].rows.are_asked_for(),
+                false => self.op.contains(&ops(&job.asked[i].problem)),
+            })
+            .collect();
+        for &i in &which {
+            for (name, dtype) in &self.dtype {
+                let problem = &mut job.asked[i].problem;
+                match problem.dtypes.get_mut(name) {
+                    Some(own) => *own = *dtype,
+                    None if self.op.is_empty() => {}
+                    None => return Err(unknown("dtype", name, problem.dtypes.keys()).into()),
+                }
+            }
+        }
+        if self.dims.is_empty() && self.flag.is_empty() {
+            return Ok((job, which));
+        }
+        // Of each op the problems that have what is asked for; where none has, the first one is made to have it.
+        let all_ops: BTreeSet<String> = which.iter().map(|&i| ops(&job.asked[i].problem)).collect();
+        for op in all_ops {
+            let of_op: Vec<usize> = which.iter().copied().filter(|&i| ops(&job.asked[i].problem) == op).collect();
+            let has = |&i: &usize| {
+                let problem = &job.asked[i].problem;
+                self.dims.iter().all(|(name, value)| problem.dims.get(name) == Some(value))
+                    && self.flag.iter().all(|(name, value)| problem.flags.get(name) == Some(value))
+            };
+            let mut kept: Vec<usize> = of_op.iter().copied().filter(has).collect();
+            if kept.is_empty() && !self.op.is_empty() {
+                let problem = &mut job.asked[of_op[0]].problem;
+                for (name, value) in &self.dims {
+                    let known: Vec<String> = problem.dims.keys().cloned().collect();
+                    *problem.dims.get_mut(name).ok_or_else(|| unknown("dims", name, known.iter()))? = *value;
+                }
+                for (name, value) in &self.flag {
+                    let known: Vec<String> = problem.flags.keys().cloned().collect();
+                    *problem.flags.get_mut(name).ok_or_else(|| unknown("flag", name, known.iter()))? = *value;
+                }
+                kept = vec![of_op[0]];
+            }
+            which.retain(|i| !of_op.contains(i) || kept.contains(i));
+        }
+        if which.is_empty() {
+            return Err(UsageError("no problem of the forward pass has these dims and flags".into()).into());
+        }
+        Ok((job, which))
+    }
+}
+
+fn unknown<'a>(flag: &str, name: &str, known: impl Iterator<Item = &'a String>) -> UsageError {
+    let known = known.cloned().collect::<Vec<_>>().join(", ");
+    UsageError(format!("--{flag} {name}: expected one of: {known}"))
+}
+
+/// The folder that a target's rows are written to.
+pub(super) fn folder(source: &SourceArgs) -> anyhow::Result<PathBuf> {
+    match &source.tuning {
+        Some(folder) => Ok(folder.clone()),
+        None => TuningTables::user_folder()
+            .ok_or_else(|| anyhow::anyhow!("there is no config folder: name one with --tuning")),
+    }
+}
