@@ -29,7 +29,7 @@ use system::units::human_bytes;
 
 /// The arguments of `gptoss-jit cache`.
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     verb: Verb,
 }
@@ -114,7 +114,7 @@ enum Sort {
 ///
 /// # Errors
 /// A [`CacheError`], a [`UsageError`], or what printing gives.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let root = Cache::default_root()?;
     if let Verb::Dir = args.verb {
         let text = root.display().to_string();

@@ -5,14 +5,14 @@ use engine::plan::memory::{LoadProgress, MemoryPlan};
 use kernel::object::store::{Loaded, Progress, StoreError};
 
 /// A bar while kernels compile, where anyone would see it.
-pub struct CompileProgress<'a> {
+pub(crate) struct CompileProgress<'a> {
     bar: indicatif::ProgressBar,
     output: &'a Output,
 }
 
 impl<'a> CompileProgress<'a> {
     /// A bar that is not shown yet.
-    pub fn new(output: &'a Output) -> Self {
+    pub(crate) fn new(output: &'a Output) -> Self {
         let bar = indicatif::ProgressBar::hidden();
         let style = indicatif::ProgressStyle::with_template("compiling {pos}/{len} {wide_msg}");
         bar.set_style(style.expect("a constant template"));

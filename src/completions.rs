@@ -11,7 +11,7 @@ use super::output::Output;
 /// For fish: `gptoss-jit completions fish > ~/.config/fish/completions/gptoss-jit.fish`.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
-pub struct Args {
+pub(crate) struct Args {
     /// Which shell
     #[arg(value_enum)]
     shell: Shell,
@@ -21,7 +21,7 @@ pub struct Args {
 ///
 /// # Errors
 /// What printing gives.
-pub fn run(args: &Args, mut program: clap::Command, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args, mut program: clap::Command, output: &Output) -> anyhow::Result<()> {
     let name = program.get_name().to_owned();
     let mut script = Vec::new();
     generate(args.shell, &mut program, &name, &mut script);

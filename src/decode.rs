@@ -17,7 +17,7 @@ use model::tokenizer::{Tokenizer, TokenizerError};
 /// Bytes that are not UTF-8 are printed as U+FFFD. A text that holds newlines takes several lines; `--json` keeps
 /// them apart.
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// A model, for its tokenizer: any that `run` takes
     model: Option<PathBuf>,
 
@@ -72,7 +72,7 @@ impl Hint for DecodeError {
 ///
 /// # Errors
 /// The tokenizer or the ids cannot be read, or a line is not one of ids.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let input = match &args.input {
         Some(path) => std::fs::read(path).with_context(|| format!("could not read `{}`", path.display()))?,
         None => {

@@ -23,7 +23,7 @@ use system::units::human_bytes;
 
 /// List the devices that `--device` can name here
 #[derive(clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {}
 
 /// A line, and an object of the JSON.
 #[derive(Debug, Default, Serialize)]
@@ -55,7 +55,7 @@ struct Opened {
 ///
 /// # Errors
 /// What printing gives.
-pub fn run(_: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let opened = Runtime::ALL.map(|runtime| (runtime.names().device, open_runtime(runtime)));
     let gpus = opened.iter().filter_map(|(name, runtime)| Some((name, runtime.as_ref().ok()?)));
     let gpus = gpus.flat_map(|(name, runtime)| {

@@ -28,7 +28,7 @@ use system::units::human_bytes;
 /// interrupted or killed, leaves nothing.
 #[derive(clap::Args)]
 #[command(allow_missing_positional = true)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -82,7 +82,7 @@ struct Report {
 ///
 /// # Errors
 /// The checkpoint cannot be read, or the file not written.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let could_not = || format!("could not export to `{}`", args.out.display());
     if args.model.is_built_in() {
         return Err(UsageError("name a checkpoint and the file to write, or a `--shape` and the file".into()).into());

@@ -14,20 +14,17 @@ use kernel::target::Target;
 /// Elements that are copied, f32: what a step's sum of thousands of rows is.
 const COPIED: usize = 8 << 20;
 
-/// Two GPUs.
 #[derive(Debug, Serialize)]
 pub(super) struct Link {
     /// As `--device` names them.
     devices: [String; 2],
     /// Bytes per second over 10^9 that the first copies from the second one's memory; null with a problem.
     copy_gbps: Option<f64>,
-    /// Why not, or null.
     problem: Option<String>,
 }
 
 impl Link {
-    /// For people.
-    pub fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let [first, second] = &self.devices;
         match (&self.problem, self.copy_gbps) {
             (Some(problem), _) => format!("{problem}: `--tp` cannot use both"),

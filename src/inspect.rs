@@ -19,7 +19,7 @@ use system::units::{grouped, human_bytes};
 /// Whether the embedding and the unembedding are swapped, as in many files made by gpt-oss-amd's exporters, cannot be
 /// seen in a file. If the model's output is noise, try `--layout swapped`.
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -59,11 +59,9 @@ struct Row {
     name: String,
     count: usize,
     dtype: Dtype,
-    /// Of one of them.
     shape: Vec<usize>,
     /// Of the first of them.
     offset: Option<u64>,
-    /// Of all of them.
     bytes: u64,
 }
 
@@ -71,7 +69,7 @@ struct Row {
 ///
 /// # Errors
 /// The file cannot be read, or is no checkpoint.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let checkpoint = args.model.checkpoint()?;
     let mut dtypes: Vec<Dtype> = checkpoint.tensors.values().map(|tensor| tensor.dtype).collect();
     dtypes.sort_unstable();

@@ -8,15 +8,15 @@ use workbench::bench::limits::Limits;
 
 /// A profile and what it is held against.
 pub(super) struct KernelTable<'a> {
-    pub profile: &'a Profile,
-    pub limits: &'a Limits,
+    pub(crate) profile: &'a Profile,
+    pub(crate) limits: &'a Limits,
     /// What the figures are of: their sums are divided by it.
-    pub n_steps: usize,
+    pub(crate) n_steps: usize,
 }
 
 impl KernelTable<'_> {
     /// Node, template and figures, the longest first, and their sum.
-    pub fn header(&self) -> Vec<String> {
+    pub(crate) fn header(&self) -> Vec<String> {
         let memory = format!("% of {}", self.limits.memory_name());
         let flop = format!("% of {}", self.limits.flop_name());
         let fixed = [
@@ -36,7 +36,7 @@ impl KernelTable<'_> {
     }
 
     /// As [`Self::header`] names them.
-    pub fn rows(&self) -> Vec<Vec<String>> {
+    pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         let rows = self.profile.rows();
         let all = rows.iter().map(|(node, template, entry)| (*node, *template, *entry));
         all.chain([("sum", "", self.profile.total())])
@@ -73,7 +73,7 @@ impl KernelTable<'_> {
     }
 
     /// What the kernels come to beside the step as a whole, and what of it launches cost.
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let per_step_ms = |seconds: f64| 1e3 * seconds / self.n_steps as f64;
         let total = self.profile.total();
         let (sum_s, step_s) = (total.time.as_secs_f64(), self.profile.step_time.as_secs_f64());
@@ -91,7 +91,7 @@ impl KernelTable<'_> {
     }
 
     /// The same for programs.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let row = |(node, template, entry): (&str, &str, ProfileEntry)| {
             let rates = self.rates(entry);
             json!({

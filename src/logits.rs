@@ -17,7 +17,7 @@ use engine::plan::executor::Written;
 
 /// Teacher-forced logits of lines of token ids, as a `.npy` file or compared with one
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -57,8 +57,7 @@ const LOGIT_ROWS: usize = 32;
 /// Values of a tensor that `--trace` shows.
 const TRACED_VALUES: usize = 4;
 
-/// Runs the command.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     if args.output.is_none() && args.expect.is_none() && !args.trace {
         return Err(UsageError("nothing to do: give `-o`, `--expect` or `--trace`".into()).into());
     }

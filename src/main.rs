@@ -122,7 +122,6 @@ fn model_defs() -> Vec<PathBuf> {
     files
 }
 
-/// Runs the program.
 fn main() -> ExitCode {
     // Those are no commands of a person's: they stand in no help and among no suggestions.
     if let Some(done) = chat::worker() {

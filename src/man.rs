@@ -12,7 +12,7 @@ use super::output::Output;
 ///
 /// `gptoss-jit man ~/.local/share/man/man1` puts them where `man gptoss-jit-run` finds them. Prints the path of each.
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The folder; it is made if it is not there
     dir: PathBuf,
 }
@@ -21,7 +21,7 @@ pub struct Args {
 ///
 /// # Errors
 /// A page cannot be written.
-pub fn run(args: &Args, program: clap::Command, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args, program: clap::Command, output: &Output) -> anyhow::Result<()> {
     fs::create_dir_all(&args.dir).with_context(|| format!("could not make the folder `{}`", args.dir.display()))?;
     let mut program = program.disable_help_subcommand(true); // `help` has no page: the pages are it
     program.build();

@@ -10,12 +10,11 @@ use super::run;
 #[derive(clap::Args, Debug)]
 #[group(skip)]
 #[command(args_override_self = true)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     run: run::Args,
 }
 
-/// Runs the command.
-pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     run::merge(&args.run, output)
 }

@@ -22,13 +22,13 @@ const MAX_ROWS: usize = 512;
 
 /// A problem of a node, or of a run of nodes.
 #[derive(Clone, Debug)]
-pub struct InModel {
+pub(crate) struct InModel {
     /// Where in the model: `block.0.attn.qkv`.
-    pub label: String,
+    pub(crate) label: String,
     /// What is asked for there.
-    pub problem: Problem,
+    pub(crate) problem: Problem,
     /// Scalar arguments other than `n_tokens`, as the node has them.
-    pub scalars: BTreeMap<String, u32>,
+    pub(crate) scalars: BTreeMap<String, u32>,
 }
 
 /// The problems of an op, or of a run of ops joined by `+`, in two layers of a model: one with a window, one without.
@@ -39,7 +39,7 @@ pub struct InModel {
 ///
 /// # Errors
 /// If the KV cache cannot be laid out.
-pub fn of(
+pub(crate) fn of(
     op: &str,
     shape: NamedShape,
     precision: Precision,
@@ -75,7 +75,7 @@ pub fn of(
 ///
 /// # Errors
 /// A statement of the family's file that does not fit its op.
-pub fn graph(
+pub(crate) fn graph(
     checkpoint: &Checkpoint,
     precision: Precision,
     target: &Target,

@@ -31,7 +31,7 @@ use system::units::{grouped, human_bytes};
 
 /// List, show and check model families (models/*.toml)
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -62,7 +62,6 @@ enum Command {
     },
 }
 
-/// A published model.
 #[derive(Serialize)]
 struct Shape {
     name: &'static str,
@@ -88,7 +87,7 @@ struct Row {
 ///
 /// # Errors
 /// A family that is not known, or what is wrong with a file.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     match args.command {
         Command::Ls => ls(output),
         Command::Show { family, shape } => show(&family, shape, output),

@@ -8,7 +8,7 @@ use super::stderr::{self, Stderr};
 
 /// When to colour stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ColorChoice {
+pub(crate) enum ColorChoice {
     /// On a terminal, unless `NO_COLOR` is set.
     Auto,
     /// Always.
@@ -19,7 +19,7 @@ pub enum ColorChoice {
 
 /// The two streams, and what the global flags say about them.
 #[derive(Clone, Debug)]
-pub struct Output {
+pub(crate) struct Output {
     json: bool,
     quiet: bool,
     verbose: bool,
@@ -27,7 +27,7 @@ pub struct Output {
 
 impl Output {
     /// Remembers the global flags and sets the colour choice of the process.
-    pub fn new(json: bool, quiet: bool, verbose: bool, color: ColorChoice) -> Self {
+    pub(crate) fn new(json: bool, quiet: bool, verbose: bool, color: ColorChoice) -> Self {
         match color {
             ColorChoice::Auto => {}
             ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
@@ -37,12 +37,12 @@ impl Output {
     }
 
     /// Whether the result is to be JSON.
-    pub fn is_json(&self) -> bool {
+    pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
     /// Whether a progress bar would be seen: stderr is a terminal, and neither `--json` nor `--quiet` is on.
-    pub fn shows_progress(&self) -> bool {
+    pub(crate) fn shows_progress(&self) -> bool {
         !self.json && !self.quiet && io::stderr().is_terminal()
     }
 
@@ -50,7 +50,7 @@ impl Output {
     ///
     /// # Errors
     /// What writing to stdout gives; a broken pipe ends the program with success at the edge.
-    pub fn text(&self, text: &str) -> io::Result<()> {
+    pub(crate) fn text(&self, text: &str) -> io::Result<()> {
         self.bytes(text.as_bytes())
     }
 
@@ -58,7 +58,7 @@ impl Output {
     ///
     /// # Errors
     /// As [`Self::text`].
-    pub fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes)?;
         stdout.flush()
@@ -68,7 +68,7 @@ impl Output {
     ///
     /// # Errors
     /// As [`Self::text`].
-    pub fn line(&self, line: &str) -> io::Result<()> {
+    pub(crate) fn line(&self, line: &str) -> io::Result<()> {
         self.bytes(format!("{line}\n").as_bytes())
     }
 
@@ -76,7 +76,7 @@ impl Output {
     ///
     /// # Errors
     /// As [`Self::text`].
-    pub fn json(&self, value: &impl Serialize) -> io::Result<()> {
+    pub(crate) fn json(&self, value: &impl Serialize) -> io::Result<()> {
         self.line(&serde_json::to_string(value).map_err(io::Error::other)?)
     }
 
@@ -84,59 +84,59 @@ impl Output {
     ///
     /// # Errors
     /// As [`Self::text`].
-    pub fn table(&self, header: &[&str], rows: &[Vec<String>], right: &[&str]) -> io::Result<()> {
+    pub(crate) fn table(&self, header: &[&str], rows: &[Vec<String>], right: &[&str]) -> io::Result<()> {
         self.text(&table(header, rows, right))
     }
 
     /// Tells something on stderr, unless `--quiet`. `{bold}` and colour come in as ANSI and are stripped where
     /// unwanted.
-    pub fn note(&self, text: &str) {
+    pub(crate) fn note(&self, text: &str) {
         if !self.quiet {
             self.stderr(text);
         }
     }
 
     /// The same kind of table on stderr, unless `--quiet`.
-    pub fn note_table(&self, header: &[&str], rows: &[Vec<String>], right: &[&str]) {
+    pub(crate) fn note_table(&self, header: &[&str], rows: &[Vec<String>], right: &[&str]) {
         self.note(table(header, rows, right).trim_end());
     }
 
     /// Tells something on stderr that only `--verbose` asks for.
-    pub fn detail(&self, text: &str) {
+    pub(crate) fn detail(&self, text: &str) {
         if self.verbose {
             self.stderr(text);
         }
     }
 
     /// Warns on stderr, always.
-    pub fn warning(&self, text: &str) {
+    pub(crate) fn warning(&self, text: &str) {
         self.stderr(&format!("\x1b[33mwarning:\x1b[0m {text}"));
     }
 
     /// Reports an error on stderr.
-    pub fn error(&self, text: &str) {
+    pub(crate) fn error(&self, text: &str) {
         self.stderr(&format!("\x1b[31merror:\x1b[0m {text}"));
     }
 
     /// Says what to do, after an error.
-    pub fn hint(&self, text: &str) {
+    pub(crate) fn hint(&self, text: &str) {
         self.stderr(&format!("\n\x1b[36mhint:\x1b[0m {text}"));
     }
 
     /// Tells something on stderr that does not belong to what is said, unless `--quiet`.
-    pub fn aside(&self, text: &str) {
+    pub(crate) fn aside(&self, text: &str) {
         self.note(&format!("\x1b[2m{text}\x1b[0m"));
     }
 
     /// Writes dimmed text on stderr, without a line end of its own, unless `--quiet`.
-    pub fn dimmed(&self, text: &str) {
+    pub(crate) fn dimmed(&self, text: &str) {
         if !self.quiet {
             stderr::write(&format!("\x1b[2m{text}\x1b[0m"));
         }
     }
 
     /// Shows a text in the place of the line that the cursor is in, if somebody sees it; an empty one clears the line.
-    pub fn status(&self, text: &str) {
+    pub(crate) fn status(&self, text: &str) {
         if self.shows_progress() {
             drop(Stderr.write_all(format!("\r\x1b[2K{text}").as_bytes()));
         }

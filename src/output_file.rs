@@ -33,7 +33,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// If there is no such folder, or nothing can be written there.
-    pub fn create(path: &Path, contents: &'static str) -> anyhow::Result<Self> {
+    pub(crate) fn create(path: &Path, contents: &'static str) -> anyhow::Result<Self> {
         let place = open(path).with_context(|| could_not_write(contents, path))?;
         Ok(Self { path: path.to_path_buf(), contents, place })
     }
@@ -43,7 +43,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// If the signals cannot be watched.
-    pub fn remove_with_the_program(&self) -> io::Result<()> {
+    pub(crate) fn remove_with_the_program(&self) -> io::Result<()> {
         let Place::New(new) = &self.place else { return Ok(()) };
         let Some(name) = new.name_until_then() else { return Ok(()) };
         for signal in heeded() {
@@ -65,7 +65,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// What `write` gives, or the system.
-    pub fn fill(self, write: impl Fn(&mut File) -> io::Result<()>) -> anyhow::Result<()> {
+    pub(crate) fn fill(self, write: impl Fn(&mut File) -> io::Result<()>) -> anyhow::Result<()> {
         let Self { path, contents, place } = self;
         let mut file = match place {
             Place::There(file) => file,

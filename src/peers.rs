@@ -9,7 +9,7 @@ use kernel::target::Target;
 
 impl DeviceArgs {
     /// The other devices that compute a model together with the first, which is `first`.
-    pub fn peers(&self, first: &Device, of_first: &Target) -> anyhow::Result<Vec<Pipeline>> {
+    pub(crate) fn peers(&self, first: &Device, of_first: &Target) -> anyhow::Result<Vec<Pipeline>> {
         if self.tp == 1 {
             return Ok(Vec::new());
         }
@@ -39,21 +39,15 @@ impl DeviceArgs {
 
 /// Devices that cannot compute a model together.
 #[derive(Debug, thiserror::Error)]
-pub enum PeersError {
+pub(crate) enum PeersError {
     /// Their kernels cannot wait for each other, or simulated ones could where the chip cannot.
     #[error("could not compute a model on several devices from {first} on: {}", no_flags(arch))]
-    NoFlags {
-        /// The first of them.
-        first: Device,
-        /// Its arch.
-        arch: String,
-    },
+    NoFlags { first: Device, arch: String },
     /// There are not as many.
     #[error("could not compute a model on {tp} devices from {first} on: there {} {n_devices}", if *.n_devices == 1 { "is" } else { "are" })]
     TooFew {
         /// How many were asked for.
         tp: usize,
-        /// The first of them.
         first: Device,
         /// How many its runtime finds.
         n_devices: usize,

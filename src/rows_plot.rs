@@ -14,26 +14,24 @@ const PLOT_WIDTH: f64 = 640.0;
 const PLOT_HEIGHT: f64 = 370.0;
 const NAMES: f64 = LEFT + PLOT_WIDTH + 40.0;
 
-/// A problem.
 pub(super) struct Panel {
-    pub title: String,
+    pub(crate) title: String,
     /// Rows, and the least time of any kernel in microseconds.
-    pub limit: Vec<(u32, f64)>,
-    pub dots: Vec<Dot>,
+    pub(crate) limit: Vec<(u32, f64)>,
+    pub(crate) dots: Vec<Dot>,
 }
 
 /// A candidate at a number of rows.
 pub(super) struct Dot {
-    pub rows: u32,
-    pub us: f64,
-    /// The template.
-    pub template: String,
+    pub(crate) rows: u32,
+    pub(crate) us: f64,
+    pub(crate) template: String,
     /// Its parameters, in words.
-    pub params: String,
+    pub(crate) params: String,
     /// Whether the time was measured; else it is predicted.
-    pub is_measured: bool,
+    pub(crate) is_measured: bool,
     /// Whether the tables choose it.
-    pub is_choice: bool,
+    pub(crate) is_choice: bool,
 }
 
 /// Logarithmic axes around what is drawn.

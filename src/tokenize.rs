@@ -14,7 +14,7 @@ use crate::args::tokenizer::TokenizerArgs;
 ///
 /// The text is taken as it is, a trailing newline on stdin included.
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// A model, for its tokenizer: any that `run` takes
     model: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ struct Report {
 ///
 /// # Errors
 /// The tokenizer or stdin cannot be read, or the text not be encoded.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let tokenizer = args.tokenizer.of_model(args.model.as_deref(), args.vocab_size)?;
     let text = match args.input {
         Some(text) => text.into_encoded_bytes(),

@@ -3,4 +3,4 @@
 /// Flags that parse one by one and make no sense together.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct UsageError(pub String);
+pub(crate) struct UsageError(pub String);

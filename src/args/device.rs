@@ -23,33 +23,33 @@ use crate::step_timeout;
 
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Clone, Debug)]
-pub struct DeviceArgs {
+pub(crate) struct DeviceArgs {
     /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N
     /// (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a
     /// GPU's kernels, executed and watched by this machine's cores); N may be left out
     #[arg(long, default_value = "auto", value_name = "D")]
-    pub device: Device,
+    pub(crate) device: Device,
 
     /// Threads of the cpu and sim devices, at most four for every core; 0 means one for every core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
-    pub threads: u32,
+    pub(crate) threads: u32,
 
     /// Devices that compute the model together, each with a part of it (tensor parallel): a number that divides the
     /// model's key and value heads. GPUs are the one of `--device` and those behind it, of one kind
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub tp: u32,
+    pub(crate) tp: u32,
 
     /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
-    pub precision: Option<Precision>,
+    pub(crate) precision: Option<Precision>,
 
     /// Keep weights in memory as the file has them: those in blocks (Q8_0, Q4_1) are not widened to bf16 or f32. Takes
     /// less memory; few kernels read blocks yet, and these are slower
     #[arg(long)]
-    pub stored_weights: bool,
+    pub(crate) stored_weights: bool,
 
     #[command(flatten)]
-    pub source: SourceArgs,
+    pub(crate) source: SourceArgs,
 }
 
 /// A number of threads, 0 included. More than a few for every core are slower than one, and each takes memory.
@@ -64,14 +64,14 @@ fn threads(text: &str) -> Result<u32, String> {
 impl DeviceArgs {
     /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider
     /// than it only because of how they are stored are rounded.
-    pub fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
+    pub(crate) fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
         let (precision, checkpoint) = precision_for(checkpoint, self.precision);
         (precision, if self.stored_weights { checkpoint.as_stored() } else { checkpoint })
     }
 
     /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses
     /// it. Also gives that device's name, for those who open it again.
-    pub fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
+    pub(crate) fn pipeline(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<(Pipeline, Device)> {
         let (library, tables) = (self.source.library()?, self.source.tables()?);
         let n_threads = self.threads_of_one();
         let opened = if self.device == Device::Auto {
@@ -94,7 +94,7 @@ impl DeviceArgs {
     }
 
     /// Threads of each of the devices that are made of this machine's cores.
-    pub fn threads_of_one(&self) -> usize {
+    pub(crate) fn threads_of_one(&self) -> usize {
         let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
         match (self.tp as usize, self.threads as usize) {
             (1, n_threads) => n_threads,
@@ -104,7 +104,7 @@ impl DeviceArgs {
     }
 
     /// Loads a model: compiles what is missing and allocates everything, telling how it goes.
-    pub fn load(
+    pub(crate) fn load(
         &self,
         checkpoint: &Checkpoint,
         cache: &KvArgs,
@@ -115,7 +115,7 @@ impl DeviceArgs {
     }
 
     /// The same, in sizes that depend on what the device has room for.
-    pub fn load_sized(
+    pub(crate) fn load_sized(
         &self,
         checkpoint: &Checkpoint,
         cache: &KvArgs,
@@ -161,7 +161,7 @@ impl DeviceArgs {
 
 /// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
 /// computes with it.
-pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
+pub(crate) fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
     let rounded = checkpoint.rounded();
     let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
     match asked.unwrap_or(natural) {
@@ -171,7 +171,7 @@ pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Prec
 }
 
 /// Kernels from the cache and compiled, for the summary at the end of a command.
-pub fn kernel_counts(engine: &Engine) -> (usize, usize) {
+pub(crate) fn kernel_counts(engine: &Engine) -> (usize, usize) {
     let stats = engine.executor().pipeline().store().stats();
     (stats.from_cache, stats.compiled)
 }

@@ -15,50 +15,50 @@ use model::checkpoint::Checkpoint;
 
 /// How much memory the KV cache takes, and what it holds.
 #[derive(Args, Clone, Debug)]
-pub struct KvArgs {
+pub(crate) struct KvArgs {
     /// Keep keys and values in bf16 [default with `--precision bf16`]
     #[arg(long, conflicts_with = "kv32")]
-    pub kv16: bool,
+    pub(crate) kv16: bool,
 
     /// Keep keys and values in f32 [default with `--precision f32`]
     #[arg(long)]
-    pub kv32: bool,
+    pub(crate) kv32: bool,
 
     /// Memory for keys and values, in MiB [default: half of what the weights leave free]
     #[arg(long, value_name = "MIB")]
-    pub kv_memory: Option<usize>,
+    pub(crate) kv_memory: Option<usize>,
 
     /// Window of the odd layers, in tokens; 0 means all
     #[arg(long = "odd-win", alias = "odd_win", default_value_t = 0, value_name = "N")]
-    pub odd_window: usize,
+    pub(crate) odd_window: usize,
 
     /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
     /// nothing [default: 128 to serve, 4 to chat, else 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
-    pub snapshots: Option<u32>,
+    pub(crate) snapshots: Option<u32>,
 
     /// Sequences of full length that blocks are kept for besides those of the slots, as far as memory goes.
     #[arg(skip)]
-    pub n_kept: u32,
+    pub(crate) n_kept: u32,
 
     /// Most rows of prompts in a step in which others generate [default: as many as fit]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub prompt_rows: Option<u32>,
+    pub(crate) prompt_rows: Option<u32>,
 
     /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub chunk: Option<u32>,
+    pub(crate) chunk: Option<u32>,
 
     /// While at most four sequences run, try what followed the last tokens where they stood before: a text that repeats
     /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead
     /// of the last one's tokens [default: auto to run and to serve, else off]
     #[arg(long, value_enum, value_name = "WHERE")]
-    pub speculate: Option<Speculate>,
+    pub(crate) speculate: Option<Speculate>,
 }
 
 /// Whether tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Speculate {
+pub(crate) enum Speculate {
     /// On the cpu
     Auto,
     /// On any device
@@ -79,7 +79,7 @@ const LARGE_MEMORY: usize = 64 << 30;
 
 impl KvArgs {
     /// The element type of keys and values.
-    pub fn dtype(&self, precision: Precision) -> Dtype {
+    pub(crate) fn dtype(&self, precision: Precision) -> Dtype {
         match (self.kv16, self.kv32, precision) {
             (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
             _ => Dtype::F32,
@@ -87,7 +87,7 @@ impl KvArgs {
     }
 
     /// Most rows of a step of a model that this runs.
-    pub fn chunk_on(&self, pipeline: &Pipeline) -> anyhow::Result<u32> {
+    pub(crate) fn chunk_on(&self, pipeline: &Pipeline) -> anyhow::Result<u32> {
         let is_gpu = pipeline.target().is_gpu() && !pipeline.target().is_simulated;
         let is_large = |memory: DeviceMemory| memory.total_bytes >= LARGE_MEMORY;
         let usual = if is_gpu && pipeline.driver().memory()?.is_some_and(is_large) { LARGE_CHUNK } else { CHUNK };
@@ -119,7 +119,7 @@ impl KvArgs {
     }
 
     /// How a model is run in these sizes.
-    pub fn model_options(&self, precision: Precision, sizes: Sizes, kv_budget_bytes: usize) -> ModelOptions {
+    pub(crate) fn model_options(&self, precision: Precision, sizes: Sizes, kv_budget_bytes: usize) -> ModelOptions {
         ModelOptions {
             precision,
             kv_dtype: self.dtype(precision),

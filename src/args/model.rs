@@ -19,23 +19,23 @@ const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin"
 
 /// Which model, and which tokenizer.
 #[derive(Args, Debug)]
-pub struct ModelArgs {
+pub(crate) struct ModelArgs {
     /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; or the id
     /// of a model that Hugging Face's cache has, such as openai/gpt-oss-20b; without it the tiny model that comes with
     /// the program
-    pub model: Option<PathBuf>,
+    pub(crate) model: Option<PathBuf>,
 
     /// How the tensors of a `.bin` file are stored: what its exporter got wrong
     #[arg(long, value_enum, default_value_t = Layout::Auto)]
-    pub layout: Layout,
+    pub(crate) layout: Layout,
 
     #[command(flatten)]
-    pub shape: ShapeArgs,
+    pub(crate) shape: ShapeArgs,
 }
 
 impl ModelArgs {
     /// Opens the checkpoint, and says what was found in it.
-    pub fn open(&self, output: &Output) -> anyhow::Result<Checkpoint> {
+    pub(crate) fn open(&self, output: &Output) -> anyhow::Result<Checkpoint> {
         if self.is_built_in() {
             output.detail("model: the built-in tiny one (examples/tiny)");
         }
@@ -47,7 +47,7 @@ impl ModelArgs {
     }
 
     /// The checkpoint, without a word.
-    pub fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
+    pub(crate) fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
         match (&self.model, self.shape.checkpoint()) {
             (Some(model), _) => Ok(Checkpoint::open(&hub::locate(model)?, self.layout)?),
             (None, Some(random)) => Ok(random?),
@@ -55,8 +55,7 @@ impl ModelArgs {
         }
     }
 
-    /// What to call it.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match (&self.model, self.shape.shape) {
             (Some(path), _) => path.display().to_string(),
             (None, Some(shape)) => shape.name().to_owned(),
@@ -65,12 +64,12 @@ impl ModelArgs {
     }
 
     /// Whether this is the tiny model that comes with the program.
-    pub fn is_built_in(&self) -> bool {
+    pub(crate) fn is_built_in(&self) -> bool {
         self.model.is_none() && self.shape.shape.is_none()
     }
 
     /// The tokenizer for this model.
-    pub fn tokenizer(&self, args: &TokenizerArgs, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+    pub(crate) fn tokenizer(&self, args: &TokenizerArgs, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
         if self.is_built_in() && args.tokenizer.is_none() {
             return Ok(Tokenizer::from_bin(TINY_TOKENIZER.into(), Some(checkpoint.config.vocab_size), args.split)?);
         }

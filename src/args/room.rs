@@ -11,7 +11,7 @@ use model::config::ModelConfig;
 use super::kv::KvArgs;
 
 /// What a device has room for, before a model is loaded.
-pub struct Room<'a> {
+pub(crate) struct Room<'a> {
     /// Of the model what one device has.
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) target: &'a Target,
@@ -24,32 +24,32 @@ pub struct Room<'a> {
 
 impl Room<'_> {
     /// Whether this is a GPU that executes kernels itself.
-    pub fn is_gpu(&self) -> bool {
+    pub(crate) fn is_gpu(&self) -> bool {
         self.target.is_gpu() && !self.target.is_simulated
     }
 
     /// The model's dimensions.
-    pub fn config(&self) -> &ModelConfig {
+    pub(crate) fn config(&self) -> &ModelConfig {
         &self.checkpoint.config
     }
 
     /// What the KV cache of one short sequence is sized for.
-    pub fn kv_request(&self) -> KvRequest {
+    pub(crate) fn kv_request(&self) -> KvRequest {
         self.cache.request(self.precision, self.target, self.kv_budget_bytes)
     }
 
     /// What the weights leave free, in bytes, where the device tells.
-    pub fn spare_bytes(&self) -> Option<usize> {
+    pub(crate) fn spare_bytes(&self) -> Option<usize> {
         self.spare_bytes
     }
 
     /// Whether keys and values of sequences in these sizes are within what they may take.
-    pub fn holds(&self, sizes: Sizes) -> bool {
+    pub(crate) fn holds(&self, sizes: Sizes) -> bool {
         self.layout(sizes, usize::MAX).is_ok_and(|layout| layout.total_bytes() <= self.kv_budget_bytes)
     }
 
     /// Whether one of the sequences in these sizes finds room beside what every slot keeps for itself.
-    pub fn has_pool_for_one(&self, sizes: Sizes) -> bool {
+    pub(crate) fn has_pool_for_one(&self, sizes: Sizes) -> bool {
         self.layout(sizes, self.kv_budget_bytes).is_ok()
     }
 
@@ -59,7 +59,7 @@ impl Room<'_> {
     }
 
     /// The largest number up to `most` of which `holds` is true, where it is true of all smaller ones; at least 1.
-    pub fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    pub(crate) fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
         if most <= 1 || holds(most) {
             return most.max(1);
         }

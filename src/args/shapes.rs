@@ -6,10 +6,10 @@ use model::config::NamedShape;
 
 /// A model that is not there: the dimensions of one, and random weights.
 #[derive(clap::Args, Debug)]
-pub struct ShapeArgs {
+pub(crate) struct ShapeArgs {
     /// Random weights of these dimensions, made where they are used, instead of a checkpoint
     #[arg(long, value_enum, conflicts_with = "model")]
-    pub shape: Option<NamedShape>,
+    pub(crate) shape: Option<NamedShape>,
 
     /// Only so many layers of the shape
     #[arg(long, requires = "shape", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -25,7 +25,7 @@ const SEED: u64 = 1;
 
 impl ShapeArgs {
     /// The checkpoint that was asked for, if one was.
-    pub fn checkpoint(&self) -> Option<Result<Checkpoint, CheckpointError>> {
+    pub(crate) fn checkpoint(&self) -> Option<Result<Checkpoint, CheckpointError>> {
         let config = self.shape?.config(self.layers.map(|layers| layers as usize));
         Some(Checkpoint::random(config, self.weights, SEED))
     }

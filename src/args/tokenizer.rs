@@ -14,20 +14,20 @@ use model::tokenizer::{Tokenizer, TokenizerError};
 
 /// What text and ids are converted with.
 #[derive(Args, Debug)]
-pub struct TokenizerArgs {
+pub(crate) struct TokenizerArgs {
     /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own
     /// (beside a `.bin` file, a `tokenizer.bin`), or o200k_harmony, which is built in
     #[arg(short = 'z', long, value_name = "FILE")]
-    pub tokenizer: Option<PathBuf>,
+    pub(crate) tokenizer: Option<PathBuf>,
 
     /// How text is cut into words before merging [default: as the tokenizer's file says]
     #[arg(long, value_enum)]
-    pub split: Option<Split>,
+    pub(crate) split: Option<Split>,
 }
 
 impl TokenizerArgs {
     /// The tokenizer for a checkpoint.
-    pub fn for_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
+    pub(crate) fn for_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
         let vocab_size = Some(checkpoint.config.vocab_size);
         match (&self.tokenizer, &checkpoint.origin.tokenizer) {
             (Some(path), _) => open(path, vocab_size, self.split),
@@ -38,7 +38,7 @@ impl TokenizerArgs {
     }
 
     /// The named one, that of the model, or the built-in one.
-    pub fn of_model(&self, model: Option<&Path>, vocab_size: Option<usize>) -> anyhow::Result<Tokenizer> {
+    pub(crate) fn of_model(&self, model: Option<&Path>, vocab_size: Option<usize>) -> anyhow::Result<Tokenizer> {
         match (&self.tokenizer, model) {
             (_, Some(model)) => self.for_checkpoint(&Checkpoint::open(&hub::locate(model)?, Layout::Auto)?),
             (Some(path), None) => open(path, vocab_size, self.split),

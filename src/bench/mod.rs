@@ -24,7 +24,7 @@ use workbench::bench::{limits, links};
 
 /// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -93,8 +93,7 @@ const GPU_PREFILL_CHUNK: usize = 4096;
 /// Rows that devices sum up together: a step of one sequence, of a few, of many, and of a prompt.
 const SUMMED_ROWS: [usize; 5] = [1, 8, 32, 256, 4096];
 
-/// Runs the command.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let save = args.save.as_deref().map(|path| OutputFile::create(path, "figures")).transpose()?;
     let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);

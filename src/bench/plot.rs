@@ -30,7 +30,6 @@ struct Roof {
     flop: String,
 }
 
-/// A kernel.
 struct Point {
     name: String,
     /// Share of the step's time.

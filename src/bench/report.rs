@@ -15,20 +15,20 @@ const MOST_OTHERS: f64 = 0.02;
 
 /// What was measured, and on what.
 pub(super) struct Report<'a> {
-    pub model: String,
-    pub n_layers: usize,
-    pub weights: String,
-    pub kv: String,
-    pub device: String,
-    pub target: String,
+    pub(crate) model: String,
+    pub(crate) n_layers: usize,
+    pub(crate) weights: String,
+    pub(crate) kv: String,
+    pub(crate) device: String,
+    pub(crate) target: String,
     /// Those of one device.
-    pub limits: &'a Limits,
+    pub(crate) limits: &'a Limits,
     /// How many compute the model together.
-    pub n_devices: usize,
+    pub(crate) n_devices: usize,
     /// What these are to each other.
-    pub links: Option<&'a Links>,
-    pub measured: &'a [Measured],
-    pub kernels: Kernels,
+    pub(crate) links: Option<&'a Links>,
+    pub(crate) measured: &'a [Measured],
+    pub(crate) kernels: Kernels,
 }
 
 /// Where kernels came from.
@@ -40,7 +40,7 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// Adds those of an engine.
-    pub fn add(&mut self, engine: &Engine) {
+    pub(crate) fn add(&mut self, engine: &Engine) {
         let (from_cache, compiled) = kernel_counts(engine);
         self.from_cache += from_cache;
         self.compiled += compiled;
@@ -48,8 +48,7 @@ impl Kernels {
 }
 
 impl Report<'_> {
-    /// Prints it.
-    pub fn print(&self, output: &Output) -> anyhow::Result<()> {
+    pub(crate) fn print(&self, output: &Output) -> anyhow::Result<()> {
         if output.is_json() {
             return Ok(output.json(&self.json())?);
         }
@@ -168,7 +167,7 @@ impl Report<'_> {
     }
 
     /// The object that `--json` prints.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({
             "schema": 2, "model": self.model, "layers": self.n_layers, "weights": self.weights, "kv": self.kv,
             "device": self.device, "devices": self.n_devices, "target": self.target, "limits": self.limits.json(),

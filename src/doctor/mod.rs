@@ -33,7 +33,7 @@ use system::units::human_bytes;
 
 /// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Write a file that a person can read and send: what is here, checks, texts and figures of a device
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "gptoss-jit-report.md")]
     report: Option<PathBuf>,
@@ -83,7 +83,7 @@ impl Hint for NotReady {
 ///
 /// # Errors
 /// [`NotReady`], or what printing gives.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     if let Some(file) = &args.report {
         return report::run(file, &args.device, args.seconds, output);
     }

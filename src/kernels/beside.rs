@@ -20,23 +20,23 @@ use workbench::timing::{self, Candidate, Setup};
 pub(super) struct ShapeArgs {
     /// The model whose shapes are meant by `--speed` and `--watch`
     #[arg(long, value_enum, default_value = "gpt-oss-20b")]
-    pub model: NamedShape,
+    pub(crate) model: NamedShape,
 
     /// At so many rows
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub tokens: u32,
+    pub(crate) tokens: u32,
 
     /// The rows are of one prompt, instead of one of each sequence
     #[arg(long)]
-    pub prompt: bool,
+    pub(crate) prompt: bool,
 
     /// Positions that the last row of a sequence sees
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
-    pub context: u32,
+    pub(crate) context: u32,
 
     /// Only the problems with these dims: `window=0`
     #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = dim)]
-    pub dims: Vec<(String, u32)>,
+    pub(crate) dims: Vec<(String, u32)>,
 }
 
 fn dim(text: &str) -> Result<(String, u32), String> {
@@ -54,20 +54,20 @@ pub(super) struct Choosers {
 /// A problem of the model that a template fits.
 pub(super) struct Beside {
     /// Where it is in the model: `block.0.attn.qkv`.
-    pub label: String,
-    pub problem: Problem,
+    pub(crate) label: String,
+    pub(crate) problem: Problem,
     /// Rows and inputs.
-    pub setup: Setup,
+    pub(crate) setup: Setup,
     /// The template, with the parameters that it would have.
-    pub candidate: Candidate,
+    pub(crate) candidate: Candidate,
     /// What would run without it. None where nothing would.
-    pub incumbent: Option<Candidate>,
+    pub(crate) incumbent: Option<Candidate>,
 }
 
 /// What both are predicted to take.
 pub(super) struct Predicted {
-    pub candidate: Result<Prediction, PredictError>,
-    pub incumbent: Option<Result<Prediction, PredictError>>,
+    pub(crate) candidate: Result<Prediction, PredictError>,
+    pub(crate) incumbent: Option<Result<Prediction, PredictError>>,
 }
 
 /// Who chooses without templates of one's own.
@@ -77,25 +77,25 @@ pub(super) fn today(source: &SourceArgs, target: &Target) -> anyhow::Result<Choo
 }
 
 impl ShapeArgs {
-    pub fn step(&self) -> StepKind {
+    pub(crate) fn step(&self) -> StepKind {
         if self.prompt { StepKind::Mixed } else { StepKind::Decode }
     }
 }
 
 impl Choosers {
     /// For a target; `source` has the templates and tables of one's own.
-    pub fn new(source: &SourceArgs, target: &Target) -> anyhow::Result<Self> {
+    pub(crate) fn new(source: &SourceArgs, target: &Target) -> anyhow::Result<Self> {
         Self::beside_today(source, Arc::new(today(source, target)?))
     }
 
     /// The same beside a chooser of [`today`].
-    pub fn beside_today(source: &SourceArgs, today: Arc<Chooser>) -> anyhow::Result<Self> {
+    pub(crate) fn beside_today(source: &SourceArgs, today: Arc<Chooser>) -> anyhow::Result<Self> {
         let ours = Chooser::new(source.library()?, source.tables()?, today.target().clone())?;
         Ok(Self { ours, today })
     }
 
     /// The templates, one's own among them.
-    pub fn library(&self) -> &Library {
+    pub(crate) fn library(&self) -> &Library {
         self.ours.library()
     }
 
@@ -103,7 +103,7 @@ impl Choosers {
     ///
     /// # Errors
     /// If the model has none with the dims that are asked for, though it has others.
-    pub fn beside(&self, template: &Arc<Template>, args: &ShapeArgs) -> anyhow::Result<Vec<Beside>> {
+    pub(crate) fn beside(&self, template: &Arc<Template>, args: &ShapeArgs) -> anyhow::Result<Vec<Beside>> {
         let target = self.ours.target();
         let precision = template.precisions().max_by_key(|precision| *precision == Precision::Bf16);
         let Some(precision) = precision else { return Ok(Vec::new()) };
@@ -143,7 +143,7 @@ impl Choosers {
     ///
     /// # Errors
     /// If nothing is known of the chip's speed, or the work of the problem cannot be counted.
-    pub fn predict(&self, beside: &Beside, store: &Store) -> anyhow::Result<Predicted> {
+    pub(crate) fn predict(&self, beside: &Beside, store: &Store) -> anyhow::Result<Predicted> {
         let one = |chooser: &Chooser, candidate: &Candidate| -> anyhow::Result<Result<Prediction, PredictError>> {
             let target = chooser.target();
             let predictor = Predictor::new(chooser.library(), target, store, chooser.tables().facts(&target.arch))?;

@@ -345,7 +345,6 @@ impl Row {
 }
 
 impl Slowest {
-    /// How many are told.
     const N: usize = 20;
 
     fn of(checked: &[Checked]) -> Vec<Self> {

@@ -20,7 +20,7 @@ use kernel::template::Template;
 
 /// Lists kernel templates and shows their rendered source
 #[derive(clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -58,7 +58,7 @@ struct LsArgs {
 ///
 /// # Errors
 /// If templates cannot be read, or the one asked for cannot be rendered.
-pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     match args.command {
         Command::Ls(args) => ls(&args, output),
         Command::Show(args) => show::run(&args, output),
@@ -72,7 +72,7 @@ pub fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the command is not one that runs kernels, or what it needs is not there.
-pub fn work(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn work(args: &Args) -> anyhow::Result<()> {
     match &args.command {
         Command::Check(args) => check::work(args),
         _ => anyhow::bail!("only `kernels check` runs kernels in processes of their own"),

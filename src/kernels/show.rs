@@ -66,8 +66,8 @@ pub(crate) struct KernelArgs {
 pub(crate) struct RenderedFor {
     template: Arc<Template>,
     chosen: Chosen,
-    pub kernel: Rendered,
-    pub target: Target,
+    pub(crate) kernel: Rendered,
+    pub(crate) target: Target,
 }
 
 /// A problem for a template, and parameters that are legal there.

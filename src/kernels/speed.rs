@@ -35,7 +35,6 @@ struct Report {
 struct Time {
     op: String,
     variant: String,
-    /// Where in the model.
     at: String,
     rows: u32,
     /// Null if there is no prediction.
@@ -56,7 +55,6 @@ struct Limits {
     memory_bytes_per_cycle_and_cu: f64,
 }
 
-/// One kernel.
 #[derive(Serialize)]
 struct Kernel {
     op: String,
@@ -67,7 +65,6 @@ struct Kernel {
     error: Option<String>,
 }
 
-/// One loop.
 #[derive(Serialize)]
 struct Row {
     /// Of its first instruction.
@@ -79,7 +76,6 @@ struct Row {
     predicted: Option<Predicted>,
 }
 
-/// A round of a loop.
 #[derive(Serialize)]
 struct Predicted {
     cycles_alone: f64,

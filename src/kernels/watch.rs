@@ -39,12 +39,12 @@ const CACHE_BYTES: usize = 256 << 20;
 
 /// What is watched, and on what it is tried.
 pub(super) struct Watch<'a> {
-    pub file: &'a Path,
-    pub target: &'a TargetArgs,
-    pub device: Option<&'a Device>,
-    pub shape: &'a ShapeArgs,
-    pub within: Option<Duration>,
-    pub deadline: Duration,
+    pub(crate) file: &'a Path,
+    pub(crate) target: &'a TargetArgs,
+    pub(crate) device: Option<&'a Device>,
+    pub(crate) shape: &'a ShapeArgs,
+    pub(crate) within: Option<Duration>,
+    pub(crate) deadline: Duration,
 }
 
 /// The place of a template among others: its folder is that of the op, in a folder of templates.

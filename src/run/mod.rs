@@ -35,7 +35,7 @@ use workbench::bench::limits::{self, Limits};
 
 /// What `run` does with its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
+pub(crate) enum Mode {
     /// Continue a text
     Generate,
     /// Talk, in the format of the checkpoint's chat template, or in harmony
@@ -47,7 +47,7 @@ pub enum Mode {
 /// Who writes the prompts of a chat. Answers are read as the model's vocabulary says in any case, unless it is harmony
 /// that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum ChatFormat {
+pub(crate) enum ChatFormat {
     /// The checkpoint's chat template; harmony, if it has none
     Checkpoint,
     /// OpenAI's harmony, built in: for models of gpt-oss alone
@@ -57,7 +57,7 @@ pub enum ChatFormat {
 /// Run a model: continue a text, chat, or work through a file of prompts
 #[derive(clap::Args, Debug)]
 #[command(args_override_self = true)] // the last of two counts, as in the seeds: scripts append flags
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -155,8 +155,7 @@ pub struct Args {
     cache: KvArgs,
 }
 
-/// Runs the command.
-pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let mode = args.mode();
     args.refuse_what_is_ignored(mode)?;
     if mode == Mode::Chat {

@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 impl Life {
     /// Begins to take connections.
-    pub fn begin(tcp: StdListener, n_workers: usize) -> anyhow::Result<Self> {
+    pub(crate) fn begin(tcp: StdListener, n_workers: usize) -> anyhow::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(n_workers)
             .thread_name("http")
@@ -72,13 +72,13 @@ impl Life {
     }
 
     /// Does something where tasks can be started.
-    pub fn within<T>(&self, what: impl FnOnce() -> T) -> T {
+    pub(crate) fn within<T>(&self, what: impl FnOnce() -> T) -> T {
         let _inside = self.runtime.enter();
         what()
     }
 
     /// From here on requests are answered.
-    pub fn open(self, router: Router) -> Self {
+    pub(crate) fn open(self, router: Router) -> Self {
         self.is_loaded.send_replace(true);
         self.listener.open(router);
         self
@@ -88,7 +88,7 @@ impl Life {
     ///
     /// # Errors
     /// If the engine failed.
-    pub fn run(
+    pub(crate) fn run(
         self,
         server: &Server,
         failing: Option<&Failing>,

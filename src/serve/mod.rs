@@ -39,7 +39,7 @@ use system::bounded_process::this_program;
 /// Serve a model over HTTP, as OpenAI's API
 #[derive(clap::Args, Debug)]
 #[command(args_override_self = true)] // the last of two counts: replicas get the words of the one that starts them, and more
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
@@ -170,8 +170,7 @@ fn date(text: &str) -> Result<Date, String> {
 /// Snapshots that the prefix cache keeps: of gpt-oss-20b, 3 MiB each.
 const SNAPSHOTS: u32 = 128;
 
-/// Runs the command.
-pub fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let start = Instant::now();
     // Each snapshot is of another conversation, at most.
     args.cache.n_kept = *args.cache.snapshots.get_or_insert(SNAPSHOTS);

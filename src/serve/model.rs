@@ -28,20 +28,19 @@ use system::bounded_process::this_program;
 
 /// A backend and what belongs to it.
 pub(super) struct Served {
-    pub backend: Arc<dyn Backend>,
+    pub(crate) backend: Arc<dyn Backend>,
     /// Whether it has failed, if it can.
-    pub failing: Option<Arc<Failing>>,
+    pub(crate) failing: Option<Arc<Failing>>,
     /// Whether it computes on the cores that serve.
-    pub shares_cores: bool,
-    pub tokenizer: Tokenizer,
+    pub(crate) shares_cores: bool,
+    pub(crate) tokenizer: Tokenizer,
     /// The tokens that end a sequence.
-    pub ends: Vec<u32>,
+    pub(crate) ends: Vec<u32>,
     /// How chats are written and read, if the model has a way.
-    pub chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
+    pub(crate) chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
     /// What the model is called where nobody says otherwise.
-    pub own_name: String,
-    /// In words.
-    pub sizes: String,
+    pub(crate) own_name: String,
+    pub(crate) sizes: String,
 }
 
 /// Sequences at a time on a processor, where more make each of them slower, and on a GPU.
@@ -53,7 +52,7 @@ const REPLAY_CONTEXT: usize = 131_072;
 
 impl Served {
     /// Loads the model, or reads the script.
-    pub fn load(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
+    pub(crate) fn load(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
         match (&args.replay, args.ranks.unwrap_or(1) as usize) {
             (Some(path), _) => Self::script(args, path, metrics, output),
             (None, 1) => Self::engine(args, metrics, output),
@@ -124,9 +123,9 @@ impl Served {
 
 /// What a model speaks.
 pub(super) struct Spoken {
-    pub tokenizer: Tokenizer,
-    pub ends: Vec<u32>,
-    pub chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) ends: Vec<u32>,
+    pub(crate) chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
 }
 
 impl Spoken {
@@ -151,8 +150,7 @@ impl Args {
         Spoken::of(checkpoint, tokenizer)
     }
 
-    /// The model, loaded.
-    pub fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {
+    pub(crate) fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {
         self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)
     }
 

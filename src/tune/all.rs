@@ -19,12 +19,12 @@ use workbench::tune::walk::first_requests;
 
 /// What is asked for, and who is told.
 pub(super) struct All<'a> {
-    pub args: &'a Args,
-    pub setup: &'a Setup,
-    pub bar: &'a Bar<'a>,
-    pub output: &'a Output,
+    pub(crate) args: &'a Args,
+    pub(crate) setup: &'a Setup,
+    pub(crate) bar: &'a Bar<'a>,
+    pub(crate) output: &'a Output,
     /// When nothing new is begun any more.
-    pub until: Option<Instant>,
+    pub(crate) until: Option<Instant>,
 }
 
 /// Of kernels that nobody waits for yet.
@@ -39,7 +39,7 @@ impl Progress for Ahead {
 impl All<'_> {
     /// Tunes all pieces; what came of them is problem by problem, the fewest rows first. Also whether the time was over
     /// before the end.
-    pub fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
+    pub(crate) fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
         // Which of them is tuned now; those before it are done.
         let at = AtomicUsize::new(0);

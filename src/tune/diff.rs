@@ -29,7 +29,7 @@ pub(super) struct Args {
     b: PathBuf,
 
     #[command(flatten)]
-    pub job: JobArgs,
+    pub(crate) job: JobArgs,
 }
 
 /// What the two choose for a piece, with their times.
@@ -38,7 +38,6 @@ struct Differs {
     choices: [Candidate; 2],
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let setup = Setup::of(&args.job, None, output)?;
     let choosers = [chooser(&args.a, &setup, args)?, chooser(&args.b, &setup, args)?];

@@ -38,7 +38,7 @@ use setup::Setup;
 /// is not here, those that a model of it says are
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
 
@@ -220,7 +220,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// If there is no such device or op, or nothing of it can be judged.
-pub fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     match &args.command {
         Some(Command::Lint(args)) => return lint::run(args, output),
         Some(Command::Diff(args)) => return diff::run(args, output),

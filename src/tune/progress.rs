@@ -20,7 +20,7 @@ pub(super) struct Bar<'a> {
 }
 
 impl<'a> Bar<'a> {
-    pub fn new(output: &'a Output, n_pieces: usize) -> Self {
+    pub(crate) fn new(output: &'a Output, n_pieces: usize) -> Self {
         let bar = indicatif::ProgressBar::hidden();
         let style = indicatif::ProgressStyle::with_template("{wide_bar} {pos}/{len} {prefix}\n{wide_msg}");
         bar.set_style(style.expect("a constant template"));
@@ -32,13 +32,12 @@ impl<'a> Bar<'a> {
     }
 
     /// A piece is tuned now.
-    pub fn begin(&self, problem: &Problem, piece: &Piece) {
+    pub(crate) fn begin(&self, problem: &Problem, piece: &Piece) {
         self.bar.set_message(report::short(problem, piece));
         self.tell();
     }
 
-    /// It is done.
-    pub fn done(&self, tuned: &Tuned) {
+    pub(crate) fn done(&self, tuned: &Tuned) {
         self.n_tried.fetch_add(tuned.n_tried, Ordering::Relaxed);
         if report::gain(tuned).is_some_and(|gain| gain > 0.0) {
             self.n_better.fetch_add(1, Ordering::Relaxed);
@@ -50,19 +49,19 @@ impl<'a> Bar<'a> {
     }
 
     /// It could not be judged.
-    pub fn skip(&self) {
+    pub(crate) fn skip(&self) {
         self.bar.inc(1);
     }
 
     /// Something else is done now.
-    pub fn say(&self, what: &str) {
+    pub(crate) fn say(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         if !self.output.shows_progress() {
             self.output.note(what);
         }
     }
 
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }
 

@@ -48,28 +48,27 @@ const SEED: u64 = 1;
 pub(super) struct Setup {
     args: JobArgs,
     /// What chooses now; with `--generic` as if the arch had no rows.
-    pub chooser: Chooser,
+    pub(crate) chooser: Chooser,
     /// The tables with all of their rows: those that a new table is laid over.
     tables: TuningTables,
-    pub store: Store,
+    pub(crate) store: Store,
     /// What there is to tune.
-    pub job: Job,
+    pub(crate) job: Job,
     /// Which of its problems.
     which: BTreeSet<usize>,
-    pub checkpoint: Checkpoint,
-    pub precision: Precision,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) precision: Precision,
     /// The device's name and the device, if one measures.
     opened: Option<(String, Device)>,
 }
 
-/// Who judges.
 pub(super) enum Judging<'a> {
     Device(Measuring<'a>),
     Model(Predicted<'a>),
 }
 
 impl<'a> Judging<'a> {
-    pub fn as_judge(&mut self) -> &mut dyn Judge {
+    pub(crate) fn as_judge(&mut self) -> &mut dyn Judge {
         match self {
             Self::Device(device) => device,
             Self::Model(model) => model,
@@ -77,7 +76,7 @@ impl<'a> Judging<'a> {
     }
 
     /// Leaves the device to others.
-    pub fn rest(&mut self) {
+    pub(crate) fn rest(&mut self) {
         if let Self::Device(device) = self {
             device.rest();
         }
@@ -86,7 +85,7 @@ impl<'a> Judging<'a> {
 
 impl Setup {
     /// Opens what the command line names.
-    pub fn of(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
+    pub(crate) fn of(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
@@ -104,27 +103,27 @@ impl Setup {
     }
 
     /// All rows that there are, also with `--generic`.
-    pub fn tables(&self) -> &TuningTables {
+    pub(crate) fn tables(&self) -> &TuningTables {
         &self.tables
     }
 
     /// The tables with which whole steps must be no faster than with new rows: those that chose, but where the search
     /// was cut short all rows that there are. What is good beside generic rows alone may stand before better ones.
-    pub fn held_against(&self, is_cut: bool) -> &TuningTables {
+    pub(crate) fn held_against(&self, is_cut: bool) -> &TuningTables {
         if is_cut { &self.tables } else { self.chooser.tables() }
     }
 
-    pub fn target(&self) -> &Target {
+    pub(crate) fn target(&self) -> &Target {
         self.chooser.target()
     }
 
     /// The problems that are tuned.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+    pub(crate) fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.which.iter().map(|&i| &self.job.asked[i].problem)
     }
 
     /// The device in words, or what stands in for it.
-    pub fn device(&self) -> Option<&str> {
+    pub(crate) fn device(&self) -> Option<&str> {
         self.opened.as_ref().map(|(name, _)| name.as_str())
     }
 
@@ -137,17 +136,17 @@ impl Setup {
         }
     }
 
-    pub fn args(&self) -> &JobArgs {
+    pub(crate) fn args(&self) -> &JobArgs {
         &self.args
     }
 
     /// How times are come by.
-    pub fn kind(&self) -> ProvenanceKind {
+    pub(crate) fn kind(&self) -> ProvenanceKind {
         if self.opened.is_some() { ProvenanceKind::Measured } else { ProvenanceKind::Predicted }
     }
 
     /// Whether all problems are tuned, as the model has them.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         let JobArgs { op, variant, dims, flag, dtype, params, .. } = &self.args;
         op.is_empty()
             && variant.is_empty()
@@ -158,14 +157,14 @@ impl Setup {
     }
 
     /// Whether whole steps are measured with what was found.
-    pub fn decides_by_steps(&self) -> bool {
+    pub(crate) fn decides_by_steps(&self) -> bool {
         let JobArgs { dims, flag, dtype, .. } = &self.args;
         let is_of_the_model = dims.is_empty() && flag.is_empty() && dtype.is_empty();
         self.is_whole() || (is_of_the_model && self.target().is_real_gpu())
     }
 
     /// The numbers of rows that are tuned.
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         let JobArgs { tokens, rows, .. } = &self.args;
         let mut counts = Counts::of(self.target());
         if !tokens.is_empty() {
@@ -180,7 +179,7 @@ impl Setup {
     }
 
     /// What is tuned, in order.
-    pub fn pieces(&self, args: &Args) -> Vec<Piece> {
+    pub(crate) fn pieces(&self, args: &Args) -> Vec<Piece> {
         if !args.stale {
             return self.all_pieces();
         }
@@ -192,7 +191,7 @@ impl Setup {
     }
 
     /// Every piece that the command line asks for, what takes the largest share of a step first.
-    pub fn all_pieces(&self) -> Vec<Piece> {
+    pub(crate) fn all_pieces(&self) -> Vec<Piece> {
         self.job.pieces(&self.which, &self.counts(), self.chooser.library(), self.product())
     }
 
@@ -201,11 +200,11 @@ impl Setup {
     }
 
     /// The rows whose templates render to something else now.
-    pub fn stale(&self) -> Vec<Stale> {
+    pub(crate) fn stale(&self) -> Vec<Stale> {
         stale::rows(&self.job, &self.chooser)
     }
 
-    pub fn effort(&self) -> Effort {
+    pub(crate) fn effort(&self) -> Effort {
         let JobArgs { most, variant, params, op, .. } = &self.args;
         // A model's doubts are larger than what more parameters find.
         let (usual, most_times) = match (self.kind(), op.is_empty()) {
@@ -221,7 +220,7 @@ impl Setup {
         Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone(), most_times }
     }
 
-    pub fn judge(&self) -> anyhow::Result<Judging<'_>> {
+    pub(crate) fn judge(&self) -> anyhow::Result<Judging<'_>> {
         let Some((name, _)) = &self.opened else {
             let facts = self.chooser.tables().facts(&self.target().arch);
             let judge = Predicted::new(&self.job, self.chooser.library(), self.target(), &self.store, facts)?;
@@ -233,7 +232,7 @@ impl Setup {
     }
 
     /// What asks a judge about the job's pieces.
-    pub fn tuner<'a>(
+    pub(crate) fn tuner<'a>(
         &'a self,
         effort: &'a Effort,
         judge: &'a mut Judging<'_>,
@@ -245,7 +244,7 @@ impl Setup {
     }
 
     /// The journal of this target, in the cache's folder unless another one is named.
-    pub fn journal(&self, named: Option<&Path>) -> anyhow::Result<Journal> {
+    pub(crate) fn journal(&self, named: Option<&Path>) -> anyhow::Result<Journal> {
         let path = match named {
             Some(path) => path.to_owned(),
             None => {

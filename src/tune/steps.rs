@@ -37,7 +37,7 @@ const MOST_BATCH: u32 = 1024;
 
 /// What whole steps say.
 pub(super) struct Decided {
-    pub decision: Decision,
+    pub(crate) decision: Decision,
     /// At most so many tokens per second, of each work by name.
     limits: Map<String, Value>,
 }
@@ -213,7 +213,7 @@ impl Engines<'_> {
 
 impl Decided {
     /// Tokens per second before and after, beside the limit.
-    pub fn print(&self, output: &Output) -> anyhow::Result<()> {
+    pub(crate) fn print(&self, output: &Output) -> anyhow::Result<()> {
         output.line("\nwhole steps, tok/s:")?;
         let middle = |values: &[f64]| {
             let mut rising = values.to_vec();
@@ -242,7 +242,7 @@ impl Decided {
         self.limits.get(&outcome.work.name).and_then(Value::as_f64).unwrap_or(f64::NAN)
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let outcomes = self.decision.outcomes.iter().map(|outcome| {
             let limit = self.limit(outcome);
             json!({

@@ -189,6 +189,29 @@ fn unsafe_code_is_allowed_where_the_table_says() {
     assert!(read(&root().join("Cargo.toml")).contains("unsafe_code = \"deny\""));
 }
 
+/// rustc's own lint asks the same of every field and variant, which is how comments without words come about.
+#[test]
+fn public_items_say_what_they_are() {
+    let item = Regex::new(r"^\s*pub (?:const |async |unsafe )*(?:fn|struct|enum|trait|type|const|static) (\w+)");
+    let item = item.expect("a pattern");
+    let mut silent = Vec::new();
+    // Functions of vendors are explained where they come from, and tests by their names.
+    let others = ["-sys/", "fake-hip/", "/tests"];
+    let sources = ours().filter(|source| !others.iter().any(|other| source.path.contains(other)));
+    for source in sources {
+        let text = read(&root().join(&source.path));
+        let lines: Vec<&str> = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().lines().collect();
+        for (i, found) in lines.iter().enumerate().filter_map(|(i, line)| Some((i, item.captures(line)?))) {
+            let before = lines[..i].iter().rev().map(|line| line.trim_start());
+            let mut own = before.take_while(|line| !line.is_empty() && !line.ends_with('}'));
+            if !own.any(|line| line.starts_with("///")) {
+                silent.push(format!("{}:{}: {}", source.path, i + 1, &found[1]));
+            }
+        }
+    }
+    assert!(silent.is_empty(), "public items without a word:\n{}", silent.join("\n"));
+}
+
 #[test]
 fn no_kernel_is_written_in_rust() {
     let ours = ours().filter(|s| !s.path.starts_with("crates/gpu/"));

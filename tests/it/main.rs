@@ -9,6 +9,7 @@ mod engine;
 mod fixtures;
 mod grammar;
 mod graph;
+mod hints;
 mod object;
 mod serve;
 mod template;

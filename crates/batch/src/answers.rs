@@ -31,15 +31,13 @@ impl OutFormat {
     }
 }
 
-/// What tokens say.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Said {
-    /// To the user.
-    pub text: String,
+pub(crate) struct Said {
+    pub(crate) text: String,
     /// To itself, in an answer to a conversation.
-    pub reasoning: String,
+    pub(crate) reasoning: String,
     /// Tokens of that, with the header and the end of each message.
-    pub n_reasoning_tokens: usize,
+    pub(crate) n_reasoning_tokens: usize,
 }
 
 impl Said {
@@ -76,7 +74,6 @@ impl Said {
 
 /// Answers of a batch.
 pub struct Answers<'a> {
-    /// The prompts.
     pub batch: &'a Batch,
     /// Their answers, each in one of these.
     pub records: &'a [Records],
@@ -251,7 +248,6 @@ fn ids_line(outcome: &Outcome) -> String {
     }
 }
 
-/// A text on one line.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\n', "\\n").replace('\r', "\\r")
 }
@@ -261,7 +257,7 @@ impl Batch {
     ///
     /// # Errors
     /// The tokenizer has no such id.
-    pub fn said(&self, asked: &Asked, ids: &[u32]) -> Result<Said, LineError> {
+    pub(crate) fn said(&self, asked: &Asked, ids: &[u32]) -> Result<Said, LineError> {
         let stop = self.stop_ids(asked);
         if !matches!(asked.prompt, Prompt::Messages(_)) {
             let ids = ids.split_last().filter(|(last, _)| stop.contains(last)).map_or(ids, |(_, before)| before);

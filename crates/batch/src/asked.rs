@@ -14,23 +14,20 @@ use engine::PromptError;
 use engine::scheduler::{SamplingWishes, Wish};
 use hint::Hint;
 
-/// A line, understood.
 #[derive(Debug)]
-pub struct Asked {
+pub(crate) struct Asked {
     /// What the line calls itself: `id`, or `custom_id`.
-    pub id: Option<Value>,
-    /// What to go on from.
-    pub prompt: Prompt,
+    pub(crate) id: Option<Value>,
+    pub(crate) prompt: Prompt,
     /// What it says of its answer; flags say the rest.
-    pub wishes: Wishes,
+    pub(crate) wishes: Wishes,
     /// The model that the line names, if it names one.
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
 }
 
 /// What to go on from.
 #[derive(Debug)]
 pub enum Prompt {
-    /// A text.
     Text(Vec<u8>),
     /// Tokens.
     Ids(Vec<u32>),
@@ -40,65 +37,39 @@ pub enum Prompt {
 
 /// How a line is to be answered, as far as it says.
 #[derive(Debug, Default)]
-pub struct Wishes {
+pub(crate) struct Wishes {
     /// Tokens at most.
-    pub max_new_tokens: Option<usize>,
+    pub(crate) max_new_tokens: Option<usize>,
     /// How tokens are chosen.
-    pub sampling: SamplingWishes,
+    pub(crate) sampling: SamplingWishes,
     /// More ids that end the answer.
-    pub stop_token_ids: Vec<u32>,
+    pub(crate) stop_token_ids: Vec<u32>,
     /// How long the model is to think.
-    pub reasoning: Option<Reasoning>,
+    pub(crate) reasoning: Option<Reasoning>,
     /// See [`engine::scheduler::LogitChanges`].
-    pub logit_bias: Vec<(u32, f32)>,
+    pub(crate) logit_bias: Vec<(u32, f32)>,
 }
 
 /// What is wrong with a line.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    /// It is no object.
     #[error("not a JSON object: {0}")]
     NotJson(serde_json::Error),
     /// A field of another type.
     #[error("`{name}` is not what it should be: {source}")]
-    Field {
-        /// Its name.
-        name: &'static str,
-        /// Why not.
-        source: serde_json::Error,
-    },
+    Field { name: &'static str, source: serde_json::Error },
     /// Fields that nobody here knows, or can do.
     #[error("{} not supported in files of prompts", names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "))]
-    Unsupported {
-        /// Their names.
-        names: Vec<String>,
-    },
+    Unsupported { names: Vec<String> },
     /// No prompt, or several.
     #[error("expected one of `prompt`, `messages` and `ids`, found {found}")]
-    NotOnePrompt {
-        /// How many there are.
-        found: usize,
-    },
+    NotOnePrompt { found: usize },
     /// A number that makes no sense.
     #[error("`{name}` is {found}, expected {expected}")]
-    OutOfRange {
-        /// The field.
-        name: &'static str,
-        /// What it says.
-        found: f64,
-        /// What it may say.
-        expected: String,
-    },
+    OutOfRange { name: &'static str, found: f64, expected: String },
     /// A field of a batch line that has to say something else.
     #[error("`{name}` is `{found}`, expected {expected}")]
-    Word {
-        /// The field.
-        name: &'static str,
-        /// What it says.
-        found: String,
-        /// What it may say.
-        expected: &'static str,
-    },
+    Word { name: &'static str, found: String, expected: &'static str },
     /// A message that is none.
     #[error("`messages[{index}]`: {problem}")]
     Message {
@@ -136,7 +107,7 @@ impl Hint for LineError {
 
 impl LineError {
     /// The field that is wrong, if it is one.
-    pub fn param(&self) -> Option<String> {
+    pub(crate) fn param(&self) -> Option<String> {
         match self {
             Self::Field { name, .. } | Self::OutOfRange { name, .. } | Self::Word { name, .. } => {
                 Some((*name).to_owned())
@@ -148,7 +119,7 @@ impl LineError {
     }
 
     /// OpenAI's word for it.
-    pub fn code(&self) -> Option<&'static str> {
+    pub(crate) fn code(&self) -> Option<&'static str> {
         match self {
             Self::Prompt(PromptError::TooLong { .. }) => Some("context_length_exceeded"),
             Self::Unsupported { .. } => Some("unsupported_parameter"),
@@ -172,13 +143,13 @@ const WITHOUT_EFFECT: [&str; 10] = [
 ];
 
 /// Whether a line is one of OpenAI's batch files.
-pub fn is_batch_line(line: &[u8]) -> bool {
+pub(crate) fn is_batch_line(line: &[u8]) -> bool {
     serde_json::from_slice::<Map<String, Value>>(line)
         .is_ok_and(|line| line.contains_key("custom_id") && line.contains_key("body"))
 }
 
 /// The name that a line has, whatever else is wrong with it.
-pub fn id_of(line: &[u8]) -> Option<Value> {
+pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
     let mut line: Map<String, Value> = serde_json::from_slice(line).ok()?;
     line.remove("custom_id").or_else(|| line.remove("id"))
 }
@@ -188,7 +159,7 @@ impl Asked {
     ///
     /// # Errors
     /// [`LineError`]; a line of [`Format::Counted`] and [`Format::Lines`] is always understood.
-    pub fn parse(format: Format, line: Vec<u8>) -> Result<Self, LineError> {
+    pub(crate) fn parse(format: Format, line: Vec<u8>) -> Result<Self, LineError> {
         match format {
             Format::Counted | Format::Lines => {
                 let wishes = Wishes::default();

@@ -7,7 +7,7 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// Adds up what a device takes from the first question on.
 #[derive(Debug, Default)]
-pub struct Energy {
+pub(crate) struct Energy {
     /// When it was asked last, and what it said.
     last: Option<(Instant, Option<f64>)>,
     joules: Option<f64>,
@@ -16,7 +16,7 @@ pub struct Energy {
 impl Energy {
     /// Asks for the power in watts, if the last time was a while ago. Between two answers it is taken as their mean;
     /// a device that once does not say has no energy.
-    pub fn ask(&mut self, now: Instant, watts: impl FnOnce() -> Option<f64>) {
+    pub(crate) fn ask(&mut self, now: Instant, watts: impl FnOnce() -> Option<f64>) {
         match self.last {
             None => {
                 let watts = watts();
@@ -34,7 +34,7 @@ impl Energy {
     }
 
     /// What it took until it was asked last.
-    pub fn joules(&self) -> Option<f64> {
+    pub(crate) fn joules(&self) -> Option<f64> {
         self.joules
     }
 }

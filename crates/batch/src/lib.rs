@@ -7,7 +7,7 @@
 
 pub mod answers;
 pub mod asked;
-pub mod energy;
+pub(crate) mod energy;
 mod pattern;
 pub mod plan;
 pub mod prompter;
@@ -42,9 +42,7 @@ pub enum BatchError {
     /// One of them is wrong.
     #[error("could not run prompt {place}")]
     Line {
-        /// Where.
         place: Place,
-        /// What is wrong.
         #[source]
         source: Box<asked::LineError>,
     },
@@ -52,10 +50,7 @@ pub enum BatchError {
     #[error(
         "could not go on: the answer that is recorded for prompt {place} is to another prompt or with other settings"
     )]
-    Changed {
-        /// Where.
-        place: Place,
-    },
+    Changed { place: Place },
     /// Answers cannot be kept.
     #[error(transparent)]
     Records(#[from] records::RecordsError),
@@ -64,9 +59,7 @@ pub enum BatchError {
     Replica {
         /// Answers that are kept.
         n_done: usize,
-        /// Prompts.
         n: usize,
-        /// Why.
         #[source]
         source: ReplicaError,
     },
@@ -75,9 +68,7 @@ pub enum BatchError {
     Engine {
         /// Answers that are kept.
         n_done: usize,
-        /// Prompts.
         n: usize,
-        /// Why.
         #[source]
         source: EngineError,
     },

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use regex::bytes::Regex;
 
 /// Whether a name has signs that stand for others.
-pub fn is_pattern(name: &OsStr) -> bool {
+pub(crate) fn is_pattern(name: &OsStr) -> bool {
     name.as_encoded_bytes().iter().any(|byte| b"*?[".contains(byte))
 }
 
@@ -17,7 +17,7 @@ pub fn is_pattern(name: &OsStr) -> bool {
 ///
 /// # Errors
 /// A folder that it names cannot be listed.
-pub fn matching(pattern: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn matching(pattern: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = vec![PathBuf::new()];
     for component in pattern.components() {
         let Component::Normal(name) = component else {

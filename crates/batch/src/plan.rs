@@ -39,16 +39,13 @@ pub struct Usual {
     pub sampling: Sampling,
     /// Ids that end an answer.
     pub stop: Vec<u32>,
-    /// Ids are below it.
     pub vocab_size: usize,
 }
 
 /// Prompts, and all that makes requests of them.
 #[derive(Debug)]
 pub struct Batch {
-    /// The prompts.
     pub source: Source,
-    /// Their tokens.
     pub prompter: Prompter,
     /// What is done where a line does not say.
     pub usual: Usual,
@@ -58,15 +55,15 @@ pub struct Batch {
 
 /// A line, ready to run.
 #[derive(Debug)]
-pub struct Planned {
+pub(crate) struct Planned {
     /// None where there is nothing to generate: the answer is empty.
-    pub request: Option<Request>,
+    pub(crate) request: Option<Request>,
     /// Tokens of the prompt.
-    pub n_prompt: usize,
+    pub(crate) n_prompt: usize,
     /// Whether the prompt leaves no room for an answer.
-    pub is_full: bool,
+    pub(crate) is_full: bool,
     /// Of the prompt and all settings that its answer depends on.
-    pub digest: u64,
+    pub(crate) digest: u64,
 }
 
 /// What all requests need, found by a look at each.
@@ -77,7 +74,7 @@ pub struct Survey {
     /// Positions of the longest of them: prompt and answer.
     pub longest: usize,
     /// Positions of all of them.
-    pub n_positions: u64,
+    pub(crate) n_positions: u64,
     /// Prompts that leave no room, and the first of them.
     pub full: Option<(usize, usize)>,
 }
@@ -123,12 +120,12 @@ impl Batch {
     ///
     /// # Errors
     /// The line cannot be read again.
-    pub fn plan(&self, i: usize) -> Result<Result<Planned, LineError>, BatchError> {
+    pub(crate) fn plan(&self, i: usize) -> Result<Result<Planned, LineError>, BatchError> {
         Ok(Asked::parse(self.source.format(), self.source.line(i)?).and_then(|asked| self.planned(i, &asked)))
     }
 
     /// Ids that end the answer to a line.
-    pub fn stop_ids(&self, asked: &Asked) -> Vec<u32> {
+    pub(crate) fn stop_ids(&self, asked: &Asked) -> Vec<u32> {
         let mut stop = self.usual.stop.clone();
         stop.extend(&asked.wishes.stop_token_ids);
         if let (Prompt::Messages(_), Ok(chat)) = (&asked.prompt, self.prompter.chat()) {
@@ -233,7 +230,7 @@ impl Batch {
     }
 
     /// What is recorded for a line that is wrong.
-    pub fn refused(error: &LineError) -> Outcome {
+    pub(crate) fn refused(error: &LineError) -> Outcome {
         Outcome::Refused { message: hint::chain(error), param: error.param(), code: error.code().map(str::to_owned) }
     }
 }

@@ -11,8 +11,7 @@ use model::tokenizer::limit::Limit;
 /// A tokenizer, and a format for conversations.
 #[derive(Clone, Debug)]
 pub struct Prompter {
-    /// For texts and ids.
-    pub tokenizer: Tokenizer,
+    pub(crate) tokenizer: Tokenizer,
     chat: Result<Arc<dyn ChatFormat>, Arc<ChatFormatError>>,
     usual: Usual,
 }
@@ -22,7 +21,6 @@ pub struct Prompter {
 pub struct Usual {
     /// The date: `2025-06-28`.
     pub current_date: String,
-    /// How long to think.
     pub reasoning: Option<Reasoning>,
 }
 

@@ -21,7 +21,7 @@ impl Shard {
     }
 
     /// How many of `n` prompts are its own.
-    pub fn count(self, n: usize) -> usize {
+    pub(crate) fn count(self, n: usize) -> usize {
         n.saturating_sub(self.index).div_ceil(self.of)
     }
 

@@ -38,7 +38,6 @@ pub struct Source {
 
 #[derive(Debug)]
 struct Part {
-    /// For messages.
     name: String,
     text: Text,
 }
@@ -64,16 +63,13 @@ pub enum SourceError {
     /// The system does not let us have them.
     #[error("could not read prompts `{name}`")]
     Read {
-        /// The file.
         name: String,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The first line is no number.
     #[error("could not read prompts `{name}`: line 1 is the number of prompts, found `{found}`")]
     NoCount {
-        /// The file.
         name: String,
         /// The beginning of its first line.
         found: String,
@@ -81,25 +77,16 @@ pub enum SourceError {
     /// A line that nobody wrote by hand, nor a program that knew what it did.
     #[error("could not read prompts `{name}`: line {line} has more than {MAX_LINE_BYTES} bytes")]
     LongLine {
-        /// The file.
         name: String,
         /// From 1.
         line: u32,
     },
     /// No file has such a name.
     #[error("could not read prompts `{pattern}`: no file has such a name")]
-    NoMatch {
-        /// What was asked for.
-        pattern: String,
-    },
+    NoMatch { pattern: String },
     /// Several files, which are not alike.
     #[error("could not read prompts: `{name}` is not written as `{other}` is")]
-    Unlike {
-        /// A file.
-        name: String,
-        /// An earlier one.
-        other: String,
-    },
+    Unlike { name: String, other: String },
 }
 
 impl Hint for SourceError {
@@ -249,7 +236,7 @@ impl Source {
     ///
     /// # Errors
     /// [`SourceError::Read`].
-    pub fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
+    pub(crate) fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
         let Line { part, offset, len_bytes, .. } = self.lines[i];
         let Part { name, text } = &self.parts[part as usize];
         let mut bytes = vec![0; len_bytes as usize];

@@ -61,11 +61,10 @@ pub struct Job {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
     /// Which prompt, from 0.
-    pub index: usize,
-    /// The job's.
-    pub digest: u64,
+    pub(crate) index: usize,
+    pub(crate) digest: u64,
     /// Tokens.
-    pub outcome: Outcome,
+    pub(crate) outcome: Outcome,
     /// Seconds from when it got its slot to its first token, if there was one.
     pub first_token_s: Option<f32>,
     /// Seconds from there to its end.
@@ -90,17 +89,16 @@ struct Active {
 impl InFlight {
     /// Jobs that an engine is given at a time: as many wait as could get a slot in the next step, so that none stays
     /// free, and the rest stays where it is.
-    pub fn most(n_slots: usize) -> usize {
+    pub(crate) fn most(n_slots: usize) -> usize {
         2 * n_slots
     }
 
-    /// Number of jobs.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -165,9 +163,7 @@ impl Active {
 
 /// A run in the making.
 pub struct Work<'a> {
-    /// The prompts.
     pub batch: &'a Batch,
-    /// Where answers go.
     pub records: &'a mut Records,
     /// A line that is wrong is answered with what is wrong with it.
     pub keeps_errors: bool,

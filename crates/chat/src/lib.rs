@@ -43,18 +43,12 @@ pub enum Turn {
     /// A message of the assistant.
     Assistant(Made),
     /// What a call came to; it follows the call.
-    Result {
-        /// The tool.
-        name: String,
-        /// What it says.
-        text: String,
-    },
+    Result { name: String, text: String },
 }
 
 /// A message of the assistant: one that a model made, or that a client says was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// What it says.
     pub part: Part,
     /// The whole message as it may stand in a prompt, in its format's tokens; none if the model left one of them out,
     /// or nobody knows.
@@ -70,16 +64,12 @@ impl From<Part> for Made {
 /// What a message of the assistant says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What it thought.
     Reasoning(String),
-    /// What it said.
     Content {
-        /// The text.
         text: String,
         /// What for; clients may not say.
         phase: Option<Phase>,
     },
-    /// A call of a tool.
     Call {
         /// What its result names.
         id: String,
@@ -112,7 +102,6 @@ impl Part {
 pub enum Phase {
     /// What is said on the way, before calls.
     Commentary,
-    /// The answer.
     FinalAnswer,
 }
 
@@ -140,7 +129,7 @@ pub enum Reasoning {
 
 impl Reasoning {
     /// As it is written: `low`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Low => "low",
             Self::Medium => "medium",
@@ -169,7 +158,6 @@ pub struct Tool {
 /// The text that a tool takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextInput {
-    /// Any.
     Any,
     /// That of a grammar in `llguidance`'s dialect of Lark, which is OpenAI's.
     Lark(String),
@@ -180,11 +168,9 @@ pub enum TextInput {
 /// A form of the answer. The prompt may tell the model of it; what enforces it is a grammar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponseFormat {
-    /// Its heading.
     pub name: String,
     /// What it is for, for the model.
     pub description: Option<String>,
-    /// A JSON schema.
     pub schema: Value,
 }
 

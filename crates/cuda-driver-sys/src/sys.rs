@@ -61,7 +61,6 @@ pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 /// `CUlaunchConfig`.
 #[derive(Debug)]
 #[repr(C)]
-#[expect(missing_docs, reason = "the C structure's, whose names say it")]
 pub struct LaunchShape {
     pub grid_x: c_uint,
     pub grid_y: c_uint,
@@ -82,7 +81,6 @@ pub struct LaunchAttribute {
     /// `CUlaunchAttributeID`.
     pub id: c_int,
     _pad: c_int,
-    /// The int.
     pub value: c_int,
     _value: [c_int; 15],
 }
@@ -101,7 +99,6 @@ pub const LAUNCH_EARLY: c_int = 6;
 macro_rules! functions {
     ($($field:ident, $symbol:literal: fn($($name:ident: $type:ty),* $(,)?);)*) => {
         /// The functions, valid as long as this lives.
-        #[expect(missing_docs, reason = "each is the C function of its symbol")]
         pub struct Api {
             $(pub $field: unsafe extern "C" fn($($name: $type),*) -> Status,)*
             // Never closed: the driver has threads of its own.

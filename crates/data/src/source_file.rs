@@ -41,11 +41,9 @@ impl fmt::Display for Place {
 /// One text file, as it was read.
 #[derive(Clone, Debug)]
 pub struct SourceFile {
-    /// Where it came from.
     pub origin: Origin,
     /// Its path below that, with `/` between folders: `linear/dot.c.j2`.
     pub name: String,
-    /// All of it.
     pub text: Arc<str>,
 }
 

@@ -40,17 +40,15 @@ struct Launched {
 
 /// A step that is done.
 pub(super) struct Done {
-    pub step: Step,
-    /// Of its logit rows.
-    pub tokens: Vec<u32>,
+    pub(crate) step: Step,
+    pub(crate) tokens: Vec<u32>,
     /// Whose rows give log-probabilities, and of how many tokens.
-    pub logprobs_of: Vec<(RequestId, usize)>,
-    pub logprobs: Logprobs,
+    pub(crate) logprobs_of: Vec<(RequestId, usize)>,
+    pub(crate) logprobs: Logprobs,
 }
 
 impl Ahead {
-    /// Nothing in flight.
-    pub fn new(executor: &Executor, max_logit_rows: usize) -> Result<Self, EngineError> {
+    pub(crate) fn new(executor: &Executor, max_logit_rows: usize) -> Result<Self, EngineError> {
         let (first, second) = (executor.mailbox(4 * max_logit_rows)?, executor.mailbox(4 * max_logit_rows)?);
         let mailboxes =
             first.zip(second).map(|(first, second)| [first, second].map(|tokens| Mailboxes { tokens, logprobs: None }));
@@ -58,18 +56,17 @@ impl Ahead {
     }
 
     /// Steps that may be in flight when the engine has nothing left to launch for now.
-    pub fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         usize::from(self.mailboxes.is_some())
     }
 
-    /// Steps in flight.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.in_flight.len()
     }
 
     /// Takes note of the step that was just launched, and has what it gives brought here. At most one other is in
     /// flight.
-    pub fn launched(
+    pub(crate) fn launched(
         &mut self,
         executor: &Executor,
         step: Step,
@@ -95,7 +92,7 @@ impl Ahead {
     }
 
     /// Waits for the oldest step in flight.
-    pub fn next(&mut self, executor: &Executor) -> Result<Option<Done>, EngineError> {
+    pub(crate) fn next(&mut self, executor: &Executor) -> Result<Option<Done>, EngineError> {
         let Some(Launched { step, logprobs_of, turn }) = self.in_flight.pop_front() else { return Ok(None) };
         let mut tokens = vec![0_u32; step.logit_rows.len()];
         let n = logprobs_of.len();

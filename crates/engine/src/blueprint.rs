@@ -85,10 +85,9 @@ impl Hint for BlueprintError {
 
 /// The forward pass of a model, and the sizes of its steps.
 pub struct Blueprint {
-    /// The forward pass.
     pub graph: Graph,
     /// Where keys and values lie.
-    pub layout: KvLayout,
+    pub(crate) layout: KvLayout,
     /// How large steps are.
     pub limits: StepLimits,
 }
@@ -111,7 +110,7 @@ impl Blueprint {
     ///
     /// # Errors
     /// [`BlueprintError`].
-    pub fn of_part(
+    pub(crate) fn of_part(
         checkpoint: &Checkpoint,
         part: TpRank,
         strides: Strides,

@@ -139,7 +139,7 @@ impl Exchange {
     }
 
     /// Which device has come the least far, and how far: the one that others wait for. None where nobody can say.
-    pub fn behind(&self) -> Option<String> {
+    pub(crate) fn behind(&self) -> Option<String> {
         let n_devices = self.drivers.len();
         // What all told a device, as it lies in its own memory; one that still answers is enough.
         let told = |at: usize| {

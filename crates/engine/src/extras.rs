@@ -22,29 +22,16 @@ const _: () = assert!(N_TOP == Request::MAX_LOGPROBS);
 pub enum ExtrasError {
     /// A number that is infinite or none.
     #[error("the {name} of a request is {value}, which is not a finite number")]
-    NotFinite {
-        /// Of what.
-        name: &'static str,
-        /// Its value.
-        value: f32,
-    },
+    NotFinite { name: &'static str, value: f32 },
     /// A bias for a token that there is not.
     #[error("a request has a bias for token id {id}, which is not below the model's vocab_size, {vocab_size}")]
-    BiasId {
-        /// The id.
-        id: u32,
-        /// Ids are below it.
-        vocab_size: usize,
-    },
+    BiasId { id: u32, vocab_size: usize },
     /// Log-probabilities of too many tokens.
     #[error(
         "a request asks for the log-probabilities of the {n} best tokens, of which {} can be had",
         Request::MAX_LOGPROBS
     )]
-    TooManyLogprobs {
-        /// How many.
-        n: usize,
-    },
+    TooManyLogprobs { n: usize },
 }
 
 impl Hint for ExtrasError {
@@ -77,39 +64,38 @@ pub(super) struct Extra {
 /// What the rows of a step ask for.
 #[derive(Debug, Default)]
 pub(super) struct ExtraRows {
-    pub changed: Vec<ChangedRow>,
+    pub(crate) changed: Vec<ChangedRow>,
     /// The rows that want log-probabilities, among those that give logits.
-    pub logprob_rows: Vec<u32>,
+    pub(crate) logprob_rows: Vec<u32>,
     /// Whose rows these are, and how many tokens they want to know of.
-    pub logprobs_of: Vec<(RequestId, usize)>,
+    pub(crate) logprobs_of: Vec<(RequestId, usize)>,
     /// Those whose mask allows nothing.
-    pub stuck: Vec<RequestId>,
+    pub(crate) stuck: Vec<RequestId>,
 }
 
 /// How the logits of a row are changed.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChangedRow {
     /// Its place among the rows that give logits.
-    pub row: u32,
+    pub(crate) row: u32,
     /// What is added to the logits of these ids, which rise.
-    pub biases: Vec<(u32, f32)>,
-    /// A bit for each id.
-    pub mask: Option<Vec<u32>>,
-    pub min_p: f32,
+    pub(crate) biases: Vec<(u32, f32)>,
+    pub(crate) mask: Option<Vec<u32>>,
+    pub(crate) min_p: f32,
 }
 
 /// The log-probabilities of the rows of a step that want them.
 #[derive(Debug, Default)]
 pub(super) struct Logprobs {
     /// (rows, 1 + [`N_TOP`]), row-major: the token's, then those of the best.
-    pub logprob: Vec<f32>,
+    pub(crate) logprob: Vec<f32>,
     /// (rows, [`N_TOP`]), row-major.
-    pub top_token: Vec<u32>,
+    pub(crate) top_token: Vec<u32>,
 }
 
 impl Extra {
     /// Takes out of a request what it asks for; none if that is nothing.
-    pub fn take(request: &mut Request, vocab_size: usize) -> Result<Option<Self>, ExtrasError> {
+    pub(crate) fn take(request: &mut Request, vocab_size: usize) -> Result<Option<Self>, ExtrasError> {
         let changes = std::mem::take(&mut request.changes);
         let (n_logprobs, sampling) = (request.n_logprobs, request.sampling);
         let numbers = [
@@ -226,27 +212,26 @@ fn whole_mask(allowed: &[u32], vocab_size: usize) -> Result<Vec<u32>, NothingAll
 
 impl Extras {
     /// Takes note of what a request asks for.
-    pub fn add(&mut self, request: RequestId, extra: Extra) {
+    pub(crate) fn add(&mut self, request: RequestId, extra: Extra) {
         self.requests.insert(request, extra);
     }
 
-    /// Forgets all of it.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.requests.clear();
     }
 
     /// Whether any row of a step asks for something.
-    pub fn are_in(&self, step: &Step) -> bool {
+    pub(crate) fn are_in(&self, step: &Step) -> bool {
         !self.requests.is_empty() && step.logit_rows.iter().any(|row| self.requests.contains_key(&row.request()))
     }
 
     /// How many of a request's drafts may come, one after the other. The next step may have rows for so many.
-    pub fn n_allowed(&mut self, request: RequestId, drafts: &[u32], vocab_size: usize) -> usize {
+    pub(crate) fn n_allowed(&mut self, request: RequestId, drafts: &[u32], vocab_size: usize) -> usize {
         self.requests.get_mut(&request).map_or(drafts.len(), |extra| extra.n_allowed(drafts, vocab_size))
     }
 
     /// What the rows of a step ask for, when all tokens before them are known: of several at the same time.
-    pub fn rows(&mut self, step: &Step, vocab_size: usize) -> ExtraRows {
+    pub(crate) fn rows(&mut self, step: &Step, vocab_size: usize) -> ExtraRows {
         let mut places: HashMap<RequestId, (u32, Vec<u32>)> = HashMap::new();
         for (row, of) in (0..).zip(&step.logit_rows) {
             let made_with = step.rows[of.row as usize].token;
@@ -281,7 +266,7 @@ impl Extras {
     }
 
     /// Takes note of what happened to requests.
-    pub fn take(&mut self, events: &[Event]) {
+    pub(crate) fn take(&mut self, events: &[Event]) {
         if self.requests.is_empty() {
             return;
         }
@@ -301,7 +286,7 @@ impl Extras {
 
 impl ExtraRows {
     /// What those are told whose mask allows nothing.
-    pub fn endings(&self) -> impl Iterator<Item = Event> {
+    pub(crate) fn endings(&self) -> impl Iterator<Item = Event> {
         let reason = FinishReason::Length;
         self.stuck.iter().map(move |&request| Event::Finished { request, reason })
     }
@@ -310,7 +295,7 @@ impl ExtraRows {
 impl Logprobs {
     /// Gives the tokens among these events their log-probabilities. `of`: whose the rows are, and how many they want;
     /// rows of drafts that were wrong gave none.
-    pub fn attach(&self, of: &[(RequestId, usize)], events: &mut [Event]) {
+    pub(crate) fn attach(&self, of: &[(RequestId, usize)], events: &mut [Event]) {
         for (i, &(asking, n)) in of.iter().enumerate() {
             let is_its = |event: &&mut Event| matches!(event, Event::Token { request, logprobs: None, .. } if *request == asking);
             if let Some(Event::Token { logprobs, .. }) = events.iter_mut().find(is_its) {

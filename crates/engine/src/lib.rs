@@ -1,5 +1,5 @@
-//! The library face: load a model, submit requests, step, take tokens. `examples/generate.rs` and `examples/batch.rs` do
-//! that.
+//! The library face: load a model, submit requests, step, take tokens. `examples/generate.rs` and `examples/batch.rs`
+//! do that.
 //!
 //! [`graph`] is the forward pass, [`plan`] what launches it on a [`device`], [`scheduler`] which rows go into the next
 //! step.
@@ -10,7 +10,7 @@ mod changes;
 pub mod device;
 mod error;
 pub mod exchange;
-pub mod extras;
+pub(crate) mod extras;
 mod forced;
 pub mod graph;
 pub mod kernel_driver;

@@ -5,7 +5,6 @@ use hint::Hint;
 /// Why no sequence can begin with a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
-    /// It has no tokens.
     #[error("the prompt has no tokens")]
     Empty,
     /// It is longer than a sequence may be.
@@ -19,11 +18,9 @@ pub enum PromptError {
     /// A token id that the model has no row for.
     #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
     TokenId {
-        /// The id.
         id: u32,
         /// Where in the prompt.
         position: usize,
-        /// Ids are below it.
         vocab_size: usize,
     },
 }

@@ -50,7 +50,7 @@ impl Ranks {
     ///
     /// # Errors
     /// What the first of them says that failed.
-    pub fn load<E: From<PlanError> + Send + 'static>(
+    pub(crate) fn load<E: From<PlanError> + Send + 'static>(
         first: impl FnOnce() -> Result<Executor, E>,
         others: Vec<Box<dyn FnOnce() -> Result<Executor, E> + Send>>,
         exchange: Option<Exchange>,
@@ -71,32 +71,31 @@ impl Ranks {
     }
 
     /// The first device's plan.
-    pub fn first(&self) -> &Executor {
+    pub(crate) fn first(&self) -> &Executor {
         &self.first
     }
 
     /// The number of the step that is told next; none where the devices meet nobody.
-    pub fn next_step(&self) -> Option<u32> {
+    pub(crate) fn next_step(&self) -> Option<u32> {
         self.exchange.as_ref().map(Exchange::next_step)
     }
 
     /// Says whom the others wait for; none where the devices meet nobody.
-    pub fn behind(&self) -> Option<&Arc<Behind>> {
+    pub(crate) fn behind(&self) -> Option<&Arc<Behind>> {
         self.behind.as_ref()
     }
 
     /// From here on, takes the time of the first device's launches.
-    pub fn start_profile(&mut self, which: Profiled) {
+    pub(crate) fn start_profile(&mut self, which: Profiled) {
         self.first.start_profile(which, self.others.is_empty());
     }
 
-    /// Where that went.
-    pub fn take_profile(&mut self) -> Option<Profile> {
+    pub(crate) fn take_profile(&mut self) -> Option<Profile> {
         self.first.take_profile()
     }
 
     /// As [`Executor::write`], on all devices.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
         self.tell_others(|| {
             let (name, bytes) = (name.to_owned(), bytes.to_vec());
             move |executor: &mut Executor| executor.write(&name, &bytes)
@@ -105,7 +104,7 @@ impl Ranks {
     }
 
     /// As [`Executor::write_at`], on all devices.
-    pub fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
+    pub(crate) fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
         self.tell_others(|| {
             let (name, bytes) = (name.to_owned(), bytes.to_vec());
             move |executor: &mut Executor| executor.write_at(&name, offset_bytes, &bytes)
@@ -114,7 +113,7 @@ impl Ranks {
     }
 
     /// As [`Executor::copy_within`], on all devices.
-    pub fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
+    pub(crate) fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
         self.tell_others(|| {
             let (name, from) = (name.to_owned(), from.clone());
             move |executor: &mut Executor| executor.copy_within(&name, from, to_bytes)
@@ -123,13 +122,13 @@ impl Ranks {
     }
 
     /// As [`Executor::write_inputs`], on all devices.
-    pub fn write_inputs(&self, inputs: &Inputs<'_>) -> Result<(), PlanError> {
+    pub(crate) fn write_inputs(&self, inputs: &Inputs<'_>) -> Result<(), PlanError> {
         self.tell_inputs(inputs, Executor::write_inputs);
         self.first.write_inputs(inputs)
     }
 
     /// As [`Executor::write_change_inputs`], on all devices.
-    pub fn write_change_inputs(&self, inputs: &Inputs<'_>) -> Result<(), PlanError> {
+    pub(crate) fn write_change_inputs(&self, inputs: &Inputs<'_>) -> Result<(), PlanError> {
         self.tell_inputs(inputs, Executor::write_change_inputs);
         self.first.write_change_inputs(inputs)
     }
@@ -144,35 +143,35 @@ impl Ranks {
     }
 
     /// As [`Executor::run`], on all devices; the observer sees the first one's.
-    pub fn run(&mut self, shape: StepShape, observer: Option<Observer<'_>>) -> Result<(), PlanError> {
+    pub(crate) fn run(&mut self, shape: StepShape, observer: Option<Observer<'_>>) -> Result<(), PlanError> {
         self.tell_others(|| move |executor: &mut Executor| executor.run(shape, None));
         let ran = self.first.run(shape, observer);
         self.settle(ran)
     }
 
     /// As [`Executor::run_to_logits`], on all devices.
-    pub fn run_to_logits(&mut self, shape: StepShape) -> Result<(), PlanError> {
+    pub(crate) fn run_to_logits(&mut self, shape: StepShape) -> Result<(), PlanError> {
         self.tell_others(|| move |executor: &mut Executor| executor.run_to_logits(shape));
         let ran = self.first.run_to_logits(shape);
         self.settle(ran)
     }
 
     /// As [`Executor::change_logits`], on all devices.
-    pub fn change_logits(&mut self, shape: StepShape, n_changed: usize) -> Result<(), PlanError> {
+    pub(crate) fn change_logits(&mut self, shape: StepShape, n_changed: usize) -> Result<(), PlanError> {
         self.tell_others(|| move |executor: &mut Executor| executor.change_logits(shape, n_changed));
         let ran = self.first.change_logits(shape, n_changed);
         self.settle(ran)
     }
 
     /// As [`Executor::sample`], on all devices.
-    pub fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
+    pub(crate) fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
         self.tell_others(|| move |executor: &mut Executor| executor.sample(shape, n_logprobs));
         let ran = self.first.sample(shape, n_logprobs);
         self.settle(ran)
     }
 
     /// The start of an external tensor of every device, in their order.
-    pub fn read_all(&self, name: &str, len_bytes: usize) -> Result<Vec<Vec<u8>>, PlanError> {
+    pub(crate) fn read_all(&self, name: &str, len_bytes: usize) -> Result<Vec<Vec<u8>>, PlanError> {
         let (sender, received) = mpsc::channel();
         for (i, other) in self.others.iter().enumerate() {
             let (name, sender) = (name.to_owned(), sender.clone());

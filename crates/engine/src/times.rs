@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 /// Time of the host in steps, all of them added up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostTimes {
-    /// Steps that ran.
     pub steps: usize,
     /// Choosing the rows of a step, and telling what its tokens mean.
-    pub scheduling: Duration,
+    pub(crate) scheduling: Duration,
     /// Block tables, tokens, positions and what sampling needs, on their way to the device.
-    pub writing: Duration,
+    pub(crate) writing: Duration,
     /// Launching: of a device that does it at once, the work itself.
     pub launching: Duration,
     /// Waiting for tokens: on a GPU for those of the step before.
-    pub waiting: Duration,
+    pub(crate) waiting: Duration,
 }
 
 impl HostTimes {

@@ -19,14 +19,12 @@ const ANSWER: Duration = Duration::from_secs(1);
 #[error("{devices} {} not done with {what} after {seconds} s{behind}", if *.several { "are" } else { "is" })]
 pub struct Hang {
     /// The devices that work on it.
-    pub devices: String,
+    pub(crate) devices: String,
     several: bool,
-    /// What they work on.
-    pub what: String,
-    /// For how long.
-    pub seconds: u64,
+    pub(crate) what: String,
+    pub(crate) seconds: u64,
     /// Whom the others wait for, behind a colon; or nothing.
-    pub behind: String,
+    pub(crate) behind: String,
 }
 
 impl Hint for Hang {
@@ -56,7 +54,7 @@ struct Watched {
 }
 
 /// Says which of several devices the others wait for, if it can.
-pub type Behind = dyn Fn() -> Option<String> + Send + Sync;
+pub(crate) type Behind = dyn Fn() -> Option<String> + Send + Sync;
 
 /// Until it is dropped, somebody waits.
 pub struct Waiting(Arc<Mutex<Option<Watched>>>);

@@ -37,9 +37,8 @@ pub struct Expression {
 #[error("{place}: could not evaluate `{text}`: {reason}")]
 pub struct ExpressionError {
     /// Where the expression stands.
-    pub place: Place,
-    /// The expression.
-    pub text: String,
+    pub(crate) place: Place,
+    pub(crate) text: String,
     /// What is wrong with it.
     pub reason: Reason,
 }
@@ -70,17 +69,11 @@ pub enum Reason {
     TooMany {
         /// The numbers, and what they count.
         what: String,
-        /// What fits.
         limit: u64,
     },
     /// It is larger than the place that it is for can hold.
     #[error("it is {value}, expected at most {limit}")]
-    TooLarge {
-        /// What it came to.
-        value: u64,
-        /// What fits.
-        limit: u64,
-    },
+    TooLarge { value: u64, limit: u64 },
 }
 
 impl Expression {

@@ -26,7 +26,6 @@ pub struct Launch {
     args: Vec<Value>,
 }
 
-/// An argument.
 #[derive(Clone, Copy, Debug)]
 pub enum Value {
     Pointer(u64),

@@ -6,7 +6,6 @@
 //! documentation says. Pointers that a real runtime would follow blindly are looked up instead.
 
 #![allow(unsafe_code)]
-#![expect(missing_docs, reason = "functions are those of hip/hip_runtime_api.h; the rest is of no use outside")]
 #![expect(clippy::missing_safety_doc, reason = "as above")]
 
 mod errors;

@@ -54,17 +54,14 @@ pub struct State {
     next_handle: u64,
 }
 
-/// An allocation.
 pub struct Memory {
     pub len_bytes: usize,
     pub kind: Kind,
     pub buffer: Buffer,
 }
 
-/// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of a device.
     Device(c_int),
     /// Pinned, of the host.
     Pinned,
@@ -75,7 +72,6 @@ pub enum Kind {
 /// Memory at addresses of its own.
 pub struct Mapped {
     pub len_bytes: usize,
-    /// Which was created.
     pub memory: u64,
     /// Devices that may touch it.
     pub allowed: Vec<c_int>,

@@ -22,7 +22,6 @@ pub struct Format {
 pub struct Parameter {
     /// What takes the place of `weight` in the name of the tensor or argument.
     pub name: &'static str,
-    /// Its type.
     pub dtype: Dtype,
 }
 
@@ -43,9 +42,7 @@ static FORMATS: [Format; 3] = [
 /// One of the arrays that hold a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name.
     pub name: String,
-    /// Its type.
     pub dtype: Dtype,
     /// Its shape in elements, outermost axis first.
     pub shape: Vec<usize>,

@@ -33,7 +33,6 @@ pub struct CodeObject {
     pub target: String,
     /// The version of its format, 4 to 6; none of NVIDIA's.
     pub version: Option<u32>,
-    /// Its kernels.
     pub kernels: Vec<KernelFacts>,
 }
 
@@ -43,14 +42,14 @@ pub struct KernelFacts {
     /// Its name, as in the source.
     pub name: String,
     /// The arguments in the order of their offsets, those that the compiler adds included.
-    pub args: Vec<KernelArg>,
+    pub(crate) args: Vec<KernelArg>,
     /// Size of the memory that arguments are passed in, in bytes.
-    pub kernarg_bytes: u32,
+    pub(crate) kernarg_bytes: u32,
     /// Vector registers of each lane; where accumulation registers are in the same file, with those. On NVIDIA all
     /// registers of a thread.
     pub vgprs: u32,
     /// Accumulation registers of each lane; 0 on chips that have none.
-    pub agprs: u32,
+    pub(crate) agprs: u32,
     /// Scalar registers of each wave.
     pub sgprs: u32,
     /// Vector registers that did not fit and are kept in memory. On NVIDIA 0: a cubin does not tell them from arrays
@@ -72,11 +71,11 @@ pub struct KernelFacts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelArg {
     /// Where it begins in the arguments' memory, in bytes.
-    pub offset: u32,
+    pub(crate) offset: u32,
     /// Its size in bytes.
     pub size: u32,
     /// `global_buffer` for a pointer, `by_value`, and `hidden_…` for what the compiler adds.
-    pub value_kind: String,
+    pub(crate) value_kind: String,
 }
 
 /// What is wrong with the bytes of a code object.
@@ -89,32 +88,19 @@ pub enum CodeObjectError {
     #[error(
         "expected an ELF file for AMD GPUs (machine {EM_AMDGPU}) or NVIDIA GPUs (machine {EM_CUDA}), found machine {machine}"
     )]
-    Machine {
-        /// The file's.
-        machine: u16,
-    },
+    Machine { machine: u16 },
     /// The file does not describe its kernels.
     #[error("expected a note AMDGPU with the kernels' metadata, found none")]
     NoMetadata,
     /// The note is longer than that of any kernel.
     #[error("expected metadata of at most {MAX_NOTE_BYTES} bytes, found {len_bytes}")]
-    TooLong {
-        /// The note's.
-        len_bytes: usize,
-    },
+    TooLong { len_bytes: usize },
     /// The metadata are not MessagePack.
     #[error("could not read the metadata: {0}")]
     MessagePack(String),
     /// A value is missing, or of another type.
     #[error("metadata, `{key}`: expected {expected}, found {found}")]
-    Value {
-        /// The value's name.
-        key: String,
-        /// What it should be.
-        expected: &'static str,
-        /// What is there.
-        found: String,
-    },
+    Value { key: String, expected: &'static str, found: String },
 }
 
 impl From<object::Error> for CodeObjectError {
@@ -155,7 +141,7 @@ impl CodeObject {
     }
 
     /// The kernel of this name, if there is one.
-    pub fn kernel(&self, name: &str) -> Option<&KernelFacts> {
+    pub(crate) fn kernel(&self, name: &str) -> Option<&KernelFacts> {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
 

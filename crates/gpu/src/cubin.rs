@@ -22,11 +22,11 @@ const MAX_BLOCK_SIZE: u32 = 1024;
 
 /// Names of attributes.
 mod attribute {
-    pub const MAX_THREADS: u8 = 0x05;
-    pub const FRAME_SIZE: u8 = 0x11;
-    pub const KPARAM_INFO: u8 = 0x17;
-    pub const CBANK_PARAM_SIZE: u8 = 0x19;
-    pub const REGCOUNT: u8 = 0x2f;
+    pub(crate) const MAX_THREADS: u8 = 0x05;
+    pub(crate) const FRAME_SIZE: u8 = 0x11;
+    pub(crate) const KPARAM_INFO: u8 = 0x17;
+    pub(crate) const CBANK_PARAM_SIZE: u8 = 0x19;
+    pub(crate) const REGCOUNT: u8 = 0x2f;
 }
 
 /// The format of an attribute whose value has a length of its own; all others have two bytes.

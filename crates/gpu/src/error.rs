@@ -13,9 +13,7 @@ pub enum GpuError {
     /// The device has no room.
     #[error("could not allocate {len_bytes} bytes on {device}{}", of_free(*.free_bytes))]
     OutOfMemory {
-        /// Which device.
         device: String,
-        /// What was asked for.
         len_bytes: usize,
         /// What nobody uses, where the device says so.
         free_bytes: Option<usize>,
@@ -23,40 +21,27 @@ pub enum GpuError {
     /// There is no runtime for GPUs of this kind.
     #[error("there is no {runtime}{}{}", list(searched), refused(source))]
     NoRuntime {
-        /// Which one.
         runtime: Runtime,
         /// Folders that were looked into, besides the loader's own.
         searched: Vec<PathBuf>,
-        /// What was tried.
         #[source]
         source: OpenError,
     },
     /// There is no such device.
     #[error("there is no device {device}: the {runtime} finds {n_devices}")]
-    NoDevice {
-        /// Which one.
-        runtime: Runtime,
-        /// What was asked for.
-        device: String,
-        /// How many there are.
-        n_devices: usize,
-    },
+    NoDevice { runtime: Runtime, device: String, n_devices: usize },
     /// What a device says of itself cannot be.
     #[error("{device}: what the runtime says cannot be: the {what} is {found}")]
     Nonsense {
         /// Whose runtime said it.
         runtime: Runtime,
-        /// Which device.
         device: String,
-        /// What was asked.
         what: &'static str,
-        /// The answer.
         found: String,
     },
     /// A call of the runtime failed.
     #[error("{device}: could not {what}")]
     Call {
-        /// Which device.
         device: String,
         /// What was being done.
         what: &'static str,
@@ -70,9 +55,7 @@ pub enum GpuError {
         object_version.map(|version| format!(" (code object v{version})")).unwrap_or_default()
     )]
     NoBinary {
-        /// The kernel.
         entry: String,
-        /// Which device.
         device: String,
         /// What the device says it is.
         device_arch: String,
@@ -90,21 +73,16 @@ pub enum GpuError {
     /// The loader refuses the object.
     #[error("could not load the object of kernel `{entry}`: {reason}")]
     NotLoadable {
-        /// The kernel.
         entry: String,
         /// The loader's own words.
         reason: String,
     },
     /// The object does not have the kernel.
     #[error("the object has no symbol `{symbol}`")]
-    NoEntry {
-        /// What was looked up.
-        symbol: String,
-    },
+    NoEntry { symbol: String },
     /// The object was compiled for other arguments than its contract states.
     #[error("kernel `{entry}` was compiled for other arguments\n  expected: {expected}\n  found:    {found}")]
     Abi {
-        /// The kernel.
         entry: String,
         /// What the contract states.
         expected: String,
@@ -114,19 +92,16 @@ pub enum GpuError {
     /// A launch with arguments that do not fit.
     #[error("kernel `{entry}`, argument `{argument}`: expected {expected}, found {found}")]
     Argument {
-        /// The kernel.
         entry: String,
         /// The argument's name.
         argument: String,
         /// What the kernel takes.
         expected: String,
-        /// What it was given.
         found: String,
     },
     /// More blocks than can be counted.
     #[error("kernel `{entry}`: a grid of {} x {} x {} blocks is more than 2^64", grid[0], grid[1], grid[2])]
     Blocks {
-        /// The kernel.
         entry: String,
         /// Blocks in x, y and z.
         grid: [u32; 3],
@@ -137,27 +112,20 @@ pub enum GpuError {
         line.map(|line| format!(" line {line}")).unwrap_or_default(), block[0], block[1], block[2]
     )]
     Fault {
-        /// The kernel.
         entry: String,
-        /// What it did.
         what: String,
         /// Line of the rendered text, where it is known.
         line: Option<u32>,
-        /// Which block.
         block: [u32; 3],
-        /// Which thread of it.
         thread: u32,
     },
     /// A kernel asks for more than a block of the chip, or a launch, may have.
     #[error("kernel `{entry}` asks for {wanted} {what}, and {arch} has {most}")]
     TooMuch {
-        /// The kernel.
         entry: String,
-        /// The chip.
         arch: String,
         /// What it asks for, and its unit.
         what: &'static str,
-        /// How many.
         wanted: u64,
         /// How many there may be.
         most: u64,
@@ -167,18 +135,10 @@ pub enum GpuError {
     ForeignMemory,
     /// A device cannot use another one's memory.
     #[error("{device} does not reach the memory of {other}")]
-    Unreachable {
-        /// Which device.
-        device: String,
-        /// Whose memory.
-        other: String,
-    },
+    Unreachable { device: String, other: String },
     /// A kernel of one device was given to another.
     #[error("kernel `{entry}` was loaded by another device")]
-    ForeignKernel {
-        /// The kernel.
-        entry: String,
-    },
+    ForeignKernel { entry: String },
     /// Recorded launches of one device were given to another.
     #[error("the launches were recorded by another device")]
     ForeignGraph,
@@ -190,9 +150,7 @@ pub enum GpuError {
     Range {
         /// `read`, `write` or `post`.
         what: &'static str,
-        /// What was asked for.
         len_bytes: usize,
-        /// What there is.
         available_bytes: usize,
     },
 }

@@ -8,9 +8,7 @@ use crate::GpuError;
 /// What GPUs are used through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runtime {
-    /// AMD's.
     Hip,
-    /// NVIDIA's.
     Cuda,
 }
 
@@ -22,9 +20,8 @@ pub struct RuntimeNames {
     /// `HIP runtime`.
     pub title: &'static str,
     /// What brings it to a machine.
-    pub package: &'static str,
-    /// The library's file.
-    pub library: &'static str,
+    pub(crate) package: &'static str,
+    pub(crate) library: &'static str,
     /// An arch of its GPUs that every compiler of the last years knows.
     pub known_arch: &'static str,
 }
@@ -136,7 +133,6 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    /// Of a device.
     pub(crate) fn of(facts: &DeviceFacts) -> Self {
         Self { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes }
     }

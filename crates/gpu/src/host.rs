@@ -29,7 +29,7 @@ struct Function {
 /// A shared library in memory. The file stays open as long as the library is loaded: the loader knows libraries by
 /// path, and a path that names an open file cannot be given to another one.
 pub(crate) struct Loaded {
-    pub library: Library,
+    pub(crate) library: Library,
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "kept open"))]
     file: std::fs::File,
 }

@@ -31,7 +31,6 @@ pub struct KernelSpec {
 pub struct ArgumentSpec {
     /// Name in the contract.
     pub name: String,
-    /// What it is.
     pub kind: ArgumentKind,
     /// Bytes of an element of memory; 0 where that is not known, and then nobody watches who writes it.
     pub element_bytes: u32,
@@ -66,16 +65,12 @@ pub enum ArgumentKind {
 pub enum Argument {
     /// Device memory, and how many bytes of it the contract's shape says the kernel may touch.
     Memory {
-        /// Where.
         view: BufferView,
         /// The contract's shape, in bytes.
         required_bytes: usize,
     },
-    /// By value.
     U32(u32),
-    /// By value.
     I32(i32),
-    /// By value.
     F32(f32),
 }
 
@@ -109,8 +104,7 @@ impl Kernel {
         self.function.downcast_ref().ok_or_else(|| GpuError::ForeignKernel { entry: self.spec.entry.clone() })
     }
 
-    /// Name of the kernel.
-    pub fn entry(&self) -> &str {
+    pub(crate) fn entry(&self) -> &str {
         &self.spec.entry
     }
 

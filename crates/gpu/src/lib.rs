@@ -46,7 +46,6 @@ use bytes::Bytes;
 pub struct DeviceMemory {
     /// What could still be allocated.
     pub free_bytes: usize,
-    /// All of it.
     pub total_bytes: usize,
 }
 

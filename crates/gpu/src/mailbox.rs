@@ -5,7 +5,6 @@ use crate::GpuError;
 /// Room in this process for what a device copies there.
 pub struct Mailbox(Box<dyn Letters>);
 
-/// A driver's mailbox.
 pub(crate) trait Letters: std::any::Any + Send {
     /// Waits for what was posted last, and gives it.
     fn wait(&mut self) -> Result<&[u8], GpuError>;

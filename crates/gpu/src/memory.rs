@@ -30,7 +30,6 @@ enum Memory {
     ReadOnly(Bytes),
     /// Memory that only one driver can address.
     Device {
-        /// Whose.
         owner: OwnerId,
         /// Where, as that driver's device sees it.
         address: u64,
@@ -127,7 +126,7 @@ impl Buffer {
     }
 
     /// Whether kernels may write to it.
-    pub fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         !matches!(&*self.memory, Memory::ReadOnly(_) | Memory::Device { is_writable: false, .. })
     }
 

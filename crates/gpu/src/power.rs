@@ -7,9 +7,9 @@ use std::path::Path;
 /// A device's place on the PCI bus, as Linux and NVML write it: `0000:18:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PciAddress {
-    pub domain: u32,
-    pub bus: u32,
-    pub device: u32,
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) device: u32,
 }
 
 impl fmt::Display for PciAddress {

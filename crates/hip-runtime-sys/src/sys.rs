@@ -77,7 +77,6 @@ pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 macro_rules! functions {
     ($($(#[$doc:meta])* $field:ident, $symbol:literal: fn($($name:ident: $type:ty),* $(,)?);)*) => {
         /// The functions that nothing works without, valid as long as this lives.
-        #[expect(missing_docs, reason = "each is the C function of its symbol")]
         pub struct Api {
             $($(#[$doc])* pub $field: unsafe extern "C" fn($($name: $type),*) -> Status,)*
             pub get_error_name: unsafe extern "C" fn(status: Status) -> *const c_char,
@@ -163,7 +162,6 @@ functions! {
 }
 
 /// Stream capture and graphs: a runtime may lack them.
-#[expect(missing_docs, reason = "each is the C function of its symbol")]
 pub struct GraphApi {
     pub stream_begin_capture: unsafe extern "C" fn(stream: Handle, mode: c_int) -> Status,
     pub stream_end_capture: unsafe extern "C" fn(stream: Handle, graph: *mut Handle) -> Status,
@@ -201,7 +199,6 @@ impl GraphApi {
 pub const MEMORY_UNCACHED: c_int = 0x4000_0000;
 
 /// Addresses and memory apart, so that memory of several devices lies side by side: a runtime may lack them.
-#[expect(missing_docs, reason = "each is the C function of its symbol")]
 pub struct MappingApi {
     pub memset_words: unsafe extern "C" fn(pointer: DevicePointer, value: c_int, n: usize, stream: Handle) -> Status,
     pub device_can_access_peer: unsafe extern "C" fn(can: *mut c_int, device: c_int, peer: c_int) -> Status,

@@ -19,7 +19,6 @@ use crate::tuning::{Query, TuningError, TuningTables};
 /// A template with complete, legal parameters.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// The template.
     pub template: Arc<Template>,
     /// Its parameters, complete.
     pub params: Params,
@@ -46,7 +45,6 @@ pub struct Chooser {
 /// A kernel that is wanted: for this problem, from this row count on, in steps of this kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelRequest {
-    /// What it is to do.
     pub problem: Problem,
     /// Rows of the smallest launch.
     pub n_rows: usize,
@@ -67,7 +65,6 @@ pub struct Rankings {
 #[derive(Debug, thiserror::Error)]
 #[error("no kernel could be had for `{}`", problem.ops.join("+"))]
 pub struct NoKernel<E: std::error::Error + 'static> {
-    /// The problem.
     pub problem: Box<Problem>,
     /// Why its first choice does not serve, or why there is none.
     #[source]
@@ -168,7 +165,7 @@ pub fn is_stale(row: &Row, problem: &Problem, source: &str) -> bool {
 }
 
 /// One line for all stale rows, by their files; `None` where there is none.
-pub fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -> Option<String> {
+pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -> Option<String> {
     let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     for place in places {
@@ -191,7 +188,7 @@ pub fn warn_once(warning: &str) {
 }
 
 /// SHA-256 of some bytes, in hex, as tables have it.
-pub fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -53,7 +53,6 @@ pub enum PipelineError {
     /// The object is not what its contract says, or uses more than its template allows.
     #[error("the object of kernel `{label}` is not to be used")]
     Object {
-        /// The template.
         label: String,
         /// What is wrong with it.
         #[source]
@@ -62,9 +61,7 @@ pub enum PipelineError {
     /// The device refuses the object.
     #[error("could not load kernel `{label}`")]
     Load {
-        /// The template.
         label: String,
-        /// The device's words.
         #[source]
         source: GpuError,
     },

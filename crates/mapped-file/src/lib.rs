@@ -21,7 +21,7 @@ pub use heap::return_large_memory;
 ///
 /// # Errors
 /// What opening it gives, and [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::IsADirectory`] if it is none.
-pub fn open(path: &Path) -> io::Result<File> {
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     // Without waiting: that of a pipe would last until somebody writes.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{mem, ptr};
 
 /// A mapping that the handler knows of.
-pub struct Watched {
+pub(crate) struct Watched {
     mapping: memmap2::Mmap,
     entry: &'static Entry,
 }
@@ -38,7 +38,7 @@ static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 impl Watched {
-    pub fn new(mapping: memmap2::Mmap, path: &Path) -> Self {
+    pub(crate) fn new(mapping: memmap2::Mmap, path: &Path) -> Self {
         static INSTALLED: Once = Once::new();
         INSTALLED.call_once(install);
         let message = [

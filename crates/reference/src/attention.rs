@@ -7,20 +7,20 @@ use format::Dtype;
 
 /// Where heads are in a row of qkv and positions are in the cache.
 pub(super) struct Layout {
-    pub n_heads: usize,
-    pub n_kv_heads: usize,
-    pub half: usize,
-    pub head_dim: usize,
+    pub(crate) n_heads: usize,
+    pub(crate) n_kv_heads: usize,
+    pub(crate) half: usize,
+    pub(crate) head_dim: usize,
     block_tokens: usize,
     table_blocks: usize,
-    pub n_slots: usize,
+    pub(crate) n_slots: usize,
     n_blocks: usize,
     /// Rows of keys run along d and rows of values along positions, not the other way round.
     matrix_layout: bool,
 }
 
 impl Layout {
-    pub fn of(case: &Case) -> Result<Self, ReferenceError> {
+    pub(crate) fn of(case: &Case) -> Result<Self, ReferenceError> {
         let half = case.dim("half_head_dim")?;
         let layout = Self {
             n_heads: case.dim("num_attention_heads")?,
@@ -41,46 +41,46 @@ impl Layout {
     }
 
     /// Elements of a row of qkv.
-    pub fn qkv_size(&self) -> usize {
+    pub(crate) fn qkv_size(&self) -> usize {
         (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
     }
 
     /// Positions of a slot that the cache holds at once.
-    pub fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.block_tokens * self.table_blocks
     }
 
     /// Elements of k_cache, and of v_cache.
-    pub fn cache_size(&self) -> usize {
+    pub(crate) fn cache_size(&self) -> usize {
         self.n_blocks * self.n_kv_heads * self.head_dim * self.block_tokens
     }
 
     /// Where positions that attention is tested at end: without a window where the slot's blocks do.
-    pub fn end(&self, window: usize) -> usize {
+    pub(crate) fn end(&self, window: usize) -> usize {
         if window == 0 { self.capacity() } else { 3 * self.capacity() }
     }
 
-    pub fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
+    pub(crate) fn block(&self, table: &Tensor, slot: usize, p: usize) -> usize {
         table.index(slot * self.table_blocks + p / self.block_tokens % self.table_blocks)
     }
 
     /// k_cache: (n_blocks, n_kv_heads, head_dim, block_tokens), for matrix units (…, block_tokens, head_dim)
-    pub fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
+    pub(crate) fn k(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
         self.place(block, g, d, p, self.matrix_layout)
     }
 
     /// v_cache: (n_blocks, n_kv_heads, block_tokens, head_dim), for matrix units (…, head_dim, block_tokens)
-    pub fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
+    pub(crate) fn v(&self, block: usize, g: usize, d: usize, p: usize) -> usize {
         self.place(block, g, d, p, !self.matrix_layout)
     }
 
-    pub fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
+    pub(crate) fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
         let (p, head) = (p % self.block_tokens, (block * self.n_kv_heads + g) * self.block_tokens * self.head_dim);
         head + if d_is_innermost { p * self.head_dim + d } else { d * self.block_tokens + p }
     }
 
     /// Every slot's blocks: no block is in two places.
-    pub fn block_table(&self, random: &mut Random) -> Tensor {
+    pub(crate) fn block_table(&self, random: &mut Random) -> Tensor {
         let mut blocks: Vec<usize> = (0..self.n_blocks).collect();
         random.shuffle(&mut blocks);
         Tensor::whole(blocks.into_iter().take(self.n_slots * self.table_blocks))
@@ -213,7 +213,6 @@ fn n_positions(case: &Case, layout: &Layout, rows: impl Iterator<Item = (usize, 
     Some(ends)
 }
 
-/// What tokens see.
 struct Sight {
     /// Positions on one side, the token's own included; 0 is all.
     window: usize,

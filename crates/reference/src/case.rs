@@ -51,7 +51,6 @@ pub enum ReferenceError {
     /// There is no reference of that op.
     #[error("there is no reference for the op `{op}`, only for {known}")]
     UnknownOp {
-        /// What was asked for.
         op: String,
         /// The ops that have one.
         known: String,
@@ -61,13 +60,11 @@ pub enum ReferenceError {
     Missing {
         /// `dim`, `constant`, `flag`, `dtype`, `scalar` or `tensor`.
         what: &'static str,
-        /// Its name.
         name: String,
     },
     /// No op of the run has inputs of that kind.
     #[error("there are no inputs `{kind}` of `{ops}`, only {known}")]
     UnknownInputs {
-        /// What was asked for.
         kind: String,
         /// The ops, joined by `+`.
         ops: String,
@@ -83,9 +80,7 @@ pub enum ReferenceError {
     /// It is not told what an op of a fused run hands to the next.
     #[error("`{op}` writes {}; in a fused run it hands on what the next op calls `{next}`, its `y`, or all that it writes", found.join(", "))]
     NotFusible {
-        /// The op.
         op: String,
-        /// What it writes.
         found: Vec<String>,
         /// What the next op begins with.
         next: &'static str,

@@ -31,29 +31,28 @@ pub(super) struct Drawn {
 
 impl Drawn {
     /// Numbers of a table of normal ones, of this deviation, rounded to the type.
-    pub fn normals(dtype: Dtype, len: usize, scale: f64, random: &mut Random) -> Self {
+    pub(crate) fn normals(dtype: Dtype, len: usize, scale: f64, random: &mut Random) -> Self {
         let table = (0..1 << NORMAL_BITS).map(|_| scale * random.normal()).collect();
         let table = Tensor::rounded(dtype, table).values().to_vec();
         Self { dtype, seed: random.bits(), len, table, is_code: false, values: OnceLock::new() }
     }
 
     /// All codes alike of a type of at most a byte.
-    pub fn codes(dtype: Dtype, len: usize, random: &mut Random) -> Self {
+    pub(crate) fn codes(dtype: Dtype, len: usize, random: &mut Random) -> Self {
         let of_code = |code: u8| Tensor::from_bytes(dtype, &[code]).values()[0]; // the first, if a byte holds several
         let table = (0..1_u16 << dtype.size_bits()).map(|code| of_code(code as u8)).collect();
         Self { dtype, seed: random.bits(), len, table, is_code: true, values: OnceLock::new() }
     }
 
-    pub fn dtype(&self) -> Dtype {
+    pub(crate) fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// One element.
-    pub fn value(&self, i: usize) -> f64 {
+    pub(crate) fn value(&self, i: usize) -> f64 {
         let bits = if self.is_code { self.dtype.size_bits() } else { NORMAL_BITS };
         let per_word = 64 / bits;
         self.table[(word(self.seed, i / per_word) >> (bits * (i % per_word))) as usize & ((1 << bits) - 1)]
@@ -61,7 +60,7 @@ impl Drawn {
 
     /// All elements; made once, by threads of their own: one of a pool would do other work of the pool while it waits
     /// for its helpers, and that work may be to ask for these values.
-    pub fn values(&self) -> &[f64] {
+    pub(crate) fn values(&self) -> &[f64] {
         self.values.get_or_init(|| {
             let mut values = vec![0.0; self.len];
             let share = self.len.div_ceil(rayon::current_num_threads()).max(CHUNK);
@@ -79,7 +78,7 @@ impl Drawn {
     }
 
     /// All elements as they lie in memory.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.dtype.len_bytes(self.len)];
         if self.is_code {
             bytes.par_chunks_mut(8).enumerate().for_each(|(i, bytes)| {

@@ -13,35 +13,35 @@ pub(super) struct Random {
 }
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
     /// 64 random bits.
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         let bits = word(self.state, 0);
         self.state = self.state.wrapping_add(STEP);
         bits
     }
 
     /// Uniform in [0, 1), a multiple of 2^-24: an f32 holds it.
-    pub fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         (self.bits() >> 40) as f64 / f64::from(1 << 24)
     }
 
     /// A whole number below `end`, which is not 0.
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.bits() % end as u64) as usize
     }
 
     /// A normal number of mean 0 and variance 1 (Box and Muller).
-    pub fn normal(&mut self) -> f64 {
+    pub(crate) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
     /// Normal numbers times `scale`, rounded to the type.
-    pub fn normals(&mut self, dtype: Dtype, len: usize, scale: f64) -> Tensor {
+    pub(crate) fn normals(&mut self, dtype: Dtype, len: usize, scale: f64) -> Tensor {
         if len >= MANY {
             return Tensor::drawn(Drawn::normals(dtype, len, scale, self));
         }
@@ -49,7 +49,7 @@ impl Random {
     }
 
     /// All codes of a small type alike; a number of them that fills whole bytes.
-    pub fn codes(&mut self, dtype: Dtype, len: usize) -> Tensor {
+    pub(crate) fn codes(&mut self, dtype: Dtype, len: usize) -> Tensor {
         if len >= MANY {
             return Tensor::drawn(Drawn::codes(dtype, len, self));
         }
@@ -58,7 +58,7 @@ impl Random {
     }
 
     /// Whole numbers below `end`. The first two are the ends of the range.
-    pub fn indices(&mut self, len: usize, end: usize) -> Tensor {
+    pub(crate) fn indices(&mut self, len: usize, end: usize) -> Tensor {
         let index = |i| match i {
             0 => end - 1,
             1 => 0,
@@ -68,7 +68,7 @@ impl Random {
     }
 
     /// Puts the items in a random order (Fisher and Yates).
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));
         }

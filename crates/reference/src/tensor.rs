@@ -17,7 +17,6 @@ pub struct Tensor {
 /// How the elements are kept.
 #[derive(Clone, Debug)]
 enum Elements {
-    /// Each of them.
     Held(Arc<Vec<f64>>),
     /// By how they were drawn: those of a real model's weights would not fit the memory as f64.
     Drawn(Arc<Drawn>),

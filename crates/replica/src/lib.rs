@@ -20,9 +20,7 @@ pub enum Line<T> {
     Alive,
     /// What it has to tell.
     Told(T),
-    /// It cannot go on.
     Failed {
-        /// Why.
         message: String,
         /// What to do about it.
         hint: Option<String>,
@@ -74,7 +72,6 @@ impl From<Request> for Asked {
     }
 }
 
-/// Without the mask.
 impl From<Asked> for Request {
     fn from(asked: Asked) -> Self {
         let changes = LogitChanges {

@@ -36,16 +36,13 @@ pub enum ReplicaError {
     NotStarted {
         /// Where it was to run.
         device: String,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// It says that it cannot go on.
     #[error("the replica on {device} cannot go on: {message}")]
     Failed {
-        /// Where it ran.
         device: String,
-        /// Why.
         message: String,
         /// What to do about it.
         hint: Option<String>,
@@ -53,11 +50,8 @@ pub enum ReplicaError {
     /// Its process is gone.
     #[error("the replica on {device} (process {pid}) {how}{last_words}")]
     Ended {
-        /// Where it ran.
         device: String,
-        /// Its number.
         pid: u32,
-        /// How it ended.
         how: String,
         /// What it printed last, behind a colon; or nothing.
         last_words: String,
@@ -65,11 +59,8 @@ pub enum ReplicaError {
     /// Its process is there, and says nothing.
     #[error("the replica on {device} (process {pid}) has said nothing for {seconds} s{state}")]
     Silent {
-        /// Where it ran.
         device: String,
-        /// Its number.
         pid: u32,
-        /// For how long.
         seconds: u64,
         /// What the system says of it, behind a comma; or nothing.
         state: &'static str,
@@ -90,7 +81,6 @@ impl Hint for ReplicaError {
 pub struct Start {
     /// The program; it is to use [`super::child`].
     pub program: PathBuf,
-    /// Its arguments.
     pub words: Vec<OsString>,
     /// Where it runs, for people.
     pub device: String,

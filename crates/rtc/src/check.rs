@@ -9,9 +9,9 @@ use crate::sys::{self, Api};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The number, as in `hiprtcResult`.
-    pub code: i32,
+    pub(crate) code: i32,
     /// What `hiprtcGetErrorString` says, such as `HIPRTC_ERROR_COMPILATION`.
-    pub name: String,
+    pub(crate) name: String,
 }
 
 impl fmt::Display for Status {

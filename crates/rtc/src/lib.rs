@@ -83,12 +83,7 @@ pub enum CompileError {
     },
     /// Another call than the compilation itself failed.
     #[error("`{call}` failed: {status}")]
-    Call {
-        /// The C function.
-        call: String,
-        /// What it returned.
-        status: Status,
-    },
+    Call { call: String, status: Status },
 }
 
 /// What the compiler made.
@@ -125,11 +120,6 @@ impl Rtc {
             Api::load(compiler, path)
         })?;
         Ok(Self { compiler, api, path })
-    }
-
-    /// The candidate that was opened.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Compiles `source` with `options`, in order; `name` stands for the file's name in messages.

@@ -9,7 +9,7 @@ use libloading::Library;
 use crate::Compiler;
 
 /// `hiprtcResult`, `nvrtcResult`. An integer and not an enum: a newer library may return what we do not know.
-pub(crate) type Status = c_int;
+pub type Status = c_int;
 
 /// `HIPRTC_SUCCESS`, `NVRTC_SUCCESS`.
 pub(crate) const SUCCESS: Status = 0;
@@ -33,14 +33,14 @@ type GetErrorString = unsafe extern "C" fn(status: Status) -> *const c_char;
 
 /// The function pointers, valid as long as this lives.
 pub(crate) struct Api {
-    pub create_program: CreateProgram,
-    pub compile_program: CompileProgram,
-    pub destroy_program: DestroyProgram,
-    pub get_log_size: GetSize,
-    pub get_log: GetBytes,
-    pub get_code_size: GetSize,
-    pub get_code: GetBytes,
-    pub get_error_string: GetErrorString,
+    pub(crate) create_program: CreateProgram,
+    pub(crate) compile_program: CompileProgram,
+    pub(crate) destroy_program: DestroyProgram,
+    pub(crate) get_log_size: GetSize,
+    pub(crate) get_log: GetBytes,
+    pub(crate) get_code_size: GetSize,
+    pub(crate) get_code: GetBytes,
+    pub(crate) get_error_string: GetErrorString,
     // Never closed: that would run the destructors of all of LLVM in a process that is about to end anyway.
     _library: ManuallyDrop<Library>,
 }

@@ -13,44 +13,37 @@ use chat::{Made, Part, Phase};
 use engine::scheduler::{FinishReason, LogitRowLogprobs};
 use model::tokenizer::Tokenizer;
 
-/// What an item is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// What the model thinks.
     Reasoning,
-    /// What it says.
     Message(Phase),
-    /// A call.
     Call {
         /// What the result has to name.
         id: String,
-        /// What is called.
         function: Function,
     },
 }
 
 /// A token that is part of a message's text, and how probable it was.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Drawn {
-    /// Its id.
-    pub token: u32,
+pub(crate) struct Drawn {
+    pub(crate) token: u32,
     /// How probable it and others were.
-    pub logprobs: LogitRowLogprobs,
+    pub(crate) logprobs: LogitRowLogprobs,
 }
 
 /// What became known of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub(crate) enum Step {
     /// An item begins. No other is open.
     Opened(Kind),
     /// More text of the open item: of a call, its arguments.
     Text {
-        /// Whole characters.
         text: String,
         /// The tokens of it, of messages in requests that ask for them.
         drawn: Vec<Drawn>,
     },
-    /// The open item ends.
     Closed {
         /// It was not cut by the most tokens that there may be.
         is_whole: bool,
@@ -59,7 +52,7 @@ pub enum Step {
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub(crate) enum Finish {
     /// The model said all that it had to, or a stop string came.
     Stop,
     /// There may be no more tokens.
@@ -69,8 +62,7 @@ pub enum Finish {
 }
 
 impl Finish {
-    /// As chat names it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
@@ -81,18 +73,18 @@ impl Finish {
 
 /// What an answer is made with.
 #[derive(Clone, Debug)]
-pub struct Making {
+pub(crate) struct Making {
     /// To tell how long tokens are.
-    pub tokenizer: Tokenizer,
+    pub(crate) tokenizer: Tokenizer,
     /// The names of functions.
-    pub tools: Tools,
+    pub(crate) tools: Tools,
     /// Where visible text ends.
-    pub stop: StopText,
+    pub(crate) stop: StopText,
 }
 
 /// An answer in the making.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     parser: Box<dyn AnswerParser>,
     making: Arc<Making>,
     open: Option<Open>,
@@ -119,14 +111,14 @@ struct Open {
 
 impl Answer {
     /// Nothing yet. The ids of calls are made of `id`.
-    pub fn new(parser: Box<dyn AnswerParser>, making: Arc<Making>, id: String) -> Self {
+    pub(crate) fn new(parser: Box<dyn AnswerParser>, making: Arc<Making>, id: String) -> Self {
         let (has_stopped, was_cut, n_tokens, n_calls) = (false, false, 0, 0);
         let (drawn, turn) = (Vec::new(), Vec::new());
         Self { parser, making, open: None, id, n_calls, has_stopped, was_cut, n_tokens, drawn, turn }
     }
 
     /// Takes the next token. None are taken once [it is over](Self::is_over).
-    pub fn push(&mut self, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) -> Vec<Step> {
+    pub(crate) fn push(&mut self, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) -> Vec<Step> {
         let mut steps = Vec::new();
         if self.is_over() {
             return steps;
@@ -141,7 +133,7 @@ impl Answer {
     }
 
     /// Ends the answer: `reason` is why no more tokens come.
-    pub fn finish(&mut self, reason: FinishReason) -> Vec<Step> {
+    pub(crate) fn finish(&mut self, reason: FinishReason) -> Vec<Step> {
         let mut steps = Vec::new();
         if !self.is_over() {
             self.was_cut = reason == FinishReason::Length;
@@ -152,12 +144,11 @@ impl Answer {
     }
 
     /// Whether all that comes is not part of it.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.has_stopped || self.parser.is_over()
     }
 
-    /// Why it ended.
-    pub fn finish_reason(&self) -> Finish {
+    pub(crate) fn finish_reason(&self) -> Finish {
         match (self.was_cut, self.n_calls) {
             (true, _) => Finish::Length,
             (false, 0) => Finish::Stop,
@@ -166,22 +157,22 @@ impl Answer {
     }
 
     /// All tokens that were taken.
-    pub fn n_tokens(&self) -> usize {
+    pub(crate) fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
     /// Those of reasoning, with its headers.
-    pub fn n_reasoning_tokens(&self) -> usize {
+    pub(crate) fn n_reasoning_tokens(&self) -> usize {
         self.parser.n_reasoning_tokens()
     }
 
     /// What had to be read otherwise than it was written, and how often.
-    pub fn repairs(&self) -> Vec<(&'static str, usize)> {
+    pub(crate) fn repairs(&self) -> Vec<(&'static str, usize)> {
         self.parser.repairs()
     }
 
     /// The messages that ended, for when they come back.
-    pub fn turn(&self) -> &Turn {
+    pub(crate) fn turn(&self) -> &Turn {
         &self.turn
     }
 

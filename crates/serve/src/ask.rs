@@ -27,50 +27,49 @@ const CONSTRAINTS: [&str; 9] = [
 
 /// How an answer is to be made.
 #[derive(Debug)]
-pub struct Ask {
+pub(crate) struct Ask {
     /// As the client named it; absent, the one that is served.
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// How tokens are chosen.
-    pub sampling: SamplingFields,
+    pub(crate) sampling: SamplingFields,
     /// Tokens at most, reasoning included.
-    pub max_tokens: Option<usize>,
+    pub(crate) max_tokens: Option<usize>,
     /// How long to think; none is not at all.
-    pub effort: Option<Reasoning>,
+    pub(crate) effort: Option<Reasoning>,
     /// Whether the client said so.
-    pub names_effort: bool,
-    /// Functions.
-    pub tools: Tools,
+    pub(crate) names_effort: bool,
+    pub(crate) tools: Tools,
     /// What the text is to be.
-    pub format: TextFormat,
+    pub(crate) format: TextFormat,
     /// Where visible text ends.
-    pub stop: StopText,
+    pub(crate) stop: StopText,
     /// Go on behind the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
-    pub ignore_eos: bool,
+    pub(crate) ignore_eos: bool,
     /// With `Some(k)`, log-probabilities of the tokens of messages, and of the k most probable others.
-    pub n_logprobs: Option<usize>,
+    pub(crate) n_logprobs: Option<usize>,
     /// Tell it as it comes.
-    pub stream: bool,
+    pub(crate) stream: bool,
 }
 
 impl Ask {
     /// Whether nobody sees an answer before its end, which the model alone makes.
-    pub fn is_seldom(&self) -> bool {
+    pub(crate) fn is_seldom(&self) -> bool {
         !self.stream && self.stop.is_empty()
     }
 
     /// Whether the answer has to be of a form: that of its text, or of calls.
-    pub fn is_bound(&self) -> bool {
+    pub(crate) fn is_bound(&self) -> bool {
         self.format != TextFormat::Text || self.tools.choice != ToolChoice::None
     }
 
     /// Whether it goes on behind the tokens that end an answer. An answer with a form ends with it: text behind it
     /// would break the form.
-    pub fn goes_on(&self) -> bool {
+    pub(crate) fn goes_on(&self) -> bool {
         self.ignore_eos && !self.is_bound()
     }
 
     /// How long to think, as chat formats take it.
-    pub fn thinking(&self) -> Thinking {
+    pub(crate) fn thinking(&self) -> Thinking {
         match self.effort {
             None => Thinking::No,
             Some(effort) if self.names_effort => Thinking::Effort(effort),
@@ -82,7 +81,7 @@ impl Ask {
     ///
     /// # Errors
     /// A value that may not be.
-    pub fn read(body: &Field, tools: Tools, format: TextFormat) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field, tools: Tools, format: TextFormat) -> Result<Self, ApiError> {
         refuse(body, &CONSTRAINTS)?;
         let flag = |name| body.get(name).map_or(Ok(false), |field| field.flag());
         Ok(Self {
@@ -104,7 +103,7 @@ impl Ask {
     ///
     /// # Errors
     /// Less than 1.
-    pub fn max_tokens(body: &Field, names: &[&str]) -> Result<Option<usize>, ApiError> {
+    pub(crate) fn max_tokens(body: &Field, names: &[&str]) -> Result<Option<usize>, ApiError> {
         let field = names.iter().find_map(|name| body.get(name));
         let max_tokens = field.map(|field| field.integer(1..=i64::MAX)).transpose()?;
         Ok(max_tokens.map(|max_tokens| usize::try_from(max_tokens).unwrap_or(usize::MAX)))
@@ -114,7 +113,7 @@ impl Ask {
     ///
     /// # Errors
     /// More than can be had.
-    pub fn top_logprobs(body: &Field) -> Result<Option<usize>, ApiError> {
+    pub(crate) fn top_logprobs(body: &Field) -> Result<Option<usize>, ApiError> {
         let most = Request::MAX_LOGPROBS as i64;
         let top = body.get("top_logprobs").map(|field| field.integer(0..=most)).transpose()?;
         Ok(top.map(|top| usize::try_from(top).unwrap_or(0)))
@@ -161,7 +160,7 @@ fn stops(body: &Field) -> Result<Vec<String>, ApiError> {
 ///
 /// # Errors
 /// A part of another type: only text can be read.
-pub fn content_text(content: &Field) -> Result<String, ApiError> {
+pub(crate) fn content_text(content: &Field) -> Result<String, ApiError> {
     if let Value::String(text) = content.value() {
         return Ok(text.clone());
     }
@@ -181,7 +180,7 @@ pub fn content_text(content: &Field) -> Result<String, ApiError> {
 }
 
 /// A call of a function that a client gives back.
-pub fn call(id: String, name: &str, arguments: &str) -> Part {
+pub(crate) fn call(id: String, name: &str, arguments: &str) -> Part {
     Part::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
 }
 

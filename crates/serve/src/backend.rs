@@ -40,15 +40,14 @@ pub trait Backend: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelFacts {
     /// Longest sequence, prompt and answer, in tokens.
-    pub context_tokens: usize,
-    /// Ids are below it.
-    pub vocab_size: usize,
+    pub(crate) context_tokens: usize,
+    pub(crate) vocab_size: usize,
     /// Changes when the text of an answer could: `fp_` and hexadecimal digits.
-    pub fingerprint: String,
+    pub(crate) fingerprint: String,
     /// When the model was loaded, in seconds since 1970.
-    pub created: u64,
+    pub(crate) created: u64,
     /// Answers that may run and wait at a time: nobody may ask for more at once.
-    pub most_answers: usize,
+    pub(crate) most_answers: usize,
 }
 
 /// How much there is to do, and what was done so far.
@@ -59,7 +58,7 @@ pub struct Figures {
     /// Requests that wait for one.
     pub waiting: usize,
     /// Blocks of the KV cache that sequences hold, of all: 0 to 1.
-    pub kv_usage: f64,
+    pub(crate) kv_usage: f64,
 }
 
 /// What is known of a replica.
@@ -78,13 +77,10 @@ pub struct ReplicaFigures {
 /// Whether requests can be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// They can.
     Ok,
     /// Some replicas take requests, or none that is to be started again.
     Degraded {
-        /// Those that do.
         n_up: usize,
-        /// All of them.
         n: usize,
     },
     /// The program is about to end.
@@ -98,7 +94,6 @@ pub enum Health {
 /// Why a request was not queued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The queue is full.
     Overloaded {
         /// By the rate at which requests ended lately, when it has room again.
         retry_after: Duration,
@@ -113,7 +108,7 @@ pub enum Refused {
 
 impl Refused {
     /// As a client is told; `param` is the field that the prompt is made of.
-    pub fn into_error(self, param: &str) -> ApiError {
+    pub(crate) fn into_error(self, param: &str) -> ApiError {
         match self {
             Self::Overloaded { retry_after } => {
                 ApiError::unavailable("overloaded", "too many requests are waiting", Some(retry_after))

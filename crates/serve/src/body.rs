@@ -21,10 +21,10 @@ use super::error::ApiError;
 use super::request_log::Record;
 
 /// Longest body, in bytes.
-pub const MAX_BYTES: usize = 32 << 20;
+pub(crate) const MAX_BYTES: usize = 32 << 20;
 
 /// In this time a body has to be there.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What the values of a body may take in memory, its texts apart.
 const MAX_VALUE_BYTES: usize = 16 << 20;
@@ -34,10 +34,10 @@ const MIN_TEXT_BYTES: usize = 1 << 20;
 
 /// A JSON body as a `T`.
 #[derive(Clone, Copy, Debug)]
-pub struct Json<T>(pub T);
+pub(crate) struct Json<T>(pub T);
 
 /// What a body may be read as.
-pub trait FromBody: DeserializeOwned + Send + 'static {
+pub(crate) trait FromBody: DeserializeOwned + Send + 'static {
     /// Whether its texts are all of one prompt, and not each a prompt of its own.
     const IS_ONE_PROMPT: bool = true;
 
@@ -264,7 +264,7 @@ fn text_len(json: &[u8], at: &mut usize) -> usize {
 ///
 /// # Errors
 /// `invalid_json` where it is none, else `missing_required_parameter` or `invalid_value` with the path of the field.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -274,17 +274,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// As [`parse`], of JSON that was read already; `prefix` is the path of the value in the body.
-///
-/// # Errors
 /// As [`parse`].
-pub fn from_value<T: DeserializeOwned>(prefix: &str, value: serde_json::Value) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let path = error.path().to_string();
-        of_serde(&joined(prefix, &path), error.inner())
-    })
-}
-
 fn of_serde(path: &str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();
     // serde_json's words end in a place of the bytes, which the path says better.

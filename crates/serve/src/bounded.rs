@@ -5,28 +5,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Entries.
-    pub max_entries: usize,
+pub(crate) struct Limits {
+    pub(crate) max_entries: usize,
     /// Bytes of all entries, as their owner counts them.
     pub max_bytes: usize,
     /// Time since an entry was last used.
-    pub max_age: Duration,
+    pub(crate) max_age: Duration,
 }
 
 #[cfg(test)]
 impl Limits {
     /// More than a test fills.
-    pub fn for_tests() -> Self {
+    pub(crate) fn for_tests() -> Self {
         Self { max_entries: 100, max_bytes: 1 << 20, max_age: Duration::from_secs(3600) }
     }
 }
 
-/// The map.
 #[derive(Debug)]
-pub struct Bounded<K, V> {
+pub(crate) struct Bounded<K, V> {
     limits: Limits,
     entries: HashMap<K, Entry<V>>,
     by_last_use: BTreeMap<u64, K>,
@@ -43,13 +40,12 @@ struct Entry<V> {
 }
 
 impl<K: Hash + Eq + Clone, V> Bounded<K, V> {
-    /// An empty one.
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self { limits, entries: HashMap::new(), by_last_use: BTreeMap::new(), n_uses: 0, n_bytes: 0 }
     }
 
     /// Keeps a value of so many bytes, instead of the one that its key had. A value above the limit is not kept.
-    pub fn insert(&mut self, key: K, value: V, bytes: usize) {
+    pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
         self.remove(&key);
         if bytes > self.limits.max_bytes {
             return;
@@ -62,7 +58,7 @@ impl<K: Hash + Eq + Clone, V> Bounded<K, V> {
     }
 
     /// The value, which is used thereby.
-    pub fn get<Q>(&mut self, key: &Q) -> Option<&V>
+    pub(crate) fn get<Q>(&mut self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -78,7 +74,7 @@ impl<K: Hash + Eq + Clone, V> Bounded<K, V> {
     }
 
     /// Forgets a value, and gives it.
-    pub fn remove<Q>(&mut self, key: &Q) -> Option<V>
+    pub(crate) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,

@@ -14,13 +14,11 @@ use engine::scheduler::FinishReason;
 
 /// What became known of one of the answers.
 #[derive(Debug)]
-pub struct News {
-    /// Which.
-    pub index: usize,
+pub(crate) struct News {
+    pub(crate) index: usize,
     /// What was added to it.
-    pub steps: Vec<Step>,
-    /// If it is over.
-    pub finish: Option<Finish>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) finish: Option<Finish>,
 }
 
 /// Adds a step to those that are told at a time: text that follows text is one.
@@ -36,19 +34,17 @@ fn add(steps: &mut Vec<Step>, step: Step) {
 
 /// Tokens that an answer took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Of the prompt.
-    pub n_prompt: usize,
+pub(crate) struct Usage {
+    pub(crate) n_prompt: usize,
     /// Of the prompt, those that were computed before.
-    pub n_cached: usize,
-    /// Of all answers.
-    pub n_answer: usize,
+    pub(crate) n_cached: usize,
+    pub(crate) n_answer: usize,
     /// Of these, those of reasoning.
-    pub n_reasoning: usize,
+    pub(crate) n_reasoning: usize,
 }
 
 /// The answers of a request. Dropping them ends their generation.
-pub struct Choices {
+pub(crate) struct Choices {
     server: Arc<Server>,
     scope: Scope,
     n_prompt: usize,
@@ -64,24 +60,22 @@ struct Choice {
 
 impl Choices {
     /// Generations and what is to become of them.
-    pub fn new(server: Arc<Server>, scope: Scope, n_prompt: usize, choices: Vec<(Generation, Answer)>) -> Self {
+    pub(crate) fn new(server: Arc<Server>, scope: Scope, n_prompt: usize, choices: Vec<(Generation, Answer)>) -> Self {
         let choice = |(generation, answer)| Choice { generation: Some(generation), answer };
         let choices = choices.into_iter().map(choice).collect();
         Self { server, scope, n_prompt, n_cached: None, choices }
     }
 
-    /// How many they are.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.choices.len()
     }
 
-    /// One of them.
-    pub fn answer(&self, index: usize) -> &Answer {
+    pub(crate) fn answer(&self, index: usize) -> &Answer {
         &self.choices[index].answer
     }
 
     /// What was taken so far.
-    pub fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         let sum = |count: fn(&Answer) -> usize| self.choices.iter().map(|choice| count(&choice.answer)).sum();
         Usage {
             n_prompt: self.n_prompt,
@@ -95,7 +89,7 @@ impl Choices {
     ///
     /// # Errors
     /// A generation failed: nothing comes after it.
-    pub async fn next(&mut self) -> Option<Result<News, ApiError>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<News, ApiError>> {
         let (index, chunk) = self.next_chunk().await?;
         if index == 0 {
             self.n_cached = self.n_cached.or(chunk.cached_tokens);

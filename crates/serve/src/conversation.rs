@@ -9,8 +9,7 @@ use chat::{Made, Part, Phase, Turn};
 
 /// A piece of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
-    /// Instructions.
+pub(crate) enum Entry {
     Developer(String),
     /// What the person says.
     User(String),
@@ -20,9 +19,7 @@ pub enum Entry {
     Made(Arc<MadeTurn>),
     /// What a call came to.
     Result {
-        /// Which call.
         call_id: String,
-        /// What the tool says.
         text: String,
         /// Where the id stands in the request, for errors.
         path: String,
@@ -31,7 +28,7 @@ pub enum Entry {
 
 impl Entry {
     /// Bytes that it takes, about.
-    pub fn size_bytes(&self) -> usize {
+    pub(crate) fn size_bytes(&self) -> usize {
         64 + match self {
             Self::Developer(text) | Self::User(text) | Self::Result { text, .. } => text.len(),
             Self::Assistant(turn) => history::size_bytes(turn),
@@ -54,7 +51,7 @@ enum Line<'a> {
 ///
 /// # Errors
 /// A result of a call that is not there, or a second one.
-pub fn turns(entries: &[&Entry], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
+pub(crate) fn turns(entries: &[&Entry], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
     let known: Vec<Option<Arc<MadeTurn>>> = entries
         .iter()
         .map(|entry| match entry {

@@ -148,7 +148,6 @@ impl Shared {
         self.failing.fail(failure);
     }
 
-    /// The loop turned.
     fn turn(&self, is_working: bool) {
         let ms = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.turned_ms.store(ms, Ordering::Relaxed);

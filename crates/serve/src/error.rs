@@ -10,19 +10,18 @@ use super::mailbox::Failed;
 
 /// An error that a client is told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApiError {
-    /// The HTTP status.
-    pub status: StatusCode,
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
     /// `invalid_request_error`, `rate_limit_error` or `server_error`.
-    pub kind: &'static str,
+    pub(crate) kind: &'static str,
     /// What programs tell errors apart by.
-    pub code: Option<&'static str>,
+    pub(crate) code: Option<&'static str>,
     /// What happened, for people.
-    pub message: String,
+    pub(crate) message: String,
     /// The path of the field that is wrong: `messages[2].content[0].type`.
-    pub param: Option<String>,
+    pub(crate) param: Option<String>,
     /// When it is worth trying again.
-    pub retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl ApiError {
@@ -36,57 +35,57 @@ impl ApiError {
     }
 
     /// The same, about this field.
-    pub fn with_param(self, param: impl Into<String>) -> Self {
+    pub(crate) fn with_param(self, param: impl Into<String>) -> Self {
         Self { param: Some(shortened(param.into(), MAX_PARAM)), ..self }
     }
 
     /// 400: a field has a value that it may not have.
-    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, "invalid_value", message).with_param(param)
     }
 
     /// 400: a field that must be there is not.
-    pub fn missing(param: impl Into<String>) -> Self {
+    pub(crate) fn missing(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::request(StatusCode::BAD_REQUEST, "missing_required_parameter", format!("`{param}` is missing"))
             .with_param(param)
     }
 
     /// 400: the field is part of the API and nothing here does it.
-    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, "unsupported_parameter", message).with_param(param)
     }
 
     /// 400: the field is supported, this value of it is not.
-    pub fn unsupported_value(param: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn unsupported_value(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, "unsupported_value", message).with_param(param)
     }
 
     /// 400 with a code of its own.
-    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, code, message)
     }
 
     /// 400: the body is no JSON.
-    pub fn invalid_json(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid_json(message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, "invalid_json", message)
     }
 
     /// 400: the prompt alone does not fit the context.
-    pub fn context_length(param: impl Into<String>, n_prompt: usize, context_tokens: usize) -> Self {
+    pub(crate) fn context_length(param: impl Into<String>, n_prompt: usize, context_tokens: usize) -> Self {
         let message = format!("the prompt has {n_prompt} tokens, the context of this model has {context_tokens}");
         Self::too_long(message).with_param(param)
     }
 
     /// 400: the prompt has more tokens than the context; it was not encoded to its end.
-    pub fn more_than_context(param: impl Into<String>, context_tokens: usize) -> Self {
+    pub(crate) fn more_than_context(param: impl Into<String>, context_tokens: usize) -> Self {
         let param = param.into();
         let message = format!("`{param}` has more than {context_tokens} tokens, which is the context of this model");
         Self::too_long(message).with_param(param)
     }
 
     /// 400: `what` has more bytes than are taken for the context, whatever their tokens are.
-    pub fn too_many_bytes(what: &str, n_bytes: usize, max_bytes: usize, context_tokens: usize) -> Self {
+    pub(crate) fn too_many_bytes(what: &str, n_bytes: usize, max_bytes: usize, context_tokens: usize) -> Self {
         Self::too_long(format!(
             "{what} has {n_bytes} bytes, at most {max_bytes} are taken for a context of {context_tokens} tokens"
         ))
@@ -97,7 +96,7 @@ impl ApiError {
     }
 
     /// 403: `Host` names a host that this server does not serve.
-    pub fn host_not_allowed(host: &str) -> Self {
+    pub(crate) fn host_not_allowed(host: &str) -> Self {
         let host: String = host.chars().take(100).collect();
         let message = format!(
             "this server does not answer for the host `{host}`; `--allowed-hosts` names those that it answers for besides \
@@ -107,47 +106,47 @@ impl ApiError {
     }
 
     /// 401.
-    pub fn invalid_api_key(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid_api_key(message: impl Into<String>) -> Self {
         Self::request(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
     /// 404: no such path or stored thing.
-    pub fn not_found(message: impl Into<String>) -> Self {
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::request(StatusCode::NOT_FOUND, "not_found", message)
     }
 
     /// 404: no such model.
-    pub fn model_not_found(asked: &str, served: &[String]) -> Self {
+    pub(crate) fn model_not_found(asked: &str, served: &[String]) -> Self {
         let names = served.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let message = format!("the model `{asked}` is not served here; served: {names}");
         Self::request(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
     /// 405.
-    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+    pub(crate) fn method_not_allowed(message: impl Into<String>) -> Self {
         Self::request(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
     }
 
     /// 408: the body did not come in time.
-    pub fn body_timeout(seconds: u64) -> Self {
+    pub(crate) fn body_timeout(seconds: u64) -> Self {
         let message = format!("the body did not arrive within {seconds} s");
         Self::request(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
     /// 413.
-    pub fn body_too_large(limit_bytes: usize) -> Self {
+    pub(crate) fn body_too_large(limit_bytes: usize) -> Self {
         let message = format!("the body may have {} MiB", limit_bytes >> 20);
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
     /// 413: what a body is made of takes much more memory than its bytes.
-    pub fn too_many_values(limit_bytes: usize) -> Self {
+    pub(crate) fn too_many_values(limit_bytes: usize) -> Self {
         let message = format!("the lists and objects of the body would take more than {} MiB", limit_bytes >> 20);
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
     /// 415. `found` is what the request says of its body, if it does.
-    pub fn not_json(found: Option<&str>) -> Self {
+    pub(crate) fn not_json(found: Option<&str>) -> Self {
         let found = match found {
             Some(found) => format!("the request says `{}`", found.chars().take(100).collect::<String>()),
             None => "the request has no `Content-Type`".to_owned(),
@@ -157,24 +156,24 @@ impl ApiError {
     }
 
     /// 500: a mistake of this program's.
-    pub fn internal(message: impl Into<String>) -> Self {
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
     /// 503 with one of the codes that clients may wait on: `overloaded`, `loading`, `shutting_down`, `engine_failed`,
     /// `timeout`.
-    pub fn unavailable(code: &'static str, message: impl Into<String>, retry_after: Option<Duration>) -> Self {
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>, retry_after: Option<Duration>) -> Self {
         Self { retry_after, ..Self::server(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
     /// 503: no replica takes requests until one of them is there again.
-    pub fn restarting() -> Self {
+    pub(crate) fn restarting() -> Self {
         let message = "no replica of the model is there; they are being started again";
         Self::unavailable("loading", message, Some(Duration::from_secs(1)))
     }
 
     /// The JSON that tells of it, as a body or as an event of a stream.
-    pub fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         let Self { kind, code, message, param, .. } = self;
         json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
     }

@@ -24,12 +24,10 @@ impl Hint for EngineFailure {
 #[derive(Debug, Default)]
 pub struct Failing {
     failed: Mutex<Option<EngineFailure>>,
-    /// Told when it has.
     told: Notify,
 }
 
 impl Failing {
-    /// It has.
     pub(super) fn fail(&self, failure: EngineFailure) {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         self.told.notify_waiters();

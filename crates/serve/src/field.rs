@@ -9,7 +9,7 @@ use super::error::ApiError;
 
 /// A value of a request's body.
 #[derive(Clone, Debug)]
-pub struct Field<'a> {
+pub(crate) struct Field<'a> {
     path: String,
     value: &'a Value,
 }
@@ -19,28 +19,28 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is no object.
-    pub fn body(value: &'a Value) -> Result<Self, ApiError> {
+    pub(crate) fn body(value: &'a Value) -> Result<Self, ApiError> {
         let body = Self { path: String::new(), value };
         if value.is_object() { Ok(body) } else { Err(body.wrong("an object")) }
     }
 
     /// Its path: `messages[2].content[0].type`.
-    pub fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
     /// The value as it came.
-    pub fn value(&self) -> &'a Value {
+    pub(crate) fn value(&self) -> &'a Value {
         self.value
     }
 
     /// Another value in the same place.
-    pub fn with<'b>(&self, value: &'b Value) -> Field<'b> {
+    pub(crate) fn with<'b>(&self, value: &'b Value) -> Field<'b> {
         Field { path: self.path.clone(), value }
     }
 
     /// A field of this object; `null` is as good as absent.
-    pub fn get(&self, name: &str) -> Option<Field<'a>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Field<'a>> {
         let value = self.value.get(name).filter(|value| !value.is_null())?;
         let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
         Some(Field { path, value })
@@ -50,7 +50,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is not, or this is no object.
-    pub fn need(&self, name: &str) -> Result<Field<'a>, ApiError> {
+    pub(crate) fn need(&self, name: &str) -> Result<Field<'a>, ApiError> {
         self.object()?;
         self.get(name).ok_or_else(|| {
             let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
@@ -62,7 +62,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is not.
-    pub fn object(&self) -> Result<&Self, ApiError> {
+    pub(crate) fn object(&self) -> Result<&Self, ApiError> {
         if self.value.is_object() { Ok(self) } else { Err(self.wrong("an object")) }
     }
 
@@ -70,7 +70,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is none.
-    pub fn text(&self) -> Result<&'a str, ApiError> {
+    pub(crate) fn text(&self) -> Result<&'a str, ApiError> {
         self.value.as_str().ok_or_else(|| self.wrong("a string"))
     }
 
@@ -78,7 +78,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is neither.
-    pub fn flag(&self) -> Result<bool, ApiError> {
+    pub(crate) fn flag(&self) -> Result<bool, ApiError> {
         self.value.as_bool().ok_or_else(|| self.wrong("true or false"))
     }
 
@@ -86,7 +86,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is none, or outside.
-    pub fn number(&self, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
+    pub(crate) fn number(&self, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
         let number = self.value.as_f64().filter(|number| range.contains(number));
         number.ok_or_else(|| self.wrong(&format!("a number from {} to {}", range.start(), range.end())))
     }
@@ -95,7 +95,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is none, or outside.
-    pub fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
+    pub(crate) fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
         let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64);
         let integer = self.value.as_i64().or_else(|| self.value.as_f64().and_then(whole));
         integer.filter(|integer| range.contains(integer)).ok_or_else(|| {
@@ -111,7 +111,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is none.
-    pub fn list(&self) -> Result<Vec<Field<'a>>, ApiError> {
+    pub(crate) fn list(&self) -> Result<Vec<Field<'a>>, ApiError> {
         let list = self.value.as_array().ok_or_else(|| self.wrong("a list"))?;
         let element = |(i, value)| Field { path: format!("{}[{i}]", self.path), value };
         Ok(list.iter().enumerate().map(element).collect())
@@ -121,7 +121,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// It is none of them.
-    pub fn one_of<T: Copy>(&self, names: &[(&str, T)]) -> Result<T, ApiError> {
+    pub(crate) fn one_of<T: Copy>(&self, names: &[(&str, T)]) -> Result<T, ApiError> {
         let found = self.value.as_str().and_then(|text| names.iter().find(|(name, _)| *name == text));
         found.map(|&(_, meaning)| meaning).ok_or_else(|| {
             let names: Vec<String> = names.iter().map(|(name, _)| format!("`{name}`")).collect();
@@ -133,18 +133,17 @@ impl<'a> Field<'a> {
     }
 
     /// The error of a value that is not what it should be.
-    pub fn wrong(&self, expected: &str) -> ApiError {
+    pub(crate) fn wrong(&self, expected: &str) -> ApiError {
         let place = if self.path.is_empty() { "the body".to_owned() } else { format!("`{}`", self.path) };
         self.error("invalid_value", format!("{place} should be {expected}, but is {}", shown(self.value)))
     }
 
     /// The error of a value that is right, and that this server does not do.
-    pub fn unsupported(&self, why: &str) -> ApiError {
+    pub(crate) fn unsupported(&self, why: &str) -> ApiError {
         ApiError::unsupported_value(&self.path, format!("`{}`: {why}", self.path))
     }
 
-    /// An error here.
-    pub fn error(&self, code: &'static str, message: String) -> ApiError {
+    pub(crate) fn error(&self, code: &'static str, message: String) -> ApiError {
         let error = ApiError::bad_request(code, message);
         if self.path.is_empty() { error } else { error.with_param(&self.path) }
     }
@@ -170,7 +169,7 @@ fn shown(value: &Value) -> String {
 ///
 /// # Errors
 /// One of `names` is there, and is neither `null`, `false`, 0 nor empty.
-pub fn refuse(body: &Field, names: &[&str]) -> Result<(), ApiError> {
+pub(crate) fn refuse(body: &Field, names: &[&str]) -> Result<(), ApiError> {
     for name in names {
         let Some(field) = body.get(name) else { continue };
         let is_nothing = match field.value() {

@@ -13,10 +13,10 @@ use super::bounded::{Bounded, Limits};
 use chat::{BETWEEN_MESSAGES, Made, Part};
 
 /// Whose turns: one scope does not see those of another. It is what a request's API key comes to.
-pub type Scope = u64;
+pub(crate) type Scope = u64;
 
 /// All that was made in one answer.
-pub type Turn = Vec<Made>;
+pub(crate) type Turn = Vec<Made>;
 
 /// The turns with calls that were made lately, by the calls' ids.
 #[derive(Debug)]
@@ -24,7 +24,6 @@ pub struct History {
     turns: Mutex<Bounded<(Scope, String), Arc<Turn>>>,
 }
 
-/// How much is kept.
 const LIMITS: Limits =
     Limits { max_entries: 100_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
 
@@ -35,13 +34,12 @@ impl Default for History {
 }
 
 impl History {
-    /// None yet.
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self { turns: Mutex::new(Bounded::new(limits)) }
     }
 
     /// Keeps a turn; one without calls cannot be found again, and is not kept.
-    pub fn keep(&self, scope: Scope, turn: &Arc<Turn>) {
+    pub(crate) fn keep(&self, scope: Scope, turn: &Arc<Turn>) {
         let bytes = size_bytes(turn);
         for made in turn.iter() {
             if let Part::Call { id, .. } = &made.part {
@@ -52,7 +50,7 @@ impl History {
 
     /// The turn that a client gives back as these parts: the same calls with the same arguments, the same content, and
     /// the same reasoning or none.
-    pub fn find<'a>(&self, scope: Scope, parts: impl IntoIterator<Item = &'a Part>) -> Option<Arc<Turn>> {
+    pub(crate) fn find<'a>(&self, scope: Scope, parts: impl IntoIterator<Item = &'a Part>) -> Option<Arc<Turn>> {
         let parts: Vec<&Part> = parts.into_iter().collect();
         let id = parts.iter().find_map(|part| match part {
             Part::Call { id, .. } => Some(id.clone()),
@@ -68,12 +66,12 @@ impl History {
 }
 
 /// Bytes that a turn takes, about.
-pub fn size_bytes(turn: &Turn) -> usize {
+pub(crate) fn size_bytes(turn: &Turn) -> usize {
     turn.iter().map(|made| made.part.size_bytes() + 4 * made.ids.as_ref().map_or(0, Vec::len)).sum()
 }
 
 /// Several messages of a kind as the one text that chat has for them.
-pub fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(BETWEEN_MESSAGES)
 }
 

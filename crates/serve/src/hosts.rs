@@ -22,7 +22,6 @@ pub struct Hosts {
 }
 
 impl Default for Hosts {
-    /// All of them.
     fn default() -> Self {
         Self { allowed: vec![Allowed::All] }
     }
@@ -31,7 +30,6 @@ impl Default for Hosts {
 /// A host, or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// All of them.
     All,
     /// This one, [`normal`].
     Host(String),

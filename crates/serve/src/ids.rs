@@ -28,7 +28,7 @@ impl Default for Ids {
 
 impl Ids {
     /// The next id: the prefix and 32 hexadecimal digits.
-    pub fn next(&self, prefix: &str) -> String {
+    pub(crate) fn next(&self, prefix: &str) -> String {
         let mut id = String::with_capacity(prefix.len() + 32);
         id.push_str(prefix);
         for byte in &self.random()[..16] {
@@ -38,13 +38,13 @@ impl Ids {
     }
 
     /// A random number: the seed of a request that names none.
-    pub fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         let bytes = self.random();
         u64::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7]])
     }
 
     /// Bytes for a key that nobody else knows.
-    pub fn random(&self) -> [u8; 32] {
+    pub(crate) fn random(&self) -> [u8; 32] {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         Sha256::new().chain_update(self.secret).chain_update(count.to_le_bytes()).finalize().into()
     }

@@ -23,7 +23,6 @@ pub struct Limits {
     pub max_queued_tokens: usize,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
-    /// Ids are below it.
     pub vocab_size: usize,
 }
 
@@ -96,23 +95,24 @@ impl Intake {
     }
 
     /// Takes no more; whoever comes is told this.
-    pub fn close(&self, why: Failed) {
+    pub(crate) fn close(&self, why: Failed) {
         self.counts().closed = Some(why);
     }
 
     /// Whether no more are taken, and why.
-    pub fn closed(&self) -> Option<Failed> {
+    pub(crate) fn closed(&self) -> Option<Failed> {
         self.counts().closed.clone()
     }
 
     /// Requests that wait and run.
-    pub fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> Figures {
         let counts = self.counts();
         Figures { running: counts.running, waiting: counts.waiting, kv_usage: 0.0 }
     }
 
     /// Waits until there is no request.
-    pub async fn empty(&self) {
+    #[cfg(test)]
+    pub(crate) async fn empty(&self) {
         loop {
             let told = self.emptied.notified();
             let Figures { running, waiting, .. } = self.figures();

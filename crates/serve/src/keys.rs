@@ -22,7 +22,7 @@ pub struct Keys {
 /// Who asks: 0 where there are no keys or only one, else a number that belongs to the key. Stored things and cached
 /// prefixes are theirs alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Caller(pub u64);
+pub(crate) struct Caller(pub u64);
 
 /// Paths that need no key.
 const OPEN: [&str; 6] = ["/", "/health", "/v1/health", "/ping", "/v1/ping", "/version"];

@@ -5,19 +5,19 @@
 //! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
 //! common is [`Server`].
 
-pub mod answer;
-pub mod ask;
+pub(crate) mod answer;
+pub(crate) mod ask;
 pub mod backend;
 pub mod body;
-pub mod bounded;
-pub mod chat;
-pub mod choices;
-pub mod completions;
-pub mod conversation;
+pub(crate) mod bounded;
+pub(crate) mod chat;
+pub(crate) mod choices;
+pub(crate) mod completions;
+pub(crate) mod conversation;
 pub mod engine_thread;
-pub mod error;
+pub(crate) mod error;
 pub mod failing;
-pub mod field;
+pub(crate) mod field;
 mod health;
 pub mod history;
 pub mod hosts;
@@ -25,23 +25,23 @@ pub mod ids;
 pub mod intake;
 pub mod keys;
 pub mod listener;
-pub mod logprobs;
+pub(crate) mod logprobs;
 pub mod long_work;
 pub mod mailbox;
 pub mod metrics;
 mod models;
 mod page;
-pub mod prompt;
+pub(crate) mod prompt;
 pub mod replay;
 pub mod replica;
 mod request_log;
 pub mod responses;
-pub mod sampling;
+pub(crate) mod sampling;
 pub mod seal;
-pub mod sse;
-pub mod stop_text;
-pub mod tokens;
-pub mod tools;
+pub(crate) mod sse;
+pub(crate) mod stop_text;
+pub(crate) mod tokens;
+pub(crate) mod tools;
 mod watched_body;
 
 use std::sync::Arc;
@@ -75,7 +75,6 @@ use model::tokenizer::{Tokenizer, TokenizerError};
 
 /// What all handlers share.
 pub struct Server {
-    /// What makes tokens.
     pub backend: Arc<dyn Backend>,
     /// Chats to prompts and back, or why there is no way.
     pub chat: Result<Chat, ChatFormatError>,
@@ -85,9 +84,7 @@ pub struct Server {
     pub ends: Vec<u32>,
     /// What was asked for on the command line.
     pub options: Options,
-    /// What is counted.
     pub metrics: Metrics,
-    /// Makes ids.
     pub ids: Ids,
     /// Turns that were made lately, for when they come back.
     pub history: History,
@@ -97,7 +94,6 @@ pub struct Server {
     pub seal: Seal,
     /// Where long texts become tokens.
     pub long_work: LongWork,
-    /// Room for bodies.
     pub body_room: BodyRoom,
     /// A copy for every request that is being answered.
     pub open: Arc<()>,
@@ -120,7 +116,6 @@ pub struct Options {
     pub any_model: bool,
     /// The date in system messages.
     pub date: Date,
-    /// Who may ask.
     pub keys: Keys,
     /// What a request may call this machine.
     pub hosts: Hosts,
@@ -142,9 +137,7 @@ pub enum Date {
     /// That of the day, in UTC.
     #[default]
     Today,
-    /// This one.
     Fixed(String),
-    /// None.
     Omitted,
 }
 
@@ -153,7 +146,7 @@ impl Server {
     ///
     /// # Errors
     /// What the client is told, before any head is sent.
-    pub fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
+    pub(crate) fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
         let record = Record::current();
         request.cache_salt = record.as_ref().map_or(0, |record| record.caller().0);
         let content = self.options.log_content.then(|| self.tokenizer.clone());
@@ -169,7 +162,7 @@ impl Server {
     ///
     /// # Errors
     /// 400, which names `param`.
-    pub fn check_answers(&self, n: usize, param: &str) -> Result<(), ApiError> {
+    pub(crate) fn check_answers(&self, n: usize, param: &str) -> Result<(), ApiError> {
         let most = self.backend.model().most_answers;
         if n > most {
             let message = format!("the request asks for {n} answers, {most} are the most that run and wait here");
@@ -182,7 +175,7 @@ impl Server {
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
+    pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<String, ApiError> {
         let names = &self.options.model_names;
         match asked.filter(|asked| !asked.is_empty()) {
             None => Ok(names.first().cloned().unwrap_or_default()),
@@ -192,7 +185,7 @@ impl Server {
     }
 
     /// The date for a system message, if one is wanted.
-    pub fn current_date(&self) -> Option<String> {
+    pub(crate) fn current_date(&self) -> Option<String> {
         match &self.options.date {
             Date::Today => Some(today()),
             Date::Fixed(date) => Some(date.clone()),
@@ -204,7 +197,7 @@ impl Server {
     ///
     /// # Errors
     /// The model has no chat format: completions are all that it can do.
-    pub fn chat(&self) -> Result<&Chat, ApiError> {
+    pub(crate) fn chat(&self) -> Result<&Chat, ApiError> {
         self.chat.as_ref().map_err(|error| {
             let hint = error.hint().map_or(String::new(), |hint| format!(" ({hint})"));
             ApiError::bad_request("unsupported_value", format!("this model has no chat format: {error}{hint}"))
@@ -212,7 +205,7 @@ impl Server {
     }
 
     /// The ids after which a model is done in a chat, or waits.
-    pub fn chat_stop_ids(&self) -> Vec<u32> {
+    pub(crate) fn chat_stop_ids(&self) -> Vec<u32> {
         let waits = self.chat.iter().flat_map(|chat| chat.format.stop_ids());
         let mut ids = self.ends.clone();
         ids.extend(waits.filter(|id| !self.ends.contains(id)));
@@ -220,7 +213,7 @@ impl Server {
     }
 
     /// No text that fits the context has more bytes.
-    pub fn max_text_bytes(&self) -> usize {
+    pub(crate) fn max_text_bytes(&self) -> usize {
         self.backend.model().context_tokens.saturating_mul(self.tokenizer.max_token_length())
     }
 
@@ -229,7 +222,7 @@ impl Server {
     ///
     /// # Errors
     /// `context_length_exceeded`; `invalid_value`, where the tokenizer does not take the text.
-    pub async fn encode(&self, text: String, parse_special: bool, param: &str) -> Result<Vec<u32>, ApiError> {
+    pub(crate) async fn encode(&self, text: String, parse_special: bool, param: &str) -> Result<Vec<u32>, ApiError> {
         let (context_tokens, max_bytes) = (self.backend.model().context_tokens, self.max_text_bytes());
         if text.len() > max_bytes {
             let what = format!("`{param}`");

@@ -9,7 +9,7 @@ use model::tokenizer::Tokenizer;
 const LEAST: f32 = -9999.0;
 
 /// `[{token, logprob, bytes, top_logprobs}]`. A token may be part of a character: `bytes` is the truth.
-pub fn json(drawn: &[Drawn], tokenizer: &Tokenizer) -> Value {
+pub(crate) fn json(drawn: &[Drawn], tokenizer: &Tokenizer) -> Value {
     let one = |token: u32, logprob: f32| {
         let bytes = tokenizer.decode(token).unwrap_or_default();
         json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob.max(LEAST), "bytes": bytes})

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use super::error::ApiError;
 
 /// Texts above this size are long: encoding one takes a millisecond or more.
-pub const LONG_TEXT_BYTES: usize = 1 << 15;
+pub(crate) const LONG_TEXT_BYTES: usize = 1 << 15;
 
 /// Most tasks at a time, on machines of many cores.
 const MAX_PLACES: usize = 8;
@@ -40,7 +40,7 @@ impl LongWork {
     ///
     /// # Errors
     /// It panicked.
-    pub async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         is_long: bool,
         work: impl FnOnce(&dyn Fn() -> bool) -> T + Send + 'static,

@@ -39,11 +39,11 @@ pub struct Metrics {
     cancelled: Family<Label, Counter>,
     responses: Family<Label, Counter>,
     /// What the parser put right in what the model wrote, by kind.
-    pub repairs: Family<Label, Counter>,
+    pub(crate) repairs: Family<Label, Counter>,
     /// Time to compute a mask of allowed tokens, in seconds.
-    pub grammar_mask: Histogram,
+    pub(crate) grammar_mask: Histogram,
     /// Grammars that were compiled before.
-    pub grammar_cache_hits: Counter,
+    pub(crate) grammar_cache_hits: Counter,
     time_to_first_token: Histogram,
     inter_token: Histogram,
     whole: Histogram,
@@ -236,7 +236,6 @@ impl Metrics {
         }
     }
 
-    /// A request is over.
     pub(super) fn ended(&self, times: &Times, n_prompt: usize, ending: &Ending) {
         let reason = match ending {
             Ending::Finished(FinishReason::Stop) => "stop",

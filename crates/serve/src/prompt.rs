@@ -23,7 +23,7 @@ use hint::{Hint, chain};
 use model::tokenizer::limit::Limit;
 
 /// Whether a conversation, or the request that it came with, takes a while to become a prompt.
-pub fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
     let body_bytes = Record::current().map_or(0, |record| record.body_bytes());
     body_bytes.max(entries.into_iter().map(Entry::size_bytes).sum()) > LONG_TEXT_BYTES
 }
@@ -33,7 +33,7 @@ pub fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
 ///
 /// # Errors
 /// A result without a call, or more tokens than the context has.
-pub fn of(
+pub(crate) fn of(
     server: &Server,
     caller: Caller,
     ask: &Ask,
@@ -94,7 +94,7 @@ fn told(error: &ChatFormatError, param: &str) -> ApiError {
 ///
 /// # Errors
 /// What the client is told, before any head is sent.
-pub async fn start(
+pub(crate) async fn start(
     server: &Arc<Server>,
     caller: Caller,
     ask: &Ask,
@@ -188,7 +188,7 @@ fn timed(server: &Server, mask: Box<dyn TokenMask>) -> Box<dyn TokenMask> {
 
 impl<F: Fn(Duration) + Send + Clone + 'static> Timed<F> {
     /// Tells `took` of each.
-    pub fn boxed(mask: Box<dyn TokenMask>, took: F) -> Box<dyn TokenMask> {
+    pub(crate) fn boxed(mask: Box<dyn TokenMask>, took: F) -> Box<dyn TokenMask> {
         Box::new(Self { mask, took })
     }
 }

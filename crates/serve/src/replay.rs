@@ -38,7 +38,6 @@ use model::tokenizer::{Tokenizer, TokenizerError};
 pub struct Scripts {
     /// For prompts that contain a text.
     matching: Vec<(String, Arc<Script>)>,
-    /// For all others.
     in_turn: Vec<Arc<Script>>,
 }
 
@@ -73,9 +72,7 @@ pub enum ReplayError {
     /// The file could not be read.
     #[error("could not read the script `{}`", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -84,7 +81,6 @@ pub enum ReplayError {
     Json {
         /// Counted from 1.
         line: usize,
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
@@ -101,11 +97,9 @@ pub enum ReplayError {
     Tokens {
         /// Counted from 1.
         line: usize,
-        /// Why.
         #[source]
         source: TokenizerError,
     },
-    /// There is no line.
     #[error("the script has no lines")]
     Empty,
 }
@@ -131,7 +125,7 @@ impl Scripts {
     ///
     /// # Errors
     /// [`ReplayError`] names the line.
-    pub fn parse(text: &str, tokenizer: &Tokenizer) -> Result<Self, ReplayError> {
+    pub(crate) fn parse(text: &str, tokenizer: &Tokenizer) -> Result<Self, ReplayError> {
         let mut scripts = Self { matching: Vec::new(), in_turn: Vec::new() };
         for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
             let parsed: Line = serde_json::from_str(text).map_err(|source| ReplayError::Json { line, source })?;

@@ -32,7 +32,7 @@ tokio::task_local! {
 /// What is known of an HTTP request, for its line in the log.
 #[derive(Debug)]
 pub(super) struct Record {
-    pub id: String,
+    pub(crate) id: String,
     method: Method,
     path: String,
     begin: Instant,
@@ -62,39 +62,38 @@ struct Known {
 
 impl Record {
     /// That of the HTTP request which this code works for.
-    pub fn current() -> Option<Arc<Self>> {
+    pub(crate) fn current() -> Option<Arc<Self>> {
         RECORD.try_with(Arc::clone).ok()
     }
 
-    /// Who asks.
-    pub fn caller(&self) -> Caller {
+    pub(crate) fn caller(&self) -> Caller {
         self.known().caller
     }
 
-    pub fn set_caller(&self, caller: Caller) {
+    pub(crate) fn set_caller(&self, caller: Caller) {
         self.known().caller = caller;
     }
 
     /// Its body was read, and has room for so long as it is not a prompt.
-    pub fn keep_body(&self, n_bytes: usize, room: Option<OwnedSemaphorePermit>) {
+    pub(crate) fn keep_body(&self, n_bytes: usize, room: Option<OwnedSemaphorePermit>) {
         let mut known = self.known();
         (known.body_bytes, known.body) = (n_bytes, room);
     }
 
     /// The body of the HTTP request that this code works for is a prompt now, and needs no room.
-    pub fn drop_body() {
+    pub(crate) fn drop_body() {
         if let Some(record) = Self::current() {
             record.known().body = None;
         }
     }
 
     /// How long its body was.
-    pub fn body_bytes(&self) -> usize {
+    pub(crate) fn body_bytes(&self) -> usize {
         self.known().body_bytes
     }
 
     /// Adds what became of a generation.
-    pub fn add(&self, n_prompt: usize, cached_tokens: Option<usize>, times: &Times, ending: Option<&Ending>) {
+    pub(crate) fn add(&self, n_prompt: usize, cached_tokens: Option<usize>, times: &Times, ending: Option<&Ending>) {
         let seconds = |from: Instant, to: Option<Instant>| to.map(|to| (to - from).as_secs_f64());
         let later = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::max);
         let mut known = self.known();
@@ -237,7 +236,6 @@ async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
     .await
 }
 
-/// What a panic said.
 pub(super) fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".into())

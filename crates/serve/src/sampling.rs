@@ -8,11 +8,11 @@ use engine::scheduler::{LogitChanges, Sampling, SamplingWishes, Wish};
 
 /// What a request says of how tokens are chosen; what it does not say is `None`.
 #[derive(Clone, Debug, Default)]
-pub struct SamplingFields {
+pub(crate) struct SamplingFields {
     /// All that is a number, in range or not.
-    pub wishes: SamplingWishes,
+    pub(crate) wishes: SamplingWishes,
     /// Token ids as text, and -100 to 100.
-    pub logit_bias: Option<Map<String, Value>>,
+    pub(crate) logit_bias: Option<Map<String, Value>>,
 }
 
 impl SamplingFields {
@@ -20,7 +20,7 @@ impl SamplingFields {
     ///
     /// # Errors
     /// A value of another type.
-    pub fn read(body: &Field) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field) -> Result<Self, ApiError> {
         let mut wishes = SamplingWishes::default();
         for (name, wish) in wishes.fields() {
             let Some(field) = body.get(name) else { continue };
@@ -37,7 +37,7 @@ impl SamplingFields {
     ///
     /// # Errors
     /// `invalid_value` for what is out of range.
-    pub fn sampling(&self, random_seed: u64) -> Result<Sampling, ApiError> {
+    pub(crate) fn sampling(&self, random_seed: u64) -> Result<Sampling, ApiError> {
         let mut wishes = self.wishes;
         for (name, wish) in wishes.fields() {
             match wish {
@@ -61,7 +61,7 @@ impl SamplingFields {
     ///
     /// # Errors
     /// `invalid_value` for what is out of range or no token id.
-    pub fn changes(&self, vocab_size: usize) -> Result<LogitChanges, ApiError> {
+    pub(crate) fn changes(&self, vocab_size: usize) -> Result<LogitChanges, ApiError> {
         let one = |(id, bias): (&String, &Value)| one_bias(id, bias, vocab_size);
         let bias = self.logit_bias.iter().flatten().map(one).collect::<Result<_, _>>()?;
         Ok(self.wishes.changes(bias))

@@ -37,7 +37,7 @@ const NONCE_BYTES: usize = 24;
 
 impl Seal {
     /// Reasoning for a client of this scope to carry; None if the message is none.
-    pub fn close(&self, scope: Scope, made: &Made) -> Option<String> {
+    pub(crate) fn close(&self, scope: Scope, made: &Made) -> Option<String> {
         let Part::Reasoning(text) = &made.part else { return None };
         let open = serde_json::to_vec(&(text, &made.ids)).ok()?;
         let nonce = XNonce::generate();
@@ -46,7 +46,7 @@ impl Seal {
     }
 
     /// What [`close`](Self::close) made for this scope in this process; None of anything else.
-    pub fn open(&self, scope: Scope, text: &str) -> Option<Made> {
+    pub(crate) fn open(&self, scope: Scope, text: &str) -> Option<Made> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
         let (nonce, sealed) = bytes.split_at_checked(NONCE_BYTES)?;
         let nonce = XNonce::try_from(nonce).ok()?;

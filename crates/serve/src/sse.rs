@@ -20,38 +20,36 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Nothing was sent for so long: proxies would begin to think that the connection is dead.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// What is sent then.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
 
 /// One event or several, as they are sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Event(String);
+pub(crate) struct Event(String);
 
 impl Event {
     /// An event of this text, which has no line breaks.
-    pub fn data(text: &str) -> Self {
+    pub(crate) fn data(text: &str) -> Self {
         Self(format!("data: {text}\n\n"))
     }
 
-    /// An event of a kind.
-    pub fn named(kind: &str, data: &Value) -> Self {
+    pub(crate) fn named(kind: &str, data: &Value) -> Self {
         Self(format!("event: {kind}\ndata: {data}\n\n"))
     }
 
     /// Has another one come behind.
-    pub fn push(&mut self, next: &Self) {
+    pub(crate) fn push(&mut self, next: &Self) {
         self.0.push_str(&next.0);
     }
 
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 /// A response that sends these events as they come. The stream owns what it tells of: hyper drops it when the client
 /// leaves.
-pub fn response(events: impl Stream<Item = Event> + Send + 'static) -> Response {
+pub(crate) fn response(events: impl Stream<Item = Event> + Send + 'static) -> Response {
     let mut response = Body::new(Events::new(events, QUIET)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -60,7 +58,6 @@ pub fn response(events: impl Stream<Item = Event> + Send + 'static) -> Response 
     response
 }
 
-/// Events as a body.
 struct Events<S> {
     /// None behind the last.
     events: Option<Pin<Box<S>>>,
@@ -113,7 +110,7 @@ impl<S: Stream<Item = Event>> HttpBody for Events<S> {
 
 /// The fields that all chunks of an answer begin with, written once: there is a chunk for every token.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub(crate) struct Head {
     /// The object, less the brace that ends it.
     text: String,
 }
@@ -123,19 +120,19 @@ const USUAL_BYTES: usize = 160;
 
 impl Head {
     /// These fields, of which there is one at least.
-    pub fn new(fields: &Value) -> Self {
+    pub(crate) fn new(fields: &Value) -> Self {
         let mut text = fields.to_string();
         text.pop();
         Self { text }
     }
 
     /// One object of these fields and those of `rest`, which has one at least too.
-    pub fn with(&self, rest: &impl Serialize) -> String {
+    pub(crate) fn with(&self, rest: &impl Serialize) -> String {
         self.between("", rest, "")
     }
 
     /// The same as an event.
-    pub fn event(&self, rest: &impl Serialize) -> Event {
+    pub(crate) fn event(&self, rest: &impl Serialize) -> Event {
         Event(self.between("data: ", rest, "\n\n"))
     }
 

@@ -11,7 +11,7 @@ const MAX_STOPS: usize = 16;
 
 /// Looks for stop strings in a text that comes in pieces.
 #[derive(Clone, Debug, Default)]
-pub struct StopText {
+pub(crate) struct StopText {
     stops: Vec<String>,
     /// Not told yet: it could be the beginning of a stop.
     held: String,
@@ -23,7 +23,7 @@ impl StopText {
     ///
     /// # Errors
     /// `invalid_value`, if there are too many.
-    pub fn new(stops: Vec<String>) -> Result<Self, ApiError> {
+    pub(crate) fn new(stops: Vec<String>) -> Result<Self, ApiError> {
         if stops.len() > MAX_STOPS {
             let message = format!("`stop` has {} strings, it may have {MAX_STOPS}", stops.len());
             return Err(ApiError::invalid("stop", message));
@@ -32,12 +32,12 @@ impl StopText {
     }
 
     /// Whether it looks for nothing.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
 
     /// Takes more text and gives what of it, and of what was held back, is to be told.
-    pub fn push(&mut self, text: &str) -> String {
+    pub(crate) fn push(&mut self, text: &str) -> String {
         if self.is_over {
             return String::new();
         }
@@ -60,12 +60,12 @@ impl StopText {
     }
 
     /// Whether a stop was found: the rest is not told.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
     /// Ends the text: what was held back began no stop.
-    pub fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
@@ -76,7 +76,7 @@ impl StopText {
 
 /// The stop strings of a request: one, or a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stops(pub Vec<String>);
+pub(crate) struct Stops(pub Vec<String>);
 
 impl<'de> Deserialize<'de> for Stops {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

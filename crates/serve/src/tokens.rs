@@ -61,7 +61,7 @@ async fn detokenize(
 
 /// What `/apply-template` answers for the prompt of a chat: its text, special tokens spelled, and the ids that would
 /// run.
-pub fn applied(server: &Server, ids: &[u32]) -> Result<Answer<Value>, ApiError> {
+pub(crate) fn applied(server: &Server, ids: &[u32]) -> Result<Answer<Value>, ApiError> {
     let bytes = server.tokenizer.decode_all(ids).map_err(|error| ApiError::internal(error.to_string()))?;
     Ok(Answer(json!({ "prompt": String::from_utf8_lossy(&bytes), "token_ids": ids })))
 }

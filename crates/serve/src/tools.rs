@@ -16,24 +16,23 @@ const MAX_TOOLS: usize = 256;
 
 /// A tool as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Function {
-    /// Its name.
-    pub name: String,
+pub(crate) struct Function {
+    pub(crate) name: String,
     /// The namespace that its client gave it in, which is part of the name that the model sees.
-    pub namespace: Option<String>,
+    pub(crate) namespace: Option<String>,
     /// It takes text and not JSON: `custom`, as the API calls that.
-    pub is_custom: bool,
+    pub(crate) is_custom: bool,
 }
 
 /// The tools of a request.
 #[derive(Clone, Debug)]
-pub struct Tools {
+pub(crate) struct Tools {
     /// As they stand in the prompt, in the order of the request.
-    pub offered: Vec<Tool>,
+    pub(crate) offered: Vec<Tool>,
     /// What may be called of them.
-    pub choice: ToolChoice,
+    pub(crate) choice: ToolChoice,
     /// The names of those that may be called, if not all may.
-    pub allowed: Option<Vec<String>>,
+    pub(crate) allowed: Option<Vec<String>>,
     functions: HashMap<String, Function>,
     /// Where in the request each one's schema or grammar stands.
     places: Vec<String>,
@@ -54,18 +53,14 @@ impl Default for Tools {
 
 /// What an answer's text is to be.
 #[derive(Clone, Debug, PartialEq)]
-pub enum TextFormat {
-    /// Any text.
+pub(crate) enum TextFormat {
     Text,
-    /// Any JSON object.
     JsonObject,
     /// JSON after a schema.
     Schema {
         /// What the schema is called.
         name: String,
-        /// What it is for.
         description: Option<String>,
-        /// The schema.
         schema: Value,
         /// Where in the request it stands.
         place: String,
@@ -79,7 +74,7 @@ impl Tools {
     ///
     /// # Errors
     /// A tool that is none, a name that no header can carry, a choice of what is not there.
-    pub fn read(body: &Field, hosted: Hosted) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field, hosted: Hosted) -> Result<Self, ApiError> {
         let mut tools = Self::default();
         let given = body.get("tools").map_or(Ok(Vec::new()), |list| list.list())?;
         if given.len() > MAX_TOOLS {
@@ -99,24 +94,24 @@ impl Tools {
     }
 
     /// The function that the model means by a name.
-    pub fn function(&self, name: &str) -> Function {
+    pub(crate) fn function(&self, name: &str) -> Function {
         let unknown = || Function { name: name.to_owned(), namespace: None, is_custom: false };
         self.functions.get(name).cloned().unwrap_or_else(unknown)
     }
 
     /// The name by which the model knows a function.
-    pub fn name_in_prompt(name: &str, namespace: Option<&str>) -> String {
+    pub(crate) fn name_in_prompt(name: &str, namespace: Option<&str>) -> String {
         namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}__{name}"))
     }
 
     /// Those that may be called.
-    pub fn callable(&self) -> Vec<Tool> {
+    pub(crate) fn callable(&self) -> Vec<Tool> {
         let may = |tool: &&Tool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
         self.offered.iter().filter(may).cloned().collect()
     }
 
     /// Where in the request the schema or grammar of a tool stands.
-    pub fn place(&self, name: &str) -> Option<&str> {
+    pub(crate) fn place(&self, name: &str) -> Option<&str> {
         let index = self.offered.iter().position(|tool| tool.name == name)?;
         self.places.get(index).map(String::as_str)
     }
@@ -263,10 +258,9 @@ impl Tools {
 
 /// What becomes of tools that are no functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hosted {
+pub(crate) enum Hosted {
     /// They are left out, with a warning.
     LeftOut,
-    /// They are an error.
     Refused,
 }
 
@@ -304,7 +298,7 @@ impl TextFormat {
     ///
     /// # Errors
     /// A type that is none of the three, or a schema that is no object.
-    pub fn read(format: Option<Field>) -> Result<Self, ApiError> {
+    pub(crate) fn read(format: Option<Field>) -> Result<Self, ApiError> {
         let Some(format) = format else { return Ok(Self::Text) };
         let is_schema = format.need("type")?.one_of(&[
             ("text", None),

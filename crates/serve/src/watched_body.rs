@@ -7,20 +7,19 @@ use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 
 /// Who watches; dropped with the body.
-pub trait Watcher: Unpin {
+pub(crate) trait Watcher: Unpin {
     /// The body has come to its end. May be told more than once.
     fn is_whole(&self) {}
 }
 
 /// The body goes first, with the generations in it, which have something to tell the watcher.
-pub struct Watched<W> {
+pub(crate) struct Watched<W> {
     body: Body,
     watcher: W,
 }
 
 impl<W: Watcher> Watched<W> {
-    /// This body, watched.
-    pub fn new(body: Body, watcher: W) -> Self {
+    pub(crate) fn new(body: Body, watcher: W) -> Self {
         Self { body, watcher }
     }
 }

@@ -18,7 +18,6 @@ pub const STACK_BYTES: usize = 64 << 20;
 /// Processor time that the process may take.
 const SECONDS: u64 = 5;
 
-/// The longest answer.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// Of what the process printed, this much is looked at.
@@ -40,9 +39,7 @@ pub enum BoundedError {
     /// There is no such process.
     #[error("could not start `{}` as a process with bounds", program.display())]
     NotStarted {
-        /// The program.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -58,7 +55,6 @@ pub enum BoundedError {
     /// It ended in another way.
     #[error("the process that was to do it gave no answer ({status}): {printed}")]
     Ended {
-        /// How.
         status: ExitStatus,
         /// The beginning of what it printed.
         printed: String,

@@ -13,7 +13,7 @@ const MAX_BYTES: usize = 1024;
 #[error("the file is a Git-LFS pointer, and not the {} that it stands for", size.map_or_else(|| "file".into(), |n| format!("{n} bytes")))]
 pub struct Pointer {
     /// Bytes of the file that it stands for, if it says so.
-    pub size: Option<u64>,
+    pub(crate) size: Option<u64>,
 }
 
 impl Hint for Pointer {

@@ -52,7 +52,6 @@ pub struct Rank {
     pub world: usize,
     /// Which of those on this host, from 0; 0 where nobody says.
     pub local_rank: usize,
-    /// Who says so.
     pub launcher: &'static str,
 }
 
@@ -61,36 +60,14 @@ pub struct Rank {
 pub enum LauncherError {
     /// One of a pair is missing.
     #[error("{launcher} is half there: {set} is set and {missing} is not")]
-    Incomplete {
-        /// Whose they are.
-        launcher: &'static str,
-        /// A variable.
-        set: &'static str,
-        /// Another.
-        missing: &'static str,
-    },
-    /// One is no number.
+    Incomplete { launcher: &'static str, set: &'static str, missing: &'static str },
     #[error("{variable} is `{found}`, expected a whole number")]
-    NoNumber {
-        /// The variable.
-        variable: &'static str,
-        /// What it says.
-        found: String,
-    },
+    NoNumber { variable: &'static str, found: String },
     /// There are fewer processes than this one's number says.
     #[error(
         "{rank_variable} is {rank} and {world_variable} {world}: ranks are counted from 0 and below the world's size"
     )]
-    Beyond {
-        /// A variable.
-        rank_variable: &'static str,
-        /// What it says.
-        rank: usize,
-        /// Another.
-        world_variable: &'static str,
-        /// What it says.
-        world: usize,
-    },
+    Beyond { rank_variable: &'static str, rank: usize, world_variable: &'static str, world: usize },
 }
 
 impl Hint for LauncherError {

@@ -18,8 +18,7 @@ pub use candidates::Installation;
 pub struct Attempt {
     /// The file, or the bare name given to the loader.
     pub path: PathBuf,
-    /// The loader's words.
-    pub reason: String,
+    pub(crate) reason: String,
 }
 
 impl fmt::Display for Attempt {
@@ -33,7 +32,7 @@ impl fmt::Display for Attempt {
 #[error("could not open {what}; tried{}", list(attempts))]
 pub struct OpenError {
     /// `hipRTC`, `the HIP runtime`, `the CUDA driver`.
-    pub what: &'static str,
+    pub(crate) what: &'static str,
     /// Each candidate, in order; empty when there was none.
     pub attempts: Vec<Attempt>,
 }
@@ -70,7 +69,6 @@ fn loaders_words(error: &libloading::Error) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{call}` failed: {name} ({code}), {text}")]
 pub struct CallError {
-    /// The C function.
     pub call: &'static str,
     /// The number, as in `hipError_t` or `CUresult`.
     pub code: c_int,

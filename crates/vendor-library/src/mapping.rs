@@ -9,13 +9,11 @@ pub struct MemoryProperties {
     /// [`Self::PINNED`], or another kind that the runtime has.
     pub kind: c_int,
     /// How other processes may get it: 0, not at all.
-    pub handle_types: c_int,
-    /// Where it lies.
+    pub(crate) handle_types: c_int,
     pub location: Location,
-    /// Of Windows.
-    pub windows: *mut c_void,
+    pub(crate) windows: *mut c_void,
     /// Compression, remote access, usage: none.
-    pub flags: [u8; 8],
+    pub(crate) flags: [u8; 8],
 }
 
 /// `CUmemLocation`, `hipMemLocation`.
@@ -24,7 +22,6 @@ pub struct MemoryProperties {
 pub struct Location {
     /// 1: on a device.
     pub kind: c_int,
-    /// Which one.
     pub id: c_int,
 }
 
@@ -32,7 +29,6 @@ pub struct Location {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Access {
-    /// Who.
     pub location: Location,
     /// 3: reading and writing.
     pub flags: c_int,

@@ -19,13 +19,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What came of a child.
 pub(super) struct Ended {
-    /// Its stdout.
-    pub result: String,
+    pub(crate) result: String,
     /// Its stderr, line by line; without what progress bars leave.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
     /// None if it did what it was to do; else how it ended.
-    pub problem: Option<String>,
-    pub took: Duration,
+    pub(crate) problem: Option<String>,
+    pub(crate) took: Duration,
 }
 
 /// Runs this program with these words, for at most so long. Its children end with it: they follow their parents.

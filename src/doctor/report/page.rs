@@ -15,7 +15,6 @@ const DEPTH: usize = 2;
 /// Of what a part told on stderr, this many lines at either end are kept.
 const NOTES_AT_AN_END: usize = 30;
 
-/// How a part ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum State {
@@ -27,7 +26,7 @@ pub(super) enum State {
 }
 
 impl State {
-    pub fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "failed",
@@ -36,34 +35,31 @@ impl State {
     }
 }
 
-/// One part.
 #[derive(Debug, Serialize)]
 pub(super) struct Part {
-    pub name: &'static str,
-    pub state: State,
-    pub seconds: f64,
+    pub(crate) name: &'static str,
+    pub(crate) state: State,
+    pub(crate) seconds: f64,
     /// Why it failed or was left out.
-    pub reason: Option<String>,
+    pub(crate) reason: Option<String>,
     /// What can be run to see the same.
-    pub commands: Vec<String>,
+    pub(crate) commands: Vec<String>,
     #[serde(skip)]
-    pub result: Value,
-    /// Lines of stderr.
+    pub(crate) result: Value,
     #[serde(skip)]
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
-/// All of it.
 pub(super) struct Page<'a> {
-    pub device: &'a str,
+    pub(crate) device: &'a str,
     /// Whether nothing is still to come.
-    pub is_complete: bool,
-    pub parts: &'a [Part],
+    pub(crate) is_complete: bool,
+    pub(crate) parts: &'a [Part],
 }
 
 impl Page<'_> {
     /// The text of the file.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let warning = |line: &&String| line.starts_with("warning: ");
         let mut warnings: Vec<&String> = self.parts.iter().flat_map(|part| &part.notes).filter(warning).collect();
         warnings.sort();
@@ -91,7 +87,7 @@ impl Page<'_> {
 
 impl Part {
     /// The part without what is nobody's business.
-    pub fn without(self, private: &Private) -> Self {
+    pub(crate) fn without(self, private: &Private) -> Self {
         let texts = |texts: Vec<String>| texts.iter().map(|text| private.taken_out_of(text)).collect();
         Self {
             reason: self.reason.map(|reason| private.taken_out_of(&reason)),

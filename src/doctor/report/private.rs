@@ -32,7 +32,7 @@ pub(super) struct Private {
 
 impl Private {
     /// Of the person and the machine that this process runs for.
-    pub fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         let home = env::var("HOME").ok();
         let users = ["USER", "LOGNAME", "SUDO_USER"].into_iter().filter_map(|name| env::var(name).ok());
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -58,7 +58,7 @@ impl Private {
     }
 
     /// The text without them.
-    pub fn taken_out_of(&self, text: &str) -> String {
+    pub(crate) fn taken_out_of(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (rule, instead) in &self.rules {
             // Twice: two names side by side share the character between them.
@@ -73,7 +73,7 @@ impl Private {
     ///
     /// Only values are looked through, never JSON that is written: there a line break before a name is a letter, and
     /// whoever is called as an entry would be taken out of its name.
-    pub fn taken_out_of_value(&self, value: Value) -> Value {
+    pub(crate) fn taken_out_of_value(&self, value: Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.taken_out_of(&text)),
             Value::Array(values) => values.into_iter().map(|value| self.taken_out_of_value(value)).collect(),

@@ -19,18 +19,17 @@ use kernel::tuning::table::{Provenance, Row};
 
 /// All that there is to tell.
 pub(super) struct Report<'a> {
-    pub model: String,
-    pub precision: Precision,
-    pub limits: StepLimits,
-    pub chooser: &'a Chooser,
-    pub lines: &'a [Line<'a>],
-    pub overruled: Vec<Overruled>,
+    pub(crate) model: String,
+    pub(crate) precision: Precision,
+    pub(crate) limits: StepLimits,
+    pub(crate) chooser: &'a Chooser,
+    pub(crate) lines: &'a [Line<'a>],
+    pub(crate) overruled: Vec<Overruled>,
 }
 
 /// One launch of some layers, for a range of row counts.
 #[derive(Serialize)]
 struct Launch<'a> {
-    /// As in the table.
     nodes: String,
     layers: Vec<usize>,
     ops: &'a [String],
@@ -100,7 +99,7 @@ struct Unfused {
 
 impl Report<'_> {
     /// The object of `--json`.
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         let launches: Vec<Launch<'_>> = self.lines.iter().map(|line| self.launch(line)).collect();
         let target = self.chooser.target();
         let overruled = self.overruled.iter().map(|one| {
@@ -184,7 +183,7 @@ impl Report<'_> {
     }
 
     /// The table, what is hidden and overruled, and all reasons if asked.
-    pub fn print(&self, with_reasons: bool, output: &Output) -> anyhow::Result<()> {
+    pub(crate) fn print(&self, with_reasons: bool, output: &Output) -> anyhow::Result<()> {
         let cells: Vec<Vec<String>> = self.lines.iter().map(|line| self.cells(line)).collect();
         output.table(&["nodes", "step", "rows", "template", "parameters", "chosen by", "next"], &cells, &[])?;
         if with_reasons {

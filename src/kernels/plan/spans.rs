@@ -13,15 +13,15 @@ pub(super) struct Line<'a> {
     /// The nodes, with a place for the layers: `block.*.attn.norm + block.*.attn.qkv`. The layer after is `block.next`.
     generic: String,
     /// The layers; empty outside of them.
-    pub layers: BTreeSet<usize>,
-    pub problem: &'a Problem,
+    pub(crate) layers: BTreeSet<usize>,
+    pub(crate) problem: &'a Problem,
     /// In steps of this kind; `None` is of either.
-    pub step: Option<StepKind>,
-    pub first_row_count: usize,
-    pub last_row_count: usize,
+    pub(crate) step: Option<StepKind>,
+    pub(crate) first_row_count: usize,
+    pub(crate) last_row_count: usize,
     /// What was decided for the first range and the first of the layers; the others are alike.
-    pub decision: &'a Decision,
-    pub ranking: &'a Ranking,
+    pub(crate) decision: &'a Decision,
+    pub(crate) ranking: &'a Ranking,
     with_reasons: bool,
 }
 
@@ -81,7 +81,7 @@ impl<'a> Line<'a> {
     }
 
     /// The nodes: `block.0-23.attn.norm + qkv`.
-    pub fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         let mut parts = self.generic.split(" + ");
         let first = parts.next().unwrap_or_default();
         let prefix = first.rfind('.').map_or("", |dot| &first[..=dot]);
@@ -94,7 +94,7 @@ impl<'a> Line<'a> {
     }
 
     /// `1-8`, and `1-8 logits` where only these rows count.
-    pub fn row_counts(&self) -> String {
+    pub(crate) fn row_counts(&self) -> String {
         let (first, last) = (self.first_row_count, self.last_row_count);
         let counts = if first == last { first.to_string() } else { format!("{first}-{last}") };
         match self.decision.rows {
@@ -106,7 +106,7 @@ impl<'a> Line<'a> {
     }
 
     /// `decode`, `mixed` or `any`.
-    pub fn step_name(&self) -> &'static str {
+    pub(crate) fn step_name(&self) -> &'static str {
         self.step.map_or("any", StepKind::name)
     }
 

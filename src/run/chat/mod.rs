@@ -34,7 +34,7 @@ use hint::Hint;
 pub(crate) struct ChatArgs {
     /// Show what the model thinks before it answers, dimmed (chat)
     #[arg(long)]
-    pub show_reasoning: bool,
+    pub(crate) show_reasoning: bool,
 }
 
 /// Talks until the input ends.
@@ -89,7 +89,6 @@ struct Chat<'a> {
     is_stopped: Arc<AtomicBool>,
     /// What the model is told before the conversation.
     system: Option<String>,
-    /// What was said.
     conversation: Vec<Turn>,
     /// Answers so far: each draws from random numbers of its own.
     n_answers: usize,

@@ -15,7 +15,6 @@ pub(crate) enum NotMerged {
     /// No shard kept an answer here.
     #[error("could not merge: there is no `{records}.I-of-N`, which shards keep their answers in")]
     NoShards { records: String },
-    /// Some are missing.
     #[error("could not merge: {n_missing} of {n} prompts have no answer, the first is prompt {place}")]
     Missing { n_missing: usize, n: usize, place: String, shards: Vec<Shard> },
 }

@@ -46,41 +46,41 @@ pub(crate) struct GetpArgs {
     /// How prompts are written (getp) [default: as the file's name says: .jsonl and .ndjson hold objects, OpenAI's
     /// batch lines or our own; .lines one prompt a line; all others, and stdin, are counted]
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub in_format: Option<Format>,
+    pub(crate) in_format: Option<Format>,
 
     /// How answers are written (getp) [default: ids; jsonl and batch for prompts that are]
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub out_format: Option<OutFormat>,
+    pub(crate) out_format: Option<OutFormat>,
 
     /// In which order prompts are run (getp); answers are in the order of the prompts in any case [default: given]
     #[arg(long, value_enum)]
-    pub order: Option<Order>,
+    pub(crate) order: Option<Order>,
 
     /// Where finished answers are kept until all are there (getp) [default: beside `-o`, as FILE.records]
     #[arg(long, value_name = "FILE")]
-    pub records: Option<PathBuf>,
+    pub(crate) records: Option<PathBuf>,
 
     /// Forget the answers of a run that was ended before, and begin anew (getp)
     #[arg(long)]
-    pub restart: bool,
+    pub(crate) restart: bool,
 
     /// Only every N-th prompt, from the I-th on, counted from 0 (getp): the part of one of N machines. `gptoss-jit
     /// merge` writes the answers of all [default: as srun, mpirun or torchrun say; without them all prompts]
     #[arg(long, value_name = "I/N")]
-    pub shard: Option<Shard>,
+    pub(crate) shard: Option<Shard>,
 
     /// On so many GPUs of this machine at a time, from `--device` on (getp): each has the whole model, and gets a
     /// prompt whenever one of its slots is free; `-b` counts the slots of one [default: 1]
     #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub ranks: Option<u32>,
+    pub(crate) ranks: Option<u32>,
 
     /// Is one of those, for the process that started it: LONGEST/MEAN/PROMPTS
     #[arg(long, hide = true)]
-    pub replica: Option<Extent>,
+    pub(crate) replica: Option<Extent>,
 
     /// What the run did, in figures, as a JSON file (getp)
     #[arg(long, value_name = "FILE")]
-    pub metrics: Option<PathBuf>,
+    pub(crate) metrics: Option<PathBuf>,
 }
 
 /// Sequences at a time that getp runs on processors, as in the seeds.
@@ -186,9 +186,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
 enum Runner {
     /// There is nothing to answer.
     Nothing,
-    /// This process.
     Here(Box<Engine>),
-    /// Several others.
     There(Replicas),
 }
 
@@ -205,7 +203,6 @@ impl Runner {
         })
     }
 
-    /// What was done.
     fn did(&self, statistics: &Statistics) -> Did {
         match self {
             Self::Nothing => Did::default(),
@@ -224,12 +221,10 @@ impl Runner {
     }
 }
 
-/// What a run is of.
 struct Job {
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     source: Source,
-    /// Of the answers.
     format: OutFormat,
 }
 

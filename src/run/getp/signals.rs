@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Which of them came.
 pub(super) struct Signals(Arc<AtomicUsize>);
 
 impl Signals {

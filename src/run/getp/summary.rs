@@ -10,21 +10,21 @@ use batch::replica::{Did, Ready};
 use batch::work::Statistics;
 
 pub(super) struct Summary<'a> {
-    pub args: &'a Args,
+    pub(crate) args: &'a Args,
     /// Those that answered.
-    pub replicas: &'a [Ready],
+    pub(crate) replicas: &'a [Ready],
     /// Tokens a second that the device cannot pass, where that is known.
-    pub limit: Option<f64>,
+    pub(crate) limit: Option<f64>,
     /// What they did, all together.
-    pub did: Did,
-    pub statistics: &'a Statistics,
-    pub n_prompts: usize,
+    pub(crate) did: Did,
+    pub(crate) statistics: &'a Statistics,
+    pub(crate) n_prompts: usize,
     /// Answers of runs before.
-    pub n_resumed: usize,
+    pub(crate) n_resumed: usize,
     /// From the first prompt's reading to the last token.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Of these, those in which all prompts were looked at.
-    pub survey_s: f64,
+    pub(crate) survey_s: f64,
 }
 
 impl Summary<'_> {

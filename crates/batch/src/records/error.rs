@@ -15,42 +15,25 @@ pub enum RecordsError {
     /// What the system says.
     #[error("could not keep answers in `{}`", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Another process is at it.
     #[error("could not keep answers in `{}`: another process does", path.display())]
-    Busy {
-        /// The file.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
     /// Some other file has the name.
     #[error("could not go on from `{}`: it holds no records of this program", path.display())]
-    NoRecords {
-        /// The file.
-        path: PathBuf,
-    },
+    NoRecords { path: PathBuf },
     /// It is of a run with other settings.
     #[error("could not go on from `{}`: its {n_done} answers are with other settings: {}", path.display(), differences.join(", "))]
-    OtherSettings {
-        /// The file.
-        path: PathBuf,
-        /// Answers in it.
-        n_done: usize,
-        /// What differs.
-        differences: Vec<String>,
-    },
+    OtherSettings { path: PathBuf, n_done: usize, differences: Vec<String> },
     /// It answers prompts that are not there.
     #[error("could not go on from `{}`: it answers prompt {index}, and there are {n}", path.display())]
     TooMany {
-        /// The file.
         path: PathBuf,
         /// From 1.
         index: u32,
-        /// Prompts.
         n: usize,
     },
 }

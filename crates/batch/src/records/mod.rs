@@ -45,10 +45,9 @@ pub const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Which prompt, from 0.
-    pub index: u32,
+    pub(crate) index: u32,
     /// Of the prompt and its settings, 16 hexadecimal digits; 0 for a line that is wrong.
-    pub digest: String,
-    /// What came of it.
+    pub(crate) digest: String,
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -68,7 +67,6 @@ pub enum Outcome {
         /// What was generated, a stop token included.
         ids: Vec<u32>,
     },
-    /// The line was wrong.
     Refused {
         /// What was wrong with it.
         message: String,
@@ -237,7 +235,7 @@ impl Records {
     ///
     /// # Errors
     /// The system does not take it; those before it stay.
-    pub fn append(&mut self, index: usize, digest: u64, outcome: Outcome) -> Result<(), RecordsError> {
+    pub(crate) fn append(&mut self, index: usize, digest: u64, outcome: Outcome) -> Result<(), RecordsError> {
         let record = Record { index: index as u32, digest: format!("{digest:016x}"), outcome };
         if self.len_bytes == 0 {
             let line = line(&self.header);
@@ -280,7 +278,7 @@ impl Records {
     ///
     /// # Errors
     /// What the system says.
-    pub fn sync_if_due(&mut self) -> Result<(), RecordsError> {
+    pub(crate) fn sync_if_due(&mut self) -> Result<(), RecordsError> {
         if self.synced.elapsed() < SYNC_INTERVAL { Ok(()) } else { self.sync() }
     }
 
@@ -288,7 +286,7 @@ impl Records {
     ///
     /// # Errors
     /// What the system says.
-    pub fn sync(&mut self) -> Result<(), RecordsError> {
+    pub(crate) fn sync(&mut self) -> Result<(), RecordsError> {
         self.synced = Instant::now();
         match &self.place {
             Kept::File { path, file: Some(file) } => {

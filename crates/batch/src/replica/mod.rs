@@ -38,14 +38,11 @@ impl From<Sent> for Job {
     }
 }
 
-/// What a child says.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum Said {
-    /// It takes jobs.
     Ready(Ready),
     /// What it did so far: before every answer.
     Did(Did),
-    /// A job is done.
     Answered(Answered),
 }
 
@@ -65,7 +62,6 @@ pub struct Ready {
 /// What an engine did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Did {
-    /// Steps.
     pub steps: usize,
     /// Tokens that steps had draft rows for.
     pub drafted_tokens: u64,

@@ -67,7 +67,7 @@ impl Replicas {
     }
 
     /// One that takes a job: that with the fewest for its slots.
-    pub fn free(&self) -> Option<usize> {
+    pub(crate) fn free(&self) -> Option<usize> {
         let load = |replica: &Answering| {
             let most = InFlight::most(replica.ready.as_ref()?.n_slots);
             (replica.n_jobs < most).then(|| replica.n_jobs as f64 / most as f64)
@@ -77,12 +77,12 @@ impl Replicas {
     }
 
     /// Whether none has a job.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.replicas.iter().all(|replica| replica.n_jobs == 0)
     }
 
     /// Gives a replica a job.
-    pub fn submit(&mut self, i: usize, job: Job) {
+    pub(crate) fn submit(&mut self, i: usize, job: Job) {
         self.replicas[i].n_jobs += 1;
         self.replicas[i].replica.order(Replica::line(&Sent::from(job)));
     }
@@ -91,7 +91,7 @@ impl Replicas {
     ///
     /// # Errors
     /// One of them ended, or is silent.
-    pub fn answer(&mut self) -> Result<Option<Answered>, ReplicaError> {
+    pub(crate) fn answer(&mut self) -> Result<Option<Answered>, ReplicaError> {
         if self.listening.was_away() {
             self.replicas.iter_mut().for_each(|of| of.replica.heard());
         }

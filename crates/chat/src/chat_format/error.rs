@@ -31,10 +31,7 @@ pub enum ChatFormatError {
     NoTemplate,
     /// Something that a conversation has, and that the template leaves out of the prompt.
     #[error("this model's chat template does not take {what}")]
-    NotTaken {
-        /// What.
-        what: Untaken,
-    },
+    NotTaken { what: Untaken },
     /// What the template wrote is no text of the vocabulary's, or longer than its limit.
     #[error("could not convert a conversation")]
     Tokenizer(#[from] TokenizerError),
@@ -43,11 +40,9 @@ pub enum ChatFormatError {
 /// What a template may have no place for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untaken {
-    /// Tools.
     Tools,
     /// Calls of tools and what they came to.
     Calls,
-    /// How long to think.
     Effort,
 }
 

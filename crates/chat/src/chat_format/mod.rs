@@ -52,7 +52,6 @@ pub trait ChatFormat: Layout {
 pub struct Conversation<'a> {
     /// `2025-06-28`, if the model is told.
     pub current_date: Option<String>,
-    /// How long to think.
     pub thinking: Thinking,
     /// Functions, in order.
     pub tools: &'a [Tool],
@@ -70,9 +69,7 @@ pub enum Thinking {
     /// As it does where nobody says.
     #[default]
     Usual,
-    /// Not at all.
     No,
-    /// So much.
     Effort(Reasoning),
 }
 
@@ -85,7 +82,6 @@ impl From<Option<Reasoning>> for Thinking {
 /// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// All of it.
     pub ids: Vec<u32>,
     /// What of it is the model's.
     pub begun: Begun,
@@ -94,8 +90,7 @@ pub struct Prompt {
 /// The end of a prompt that is the beginning of the message that the model is to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Begun {
-    /// Its tokens.
-    pub ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// The message is the answer, without reasoning.
     pub in_answer: bool,
 }
@@ -130,7 +125,6 @@ pub trait AnswerParser: fmt::Debug + Send + Sync {
 pub enum Event {
     /// A message begins. No other is open.
     Started {
-        /// What it is for.
         purpose: Purpose,
         /// The tool that is called with it, if one is, without `functions.`.
         tool: Option<String>,
@@ -153,7 +147,6 @@ pub enum Purpose {
     Reasoning,
     /// To tools, and what it says about using them.
     Commentary,
-    /// To the person.
     Answer,
     /// The model does not say. It is for the person to read, and more may come.
     Untold,
@@ -174,7 +167,6 @@ pub fn repairs() -> impl Iterator<Item = &'static str> {
 /// The word for a format, in a family's file or on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// OpenAI's harmony.
     Harmony,
     /// The checkpoint's chat template.
     Template,
@@ -202,7 +194,6 @@ pub enum Prompts {
 /// What a model has to choose a format by.
 #[derive(Clone, Copy, Debug)]
 pub struct Has<'a> {
-    /// Its vocabulary.
     pub tokenizer: &'a Tokenizer,
     /// The meanings of its special tokens.
     pub specials: &'a Specials,

@@ -29,18 +29,13 @@ pub enum SpecialsError {
     /// A file cannot be read.
     #[error("could not read `{}`", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// A file is no JSON.
     #[error("could not read `{}`", path.display())]
     Json {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
@@ -49,16 +44,7 @@ pub enum SpecialsError {
     Gguf(#[from] CheckpointError),
     /// A value that names no token.
     #[error("`{}`: `{key}` is {found}, expected {expected}", path.display())]
-    Value {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: &'static str,
-        /// What it says.
-        found: String,
-        /// What it may say.
-        expected: &'static str,
-    },
+    Value { path: PathBuf, key: &'static str, found: String, expected: &'static str },
 }
 
 impl Hint for SpecialsError {

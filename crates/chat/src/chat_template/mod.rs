@@ -25,7 +25,7 @@ use render::{Answer, Job};
 use whose::{Masked, Origin, Whose};
 
 /// The hidden command that renders a template: [`render_worker`].
-pub const COMMAND: &str = "__chat-template";
+pub(crate) const COMMAND: &str = "__chat-template";
 
 /// The longest template in bytes; gpt-oss' has 16 thousand.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
@@ -34,12 +34,11 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Who speaks: `user`.
-    pub role: String,
-    /// What is said.
-    pub content: String,
+    pub(crate) role: String,
+    pub(crate) content: String,
     /// What the assistant thought before that.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub thinking: Option<String>,
+    pub(crate) thinking: Option<String>,
 }
 
 impl Entry {
@@ -56,15 +55,15 @@ impl Entry {
 
 /// All that a template is given.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Given {
+pub(crate) struct Given {
     /// The messages, in order.
-    pub messages: Vec<Entry>,
+    pub(crate) messages: Vec<Entry>,
     /// The tools, as OpenAI's API has them.
     #[serde(default)]
-    pub tools: Vec<Value>,
+    pub(crate) tools: Vec<Value>,
     /// What it is given besides, by name. No client's words.
     #[serde(default)]
-    pub words: Map<String, Value>,
+    pub(crate) words: Map<String, Value>,
 }
 
 /// A template that could be compiled.
@@ -97,10 +96,7 @@ pub enum ChatTemplateError {
     Answer(#[source] serde_json::Error),
     /// A special token that may be the template's or words of a message.
     #[error("cannot tell whether `{name}` in the prompt is the chat template's own or a message's")]
-    Unclear {
-        /// The token.
-        name: String,
-    },
+    Unclear { name: String },
     /// Its words are not in the vocabulary.
     #[error("could not convert what the chat template wrote")]
     Tokenizer(#[from] TokenizerError),
@@ -147,7 +143,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As there.
-    pub fn prompt_of(&self, given: &Given, tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+    pub(crate) fn prompt_of(&self, given: &Given, tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
         prompt(&self.source, given, tokenizer, |job| self.ask(job))
     }
 
@@ -155,7 +151,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatTemplateError::Bounds`]; [`ChatTemplateError::Render`], where it refuses the first.
-    pub fn writes_alike(&self, one: &Given, other: &Given) -> Result<bool, ChatTemplateError> {
+    pub(crate) fn writes_alike(&self, one: &Given, other: &Given) -> Result<bool, ChatTemplateError> {
         let conversations = vec![one.clone(), other.clone()];
         let mut texts = rendered(self.ask(&Job { template: self.source.clone(), conversations })?)?.into_iter();
         let none = || Err("there is no prompt".to_owned());
@@ -174,7 +170,7 @@ impl ChatTemplate {
 ///
 /// # Errors
 /// They cannot be read or written.
-pub fn render_worker() -> io::Result<()> {
+pub(crate) fn render_worker() -> io::Result<()> {
     bounded_process::answer(|job| {
         let answer = match serde_json::from_slice(job) {
             Ok(job) => render::render(&job),

@@ -16,8 +16,8 @@ const FUEL: u64 = 10_000_000;
 /// Conversations to render.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Job {
-    pub template: String,
-    pub conversations: Vec<Given>,
+    pub(crate) template: String,
+    pub(crate) conversations: Vec<Given>,
 }
 
 /// The longest prompt: ids of four bytes each would fill a context of two million tokens.

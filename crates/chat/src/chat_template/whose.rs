@@ -19,12 +19,11 @@ pub(super) enum Masked {
     AllButBlanks,
     /// Those that are no blanks, letters or digits.
     Signs,
-    /// Vertical bars.
     Bars,
 }
 
 impl Masked {
-    pub const ALL: [Self; 3] = [Self::AllButBlanks, Self::Signs, Self::Bars];
+    pub(crate) const ALL: [Self; 3] = [Self::AllButBlanks, Self::Signs, Self::Bars];
 
     fn masks(self, c: char) -> bool {
         match self {
@@ -35,7 +34,7 @@ impl Masked {
     }
 
     /// The same conversation, masked.
-    pub fn given(self, given: &Given) -> Given {
+    pub(crate) fn given(self, given: &Given) -> Given {
         let text = |text: &String| text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect();
         let masked = |message: &Entry| Entry {
             role: message.role.clone(),
@@ -57,18 +56,15 @@ fn is_bar(c: char) -> bool {
 /// What a name in a prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The template's own.
     Template,
     /// A message's, at least in part.
     Message,
-    /// It cannot be told.
     Unclear,
 }
 
 /// Whose the bytes of a prompt are.
 pub(super) struct Whose<'a> {
-    /// The prompt.
-    pub text: &'a str,
+    pub(crate) text: &'a str,
     template: &'a str,
     conversation: &'a [Entry],
     /// The masks under which the template took the same way, and which bytes of the prompt they mark as of messages.
@@ -77,7 +73,7 @@ pub(super) struct Whose<'a> {
 
 impl<'a> Whose<'a> {
     /// Of a prompt, and what the template made of masked conversations: `None` where it failed.
-    pub fn new<'m>(
+    pub(crate) fn new<'m>(
         text: &'a str,
         masked: impl IntoIterator<Item = (Masked, Option<&'m str>)>,
         template: &'a str,
@@ -93,7 +89,7 @@ impl<'a> Whose<'a> {
     /// letters could not be a message's: because the template has the whole name, or no message has them. What this
     /// takes for granted is that a template that has a name does not also put the name's signs around words of a
     /// message whose letters it looks at.
-    pub fn origin(&self, offset: usize, len: usize) -> Origin {
+    pub(crate) fn origin(&self, offset: usize, len: usize) -> Origin {
         let name = &self.text[offset..offset + len];
         if self.masks.iter().any(|(_, bytes)| bytes[offset..offset + len].contains(&true)) {
             return Origin::Message;

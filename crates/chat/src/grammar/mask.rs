@@ -14,7 +14,6 @@ pub(super) struct GrammarMask {
     vocab_size: usize,
     /// The token that ends an answer, alone.
     end: Arc<[u32]>,
-    /// The grammar.
     text: Arc<str>,
 }
 
@@ -29,7 +28,7 @@ enum State {
 }
 
 impl GrammarMask {
-    pub fn new(matcher: Matcher, vocab_size: usize, end_of_answer: u32, text: Arc<str>) -> Self {
+    pub(crate) fn new(matcher: Matcher, vocab_size: usize, end_of_answer: u32, text: Arc<str>) -> Self {
         let mut end = vec![0; vocab_size.div_ceil(32)];
         end[end_of_answer as usize / 32] |= 1 << (end_of_answer % 32);
         Self { state: State::Running { matcher: Box::new(matcher), bits: None }, vocab_size, end: end.into(), text }

@@ -6,9 +6,9 @@
 //! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
 
 mod mask;
-pub mod trial;
+pub(crate) mod trial;
 mod vocabulary;
-pub mod written;
+pub(crate) mod written;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -45,11 +45,8 @@ pub struct Wanted {
 /// Whether tools are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// No.
     None,
-    /// As the model likes.
     Auto,
-    /// One of them is.
     Required,
     /// The one with this name is.
     Named(String),
@@ -58,7 +55,6 @@ pub enum ToolChoice {
 /// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Format {
-    /// Any JSON object.
     JsonObject,
     /// JSON that is valid by a schema.
     Schema(Value),
@@ -88,7 +84,6 @@ pub enum GrammarError {
     /// A tool's schema is invalid, or uses what cannot be enforced.
     #[error("the parameters of the tool `{name}` cannot be enforced: {why}")]
     Tool {
-        /// Its name.
         name: String,
         /// What is wrong with the schema.
         why: String,
@@ -96,7 +91,6 @@ pub enum GrammarError {
     /// The grammar of a tool's text is none.
     #[error("the grammar of the tool `{name}` cannot be enforced: {why}")]
     Text {
-        /// The tool.
         name: String,
         /// What is wrong with the grammar.
         why: String,
@@ -109,16 +103,10 @@ pub enum GrammarError {
     },
     /// A name that no header can carry.
     #[error("`{name}` cannot be the name of a tool")]
-    ToolName {
-        /// The name.
-        name: String,
-    },
+    ToolName { name: String },
     /// A tool must be called, and it is not there.
     #[error("the tool `{name}` must be called, and there is no such tool")]
-    NoSuchTool {
-        /// The name.
-        name: String,
-    },
+    NoSuchTool { name: String },
     /// A tool must be called, and there is none.
     #[error("a tool must be called, and there is none")]
     NoTools,
@@ -147,16 +135,10 @@ pub enum GrammarError {
     },
     /// It could not be tried what it takes: the fault is this machine's.
     #[error("the grammar of the schemas and tools could not be tried: {why}")]
-    NotTried {
-        /// What went wrong.
-        why: String,
-    },
+    NotTried { why: String },
     /// The tokenizer, or all schemas together, are more than the engine takes.
     #[error("the grammar could not be compiled: {why}")]
-    Compile {
-        /// What it said.
-        why: String,
-    },
+    Compile { why: String },
 }
 
 impl Hint for GrammarError {

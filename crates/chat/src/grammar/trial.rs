@@ -16,7 +16,7 @@ use model::tokenizer::Tokenizer;
 use system::bounded_process::{self, BoundedError};
 
 /// The hidden command that tries a grammar: [`try_worker`].
-pub const COMMAND: &str = "__try-grammar";
+pub(crate) const COMMAND: &str = "__try-grammar";
 
 /// Most memory that a compiled grammar may take.
 const MAX_MEMORY_BYTES: u64 = 96 << 20;
@@ -27,11 +27,9 @@ const MASK_STACK_BYTES: usize = 1 << 20;
 /// Tokens of the way through a grammar.
 const STEPS: usize = 100;
 
-/// What is tried.
 #[derive(Serialize, Deserialize)]
 struct Job {
     grammar: String,
-    /// Ids are below it.
     n_tokens: usize,
     /// The special tokens, which grammars name by their names or ids.
     specials: Vec<(u32, String)>,
@@ -41,7 +39,7 @@ struct Job {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Tried {
     /// What the grammar took, compiled.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
 }
 
 /// Tries a grammar for a tokenizer in a process of `program`, which calls [`try_worker`] when its only argument is
@@ -75,7 +73,7 @@ pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Resul
 ///
 /// # Errors
 /// They cannot be read or written.
-pub fn try_worker() -> io::Result<()> {
+pub(crate) fn try_worker() -> io::Result<()> {
     bounded_process::answer(|job| {
         let tried = serde_json::from_slice(job).ok().and_then(|job| try_it(&job));
         serde_json::to_vec(&tried).expect("numbers alone")

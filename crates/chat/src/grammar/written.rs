@@ -6,7 +6,7 @@ use super::{Format, GrammarError, ToolChoice, Wanted};
 use crate::{TextInput, Tool, is_tool_name};
 
 /// A token, as grammars name it: by id.
-pub fn mark(id: u32) -> String {
+pub(crate) fn mark(id: u32) -> String {
     format!("<[{id}]>")
 }
 
@@ -25,7 +25,7 @@ pub(super) fn text_alone(text: &TextInput, end: u32) -> String {
 
 /// The grammar of a tool's text, where any is `TEXT`. One that is somebody's own is nested, so that its names are its
 /// own.
-pub fn text_input(text: &TextInput) -> String {
+pub(crate) fn text_input(text: &TextInput) -> String {
     match text {
         TextInput::Any => "TEXT".to_owned(),
         text => format!("%lark {{\n{}\n}}", text_of_its_own(text).unwrap_or_default()),
@@ -58,13 +58,13 @@ fn delimited(regex: &str) -> String {
 }
 
 /// The expression of any text.
-pub const ANY_TEXT: &str = r"/(.|\n)*/";
+pub(crate) const ANY_TEXT: &str = r"/(.|\n)*/";
 
 /// The tools that may be called.
 ///
 /// # Errors
 /// One that must be is not there, or has a name that no header can carry.
-pub fn callable(wanted: &Wanted) -> Result<Vec<&Tool>, GrammarError> {
+pub(crate) fn callable(wanted: &Wanted) -> Result<Vec<&Tool>, GrammarError> {
     let tools: Vec<&Tool> = match &wanted.choice {
         ToolChoice::None => Vec::new(),
         ToolChoice::Auto => wanted.tools.iter().collect(),
@@ -85,7 +85,7 @@ pub fn callable(wanted: &Wanted) -> Result<Vec<&Tool>, GrammarError> {
 ///
 /// # Errors
 /// [`GrammarError::Tool`]: its schema is none of an object.
-pub fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
+pub(crate) fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
     let wrong = |why: String| GrammarError::Tool { name: tool.name.clone(), why };
     match &tool.parameters {
         _ if !tool.strict => Ok(json!({"type": "object"})),
@@ -103,7 +103,7 @@ pub fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
 ///
 /// # Errors
 /// [`GrammarError::Format`]: it is none.
-pub fn format_schema(format: &Format) -> Result<Value, GrammarError> {
+pub(crate) fn format_schema(format: &Format) -> Result<Value, GrammarError> {
     match format {
         Format::JsonObject => Ok(json!({"type": "object"})),
         Format::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(GrammarError::Format { why: too_deep() }),
@@ -130,7 +130,7 @@ fn too_deep() -> String {
 }
 
 /// A schema inside of a grammar. Options that it brings along for the engine, which could loosen it, are replaced.
-pub fn inline(schema: &Value) -> String {
+pub(crate) fn inline(schema: &Value) -> String {
     let mut schema = schema.clone();
     if let Value::Object(entries) = &mut schema {
         let options = json!({

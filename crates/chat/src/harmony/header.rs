@@ -33,7 +33,6 @@ impl Mark {
     }
 }
 
-/// How a header began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beginning {
     /// The prompt ends in `<|start|>assistant`.
@@ -44,31 +43,30 @@ pub(super) enum Beginning {
     Nothing,
 }
 
-/// What a header says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fields {
     /// None: the assistant's.
-    pub role: Option<Role>,
-    pub channel: Option<Channel>,
-    pub recipient: Option<String>,
-    pub content_type: Option<String>,
+    pub(crate) role: Option<Role>,
+    pub(crate) channel: Option<Channel>,
+    pub(crate) recipient: Option<String>,
+    pub(crate) content_type: Option<String>,
     /// What is odd about it.
-    pub oddities: Oddities,
+    pub(crate) oddities: Oddities,
 }
 
 /// What a header has that the format does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Oddities {
-    pub channels: usize,
-    pub channel_names: usize,
-    pub recipients: usize,
-    pub words: usize,
+    pub(crate) channels: usize,
+    pub(crate) channel_names: usize,
+    pub(crate) recipients: usize,
+    pub(crate) words: usize,
 }
 
 /// A header, as far as it came.
 #[derive(Clone, Debug)]
 pub(super) struct Header {
-    pub beginning: Beginning,
+    pub(crate) beginning: Beginning,
     section: Section,
     /// Of the sections before.
     fields: Fields,
@@ -89,7 +87,6 @@ struct Reading {
     fields: Fields,
     /// The role's word may go on.
     is_role_open: bool,
-    /// Behind the role.
     role_end: usize,
     /// A channel that may be the first word of a text.
     odd_channel_at: Option<usize>,
@@ -98,12 +95,12 @@ struct Reading {
 }
 
 impl Header {
-    pub fn new(beginning: Beginning) -> Self {
+    pub(crate) fn new(beginning: Beginning) -> Self {
         Self { beginning, section: Section::Role, fields: Fields::default(), bytes: Vec::new() }
     }
 
     /// Takes ordinary bytes. If a mark is spelled in them, this gives it, and the bytes behind it; they are not taken.
-    pub fn push(&mut self, bytes: &[u8]) -> Option<(Mark, Vec<u8>)> {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Option<(Mark, Vec<u8>)> {
         self.bytes.extend_from_slice(bytes);
         let find = |mark: Mark| self.bytes.windows(mark.name().len()).position(|window| window == mark.name());
         let places = Mark::ALL.into_iter().filter_map(|mark| Some((find(mark)?, mark)));
@@ -114,14 +111,14 @@ impl Header {
     }
 
     /// Whether somebody else speaks than the assistant, as far as one can tell.
-    pub fn is_from_others(&self, is_whole: bool) -> bool {
+    pub(crate) fn is_from_others(&self, is_whole: bool) -> bool {
         const LONGEST_ROLE: usize = 64;
         let reading = self.read(is_whole);
         reading.fields.is_from_others() || (reading.is_role_open && self.bytes.len() > LONGEST_ROLE)
     }
 
     /// What is said, and its text so far, once the words are more than a header has.
-    pub fn text_so_far(&self) -> Option<(Fields, Vec<u8>)> {
+    pub(crate) fn text_so_far(&self) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(false);
         let stray = &self.bytes[reading.stray_at..];
         let is_text = if self.is_speech(&reading) {
@@ -134,13 +131,13 @@ impl Header {
     }
 
     /// Text that a mark ends, which stood where there should have been a header.
-    pub fn speech(&self) -> Option<(Fields, Vec<u8>)> {
+    pub(crate) fn speech(&self) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(true);
         (self.is_speech(&reading) && reading.stray_at < self.bytes.len()).then(|| self.text(reading))
     }
 
     /// Ends a section, and with `<|message|>` the header.
-    pub fn push_mark(&mut self, mark: Mark) {
+    pub(crate) fn push_mark(&mut self, mark: Mark) {
         let reading = self.read(true);
         let stray = &self.bytes[reading.stray_at..];
         self.fields = reading.fields;
@@ -170,13 +167,13 @@ impl Header {
     }
 
     /// What it says, behind `<|message|>`.
-    pub fn into_fields(self) -> Fields {
+    pub(crate) fn into_fields(self) -> Fields {
         self.fields
     }
 
     /// The end of a header without `<|message|>`: what it says, and the text behind that. None if it says nothing.
     /// If the output `is_cut` here, what may be a piece of a header says nothing.
-    pub fn end(&self, is_cut: bool) -> Option<(Fields, Vec<u8>)> {
+    pub(crate) fn end(&self, is_cut: bool) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(true);
         let stray = &self.bytes[reading.stray_at..];
         let is_speech = self.is_speech(&reading);
@@ -278,7 +275,7 @@ impl Header {
 }
 
 impl Fields {
-    pub fn is_from_others(&self) -> bool {
+    pub(crate) fn is_from_others(&self) -> bool {
         self.role.as_ref().is_some_and(|role| *role != Role::Assistant)
     }
 

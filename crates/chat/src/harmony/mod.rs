@@ -24,9 +24,7 @@ pub enum Role {
     System,
     /// Instructions, which other formats call the system prompt: see [`developer_text`].
     Developer,
-    /// The person.
     User,
-    /// The model.
     Assistant,
     /// A tool, by its name: `functions.get_weather`.
     Tool(String),
@@ -34,7 +32,7 @@ pub enum Role {
 
 impl Role {
     /// As it is written in a header.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::System => "system",
             Self::Developer => "developer",
@@ -62,7 +60,6 @@ pub enum Channel {
     Analysis,
     /// To tools, and what it says about using them.
     Commentary,
-    /// To the person.
     Final,
     /// A name that the format does not have; a model may write anything.
     Other(String),
@@ -70,7 +67,7 @@ pub enum Channel {
 
 impl Channel {
     /// As it is written in a header.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Analysis => "analysis",
             Self::Commentary => "commentary",
@@ -92,7 +89,6 @@ impl Channel {
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks.
     pub role: Role,
     /// What it is for; messages of the assistant and of tools have one.
     pub channel: Option<Channel>,
@@ -100,7 +96,6 @@ pub struct Message {
     pub recipient: Option<String>,
     /// What kind of text a tool is given: `json`.
     pub content_type: Option<String>,
-    /// The text.
     pub text: String,
 }
 
@@ -125,7 +120,7 @@ impl Message {
     }
 
     /// A call of the tool `name` that takes text.
-    pub fn text_call(name: &str, text: impl Into<String>) -> Self {
+    pub(crate) fn text_call(name: &str, text: impl Into<String>) -> Self {
         Self { content_type: None, ..Self::call(name, text) }
     }
 
@@ -169,7 +164,6 @@ pub enum Part<'a> {
     Reasoning,
     /// What it says before a call, or between calls.
     Preamble,
-    /// Its answer.
     Answer,
     /// A call of the tool with this name, without `functions.`; the text is the arguments.
     Call(&'a str),
@@ -244,7 +238,7 @@ const O200K_HARMONY_TOKENS: usize = 201_088;
 
 /// The tokens after which a model is done, whatever it writes: `<|endoftext|>` and `<|return|>`. A file of the seeds
 /// need not name them; then they are those of the vocabulary that has as many tokens.
-pub fn end_ids(tokenizer: &Tokenizer) -> Vec<u32> {
+pub(crate) fn end_ids(tokenizer: &Tokenizer) -> Vec<u32> {
     let ids: Vec<u32> = ["<|endoftext|>", "<|return|>"].iter().filter_map(|name| tokenizer.special(name)).collect();
     let is_unnamed = ids.is_empty() && tokenizer.vocab_size() == O200K_HARMONY_TOKENS;
     if is_unnamed { SEEDS_END_IDS.to_vec() } else { ids }
@@ -266,21 +260,21 @@ pub struct Harmony {
 
 /// The ids of special tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marks {
+pub(crate) struct Marks {
     /// `<|start|>`
-    pub start: u32,
+    pub(crate) start: u32,
     /// `<|end|>`
-    pub end: u32,
+    pub(crate) end: u32,
     /// `<|message|>`
-    pub message: u32,
+    pub(crate) message: u32,
     /// `<|channel|>`
-    pub channel: u32,
+    pub(crate) channel: u32,
     /// `<|constrain|>`
-    pub constrain: u32,
+    pub(crate) constrain: u32,
     /// `<|call|>`
-    pub call: u32,
+    pub(crate) call: u32,
     /// `<|return|>`
-    pub end_of_answer: u32,
+    pub(crate) end_of_answer: u32,
 }
 
 impl Harmony {
@@ -307,7 +301,7 @@ impl Harmony {
     }
 
     /// The tokenizer that it is in terms of.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
@@ -318,7 +312,7 @@ impl Harmony {
     }
 
     /// The special tokens that structure a generation, for its grammar.
-    pub fn marks(&self) -> Marks {
+    pub(crate) fn marks(&self) -> Marks {
         let &Self { start, end, message, channel, end_of_answer, call, constrain, .. } = self;
         Marks { start, end, message, channel, constrain, call, end_of_answer }
     }
@@ -334,7 +328,7 @@ impl Harmony {
     }
 
     /// [`Self::parser_in_final`], but it is never over.
-    pub fn transcript_parser_in_final(&self) -> parser::HarmonyParser {
+    pub(crate) fn transcript_parser_in_final(&self) -> parser::HarmonyParser {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), true)
     }
 

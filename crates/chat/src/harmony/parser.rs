@@ -19,16 +19,10 @@ pub enum Event {
     Text {
         /// The channel of that message.
         channel: Option<Channel>,
-        /// The characters.
         text: String,
     },
     /// A message is complete.
-    Ended {
-        /// All of it.
-        message: Message,
-        /// What ended it.
-        ending: Ending,
-    },
+    Ended { message: Message, ending: Ending },
 }
 
 /// What ended a message.
@@ -78,8 +72,7 @@ pub enum Repair {
 }
 
 impl Repair {
-    /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::MissingStart,
         Self::MissingMessage,
         Self::MissingEnd,
@@ -97,7 +90,7 @@ impl Repair {
     ];
 
     /// As metrics name it: `missing_start`.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::MissingStart => "missing_start",
             Self::MissingMessage => "missing_message",
@@ -141,7 +134,6 @@ enum State {
     Header(Header),
     /// In the text of a message.
     Text(Message),
-    /// After a turn.
     Over,
 }
 

@@ -11,7 +11,6 @@ use crate::{ResponseFormat, Tool};
 pub struct Developer {
     /// What other formats call the system prompt; may be empty.
     pub instructions: String,
-    /// The functions.
     pub tools: Vec<Tool>,
     /// The forms of the answer.
     pub formats: Vec<ResponseFormat>,

@@ -37,7 +37,6 @@ struct Writer<'a> {
     n_types: usize,
 }
 
-/// A type as text.
 struct Type {
     text: String,
     /// Whether it has to be in parentheses before `[]`.

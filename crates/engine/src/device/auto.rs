@@ -59,7 +59,6 @@ pub struct Opened {
     pub device: Device,
     /// What kernels are compiled for.
     pub target: Target,
-    /// What runs them.
     pub driver: Arc<dyn Driver>,
     /// For people; none of the cpu.
     pub reason: Option<Reason>,
@@ -67,7 +66,6 @@ pub struct Opened {
 
 /// Why a device was chosen.
 pub struct Reason {
-    /// In a line.
     pub text: String,
     /// Whether there were others.
     pub is_of_several: bool,

@@ -12,7 +12,7 @@ use kernel::tuning::TuningTables;
 ///
 /// # Errors
 /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
-pub fn runtime() -> Result<CudaRuntime, GpuError> {
+pub(crate) fn runtime() -> Result<CudaRuntime, GpuError> {
     CudaRuntime::open(named_by(&Runtime::Cuda.variable()).as_deref())
 }
 

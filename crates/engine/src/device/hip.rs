@@ -18,7 +18,7 @@ const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 ///
 /// # Errors
 /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
-pub fn runtime() -> Result<HipRuntime, GpuError> {
+pub(crate) fn runtime() -> Result<HipRuntime, GpuError> {
     HipRuntime::open(named_by(&Runtime::Hip.variable()).as_deref(), named_by("ROCM_PATH").as_deref())
 }
 

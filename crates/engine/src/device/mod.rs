@@ -1,8 +1,8 @@
 //! Where kernels run: `--device`, as a target to compile for and a driver to launch on.
 
 pub mod auto;
-pub mod cuda;
-pub mod hip;
+pub(crate) mod cuda;
+pub(crate) mod hip;
 
 use std::env;
 use std::path::PathBuf;
@@ -26,7 +26,6 @@ pub enum Device {
     Cpu,
     /// A GPU, by its runtime's number.
     Gpu {
-        /// Whose.
         runtime: Runtime,
         /// From 0.
         ordinal: usize,
@@ -52,23 +51,16 @@ pub enum DeviceError {
     /// No device of an arch that was asked for is here.
     #[error("no device of the arch `{arch}` is here, found {found}")]
     NoneOfArch {
-        /// What was asked for.
         arch: String,
         /// The archs that are here, in a line.
         found: String,
     },
     /// The environment names no seed.
     #[error("{SEED_VARIABLE} is `{found}`, expected a whole number below 2^64")]
-    Seed {
-        /// What it says.
-        found: String,
-    },
+    Seed { found: String },
     /// The environment does not say whether GPUs replay graphs.
     #[error("{GRAPHS_VARIABLE} is `{found}`, expected 0 or 1")]
-    Graphs {
-        /// What it says.
-        found: String,
-    },
+    Graphs { found: String },
 }
 
 impl Hint for DeviceError {
@@ -89,12 +81,11 @@ impl Hint for DeviceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no device `{name}`: expected one of {NAMES}")]
 pub struct UnknownName {
-    /// What was asked for.
-    pub name: String,
+    pub(crate) name: String,
 }
 
 /// The devices that `--device` names, for help and messages.
-pub const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, cuda, cuda:N, sim:ARCH";
+pub(crate) const NAMES: &str = "auto, cpu, hip, hip:N, hip:N@ARCH, cuda, cuda:N, sim:ARCH";
 
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -264,7 +255,7 @@ pub fn simulator_seed() -> Result<u64, DeviceError> {
 }
 
 /// Says whether GPUs capture launches that come again and replay them as graphs: 1, as without it, or 0.
-pub const GRAPHS_VARIABLE: &str = "GPTOSS_JIT_GRAPHS";
+pub(crate) const GRAPHS_VARIABLE: &str = "GPTOSS_JIT_GRAPHS";
 
 /// Whether they do.
 ///

@@ -26,13 +26,13 @@ pub struct KvLayout {
     /// Sequences at a time.
     pub n_slots: usize,
     /// Rings whose contents can be kept, besides those of the slots.
-    pub n_snapshots: usize,
+    pub(crate) n_snapshots: usize,
     /// Longest sequence, in tokens.
     pub capacity_tokens: usize,
     /// Element type of keys and values.
     pub dtype: Dtype,
     /// Blocks are laid out for matrix units rather than for vectors.
-    pub matrix_layout: bool,
+    pub(crate) matrix_layout: bool,
     groups: Vec<KvGroup>,
     /// Of each layer that keeps positions.
     group_of_layer: Vec<Option<usize>>,
@@ -47,7 +47,7 @@ pub struct KvGroup {
     /// Positions visible; `None` is all that a sequence can have.
     pub window: Option<usize>,
     /// Blocks that a slot's positions go round in.
-    pub table_blocks: usize,
+    pub(crate) table_blocks: usize,
     /// Blocks of a layer's cache: the pool's, or those of all rings and then of all snapshots.
     pub n_blocks: usize,
     /// Layers that share it.
@@ -56,7 +56,7 @@ pub struct KvGroup {
 
 impl KvGroup {
     /// Blocks that hold what a token sees before it, if it is the first of a block; 0 where all is in the pool.
-    pub fn snapshot_blocks(&self) -> usize {
+    pub(crate) fn snapshot_blocks(&self) -> usize {
         self.window.map_or(0, |window| (window - 1).div_ceil(BLOCK_TOKENS))
     }
 }
@@ -94,13 +94,12 @@ pub struct KvRequest {
 )]
 pub struct KvTooLarge {
     /// Longest sequence asked for, in tokens.
-    pub capacity_tokens: usize,
+    pub(crate) capacity_tokens: usize,
     /// What one such sequence and all windows take.
     pub needed_bytes: usize,
     /// Of these, what the rings of all slots and the snapshots of rings take, however long sequences are.
-    pub window_bytes: usize,
-    /// What there is.
-    pub budget_bytes: usize,
+    pub(crate) window_bytes: usize,
+    pub(crate) budget_bytes: usize,
 }
 
 impl hint::Hint for KvTooLarge {
@@ -189,7 +188,7 @@ impl KvLayout {
     }
 
     /// Whether layer `l` keeps positions.
-    pub fn has_positions(&self, l: usize) -> bool {
+    pub(crate) fn has_positions(&self, l: usize) -> bool {
         self.group_of_layer[l].is_some()
     }
 
@@ -197,7 +196,7 @@ impl KvLayout {
     ///
     /// # Panics
     /// It keeps no positions.
-    pub fn group_index(&self, l: usize) -> usize {
+    pub(crate) fn group_index(&self, l: usize) -> usize {
         self.group_of_layer[l].expect("the layer keeps positions")
     }
 
@@ -208,7 +207,7 @@ impl KvLayout {
 
     /// Positions that layer `l` sees; `None` is all. The model's, whether or not a sequence can be longer: kernels have
     /// it as a literal, and how long sequences may be is to compile nothing.
-    pub fn window_of_layer(&self, l: usize) -> Option<usize> {
+    pub(crate) fn window_of_layer(&self, l: usize) -> Option<usize> {
         self.windows[l]
     }
 
@@ -223,7 +222,7 @@ impl KvLayout {
     }
 
     /// Bytes of the snapshots.
-    pub fn snapshot_bytes(&self) -> usize {
+    pub(crate) fn snapshot_bytes(&self) -> usize {
         let blocks = |group: &KvGroup| self.n_snapshots * group.snapshot_blocks() * group.n_layers;
         self.groups.iter().map(|group| blocks(group) * self.block_bytes).sum()
     }

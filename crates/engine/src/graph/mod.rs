@@ -31,12 +31,11 @@ pub enum Storage {
 
 /// What an external tensor is for, which says when it is filled and where it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// Every step fills it; all of these lie side by side, and are filled in one copy.
     Input,
     /// Steps fill it in which logits are changed; all of these lie side by side, too.
     ChangeInput,
-    /// It outlives steps.
     Kept,
     /// It lies in memory that several devices see, which is not the graph's to size.
     Shared,
@@ -49,10 +48,9 @@ pub struct Tensor {
     pub name: String,
     /// Type of one element.
     pub dtype: Dtype,
-    /// Where it is.
     pub storage: Storage,
     /// Of an external one what it is for, and its elements.
-    pub external: Option<(Role, usize)>,
+    pub(crate) external: Option<(Role, usize)>,
 }
 
 /// Which rows of a step a node works on: what its `n_tokens` is.
@@ -82,7 +80,6 @@ impl Rows {
 /// What of a step decides its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
-    /// All rows.
     pub n_rows: usize,
     /// Those that want logits.
     pub n_logit_rows: usize,
@@ -94,7 +91,7 @@ pub struct StepShape {
 
 impl StepShape {
     /// The smallest step of a kind that gives a token.
-    pub fn smallest(kind: StepKind) -> Self {
+    pub(crate) fn smallest(kind: StepKind) -> Self {
         Self { n_rows: kind.fewest_rows() as usize, n_logit_rows: 1, kind, compares: false }
     }
 
@@ -110,7 +107,7 @@ impl StepShape {
     }
 
     /// How many rows a node works on at most: any row that wants logits may ask for more.
-    pub fn most(&self, rows: Rows) -> usize {
+    pub(crate) fn most(&self, rows: Rows) -> usize {
         self.count(if rows == Rows::All { rows } else { Rows::Logits })
     }
 }
@@ -128,7 +125,7 @@ pub struct StepLimits {
 
 impl StepLimits {
     /// The largest step of a kind.
-    pub fn largest(self, kind: StepKind) -> StepShape {
+    pub(crate) fn largest(self, kind: StepKind) -> StepShape {
         let most = match kind {
             StepKind::Decode => self.max_decode_rows,
             StepKind::Mixed => self.max_rows,
@@ -158,25 +155,24 @@ pub struct Node {
 pub struct Graph {
     precision: Precision,
     /// All tensors; a [`TensorId`] is an index into it.
-    pub tensors: Vec<Tensor>,
-    /// In launch order.
+    pub(crate) tensors: Vec<Tensor>,
     pub nodes: Vec<Node>,
 }
 
 impl Graph {
     /// A graph without nodes.
-    pub fn new(precision: Precision) -> Self {
+    pub(crate) fn new(precision: Precision) -> Self {
         Self { precision, tensors: Vec::new(), nodes: Vec::new() }
     }
 
     /// A tensor of the checkpoint.
-    pub fn weight(&mut self, name: String, dtype: Dtype) -> TensorId {
+    pub(crate) fn weight(&mut self, name: String, dtype: Dtype) -> TensorId {
         self.tensor(name.clone(), dtype, Storage::Weight(name))
     }
 
     /// A tensor of so many elements that the engine keeps: one, however often it is asked for, so that an id tells who
     /// reads what another node writes.
-    pub fn external(&mut self, name: &str, dtype: Dtype, role: Role, n_elements: usize) -> TensorId {
+    pub(crate) fn external(&mut self, name: &str, dtype: Dtype, role: Role, n_elements: usize) -> TensorId {
         let storage = Storage::External(name.to_string());
         if let Some(known) = self.tensors.iter().position(|tensor| tensor.storage == storage) {
             return TensorId(known);
@@ -187,19 +183,19 @@ impl Graph {
     }
 
     /// Names and lengths in bytes of the external tensors of a role.
-    pub fn externals(&self, role: Role) -> Vec<(String, usize)> {
+    pub(crate) fn externals(&self, role: Role) -> Vec<(String, usize)> {
         let of_role = |tensor: &&Tensor| tensor.external.is_some_and(|(of, _)| of == role);
         let len_bytes = |tensor: &Tensor| tensor.external.map_or(0, |(_, n)| tensor.dtype.len_bytes(n));
         self.tensors.iter().filter(of_role).map(|tensor| (tensor.name.clone(), len_bytes(tensor))).collect()
     }
 
     /// A tensor in the arena.
-    pub fn activation(&mut self, name: String, dtype: Dtype) -> TensorId {
+    pub(crate) fn activation(&mut self, name: String, dtype: Dtype) -> TensorId {
         self.tensor(name, dtype, Storage::Arena)
     }
 
     /// Adds a node; the builder that comes back says the rest.
-    pub fn node(&mut self, label: impl Into<String>, op: &str) -> NodeBuilder<'_> {
+    pub(crate) fn node(&mut self, label: impl Into<String>, op: &str) -> NodeBuilder<'_> {
         let node = Node { label: label.into(), ..self.empty_node(op) };
         self.nodes.push(node);
         NodeBuilder { graph: self }
@@ -223,52 +219,52 @@ impl Graph {
 }
 
 /// The rest of the node that was added last.
-pub struct NodeBuilder<'g> {
+pub(crate) struct NodeBuilder<'g> {
     graph: &'g mut Graph,
 }
 
 impl NodeBuilder<'_> {
     /// A dim of the contract.
-    pub fn dim(mut self, name: &str, value: usize) -> Self {
+    pub(crate) fn dim(mut self, name: &str, value: usize) -> Self {
         let value = u32::try_from(value).expect("the checkpoint's dimensions were checked to fit 32 bits");
         self.last().problem.dims.insert(name.to_string(), value);
         self
     }
 
     /// A scalar argument of the contract, the same in every step.
-    pub fn scalar(mut self, name: &str, value: usize) -> Self {
+    pub(crate) fn scalar(mut self, name: &str, value: usize) -> Self {
         let value = u32::try_from(value).expect("the cache's sizes were checked to fit 32 bits");
         self.last().scalars.insert(name.to_string(), value);
         self
     }
 
     /// A constant of the contract.
-    pub fn constant(mut self, name: &str, value: f32) -> Self {
+    pub(crate) fn constant(mut self, name: &str, value: f32) -> Self {
         self.last().problem.constants.insert(name.to_string(), value);
         self
     }
 
     /// A flag of the contract.
-    pub fn flag(mut self, name: &str, value: bool) -> Self {
+    pub(crate) fn flag(mut self, name: &str, value: bool) -> Self {
         self.last().problem.flags.insert(name.to_string(), value);
         self
     }
 
     /// A variable dtype of the contract.
-    pub fn dtype(mut self, name: &str, value: Dtype) -> Self {
+    pub(crate) fn dtype(mut self, name: &str, value: Dtype) -> Self {
         self.last().problem.dtypes.insert(name.to_string(), value);
         self
     }
 
     /// An argument of the contract.
-    pub fn arg(mut self, name: &str, tensor: TensorId) -> Self {
+    pub(crate) fn arg(mut self, name: &str, tensor: TensorId) -> Self {
         self.last().args.insert(name.to_string(), tensor);
         self
     }
 
     /// An argument of the contract that is a tensor of the checkpoint: itself or, in a format with blocks, its codes
     /// and their parameters.
-    pub fn weight(mut self, name: &str, tensor: &str, dtype: Dtype) -> Self {
+    pub(crate) fn weight(mut self, name: &str, tensor: &str, dtype: Dtype) -> Self {
         for ((name, _), (tensor, dtype)) in dtype.named_parts(name).iter().zip(dtype.named_parts(tensor)) {
             let tensor = self.graph.weight(tensor, dtype);
             self = self.arg(name, tensor);
@@ -277,12 +273,12 @@ impl NodeBuilder<'_> {
     }
 
     /// Arguments of the contract that only some problems have.
-    pub fn args<'a>(self, args: impl IntoIterator<Item = (&'a str, TensorId)>) -> Self {
+    pub(crate) fn args<'a>(self, args: impl IntoIterator<Item = (&'a str, TensorId)>) -> Self {
         args.into_iter().fold(self, |node, (name, tensor)| node.arg(name, tensor))
     }
 
     /// The node works on these rows, not on all.
-    pub fn rows(mut self, rows: Rows) -> Self {
+    pub(crate) fn rows(mut self, rows: Rows) -> Self {
         self.last().rows = rows;
         self
     }

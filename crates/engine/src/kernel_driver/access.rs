@@ -11,9 +11,7 @@ pub(super) type Open<'a> = &'a dyn Fn(&Path) -> io::Result<()>;
 /// What came of opening a device file for reading and writing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It can be opened.
     Granted,
-    /// It is not there.
     Missing,
     /// It belongs to a group that this process is not in; the group's name, or its number where it has none.
     Group(String),
@@ -23,7 +21,6 @@ pub enum Access {
     Failed(String),
 }
 
-/// Opens it.
 pub(super) fn open(path: &Path) -> io::Result<()> {
     OpenOptions::new().read(true).write(true).open(path).map(drop)
 }
@@ -45,7 +42,7 @@ impl Access {
     }
 
     /// Whether the file is not there.
-    pub fn is_missing(&self) -> bool {
+    pub(crate) fn is_missing(&self) -> bool {
         *self == Self::Missing
     }
 }

@@ -17,7 +17,6 @@ const CONTAINER: &str = "in a container: start it with `--device=/dev/kfd --devi
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is.
     pub what: String,
     /// What to do about it.
     pub hint: String,
@@ -25,7 +24,6 @@ pub struct Finding {
 
 /// What a HIP runtime says.
 pub struct RuntimeSeen<'a> {
-    /// Major and minor.
     pub release: Option<(u32, u32)>,
     /// How many GPUs it finds.
     pub n_devices: usize,

@@ -30,19 +30,19 @@ const AMD: u32 = 0x1002;
 #[derive(Debug)]
 pub struct KernelDriver {
     /// The kernel's release: `6.8.0-60-generic`.
-    pub kernel: Option<String>,
+    pub(crate) kernel: Option<String>,
     /// Whether amdgpu is loaded.
-    pub is_loaded: bool,
+    pub(crate) is_loaded: bool,
     /// The version of an amdgpu that does not come with the kernel (`amdgpu-dkms`): only those state one.
-    pub version: Option<String>,
+    pub(crate) version: Option<String>,
     /// `/dev/kfd`.
-    pub kfd: Access,
+    pub(crate) kfd: Access,
     /// The GPUs that the driver computes on, in its order.
     pub gpus: Vec<Gpu>,
     /// Nodes of which this process may not know what they are.
-    pub n_hidden: usize,
+    pub(crate) n_hidden: usize,
     /// AMD's GPUs on the PCI bus: `0000:03:00.0 (1002:744c)`.
-    pub on_bus: Vec<String>,
+    pub(crate) on_bus: Vec<String>,
 }
 
 impl KernelDriver {

@@ -12,31 +12,31 @@ use system::units::human_bytes;
 #[derive(Debug)]
 pub struct Gpu {
     /// The number of its node.
-    pub node: u32,
+    pub(crate) node: u32,
     /// `gfx1100`; without the flags that a runtime appends.
     pub arch: String,
     /// Compute units; on RDNA halves of WGPs.
-    pub compute_units: u32,
+    pub(crate) compute_units: u32,
     /// Lanes of a wave.
-    pub wave_size: u32,
+    pub(crate) wave_size: u32,
     /// Its number on the PCI bus, and where it is there: `0x744c at 0000:03:00.0`.
-    pub pci: String,
+    pub(crate) pci: String,
     /// What `ROCR_VISIBLE_DEVICES` may call it: `GPU-8e15aa0afc2c4e25`; none where it has no such number.
-    pub uuid: Option<String>,
+    pub(crate) uuid: Option<String>,
     /// The render node of it, below `/dev/dri`; none where the driver names none.
-    pub render: Option<(PathBuf, Access)>,
+    pub(crate) render: Option<(PathBuf, Access)>,
     /// Memory of its own, in bytes.
-    pub vram_bytes: Option<u64>,
+    pub(crate) vram_bytes: Option<u64>,
     /// Memory of the host that it can use besides, in bytes.
-    pub gtt_bytes: Option<u64>,
+    pub(crate) gtt_bytes: Option<u64>,
 }
 
 /// What the topology holds.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
-    pub gpus: Vec<Gpu>,
+    pub(crate) gpus: Vec<Gpu>,
     /// Nodes that cannot be read: in a container, those of GPUs that it was not given.
-    pub n_hidden: usize,
+    pub(crate) n_hidden: usize,
 }
 
 /// The nodes of a folder, in the driver's order.

@@ -4,13 +4,13 @@ use gpu::ALIGNMENT_BYTES;
 
 /// A tensor as the planner sees it: how long, and from which node to which it is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
+pub(crate) struct Lifetime {
     /// Size in bytes.
-    pub len_bytes: usize,
+    pub(crate) len_bytes: usize,
     /// Index of the node that writes it first.
-    pub first_node: usize,
+    pub(crate) first_node: usize,
     /// Index of the last node that reads or writes it.
-    pub last_node: usize,
+    pub(crate) last_node: usize,
 }
 
 /// Places tensors so that no two that live at the same time overlap. Gives each one's offset in bytes, and the
@@ -18,7 +18,7 @@ pub struct Lifetime {
 ///
 /// Largest first, each at the lowest offset that is free for its whole life: simple, and within a few per cent of
 /// the largest sum of live tensors on a transformer's graph.
-pub fn place(tensors: &[Lifetime]) -> (Vec<usize>, usize) {
+pub(crate) fn place(tensors: &[Lifetime]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(tensors[i].len_bytes), tensors[i].first_node));
     let mut offsets = vec![0; tensors.len()];

@@ -20,16 +20,16 @@ use kernel::template::Problem;
 
 /// A segment before its kernels are loaded.
 pub(super) struct PlannedSegment {
-    pub rows: Rows,
-    pub buckets: Vec<PlannedBucket>,
+    pub(crate) rows: Rows,
+    pub(crate) buckets: Vec<PlannedBucket>,
 }
 
 /// What a bucket is to launch.
 pub(super) struct PlannedBucket {
-    pub step: StepKind,
-    pub first_row_count: usize,
-    pub last_row_count: usize,
-    pub covers: Vec<Cover>,
+    pub(crate) step: StepKind,
+    pub(crate) first_row_count: usize,
+    pub(crate) last_row_count: usize,
+    pub(crate) covers: Vec<Cover>,
 }
 
 /// Chooses and loads the kernels of all buckets of all segments at once. Own templates that a tuning row overrules are

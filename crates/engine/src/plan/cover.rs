@@ -18,14 +18,14 @@ use kernel::template::signature::{Joint, Signature};
 #[derive(Clone, Debug)]
 pub(super) struct Cover {
     /// The node's, or the nodes' joined by ` + `.
-    pub label: String,
-    pub problem: Problem,
-    pub args: BTreeMap<String, TensorId>,
-    pub scalars: BTreeMap<String, u32>,
+    pub(crate) label: String,
+    pub(crate) problem: Problem,
+    pub(crate) args: BTreeMap<String, TensorId>,
+    pub(crate) scalars: BTreeMap<String, u32>,
     /// The nodes in the graph.
-    pub nodes: Range<usize>,
+    pub(crate) nodes: Range<usize>,
     /// Longer runs that begin here and are not done by one kernel.
-    pub unfused: Vec<Unfused>,
+    pub(crate) unfused: Vec<Unfused>,
 }
 
 /// A run of nodes that one kernel could do, and why none does.
@@ -33,15 +33,13 @@ pub(super) struct Cover {
 pub struct Unfused {
     /// What the kernel would have to do.
     pub problem: Problem,
-    /// Why it does not.
     pub why: NotFused,
 }
 
 /// What a segment can be covered with.
 pub(super) struct Candidates {
     /// The segment's nodes in the graph.
-    pub range: Range<usize>,
-    /// Each node alone.
+    pub(crate) range: Range<usize>,
     singles: Vec<Cover>,
     /// The runs that begin at each node, the longest first.
     runs: Vec<Vec<Cover>>,
@@ -73,13 +71,18 @@ impl Candidates {
     }
 
     /// The nodes of every run that one kernel may cover, whether it is preferred or not.
-    pub fn run_ranges(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn run_ranges(&self) -> impl Iterator<Item = Range<usize>> {
         let at = self.range.clone().zip(&self.runs);
         at.flat_map(|(at, runs)| runs.iter().map(move |run| at..at + run.problem.ops.len()))
     }
 
     /// Row counts at which any choice may change in steps of a kind, rising from the first of those that occur.
-    pub fn bucket_starts(&self, chooser: &Chooser, step: StepKind, occurring: &RangeInclusive<usize>) -> Vec<usize> {
+    pub(crate) fn bucket_starts(
+        &self,
+        chooser: &Chooser,
+        step: StepKind,
+        occurring: &RangeInclusive<usize>,
+    ) -> Vec<usize> {
         let mut starts = BTreeSet::from([*occurring.start()]);
         for cover in self.singles.iter().chain(self.runs.iter().flatten()) {
             starts.extend(chooser.bucket_starts(&cover.problem, step));
@@ -89,7 +92,7 @@ impl Candidates {
 
     /// The launches of a bucket: from the first node on the longest run that the tuning tables prefer, else a kernel
     /// for the node alone. No run is taken that is among `refused`.
-    pub fn cover(&self, chooser: &Chooser, n_rows: usize, step: StepKind, refused: &[Problem]) -> Vec<Cover> {
+    pub(crate) fn cover(&self, chooser: &Chooser, n_rows: usize, step: StepKind, refused: &[Problem]) -> Vec<Cover> {
         let mut cover = Vec::new();
         let mut at = 0;
         while at < self.singles.len() {

@@ -24,7 +24,6 @@ pub struct Decision {
     pub step: StepKind,
     /// From so many rows on.
     pub first_row_count: usize,
-    /// Up to so many.
     pub last_row_count: usize,
     /// Longer runs that begin here and are not done by one kernel.
     pub unfused: Vec<Unfused>,
@@ -35,7 +34,6 @@ pub struct Decision {
 /// All of them: the segments in order, of each the buckets, of each the launches.
 #[derive(Clone, Debug)]
 pub struct Decisions {
-    /// In that order.
     pub all: Vec<Decision>,
     rankings: Rankings,
 }

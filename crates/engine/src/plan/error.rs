@@ -28,19 +28,16 @@ pub enum PlanError {
     /// The device has no room for all of it.
     #[error(transparent)]
     Memory(#[from] Box<DoesNotFit>),
-    /// The device refuses.
     #[error("could not run `{label}`")]
     Device {
         /// The node, or what was being done.
         label: String,
-        /// The device's words.
         #[source]
         source: GpuError,
     },
     /// A kernel takes a scalar that the graph does not give.
     #[error("`{label}`: the kernel takes the scalar `{name}`, which the graph does not give")]
     NoScalar {
-        /// The node.
         label: String,
         /// The scalar argument.
         name: String,
@@ -53,10 +50,7 @@ pub enum PlanError {
     NoThread,
     /// The checkpoint lacks a tensor.
     #[error("the checkpoint has no tensor `{name}`")]
-    NoTensor {
-        /// Canonical name.
-        name: String,
-    },
+    NoTensor { name: String },
 }
 
 impl Hint for PlanError {

@@ -34,14 +34,12 @@ use model::checkpoint::Checkpoint;
 pub struct Written<'a> {
     /// The node, or the fused nodes joined by ` + `.
     pub label: &'a str,
-    /// The template.
     pub template: &'a str,
-    /// The tensor's name.
     pub tensor: &'a str,
     /// Its elements that this step's rows fill, as f32; all of them, if it is kept.
     pub values: &'a [f32],
     /// Whether other steps write elements of it as well, as in the cache, of which some may never have been written.
-    pub is_kept: bool,
+    pub(crate) is_kept: bool,
 }
 
 /// Called after every launch with every tensor of f32 or bf16 that it wrote.
@@ -71,7 +69,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn new(
+    pub(crate) fn new(
         graph: Graph,
         checkpoint: &Checkpoint,
         pipeline: Pipeline,
@@ -150,22 +148,13 @@ impl Executor {
     /// From here on, takes the time of the launches.
     ///
     /// - `is_alone`: whether no other device takes part in the steps
-    pub fn start_profile(&mut self, which: Profiled, is_alone: bool) {
+    pub(crate) fn start_profile(&mut self, which: Profiled, is_alone: bool) {
         self.profiler = Some(Profiler::new(which, is_alone));
     }
 
     /// Where the time went since [`Self::start_profile`], which this ends.
-    pub fn take_profile(&mut self) -> Option<Profile> {
+    pub(crate) fn take_profile(&mut self) -> Option<Profile> {
         self.profiler.take().map(Profiler::finish)
-    }
-
-    /// Waits until the device has done everything.
-    ///
-    /// # Errors
-    /// [`PlanError::Device`].
-    pub fn wait(&self) -> Result<(), PlanError> {
-        let failed = |source| PlanError::Device { label: "all of a step".into(), source };
-        self.pipeline.driver().wait().map_err(failed)
     }
 
     /// Fills the start of an external tensor.
@@ -175,7 +164,7 @@ impl Executor {
     ///
     /// # Panics
     /// If the graph has no external tensor of that name.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
         self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
@@ -187,7 +176,7 @@ impl Executor {
     ///
     /// # Panics
     /// As [`Self::write`].
-    pub fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
+    pub(crate) fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
         let failed = |source| PlanError::Device { label: name.into(), source };
         let view = part(&self.externals[name], offset_bytes, bytes.len()).map_err(failed)?;
         self.pipeline.driver().write(&view, bytes).map_err(failed)
@@ -201,7 +190,7 @@ impl Executor {
     ///
     /// # Panics
     /// As [`Self::write`].
-    pub fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
+    pub(crate) fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
         let failed = |source| PlanError::Device { label: name.into(), source };
         let part = |offset_bytes| part(&self.externals[name], offset_bytes, from.len()).map_err(failed);
         self.pipeline.driver().copy(&part(from.start)?, &part(to_bytes)?).map_err(failed)
@@ -214,7 +203,7 @@ impl Executor {
     ///
     /// # Panics
     /// If there is no input of a name, or it is shorter.
-    pub fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+    pub(crate) fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
         self.inputs.write(&self.pipeline, inputs)
     }
 
@@ -222,7 +211,7 @@ impl Executor {
     ///
     /// # Errors
     /// As [`Self::write_inputs`].
-    pub fn write_change_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+    pub(crate) fn write_change_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
         self.change_inputs.write(&self.pipeline, inputs)
     }
 
@@ -231,7 +220,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError::Device`].
-    pub fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, PlanError> {
+    pub(crate) fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, PlanError> {
         let mailbox = self.pipeline.driver().mailbox(len_bytes);
         mailbox.map_err(|source| PlanError::Device { label: "mailbox".into(), source })
     }
@@ -243,7 +232,7 @@ impl Executor {
     ///
     /// # Panics
     /// If the graph has no external tensor of that name.
-    pub fn post(&self, name: &str, len_bytes: usize, mailbox: &mut Mailbox) -> Result<(), PlanError> {
+    pub(crate) fn post(&self, name: &str, len_bytes: usize, mailbox: &mut Mailbox) -> Result<(), PlanError> {
         let posted = self.pipeline.driver().post(mailbox, &self.externals[name], len_bytes);
         posted.map_err(|source| PlanError::Device { label: name.into(), source })
     }
@@ -255,7 +244,7 @@ impl Executor {
     ///
     /// # Panics
     /// If the graph has no external tensor of that name.
-    pub fn read(&self, name: &str, bytes: &mut [u8]) -> Result<(), PlanError> {
+    pub(crate) fn read(&self, name: &str, bytes: &mut [u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
         self.pipeline.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
@@ -264,7 +253,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn run(&mut self, shape: StepShape, observer: Option<Observer<'_>>) -> Result<(), PlanError> {
+    pub(crate) fn run(&mut self, shape: StepShape, observer: Option<Observer<'_>>) -> Result<(), PlanError> {
         self.run_first(self.segments.len(), shape, observer)
     }
 
@@ -272,7 +261,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn run_to_logits(&mut self, shape: StepShape) -> Result<(), PlanError> {
+    pub(crate) fn run_to_logits(&mut self, shape: StepShape) -> Result<(), PlanError> {
         self.run_first(self.first_asked_for(), shape, None)
     }
 
@@ -280,7 +269,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn change_logits(&mut self, shape: StepShape, n_changed: usize) -> Result<(), PlanError> {
+    pub(crate) fn change_logits(&mut self, shape: StepShape, n_changed: usize) -> Result<(), PlanError> {
         let at = self.first_asked_for();
         self.run_asked_for(at..at + 1, shape, n_changed)
     }
@@ -289,7 +278,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
+    pub(crate) fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
         self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, n_logprobs)
     }
 

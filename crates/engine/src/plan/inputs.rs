@@ -14,7 +14,7 @@ pub(super) struct Inputs {
 
 impl Inputs {
     /// Memory for tensors of these names and lengths in bytes.
-    pub fn new(pipeline: &Pipeline, tensors: &[(String, usize)]) -> Result<Self, PlanError> {
+    pub(crate) fn new(pipeline: &Pipeline, tensors: &[(String, usize)]) -> Result<Self, PlanError> {
         let mut next = 0;
         let place = |(name, len_bytes): &(String, usize)| {
             let begin = next;
@@ -27,13 +27,13 @@ impl Inputs {
     }
 
     /// Every tensor by its name.
-    pub fn views(&self) -> impl Iterator<Item = (String, BufferView)> {
+    pub(crate) fn views(&self) -> impl Iterator<Item = (String, BufferView)> {
         let view = |range: &std::ops::Range<usize>| self.all.slice(range.start, range.len()).expect("placed inside");
         self.tensors.iter().map(move |(name, range)| (name.clone(), view(range)))
     }
 
     /// Fills the starts of these, and leaves what is between and behind them undefined.
-    pub fn write(&self, pipeline: &Pipeline, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
+    pub(crate) fn write(&self, pipeline: &Pipeline, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
         let mut all = Vec::new();
         for (name, bytes) in inputs {
             let (_, range) = self.tensors.iter().find(|(own, _)| own == name).expect("an input of this name");

@@ -15,13 +15,13 @@ use kernel::template::launch::ArgSpec;
 /// Where in the arena every activation is.
 pub(super) struct ArenaLayout {
     /// First byte and length, by tensor index.
-    pub ranges: BTreeMap<usize, (usize, usize)>,
-    pub len_bytes: usize,
+    pub(crate) ranges: BTreeMap<usize, (usize, usize)>,
+    pub(crate) len_bytes: usize,
 }
 
 impl ArenaLayout {
     /// Places for tensors, by their index.
-    pub fn new(lifetimes: &BTreeMap<usize, Lifetime>) -> Self {
+    pub(crate) fn new(lifetimes: &BTreeMap<usize, Lifetime>) -> Self {
         let (offsets, len_bytes) = arena::place(&lifetimes.values().copied().collect::<Vec<_>>());
         let ranges = lifetimes.iter().zip(offsets).map(|((&i, life), offset)| (i, (offset, life.len_bytes)));
         Self { ranges: ranges.collect(), len_bytes }

@@ -15,25 +15,22 @@ pub struct MemoryPlan {
     pub weights: usize,
     /// Those of them that are used where they lie, and take nothing.
     pub weights_in_place: usize,
-    /// Keys and values.
-    pub kv_cache: usize,
+    pub(crate) kv_cache: usize,
     /// Those of them that are kept for prompts that begin alike, besides blocks that nobody needs.
-    pub snapshots: usize,
+    pub(crate) snapshots: usize,
     /// Activations, what a step is given and what it gives.
-    pub activations: usize,
+    pub(crate) activations: usize,
     /// What kernels ask for besides.
-    pub workspace: usize,
+    pub(crate) workspace: usize,
     /// The device's name, and its memory before anything was allocated, where it says.
     pub device: String,
-    /// As above.
-    pub memory: Option<DeviceMemory>,
+    pub(crate) memory: Option<DeviceMemory>,
 }
 
 /// It does not fit.
 #[derive(Debug, thiserror::Error)]
 #[error("could not fit the model into the memory of {}: {plan}", plan.device)]
 pub struct DoesNotFit {
-    /// What it would take.
     pub plan: MemoryPlan,
 }
 

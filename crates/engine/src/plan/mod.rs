@@ -13,7 +13,7 @@
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
 
-pub mod arena;
+pub(crate) mod arena;
 mod buckets;
 pub mod cover;
 pub mod decisions;
@@ -22,7 +22,7 @@ pub mod executor;
 mod inputs;
 mod lifetimes;
 pub mod memory;
-pub mod options;
+pub(crate) mod options;
 pub mod overruled;
 pub mod profile;
 mod replay;

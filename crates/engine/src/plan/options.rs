@@ -5,13 +5,13 @@ use gpu::BufferView;
 use crate::graph::StepLimits;
 
 /// How large steps may be, and what memory the graph is given besides its weights and activations.
-pub struct ExecutorOptions {
+pub(crate) struct ExecutorOptions {
     /// How large steps are.
-    pub limits: StepLimits,
+    pub(crate) limits: StepLimits,
     /// External tensors that lie in memory of others: those of the role [`crate::graph::Role::Shared`].
-    pub shared: Vec<(String, BufferView)>,
+    pub(crate) shared: Vec<(String, BufferView)>,
     /// Bytes of the others that are keys and values.
-    pub kv_bytes: usize,
+    pub(crate) kv_bytes: usize,
     /// Bytes of those that are there for prefixes alone.
-    pub snapshot_bytes: usize,
+    pub(crate) snapshot_bytes: usize,
 }

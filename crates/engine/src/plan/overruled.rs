@@ -16,7 +16,6 @@ use kernel::tuning::table::APART;
 /// A template of a folder that is not taken where it would be by its priority.
 #[derive(Clone, Debug)]
 pub struct Overruled {
-    /// The template.
     pub template: Arc<Template>,
     /// What goes before it.
     pub by: Overruling,
@@ -31,14 +30,12 @@ pub enum Overruling {
     Row {
         /// `file:line`.
         place: String,
-        /// The row's template.
         winner: String,
     },
     /// A row for a run of ops that its op is in.
     Run {
         /// `file:line`.
         place: String,
-        /// The row's template.
         winner: String,
     },
     /// Its ops are a run, and no row says that they are to be fused.
@@ -78,7 +75,7 @@ impl Overruled {
     }
 
     /// One warning for all of them, with what to do about the first.
-    pub fn warning(all: &[Self], target: &Target) -> Option<String> {
+    pub(crate) fn warning(all: &[Self], target: &Target) -> Option<String> {
         let first = all.first()?;
         let others = match all.len() - 1 {
             0 => String::new(),
@@ -99,7 +96,7 @@ impl Overruled {
     }
 
     /// `decode 1-32, mixed 2-512`.
-    pub fn row_counts(&self) -> String {
+    pub(crate) fn row_counts(&self) -> String {
         let one = |&(step, first, last): &(StepKind, usize, usize)| {
             if first == last { format!("{step} {first}") } else { format!("{step} {first}-{last}") }
         };

@@ -15,7 +15,6 @@ const MAX_STEPS: usize = 64;
 /// A step, and how many of its segments are launched together.
 type StepPart = (StepShape, usize);
 
-/// What came before.
 #[derive(Default)]
 pub(super) struct Replays {
     /// None for what came once.
@@ -29,7 +28,7 @@ impl Replays {
     ///
     /// # Errors
     /// The device's, of the replay; a capture that fails is a warning.
-    pub fn replay<'a>(
+    pub(crate) fn replay<'a>(
         &mut self,
         driver: &dyn Driver,
         part: StepPart,

@@ -17,45 +17,45 @@ use kernel::template::launch::ArgSpec;
 
 /// Prepared steps and where everything is, for those who only look.
 pub(super) struct Steps<'a> {
-    pub pipeline: &'a Pipeline,
-    pub graph: &'a Graph,
-    pub memory: &'a [BufferView],
-    pub workspace: &'a Workspace,
-    pub segments: &'a [Segment],
+    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) graph: &'a Graph,
+    pub(crate) memory: &'a [BufferView],
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) segments: &'a [Segment],
 }
 
 /// Launches for a part of every step.
 pub(super) struct Segment {
-    pub rows: Rows,
+    pub(crate) rows: Rows,
     /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that occur.
-    pub buckets: BTreeMap<StepKind, Vec<Bucket>>,
+    pub(crate) buckets: BTreeMap<StepKind, Vec<Bucket>>,
 }
 
 /// Launches for a range of row counts.
 pub(super) struct Bucket {
     /// From here on; up to the next bucket's.
-    pub first_row_count: usize,
+    pub(crate) first_row_count: usize,
     /// Most rows that it is asked for.
-    pub last_row_count: usize,
-    pub launches: Vec<PlannedLaunch>,
+    pub(crate) last_row_count: usize,
+    pub(crate) launches: Vec<PlannedLaunch>,
     /// Grids and arguments by row count, as they were needed.
     prepared: HashMap<usize, Vec<PreparedLaunch>>,
 }
 
 /// One kernel with its tensors, for any row count.
 pub(super) struct PlannedLaunch {
-    pub label: String,
-    pub problem: Problem,
-    pub kernel: Arc<LoadedKernel>,
-    pub args: BTreeMap<String, TensorId>,
-    pub scalars: BTreeMap<String, u32>,
+    pub(crate) label: String,
+    pub(crate) problem: Problem,
+    pub(crate) kernel: Arc<LoadedKernel>,
+    pub(crate) args: BTreeMap<String, TensorId>,
+    pub(crate) scalars: BTreeMap<String, u32>,
 }
 
 /// One kernel with its grid and arguments, for one row count.
 pub(super) struct PreparedLaunch {
     grid: [u32; 3],
     scratch_bytes: usize,
-    pub args: Vec<Argument>,
+    pub(crate) args: Vec<Argument>,
 }
 
 /// Row counts for which prepared launches are kept, per bucket: decoding uses few, prefill any.
@@ -63,7 +63,7 @@ const MAX_PREPARED: usize = 64;
 
 impl Segment {
     /// The bucket of a step; none where it has no rows for this segment.
-    pub fn bucket(&self, shape: StepShape) -> Option<&Bucket> {
+    pub(crate) fn bucket(&self, shape: StepShape) -> Option<&Bucket> {
         self.bucket_of(shape.kind, shape.count(self.rows))
     }
 
@@ -74,7 +74,7 @@ impl Segment {
     }
 
     /// Prepares the launches for so many rows in a step of this kind.
-    pub fn prepare(
+    pub(crate) fn prepare(
         &mut self,
         kind: StepKind,
         n: usize,
@@ -87,17 +87,21 @@ impl Segment {
     }
 
     /// The launches of a step that was prepared; none for no rows.
-    pub fn prepared(&self, shape: StepShape) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
+    pub(crate) fn prepared(&self, shape: StepShape) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
         self.prepared_of(shape.kind, shape.count(self.rows))
     }
 
     /// Those for so many rows in a step of this kind.
-    pub fn prepared_of(&self, kind: StepKind, n: usize) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
+    pub(crate) fn prepared_of(
+        &self,
+        kind: StepKind,
+        n: usize,
+    ) -> impl Iterator<Item = (&PlannedLaunch, &PreparedLaunch)> {
         self.bucket_of(kind, n).into_iter().flat_map(move |bucket| bucket.prepared(n))
     }
 
     /// All buckets of all kinds of steps.
-    pub fn all_buckets(&self) -> impl Iterator<Item = &Bucket> {
+    pub(crate) fn all_buckets(&self) -> impl Iterator<Item = &Bucket> {
         self.buckets.values().flatten()
     }
 }
@@ -108,12 +112,12 @@ fn bucket_index(buckets: &[Bucket], n: usize) -> usize {
 
 impl Bucket {
     /// Launches of which none is prepared.
-    pub fn new(first_row_count: usize, last_row_count: usize, launches: Vec<PlannedLaunch>) -> Self {
+    pub(crate) fn new(first_row_count: usize, last_row_count: usize, launches: Vec<PlannedLaunch>) -> Self {
         Self { first_row_count, last_row_count, launches, prepared: HashMap::new() }
     }
 
     /// Bytes that the hungriest of its launches needs besides the graph's tensors.
-    pub fn workspace_bytes(&self) -> Result<WorkspaceBytes, ExpressionError> {
+    pub(crate) fn workspace_bytes(&self) -> Result<WorkspaceBytes, ExpressionError> {
         let of = |launch: &PlannedLaunch| {
             WorkspaceBytes::of(&launch.kernel.rendered.workspace, &scalars(self.last_row_count, &launch.scalars))
         };
@@ -121,7 +125,7 @@ impl Bucket {
     }
 
     /// Works out grids and arguments for a row count that has not come up yet.
-    pub fn prepare(&mut self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<(), PlanError> {
+    pub(crate) fn prepare(&mut self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<(), PlanError> {
         if self.prepared.contains_key(&n) {
             return Ok(());
         }
@@ -141,12 +145,17 @@ impl Bucket {
 
 impl PlannedLaunch {
     /// The device's kernel.
-    pub fn kernel(&self) -> &Kernel {
+    pub(crate) fn kernel(&self) -> &Kernel {
         &self.kernel.kernel
     }
 
     /// Works out grid and arguments for so many rows.
-    pub fn prepare(&self, n: usize, memory: &[BufferView], workspace: &Workspace) -> Result<PreparedLaunch, PlanError> {
+    pub(crate) fn prepare(
+        &self,
+        n: usize,
+        memory: &[BufferView],
+        workspace: &Workspace,
+    ) -> Result<PreparedLaunch, PlanError> {
         let (rendered, scalars) = (&self.kernel.rendered, scalars(n, &self.scalars));
         let mut workspace = workspace.for_launch();
         let argument = |spec: &ArgSpec| match (spec.is_scalar(), self.args.get(&spec.name)) {
@@ -169,7 +178,7 @@ impl PlannedLaunch {
 
 impl PreparedLaunch {
     /// What a driver is told.
-    pub fn launch(&self) -> Launch<'_> {
+    pub(crate) fn launch(&self) -> Launch<'_> {
         Launch { grid: self.grid, scratch_bytes: self.scratch_bytes, args: &self.args }
     }
 }

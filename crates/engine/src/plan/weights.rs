@@ -24,7 +24,7 @@ pub(super) struct Weights {
 
 impl Weights {
     /// Loads the kernels for a graph's random tensors.
-    pub fn new(
+    pub(crate) fn new(
         graph: &Graph,
         checkpoint: &Checkpoint,
         pipeline: &Pipeline,
@@ -45,7 +45,12 @@ impl Weights {
     }
 
     /// A tensor's place on the device. One that is made there may still be in the making: launches come after it.
-    pub fn place(&self, checkpoint: &Checkpoint, name: &str, driver: &dyn Driver) -> Result<BufferView, PlanError> {
+    pub(crate) fn place(
+        &self,
+        checkpoint: &Checkpoint,
+        name: &str,
+        driver: &dyn Driver,
+    ) -> Result<BufferView, PlanError> {
         let tensor = tensor_of(checkpoint, name)?;
         let failed = |source| PlanError::Device { label: name.to_owned(), source };
         if let Elements::Random(numbers) = &tensor.elements {

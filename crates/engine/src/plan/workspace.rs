@@ -14,14 +14,14 @@ use kernel::template::launch::ArgSpec;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkspaceBytes {
     /// What may hold anything.
-    pub open: usize,
+    pub(crate) open: usize,
     /// What is zero between launches.
-    pub zeroed: usize,
+    pub(crate) zeroed: usize,
 }
 
 impl WorkspaceBytes {
     /// What one launch with these scalars needs.
-    pub fn of(workspace: &[ArgSpec], scalars: &BTreeMap<String, u64>) -> Result<Self, ExpressionError> {
+    pub(crate) fn of(workspace: &[ArgSpec], scalars: &BTreeMap<String, u64>) -> Result<Self, ExpressionError> {
         let mut needed = Self::default();
         for spec in workspace {
             let kind = if spec.is_zeroed { &mut needed.zeroed } else { &mut needed.open };
@@ -31,17 +31,16 @@ impl WorkspaceBytes {
     }
 
     /// Enough for either of two launches.
-    pub fn max(self, other: Self) -> Self {
+    pub(crate) fn max(self, other: Self) -> Self {
         Self { open: self.open.max(other.open), zeroed: self.zeroed.max(other.zeroed) }
     }
 
     /// Both kinds together.
-    pub fn total(self) -> usize {
+    pub(crate) fn total(self) -> usize {
         self.open + self.zeroed
     }
 }
 
-/// The memory itself.
 pub(super) struct Workspace {
     open: BufferView,
     zeroed: BufferView,
@@ -49,14 +48,14 @@ pub(super) struct Workspace {
 
 impl Workspace {
     /// Allocates it, and writes the zeros.
-    pub fn new(driver: &dyn Driver, len: WorkspaceBytes) -> Result<Self, GpuError> {
+    pub(crate) fn new(driver: &dyn Driver, len: WorkspaceBytes) -> Result<Self, GpuError> {
         let (open, zeroed) = (driver.allocate(len.open)?.view(), driver.allocate(len.zeroed)?.view());
         driver.write(&zeroed, &vec![0; len.zeroed])?;
         Ok(Self { open, zeroed })
     }
 
     /// The memory for the arguments of one launch.
-    pub fn for_launch(&self) -> LaunchWorkspace<'_> {
+    pub(crate) fn for_launch(&self) -> LaunchWorkspace<'_> {
         LaunchWorkspace { workspace: self, taken: WorkspaceBytes::default() }
     }
 }
@@ -69,7 +68,11 @@ pub(super) struct LaunchWorkspace<'w> {
 
 impl LaunchWorkspace<'_> {
     /// The next argument's.
-    pub fn take(&mut self, spec: &ArgSpec, scalars: &BTreeMap<String, u64>) -> Result<Argument, ExpressionError> {
+    pub(crate) fn take(
+        &mut self,
+        spec: &ArgSpec,
+        scalars: &BTreeMap<String, u64>,
+    ) -> Result<Argument, ExpressionError> {
         let len_bytes = spec.len_bytes(scalars)?;
         let (memory, at) = if spec.is_zeroed {
             (&self.workspace.zeroed, &mut self.taken.zeroed)

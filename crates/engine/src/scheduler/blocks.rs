@@ -48,7 +48,7 @@ struct Pool {
 
 impl BlockTables {
     /// All blocks free. A slot's entries that it does not hold point at a block it may read: rows never look there.
-    pub fn new(layout: &KvLayout) -> Self {
+    pub(crate) fn new(layout: &KvLayout) -> Self {
         let groups = layout.groups();
         let ring = |len: usize| (0..len as u32).collect();
         let table = |group: &crate::graph::kv_cache::KvGroup| {
@@ -74,34 +74,34 @@ impl BlockTables {
     }
 
     /// The table of a group: (n_slots, table_blocks), row-major.
-    pub fn table(&self, group: usize) -> &[u32] {
+    pub(crate) fn table(&self, group: usize) -> &[u32] {
         &self.tables[group]
     }
 
     /// The group whose table changed, and which of its entries, since this was asked last: those who keep a copy need
     /// look nowhere else.
-    pub fn take_changes(&mut self) -> Option<(usize, Vec<Range<usize>>)> {
+    pub(crate) fn take_changes(&mut self) -> Option<(usize, Vec<Range<usize>>)> {
         let pool = self.pool.as_mut().filter(|pool| !pool.changes.is_empty())?;
         Some((pool.group, std::mem::take(&mut pool.changes)))
     }
 
     /// Blocks that so many positions take.
-    pub fn blocks_of(&self, n_tokens: usize) -> usize {
+    pub(crate) fn blocks_of(&self, n_tokens: usize) -> usize {
         n_tokens.div_ceil(self.block_tokens)
     }
 
     /// Whether there is a pool.
-    pub fn have_pool(&self) -> bool {
+    pub(crate) fn have_pool(&self) -> bool {
         self.pool.is_some()
     }
 
     /// Blocks that a slot could get.
-    pub fn n_available(&self) -> usize {
+    pub(crate) fn n_available(&self) -> usize {
         self.pool.as_ref().map_or(usize::MAX, |pool| pool.free.len() + pool.idle.len())
     }
 
     /// Blocks of the pool: held by slots, idle, and all.
-    pub fn counts(&self) -> [usize; 3] {
+    pub(crate) fn counts(&self) -> [usize; 3] {
         self.pool.as_ref().map_or([0; 3], |pool| {
             let (all, idle) = (pool.holders.len(), pool.idle.len());
             [all - idle - pool.free.len(), idle, all]
@@ -109,13 +109,13 @@ impl BlockTables {
     }
 
     /// Whether `slot` has room for `n_tokens` positions.
-    pub fn has_room(&self, slot: usize, n_tokens: usize) -> bool {
+    pub(crate) fn has_room(&self, slot: usize, n_tokens: usize) -> bool {
         self.pool.as_ref().is_none_or(|pool| n_tokens <= pool.held[slot] * self.block_tokens)
     }
 
     /// Gives `slot` room for `n_tokens` positions, more than it has; false (and nothing changed) when the pool has too
     /// few blocks.
-    pub fn grow(&mut self, slot: usize, n_tokens: usize) -> bool {
+    pub(crate) fn grow(&mut self, slot: usize, n_tokens: usize) -> bool {
         let n_blocks = self.blocks_of(n_tokens);
         let Some(pool) = &mut self.pool else { return true };
         let held = pool.held[slot];
@@ -133,7 +133,7 @@ impl BlockTables {
 
     /// Takes back what `slot` holds. Of what is found again by its key, the end will be given away first: without what
     /// comes before it, it is of no use.
-    pub fn release(&mut self, slot: usize) {
+    pub(crate) fn release(&mut self, slot: usize) {
         let Some(pool) = &mut self.pool else { return };
         let first = slot * pool.table_blocks;
         let held = std::mem::take(&mut pool.held[slot]);
@@ -150,7 +150,7 @@ impl BlockTables {
 
     /// From here on, whoever looks for `key` finds the block that `slot` holds in place `index`, which is complete. If
     /// another block has the key already, that one stays.
-    pub fn keep(&mut self, slot: usize, index: usize, key: PrefixKey) {
+    pub(crate) fn keep(&mut self, slot: usize, index: usize, key: PrefixKey) {
         let Some(pool) = &mut self.pool else { return };
         let block = self.tables[pool.group][slot * pool.table_blocks + index];
         let place = &mut pool.keys[block as usize];
@@ -161,18 +161,18 @@ impl BlockTables {
     }
 
     /// Whether a block has this key.
-    pub fn has(&self, key: &PrefixKey) -> bool {
+    pub(crate) fn has(&self, key: &PrefixKey) -> bool {
         self.pool.as_ref().is_some_and(|pool| pool.by_key.contains_key(key))
     }
 
     /// How many of these keys belong to blocks that nobody holds.
-    pub fn n_idle(&self, keys: &[PrefixKey]) -> usize {
+    pub(crate) fn n_idle(&self, keys: &[PrefixKey]) -> usize {
         let Some(pool) = &self.pool else { return 0 };
         keys.iter().filter(|key| pool.by_key.get(key).is_some_and(|&block| pool.holders[block as usize] == 0)).count()
     }
 
     /// Has `slot`, which holds nothing, begin with the blocks of these keys, which are there.
-    pub fn share(&mut self, slot: usize, keys: &[PrefixKey]) {
+    pub(crate) fn share(&mut self, slot: usize, keys: &[PrefixKey]) {
         let Some(pool) = &mut self.pool else { return };
         assert_eq!(pool.held[slot], 0, "a slot is released before it gets a beginning");
         for (i, key) in keys.iter().enumerate() {
@@ -188,12 +188,12 @@ impl BlockTables {
     }
 
     /// Keys under which nothing is found any more, since this was asked last.
-    pub fn take_evicted(&mut self) -> Vec<PrefixKey> {
+    pub(crate) fn take_evicted(&mut self) -> Vec<PrefixKey> {
         self.pool.as_mut().map_or_else(Vec::new, |pool| std::mem::take(&mut pool.evicted))
     }
 
     /// From here on no block is found by a key.
-    pub fn forget_keys(&mut self) {
+    pub(crate) fn forget_keys(&mut self) {
         let Some(pool) = &mut self.pool else { return };
         while let Some(block) = pool.idle.pop() {
             pool.free.push(block);

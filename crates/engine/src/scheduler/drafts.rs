@@ -28,7 +28,7 @@ impl DraftOptions {
     pub const USUAL: Self = Self { max_rows: 8, max_sequences: 4, min_probability: 0.6 };
 
     /// Draft rows of a step of so many sequences, at most.
-    pub fn most_rows(&self, n_slots: usize) -> usize {
+    pub(crate) fn most_rows(&self, n_slots: usize) -> usize {
         self.max_rows * self.max_sequences.min(n_slots)
     }
 }
@@ -41,7 +41,6 @@ const NEWEST: f32 = 1.0 / 8.0;
 pub(super) struct Drafts {
     /// The place of the token that followed these three last.
     after_three: HashMap<[u32; 3], usize>,
-    /// The same of two.
     after_two: HashMap<[u32; 2], usize>,
     n_seen: usize,
     /// The place of the token that is expected to come next again.
@@ -53,7 +52,7 @@ pub(super) struct Drafts {
 impl Drafts {
     /// Takes note of the tokens that came since this was told last. Those of the prompt, the first `n_prompt`, say
     /// nothing of how often drafts are right.
-    pub fn follow(&mut self, tokens: &[u32], n_prompt: usize) {
+    pub(crate) fn follow(&mut self, tokens: &[u32], n_prompt: usize) {
         for place in self.n_seen..tokens.len() {
             if let Some(expected) = self.expected.filter(|_| place >= n_prompt) {
                 let is_right = tokens[expected] == tokens[place];
@@ -77,7 +76,7 @@ impl Drafts {
     }
 
     /// What may come after these tokens, which were all told: at most `most`, and each with at least that probability.
-    pub fn draft(&self, tokens: &[u32], most: usize, min_probability: f32) -> Vec<u32> {
+    pub(crate) fn draft(&self, tokens: &[u32], most: usize, min_probability: f32) -> Vec<u32> {
         let Some(expected) = self.expected else { return Vec::new() };
         let mut drafts: Vec<u32> = Vec::new();
         let mut probability = self.probability;

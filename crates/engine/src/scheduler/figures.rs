@@ -18,7 +18,7 @@ pub struct Figures {
     /// How often a sequence lost its blocks to another one, so far.
     pub preemptions: u64,
     /// Tokens of the prompts that were looked up in the prefix cache so far.
-    pub prefix_query_tokens: u64,
+    pub(crate) prefix_query_tokens: u64,
     /// Those of them that were there.
     pub prefix_hit_tokens: u64,
     /// Tokens that steps had draft rows for so far.

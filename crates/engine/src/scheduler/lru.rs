@@ -11,28 +11,26 @@ pub(super) struct Lru {
 }
 
 impl Lru {
-    /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_turn.len()
     }
 
     /// Puts a number behind all others, from wherever it was.
-    pub fn push(&mut self, number: u32) {
+    pub(crate) fn push(&mut self, number: u32) {
         self.remove(number);
         self.by_turn.insert(self.next_turn, number);
         self.turn_of.insert(number, self.next_turn);
         self.next_turn += 1;
     }
 
-    /// Takes a number out.
-    pub fn remove(&mut self, number: u32) {
+    pub(crate) fn remove(&mut self, number: u32) {
         if let Some(turn) = self.turn_of.remove(&number) {
             self.by_turn.remove(&turn);
         }
     }
 
     /// Takes out the number that was put in first.
-    pub fn pop(&mut self) -> Option<u32> {
+    pub(crate) fn pop(&mut self) -> Option<u32> {
         let (_, number) = self.by_turn.pop_first()?;
         self.turn_of.remove(&number);
         Some(number)

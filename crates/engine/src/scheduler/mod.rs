@@ -43,22 +43,22 @@ use sequence::Sequence;
 
 /// How a scheduler fills its steps.
 #[derive(Clone, Copy, Debug)]
-pub struct SchedulerOptions {
+pub(crate) struct SchedulerOptions {
     /// Most rows of a step; at least the number of slots, so that every generating sequence gets its row.
-    pub max_rows: usize,
+    pub(crate) max_rows: usize,
     /// Most rows of prompts in a step in which others generate.
-    pub max_prompt_rows: usize,
+    pub(crate) max_prompt_rows: usize,
     /// Tokens from one snapshot of a prompt's or an answer's windows to the next; what is left of a block does not
     /// count.
-    pub snapshot_tokens: usize,
+    pub(crate) snapshot_tokens: usize,
     /// How tokens are drafted, if they are. A step then has up to [`DraftOptions::most_rows`] more rows that give
     /// logits.
-    pub drafts: Option<DraftOptions>,
+    pub(crate) drafts: Option<DraftOptions>,
 }
 
 /// Slots, the queue before them, and the cache blocks they hold.
 #[derive(Debug)]
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     waiting: VecDeque<Sequence>,
     slots: Vec<Option<Sequence>>,
     tables: BlockTables,
@@ -71,13 +71,12 @@ pub struct Scheduler {
     options: SchedulerOptions,
     n_submitted: usize,
     events: Vec<Event>,
-    /// The counters of it.
     figures: Figures,
 }
 
 impl Scheduler {
     /// Slots and blocks of a cache. Prefixes are kept if the layout has snapshots.
-    pub fn new(layout: &KvLayout, options: SchedulerOptions) -> Self {
+    pub(crate) fn new(layout: &KvLayout, options: SchedulerOptions) -> Self {
         assert!(options.max_rows >= layout.n_slots, "a step has room for a row of every slot");
         let tables = BlockTables::new(layout);
         Self {
@@ -97,7 +96,7 @@ impl Scheduler {
 
     /// Puts a request in the queue. The caller has checked that its prompt is not empty and that it fits the cache with
     /// as many tokens as it may generate. One that has them all has ended.
-    pub fn submit(&mut self, request: Request) -> RequestId {
+    pub(crate) fn submit(&mut self, request: Request) -> RequestId {
         assert!(!request.prompt.is_empty(), "an empty prompt has no row to sample from");
         let id = RequestId(self.n_submitted);
         self.n_submitted += 1;
@@ -112,7 +111,7 @@ impl Scheduler {
     /// Ends a request, wherever it is; `Finished` tells so with the next step. A row of it in a step that is in flight
     /// comes to nothing, and slot and blocks are free at once. Whether there was such a request: one that has ended is
     /// left as it is.
-    pub fn cancel(&mut self, request: RequestId) -> bool {
+    pub(crate) fn cancel(&mut self, request: RequestId) -> bool {
         let is_it = |sequence: &Sequence| sequence.id == request;
         if let Some(index) = self.waiting.iter().position(is_it) {
             self.waiting.remove(index);
@@ -126,36 +125,36 @@ impl Scheduler {
     }
 
     /// Whether nothing is left to do or to tell.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.events.is_empty() && self.slots.iter().all(Option::is_none)
     }
 
     /// The tables that say where positions are in the cache.
-    pub fn tables(&self) -> &BlockTables {
+    #[cfg(test)]
+    pub(crate) fn tables(&self) -> &BlockTables {
         &self.tables
     }
 
     /// The same, to be asked what changed.
-    pub fn tables_mut(&mut self) -> &mut BlockTables {
+    pub(crate) fn tables_mut(&mut self) -> &mut BlockTables {
         &mut self.tables
     }
 
-    /// What it is doing.
-    pub fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> Figures {
         let [blocks_held, blocks_cached, blocks] = self.tables.counts();
         let running = self.slots.iter().flatten().count();
         Figures { running, waiting: self.waiting.len(), blocks_held, blocks_cached, blocks, ..self.figures }
     }
 
     /// What happened besides tokens: requests that were admitted, were cancelled, or ended without a step.
-    pub fn take_events(&mut self) -> Vec<Event> {
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
     /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on. If it
     /// has no rows, there is nothing to run. `n_allowed` says how many of a request's drafts may come, one after the
     /// other, behind all of its tokens that were told; the others get no rows.
-    pub fn next_step(&mut self, mut n_allowed: impl FnMut(RequestId, &[u32]) -> usize) -> Step {
+    pub(crate) fn next_step(&mut self, mut n_allowed: impl FnMut(RequestId, &[u32]) -> usize) -> Step {
         self.make_room();
         self.admit();
         let mut step = Step { copies: std::mem::take(&mut self.copies), ..Step::default() };
@@ -171,7 +170,7 @@ impl Scheduler {
 
     /// Takes the tokens that the step's logit rows gave, in their order, and says what happened. Steps are told in the
     /// order in which they were made; the one after `step` may have been made already, no other.
-    pub fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
+    pub(crate) fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
         assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
         let (mut events, mut n_before) = (Vec::new(), 0);
         for rows in step.logit_rows.chunk_by(|a, b| a.request == b.request) {
@@ -208,7 +207,7 @@ impl Scheduler {
     }
 
     /// Ends a request whose row in the step that was made last is not to give a token.
-    pub fn end(&mut self, request: RequestId) {
+    pub(crate) fn end(&mut self, request: RequestId) {
         let is_it = |sequence: &Option<Sequence>| sequence.as_ref().is_some_and(|sequence| sequence.id == request);
         if let Some(slot) = self.slots.iter().position(is_it) {
             self.vacate(slot);
@@ -216,7 +215,7 @@ impl Scheduler {
     }
 
     /// Forgets every request.
-    pub fn abort(&mut self) {
+    pub(crate) fn abort(&mut self) {
         self.waiting.clear();
         self.events.clear();
         for slot in 0..self.slots.len() {
@@ -226,7 +225,7 @@ impl Scheduler {
 
     /// Forgets what was kept for sequences that begin alike: somebody else wrote to the cache, or a step failed. What
     /// the running sequences compute is not kept either.
-    pub fn forget_prefixes(&mut self) {
+    pub(crate) fn forget_prefixes(&mut self) {
         self.tables.forget_keys();
         self.snapshots.forget();
         self.slots.iter_mut().flatten().for_each(|sequence| sequence.is_kept = false);

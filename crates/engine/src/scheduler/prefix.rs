@@ -52,7 +52,6 @@ pub(super) struct Snapshots {
 #[derive(Debug)]
 struct Ring {
     group: usize,
-    /// Blocks of a ring.
     table_blocks: usize,
     /// Where the snapshots begin, in blocks.
     first_snapshot: usize,
@@ -61,7 +60,7 @@ struct Ring {
 }
 
 impl Snapshots {
-    pub fn new(layout: &KvLayout) -> Self {
+    pub(crate) fn new(layout: &KvLayout) -> Self {
         let ring = |(group, of): (usize, &crate::graph::kv_cache::KvGroup)| {
             let (table_blocks, snapshot_blocks) = (of.table_blocks, of.snapshot_blocks());
             let first_snapshot = layout.n_slots * table_blocks;
@@ -77,12 +76,12 @@ impl Snapshots {
     }
 
     /// Whether a sequence may begin behind the block of this key, as far as rings go.
-    pub fn has(&self, key: &PrefixKey) -> bool {
+    pub(crate) fn has(&self, key: &PrefixKey) -> bool {
         self.rings.is_empty() || self.by_key.contains_key(key)
     }
 
     /// The copies that make the rings of `slot` what they were at `position`, where the block of `key` ends.
-    pub fn restore(&mut self, key: &PrefixKey, slot: usize, position: usize, copies: &mut Vec<BlockCopy>) {
+    pub(crate) fn restore(&mut self, key: &PrefixKey, slot: usize, position: usize, copies: &mut Vec<BlockCopy>) {
         let Some(&snapshot) = self.by_key.get(key) else { return };
         self.order.push(snapshot);
         for ring in &self.rings {
@@ -94,7 +93,7 @@ impl Snapshots {
     /// kept that, and if they still hold all of it. `newest` is the last position that was written to them: without
     /// drafts it is in the block before or behind `position`, and they do.
     /// Whether they did.
-    pub fn keep(
+    pub(crate) fn keep(
         &mut self,
         key: PrefixKey,
         slot: usize,
@@ -123,7 +122,7 @@ impl Snapshots {
     }
 
     /// Gives up the snapshot of a prefix whose blocks are gone.
-    pub fn give_up(&mut self, key: &PrefixKey) {
+    pub(crate) fn give_up(&mut self, key: &PrefixKey) {
         if let Some(snapshot) = self.by_key.remove(key) {
             self.keys[snapshot as usize] = None;
             self.order.remove(snapshot);
@@ -132,7 +131,7 @@ impl Snapshots {
     }
 
     /// Gives up all of them.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         let keys: Vec<PrefixKey> = self.by_key.keys().copied().collect();
         keys.iter().for_each(|key| self.give_up(key));
     }

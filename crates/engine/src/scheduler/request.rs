@@ -77,7 +77,6 @@ pub trait TokenMask: Send + std::fmt::Debug {
 /// A token and how probable it was.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// Its id.
     pub token: u32,
     /// Natural logarithm of its probability in softmax(logit), changes included, before temperature and cuts.
     pub logprob: f32,
@@ -109,25 +108,17 @@ pub enum FinishReason {
 pub enum Event {
     /// It got a slot for the first time, and its prompt is being computed.
     Admitted {
-        /// Whose.
         request: RequestId,
         /// Tokens of the prompt whose keys and values were there already.
         cached_tokens: usize,
     },
     /// One more token, the stop token included.
     Token {
-        /// Whose.
         request: RequestId,
-        /// Its id.
         token: u32,
         /// How probable it was, for requests that ask.
         logprobs: Option<Box<LogitRowLogprobs>>,
     },
     /// No more tokens will come.
-    Finished {
-        /// Whose.
-        request: RequestId,
-        /// Why.
-        reason: FinishReason,
-    },
+    Finished { request: RequestId, reason: FinishReason },
 }

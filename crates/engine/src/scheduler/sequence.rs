@@ -8,44 +8,44 @@ use super::step::{LogitRow, Row, RowToken, Step};
 
 #[derive(Debug)]
 pub(super) struct Sequence {
-    pub id: RequestId,
+    pub(crate) id: RequestId,
     /// What was asked for. Its prompt went to `tokens`.
-    pub request: Request,
+    pub(crate) request: Request,
     /// The prompt, and what was generated after it as far as it is known.
-    pub tokens: Vec<u32>,
-    pub n_prompt: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) n_prompt: usize,
     /// Tokens whose keys and values are in the cache, or are being put there by the current step.
-    pub n_forwarded: usize,
+    pub(crate) n_forwarded: usize,
     /// Positions of its slot that were written to, those of drafts that were wrong included.
-    pub n_written: usize,
+    pub(crate) n_written: usize,
     /// Tokens that steps so far generate, known or not.
-    pub n_generated: usize,
+    pub(crate) n_generated: usize,
     /// Its last logit row in the step that had it last.
     logit_row: u32,
     random: XorShift,
     /// What is expected of it.
-    pub drafts: Drafts,
+    pub(crate) drafts: Drafts,
     /// Whether a step has, and its tokens are not known.
     is_drafted: bool,
-    pub was_admitted: bool,
+    pub(crate) was_admitted: bool,
     /// Lost its blocks to another one, and waits for the front of the queue to move.
-    pub is_preempted: bool,
+    pub(crate) is_preempted: bool,
     /// How often another one was admitted before it, though it came later.
-    pub n_overtaken: usize,
+    pub(crate) n_overtaken: usize,
     /// Of the empty prefix.
     root: PrefixKey,
     /// Of every block that is complete, as far as they were needed.
-    pub keys: Vec<PrefixKey>,
+    pub(crate) keys: Vec<PrefixKey>,
     /// Whether what it computes is kept for others.
-    pub is_kept: bool,
+    pub(crate) is_kept: bool,
     /// Blocks that were told to the prefix cache.
-    pub n_kept: usize,
+    pub(crate) n_kept: usize,
     /// Where its last snapshot was made or found.
-    pub last_snapshot: usize,
+    pub(crate) last_snapshot: usize,
 }
 
 impl Sequence {
-    pub fn new(id: RequestId, mut request: Request) -> Self {
+    pub(crate) fn new(id: RequestId, mut request: Request) -> Self {
         let mut tokens = std::mem::take(&mut request.prompt);
         let (n_prompt, generated) = (tokens.len(), std::mem::take(&mut request.generated));
         tokens.extend_from_slice(&generated);
@@ -77,12 +77,12 @@ impl Sequence {
     }
 
     /// Whether all tokens that steps so far generate are known.
-    pub fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         self.tokens.len() == self.n_prompt + self.n_generated
     }
 
     /// Rows up to and including the next one that gives a token; none if all tokens are on their way.
-    pub fn n_rows_left(&self) -> usize {
+    pub(crate) fn n_rows_left(&self) -> usize {
         if self.n_generated == self.request.max_new_tokens {
             return 0;
         }
@@ -91,28 +91,28 @@ impl Sequence {
 
     /// Whether its next row is that of the token generated last. Which one that is, is not known while there are
     /// drafts on their way.
-    pub fn is_generating(&self) -> bool {
+    pub(crate) fn is_generating(&self) -> bool {
         self.n_generated > 0 && self.n_rows_left() == 1 && !self.is_drafted
     }
 
     /// Tokens that drafts may have rows for, beside the next row: its last token is never forwarded.
-    pub fn n_draftable(&self) -> usize {
+    pub(crate) fn n_draftable(&self) -> usize {
         (self.request.max_new_tokens - self.n_generated).saturating_sub(1)
     }
 
     /// Positions that will be in the cache at most: the last generated token is never forwarded.
-    pub fn n_positions(&self) -> usize {
+    pub(crate) fn n_positions(&self) -> usize {
         self.n_prompt + self.request.max_new_tokens - 1
     }
 
     /// The token of the next row.
-    pub fn next_token(&self) -> RowToken {
+    pub(crate) fn next_token(&self) -> RowToken {
         let sampled = RowToken::Sampled(self.logit_row);
         self.tokens.get(self.n_forwarded).map_or(sampled, |&token| RowToken::Id(token))
     }
 
     /// The row that the step gets next gives a token.
-    pub fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
+    pub(crate) fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
         self.logit_row = step.logit_rows.len() as u32;
         self.n_generated += 1;
         let coin = self.coin();
@@ -130,7 +130,7 @@ impl Sequence {
 
     /// Rows of drafts behind its row. Their tokens are drawn by the random numbers that are next, which are used up
     /// when these tokens come.
-    pub fn add_draft_rows(&mut self, slot: usize, drafts: &[u32], step: &mut Step) {
+    pub(crate) fn add_draft_rows(&mut self, slot: usize, drafts: &[u32], step: &mut Step) {
         let random = self.random;
         for (i, &draft) in drafts.iter().enumerate() {
             let coin = self.coin();
@@ -145,7 +145,12 @@ impl Sequence {
 
     /// Takes what its rows in a step gave, of which the first is its own and each of the others was made with a draft:
     /// how many tokens came, and why it ends, if it does.
-    pub fn take_tokens(&mut self, step: &Step, rows: &[LogitRow], tokens: &[u32]) -> (usize, Option<FinishReason>) {
+    pub(crate) fn take_tokens(
+        &mut self,
+        step: &Step,
+        rows: &[LogitRow],
+        tokens: &[u32],
+    ) -> (usize, Option<FinishReason>) {
         self.is_drafted = false;
         let mut n_taken = 0;
         loop {
@@ -174,7 +179,7 @@ impl Sequence {
     }
 
     /// Makes the keys of all blocks whose tokens are known.
-    pub fn make_keys(&mut self, block_tokens: usize) {
+    pub(crate) fn make_keys(&mut self, block_tokens: usize) {
         for ids in self.tokens.chunks_exact(block_tokens).skip(self.keys.len()) {
             let before = self.keys.last().unwrap_or(&self.root);
             self.keys.push(before.then(ids));
@@ -182,7 +187,7 @@ impl Sequence {
     }
 
     /// Goes back to the queue: everything in its cache is to be computed again, nothing that was told is taken back.
-    pub fn start_over(&mut self) {
+    pub(crate) fn start_over(&mut self) {
         (self.n_forwarded, self.n_written, self.n_kept, self.last_snapshot) = (0, 0, 0, 0);
         (self.is_preempted, self.is_kept) = (true, true);
     }

@@ -10,18 +10,16 @@ use kernel::step::StepKind;
 /// One row of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Slot of the cache.
-    pub slot: u32,
+    pub(crate) slot: u32,
     /// Position in the sequence.
-    pub position: u32,
+    pub(crate) position: u32,
     /// Token at that position.
-    pub token: RowToken,
+    pub(crate) token: RowToken,
 }
 
 /// The token of a row, as far as it is known when the step is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowToken {
-    /// This.
     Id(u32),
     /// What the step before sampled for its logit row of this index.
     Sampled(u32),
@@ -29,7 +27,7 @@ pub enum RowToken {
 
 impl RowToken {
     /// As `take_token`'s `from`.
-    pub fn encoded(self) -> u32 {
+    pub(crate) fn encoded(self) -> u32 {
         match self {
             Self::Id(id) => id,
             Self::Sampled(i) => 1 << 31 | i,
@@ -41,18 +39,16 @@ impl RowToken {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitRow {
     /// Index into [`Step::rows`].
-    pub row: u32,
-    /// How.
-    pub sampling: Sampling,
+    pub(crate) row: u32,
+    pub(crate) sampling: Sampling,
     /// Decides the draw, in [0, 1); 0 where nothing is drawn.
-    pub coin: f32,
+    pub(crate) coin: f32,
     pub(super) slot: usize,
     pub(super) request: RequestId,
 }
 
 impl LogitRow {
-    /// Whose it is.
-    pub fn request(&self) -> RequestId {
+    pub(crate) fn request(&self) -> RequestId {
         self.request
     }
 }
@@ -61,29 +57,28 @@ impl LogitRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The group of layers.
-    pub group: usize,
+    pub(crate) group: usize,
     /// The first block that is read.
-    pub from: usize,
+    pub(crate) from: usize,
     /// The first block that is written.
-    pub to: usize,
+    pub(crate) to: usize,
     /// Blocks side by side.
-    pub n_blocks: usize,
+    pub(crate) n_blocks: usize,
 }
 
 /// The rows of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
     /// What is copied before it, in this order.
-    pub copies: Vec<BlockCopy>,
-    /// All of them.
-    pub rows: Vec<Row>,
+    pub(crate) copies: Vec<BlockCopy>,
+    pub(crate) rows: Vec<Row>,
     /// Those that give a token.
-    pub logit_rows: Vec<LogitRow>,
+    pub(crate) logit_rows: Vec<LogitRow>,
 }
 
 impl Step {
     /// What decides its launches.
-    pub fn shape(&self) -> StepShape {
+    pub(crate) fn shape(&self) -> StepShape {
         let mut slots = BTreeSet::new();
         let is_alone = |row: &Row| slots.insert(row.slot);
         let kind = if self.rows.iter().all(is_alone) { StepKind::Decode } else { StepKind::Mixed };
@@ -91,17 +86,17 @@ impl Step {
     }
 
     /// Whether every token that it gives is the best one.
-    pub fn is_greedy(&self) -> bool {
+    pub(crate) fn is_greedy(&self) -> bool {
         self.logit_rows.iter().all(|row| row.sampling.temperature == 0.0)
     }
 
     /// Rows that were made with drafts: those behind the first that gives a token of a request.
-    pub fn n_drafts(&self) -> usize {
+    pub(crate) fn n_drafts(&self) -> usize {
         self.logit_rows.windows(2).filter(|pair| pair[0].request == pair[1].request).count()
     }
 
     /// A step whose every row gives logits, sampled greedily.
-    pub fn with_all_logits(rows: Vec<Row>) -> Self {
+    pub(crate) fn with_all_logits(rows: Vec<Row>) -> Self {
         let (sampling, coin, request) = (Sampling::GREEDY, 0.0, RequestId(usize::MAX));
         let logit = |row: u32, slot: u32| LogitRow { row, sampling, coin, slot: slot as usize, request };
         let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();

@@ -11,9 +11,9 @@ use crate::runtime::{Called, Calls, Handle, Shape};
 
 /// The functions, for the device of a context.
 pub(super) struct CudaCalls {
-    pub context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
     /// Whether kernels that wait by themselves are launched early.
-    pub launches_early: bool,
+    pub(crate) launches_early: bool,
 }
 
 impl CudaCalls {

@@ -9,8 +9,8 @@ use cuda_driver_sys::{CallError, Cuda};
 
 /// A hold on the context, which all libraries of a process share.
 pub(super) struct Context {
-    pub cuda: Arc<Cuda>,
-    pub device: DeviceId,
+    pub(crate) cuda: Arc<Cuda>,
+    pub(crate) device: DeviceId,
     context: Handle,
 }
 
@@ -20,7 +20,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub fn retain(cuda: &Arc<Cuda>, ordinal: usize) -> Result<Self, CallError> {
+    pub(crate) fn retain(cuda: &Arc<Cuda>, ordinal: usize) -> Result<Self, CallError> {
         let ordinal = c_int::try_from(ordinal).expect("the caller compared it with the number of devices");
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: both are valid for writes.
@@ -32,13 +32,13 @@ impl Context {
     }
 
     /// Makes it the calling thread's.
-    pub fn enter(&self) -> Result<(), CallError> {
+    pub(crate) fn enter(&self) -> Result<(), CallError> {
         // SAFETY: it is held.
         self.cuda.check("cuCtxSetCurrent", unsafe { (self.cuda.context_set_current)(self.context) })
     }
 
     /// Free and total memory of the calling thread's device, in bytes.
-    pub fn memory(&self) -> Result<(usize, usize), CallError> {
+    pub(crate) fn memory(&self) -> Result<(usize, usize), CallError> {
         let (mut free_bytes, mut total_bytes) = (0, 0);
         // SAFETY: both are valid for writes.
         let code = unsafe { (self.cuda.mem_get_info)(&mut free_bytes, &mut total_bytes) };
@@ -49,7 +49,7 @@ impl Context {
     ///
     /// # Safety
     /// The function must be of a module that is loaded on this device.
-    pub unsafe fn allow_shared_bytes(&self, function: Handle, len_bytes: u32) -> Result<(), CallError> {
+    pub(crate) unsafe fn allow_shared_bytes(&self, function: Handle, len_bytes: u32) -> Result<(), CallError> {
         let len_bytes = c_int::try_from(len_bytes).unwrap_or(c_int::MAX);
         // SAFETY: the caller's.
         let code = unsafe {

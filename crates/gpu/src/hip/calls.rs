@@ -18,7 +18,7 @@ pub(super) struct HipCalls {
 }
 
 impl HipCalls {
-    pub fn new(hip: Arc<Hip>, ordinal: usize, release: Option<(u32, u32)>) -> Self {
+    pub(crate) fn new(hip: Arc<Hip>, ordinal: usize, release: Option<(u32, u32)>) -> Self {
         let ordinal = c_int::try_from(ordinal).expect("the caller compared it with the number of devices");
         Self { hip, ordinal, has_uncached: release.is_some_and(|release| release >= (7, 2)) }
     }

@@ -15,26 +15,26 @@ pub(crate) type Called<T = ()> = Result<T, CallError>;
 pub(crate) mod status {
     use std::ffi::c_int;
 
-    pub const OUT_OF_MEMORY: c_int = 2;
-    pub const NO_DEVICE: c_int = 100;
-    pub const INVALID_DEVICE: c_int = 101;
+    pub(crate) const OUT_OF_MEMORY: c_int = 2;
+    pub(crate) const NO_DEVICE: c_int = 100;
+    pub(crate) const INVALID_DEVICE: c_int = 101;
     /// An object for another arch.
-    pub const NO_BINARY_FOR_GPU: c_int = 209;
+    pub(crate) const NO_BINARY_FOR_GPU: c_int = 209;
     /// `hipErrorSharedObjectInitFailed`: an object for another arch, or of a newer version than the runtime knows.
-    pub const SHARED_OBJECT_INIT_FAILED: c_int = 303;
+    pub(crate) const SHARED_OBJECT_INIT_FAILED: c_int = 303;
     /// No such kernel in the module.
-    pub const NOT_FOUND: c_int = 500;
+    pub(crate) const NOT_FOUND: c_int = 500;
 }
 
 /// How a kernel is launched.
 pub(crate) struct Shape {
-    pub grid: [u32; 3],
+    pub(crate) grid: [u32; 3],
     /// Threads of a block.
-    pub block: u32,
+    pub(crate) block: u32,
     /// NVIDIA: shared memory of a block beside what the kernel declares, in bytes.
-    pub lds_bytes: u32,
+    pub(crate) lds_bytes: u32,
     /// Whether it may begin before what was launched before it has ended: it waits for that by itself.
-    pub is_early: bool,
+    pub(crate) is_early: bool,
 }
 
 /// The calls for one device. All but [`Self::enter`] are for the device that the calling thread entered.

@@ -13,8 +13,8 @@ use crate::GpuError;
 pub(crate) struct Device {
     calls: Box<dyn Calls>,
     /// `hip:0`, for messages.
-    pub label: String,
-    pub stream: Handle,
+    pub(crate) label: String,
+    pub(crate) stream: Handle,
     /// Whether a call failed, and that was said.
     told: AtomicBool,
 }
@@ -25,7 +25,7 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    pub fn open(calls: Box<dyn Calls>, label: String) -> Result<Self, GpuError> {
+    pub(crate) fn open(calls: Box<dyn Calls>, label: String) -> Result<Self, GpuError> {
         let mut device = Self { calls, label, stream: ptr::null_mut(), told: AtomicBool::new(false) };
         device.stream = device.call("create a stream", |calls| calls.create_stream())?;
         Ok(device)
@@ -33,13 +33,17 @@ impl Device {
 
     /// The calls, with this device as the calling thread's current one: runtimes keep that per thread, and whoever
     /// calls may be on one that was never here, or was at another device since.
-    pub fn enter(&self) -> Result<&dyn Calls, GpuError> {
+    pub(crate) fn enter(&self) -> Result<&dyn Calls, GpuError> {
         self.check("use the device", self.calls.enter())?;
         Ok(&*self.calls)
     }
 
     /// Makes a call, and says what was being done if it fails.
-    pub fn call<T>(&self, what: &'static str, call: impl FnOnce(&dyn Calls) -> Called<T>) -> Result<T, GpuError> {
+    pub(crate) fn call<T>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&dyn Calls) -> Called<T>,
+    ) -> Result<T, GpuError> {
         self.check(what, call(self.enter()?))
     }
 
@@ -48,20 +52,20 @@ impl Device {
     }
 
     /// What was being done and the runtime's words.
-    pub fn error(&self, what: &'static str, source: CallError) -> GpuError {
+    pub(crate) fn error(&self, what: &'static str, source: CallError) -> GpuError {
         self.told.store(true, Ordering::Relaxed);
         GpuError::Call { device: self.label.clone(), what, source }
     }
 
     /// Waits for everything on the stream. What a kernel did wrong is told here.
-    pub fn synchronize(&self) -> Result<(), GpuError> {
+    pub(crate) fn synchronize(&self) -> Result<(), GpuError> {
         // SAFETY: the stream is alive as long as this is.
         self.call("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) })
     }
 
     /// Gives something back by `free`, for `drop`: a failure is a warning, unless something failed before. What a
     /// kernel did wrong is told by every call from then on.
-    pub fn release(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
+    pub(crate) fn release(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
         let released = self.calls.enter().and_then(|()| free(&*self.calls));
         if let Err(error) = released
             && !self.told.swap(true, Ordering::Relaxed)
@@ -71,7 +75,7 @@ impl Device {
     }
 
     /// The same for what the stream may still be using.
-    pub fn release_after_use(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
+    pub(crate) fn release_after_use(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
         // SAFETY: the stream is alive as long as this is.
         self.release("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) });
         self.release(what, free);

@@ -17,25 +17,25 @@ pub(super) struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    pub fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
         let event = device.call("create an event", |calls| calls.create_event())?;
         Ok(Self { device: Arc::clone(device), event })
     }
 
     /// Puts the mark behind everything on the stream.
-    pub fn record(&self) -> Result<(), GpuError> {
+    pub(crate) fn record(&self) -> Result<(), GpuError> {
         // SAFETY: event and stream are alive.
         self.device.call("record an event", |calls| unsafe { calls.record_event(self.event, self.device.stream) })
     }
 
     /// Waits until the device has come to the mark.
-    pub fn wait(&self) -> Result<(), GpuError> {
+    pub(crate) fn wait(&self) -> Result<(), GpuError> {
         // SAFETY: the event is alive.
         self.device.call("finish what was launched", |calls| unsafe { calls.synchronize_event(self.event) })
     }
 
     /// The device's time from an earlier mark to this one; both have been come to.
-    pub fn since(&self, start: &Event) -> Result<Duration, GpuError> {
+    pub(crate) fn since(&self, start: &Event) -> Result<Duration, GpuError> {
         // SAFETY: both events are alive.
         let took = self.device.call("take the time", |calls| unsafe { calls.milliseconds(start.event, self.event) });
         Ok(Duration::from_secs_f64(f64::from(took?.max(0.0)) / 1e3))

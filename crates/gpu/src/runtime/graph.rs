@@ -25,7 +25,7 @@ unsafe impl Sync for Executable {}
 impl Executable {
     /// Captures what `launch` puts on the stream, which the caller keeps everybody else off; none where the runtime
     /// has no graphs.
-    pub fn capture(
+    pub(crate) fn capture(
         device: &Arc<Device>,
         launch: impl FnOnce() -> Result<Recorded, GpuError>,
     ) -> Result<Option<Self>, GpuError> {
@@ -45,12 +45,12 @@ impl Executable {
     }
 
     /// Whether it was captured on this device.
-    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
     /// Puts all of it on the stream.
-    pub fn launch(&self) -> Result<(), GpuError> {
+    pub(crate) fn launch(&self) -> Result<(), GpuError> {
         // SAFETY: graph and stream are alive, and so is everything that the graph uses.
         self.device.call("launch a graph", |calls| unsafe { calls.launch_graph(self.executable, self.device.stream) })
     }

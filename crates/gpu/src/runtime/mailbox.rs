@@ -20,19 +20,19 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
         let (pinned, copied) = (Pinned::new(device, len_bytes)?, Event::new(device)?);
         Ok(Self { device: Arc::clone(device), pinned, len_bytes, copied, posted: None })
     }
 
     /// Whether it was made for this device.
-    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
     /// Puts a copy on the stream, from `address` on the device, where the caller knows as many bytes to be. Called with
     /// the stream in hand.
-    pub fn post(&mut self, address: u64, len_bytes: usize) -> Result<(), GpuError> {
+    pub(crate) fn post(&mut self, address: u64, len_bytes: usize) -> Result<(), GpuError> {
         if len_bytes > self.len_bytes {
             return Err(GpuError::Range { what: "post", len_bytes, available_bytes: self.len_bytes });
         }

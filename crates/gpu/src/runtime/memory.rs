@@ -8,7 +8,6 @@ use super::calls::status;
 use super::device::Device;
 use crate::GpuError;
 
-/// Device memory.
 pub(super) struct Allocation {
     device: Arc<Device>,
     address: u64,
@@ -21,7 +20,7 @@ unsafe impl Sync for Allocation {}
 
 impl Allocation {
     /// `len_bytes` bytes, at least one, aligned to 256 bytes; what they hold is undefined.
-    pub fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
         let calls = device.enter()?;
         let address = calls.allocate(len_bytes.max(1)).map_err(|error| {
             if error.code != status::OUT_OF_MEMORY {
@@ -34,7 +33,7 @@ impl Allocation {
     }
 
     /// Where it is, as the device sees it.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }
@@ -58,7 +57,7 @@ unsafe impl Send for Pinned {}
 
 impl Pinned {
     /// `len_bytes` zeroed bytes.
-    pub fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
         let pointer = device.enter()?.allocate_pinned(len_bytes).map_err(|error| {
             if error.code != status::OUT_OF_MEMORY {
                 return device.error("allocate pinned memory", error);
@@ -72,13 +71,13 @@ impl Pinned {
     }
 
     /// The bytes. The caller knows that no copy of the device touches the part that it uses.
-    pub fn bytes(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: allocated and written by `new`; the borrow of `self` is the only way to them.
         unsafe { slice::from_raw_parts_mut(self.pointer.cast(), self.len_bytes) }
     }
 
     /// Where the bytes from `offset_bytes` on begin, for a copy.
-    pub fn at(&self, offset_bytes: usize) -> *mut c_void {
+    pub(crate) fn at(&self, offset_bytes: usize) -> *mut c_void {
         self.pointer.wrapping_byte_add(offset_bytes)
     }
 }

@@ -49,7 +49,7 @@ pub(crate) trait Chip: Send + Sync {
     fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError>;
 }
 
-/// A GPU of a vendor.
+/// A GPU, through the runtime of the vendor of its chip.
 pub struct Gpu<C> {
     device: Arc<Device>,
     chip: C,

@@ -24,7 +24,6 @@ pub(crate) struct Function {
 pub(crate) enum LoadError {
     /// The runtime says that it is not for this device.
     NoBinary(CallError),
-    /// Anything else.
     Other(GpuError),
 }
 
@@ -48,7 +47,7 @@ unsafe impl Sync for Function {}
 
 impl Function {
     /// Loads an object that is known to fit `spec`.
-    pub fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, LoadError> {
+    pub(crate) fn load(device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Self, LoadError> {
         let image = object.to_vec();
         // SAFETY: the image is a whole object: the caller has read it, or knows that its bytes are what a compiler
         // made.
@@ -62,18 +61,18 @@ impl Function {
     }
 
     /// The runtime's own, for questions about it.
-    pub fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> Handle {
         self.function
     }
 
     /// Whether it was loaded on this device.
-    pub fn is_of(&self, device: &Arc<Device>) -> bool {
+    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.module.device, device)
     }
 
     /// Puts a launch on the stream; its arguments were checked. What the kernel reads and writes must live until the
     /// stream has been waited for, which the owners of memory see to.
-    pub fn launch(&self, owner: OwnerId, launch: &Launch<'_>) -> Result<(), GpuError> {
+    pub(crate) fn launch(&self, owner: OwnerId, launch: &Launch<'_>) -> Result<(), GpuError> {
         let device = &self.module.device;
         if launch.grid.contains(&0) {
             return Ok(());

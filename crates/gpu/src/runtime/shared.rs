@@ -23,7 +23,7 @@ impl Shared {
     ///
     /// # Errors
     /// [`GpuError::Unreachable`] for devices that do not see each other, or the runtime's words.
-    pub fn new(devices: Vec<Arc<Device>>, len_bytes: usize) -> Result<Self, GpuError> {
+    pub(crate) fn new(devices: Vec<Arc<Device>>, len_bytes: usize) -> Result<Self, GpuError> {
         for device in &devices {
             let calls = device.enter()?;
             for other in devices.iter().filter(|other| !Arc::ptr_eq(other, device)) {
@@ -67,12 +67,12 @@ impl Shared {
     }
 
     /// Where the first piece begins, for each of the devices; the others follow.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.address
     }
 
     /// Bytes of all pieces.
-    pub fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         self.devices.len() * self.piece_bytes
     }
 }
@@ -113,14 +113,14 @@ unsafe impl Send for Aside {}
 unsafe impl Sync for Aside {}
 
 impl Aside {
-    pub fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
         let pinned = Mutex::new(Pinned::new(device, 4 * READ_WORDS)?);
         let stream = device.call("create a stream", |calls| calls.create_stream())?;
         Ok(Self { device: Arc::clone(device), stream, pinned })
     }
 
     /// Reads words at `address`, which the caller knows to be there, whatever the device is busy with.
-    pub fn read(&self, address: u64, words: &mut [u32]) -> Result<(), GpuError> {
+    pub(crate) fn read(&self, address: u64, words: &mut [u32]) -> Result<(), GpuError> {
         let len_bytes = 4 * words.len();
         if words.len() > READ_WORDS {
             return Err(GpuError::Range { what: "read", len_bytes, available_bytes: 4 * READ_WORDS });
@@ -143,7 +143,7 @@ impl Aside {
     }
 
     /// Sets `n` words at `address`, which the caller knows to be there, whatever the device is busy with.
-    pub fn fill(&self, address: u64, value: u32, n: usize) -> Result<(), GpuError> {
+    pub(crate) fn fill(&self, address: u64, value: u32, n: usize) -> Result<(), GpuError> {
         let fill = |calls: &dyn Calls| -> Called {
             // SAFETY: the caller's; the stream is alive.
             unsafe {

@@ -15,7 +15,6 @@ pub(super) const HALF_BYTES: usize = 16 << 20;
 pub(super) struct Staging {
     device: Arc<Device>,
     pinned: Pinned,
-    /// The half in use.
     half: usize,
     /// Where the next copy goes, in bytes from the ring's start.
     next: usize,
@@ -24,14 +23,14 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
         let pinned = Pinned::new(device, 2 * HALF_BYTES)?;
         Ok(Self { device: Arc::clone(device), pinned, half: 0, next: 0, done: [None, None] })
     }
 
     /// Copies `bytes` to `address` on the device, which the caller knows to have room for them. When this returns,
     /// `bytes` may go, and what is launched next will see the copy.
-    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         let mut to = address;
         for chunk in bytes.chunks(HALF_BYTES) {
             let at = self.reserve(chunk.len())?;
@@ -48,7 +47,7 @@ impl Staging {
     }
 
     /// Copies from `address` on the device, where the caller knows as many bytes to be, after everything on the stream.
-    pub fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
+    pub(crate) fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         let mut from = address;
         for chunk in bytes.chunks_mut(HALF_BYTES) {
             let at = self.reserve(chunk.len())?;

@@ -13,23 +13,22 @@ use super::watch::{Cell, cells};
 
 /// What all blocks of a launch have in common.
 pub(super) struct Grid<'a> {
-    /// Blocks in x, y, z.
-    pub blocks: [u32; 3],
-    pub block_size: u32,
-    pub wave_size: u32,
+    pub(crate) blocks: [u32; 3],
+    pub(crate) block_size: u32,
+    pub(crate) wave_size: u32,
     /// The arguments' memory, each with its index among the arguments.
-    pub ranges: &'a [(usize, Range)],
+    pub(crate) ranges: &'a [(usize, Range)],
     /// What orders the accesses of its blocks.
-    pub order: &'a Order,
+    pub(crate) order: &'a Order,
     /// In which order blocks, waves and lanes run.
-    pub schedule: Schedule,
+    pub(crate) schedule: Schedule,
 }
 
 /// What ended a block early.
 #[derive(Debug)]
 pub(super) struct Stop {
-    pub thread: u32,
-    pub why: Why,
+    pub(crate) thread: u32,
+    pub(crate) why: Why,
 }
 
 #[derive(Debug)]
@@ -50,13 +49,12 @@ pub(super) enum Why {
 
 impl Grid<'_> {
     /// The coordinates of a block.
-    pub fn index(&self, block: u64) -> [u32; 3] {
+    pub(crate) fn index(&self, block: u64) -> [u32; 3] {
         let [x, y, _] = self.blocks.map(u64::from);
         [block % x, block / x % y, block / x / y].map(|n| n as u32)
     }
 }
 
-/// A GPU thread.
 struct Thread {
     coroutine: Coroutine,
     pause: Pause,
@@ -83,7 +81,7 @@ pub(super) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    pub fn new(object: &'a Object, grid: &'a Grid<'a>, args: &'a [*const c_void]) -> Self {
+    pub(crate) fn new(object: &'a Object, grid: &'a Grid<'a>, args: &'a [*const c_void]) -> Self {
         let mut cells = cells(object.n_cells());
         let global = grid.ranges.iter().map(|(_, range)| range.clone());
         let ranges = global.chain(object.ranges(&mut cells)).collect();
@@ -91,7 +89,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Runs one block to its end.
-    pub fn run(&self, block: u64) -> Result<(), Stop> {
+    pub(crate) fn run(&self, block: u64) -> Result<(), Stop> {
         run(self.object, self.grid, &self.ranges, self.args, block)
     }
 }
@@ -268,7 +266,7 @@ impl Drop for Running<'_> {
 
 impl Stop {
     /// The line of the kernel's text, where it is known.
-    pub fn line(&self, object: &Object) -> Option<u32> {
+    pub(crate) fn line(&self, object: &Object) -> Option<u32> {
         match &self.why {
             Why::Fault(fault) => object.line(fault.pc),
             Why::Apart { at, .. } => Some(at.line()),
@@ -277,7 +275,7 @@ impl Stop {
     }
 
     /// What happened, in words.
-    pub fn what<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
+    pub(crate) fn what<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
         let place = |pause: &Pause| match pause.kind() {
             PauseKind::Barrier => format!("waits at the barrier in line {}", pause.line()),
             PauseKind::Wave | PauseKind::WaveBarrier => format!("waits at the wave operation in line {}", pause.line()),

@@ -13,17 +13,17 @@ use super::watch::{Cell, cells};
 /// Addresses that a kernel may use.
 #[derive(Clone, Debug)]
 pub(super) struct Range {
-    pub begin: usize,
-    pub end: usize,
-    pub is_writable: bool,
-    pub watch: Watch,
+    pub(crate) begin: usize,
+    pub(crate) end: usize,
+    pub(crate) is_writable: bool,
+    pub(crate) watch: Watch,
     /// Of what is watched: one for each `1 << cell_shift` bytes.
-    pub cells: *const Cell,
-    pub cell_shift: u32,
+    pub(crate) cells: *const Cell,
+    pub(crate) cell_shift: u32,
     /// One for each byte, made when there are threads that have parts of a cell.
     bytes: Arc<OnceLock<Box<[Cell]>>>,
     /// Whether reading what nobody wrote is wrong.
-    pub is_undefined: bool,
+    pub(crate) is_undefined: bool,
 }
 
 // SAFETY: the cells live as long as the launch, and consist of atomics.
@@ -41,47 +41,47 @@ pub(super) enum Watch {
 
 impl Range {
     /// Memory that is told by its bounds alone.
-    pub fn unwatched(begin: usize, end: usize, is_writable: bool) -> Self {
+    pub(crate) fn unwatched(begin: usize, end: usize, is_writable: bool) -> Self {
         let (watch, cells, bytes) = (Watch::Nothing, ptr::null(), Arc::default());
         Self { begin, end, is_writable, watch, cells, cell_shift: 0, bytes, is_undefined: false }
     }
 
     /// Memory that a launch may write, watched in elements of `1 << cell_shift` bytes, of which `cells` has one each.
-    pub fn global(begin: usize, end: usize, cells: *const Cell, cell_shift: u32, is_undefined: bool) -> Self {
+    pub(crate) fn global(begin: usize, end: usize, cells: *const Cell, cell_shift: u32, is_undefined: bool) -> Self {
         let (is_writable, watch, bytes) = (true, Watch::Global, Arc::default());
         Self { begin, end, is_writable, watch, cells, cell_shift, bytes, is_undefined }
     }
 
     /// A variable in LDS, watched in words of four bytes, of which `cells` has one each.
-    pub fn lds(begin: usize, end: usize, cells: *const Cell) -> Self {
+    pub(crate) fn lds(begin: usize, end: usize, cells: *const Cell) -> Self {
         Self { watch: Watch::Lds, ..Self::global(begin, end, cells, 2, true) }
     }
 
     /// Bytes of an element, where they are known.
-    pub fn element_bytes(&self) -> Option<usize> {
+    pub(crate) fn element_bytes(&self) -> Option<usize> {
         (self.watch == Watch::Global).then(|| 1 << self.cell_shift)
     }
 
     /// One of the cells that it is watched in.
-    pub fn cell(&self, i: usize) -> &Cell {
+    pub(crate) fn cell(&self, i: usize) -> &Cell {
         debug_assert!(i < self.len_bytes().div_ceil(1 << self.cell_shift));
         // SAFETY: there is one for each element of the range, and they live as long as the launch.
         unsafe { &*self.cells.add(i) }
     }
 
     /// The cells of one cell's bytes.
-    pub fn bytes_of(&self, cell: usize) -> &[Cell] {
+    pub(crate) fn bytes_of(&self, cell: usize) -> &[Cell] {
         let n_cells = self.len_bytes().div_ceil(1 << self.cell_shift);
         let all = self.bytes.get_or_init(|| cells(n_cells << self.cell_shift));
         &all[cell << self.cell_shift..][..1 << self.cell_shift]
     }
 
-    pub fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         self.end - self.begin
     }
 
     /// Whether these bytes, as addresses, are of it.
-    pub fn has(&self, begin: usize, end: usize) -> bool {
+    pub(crate) fn has(&self, begin: usize, end: usize) -> bool {
         begin >= self.begin && end <= self.end
     }
 }
@@ -96,62 +96,61 @@ impl Stamp {
     const BLOCK_SHIFT: u32 = 18;
     const TIME_SHIFT: u32 = 42;
     /// Bytes of the cell.
-    pub const MASK: u64 = 15;
+    pub(crate) const MASK: u64 = 15;
     /// Whether it stands for several lanes of its wave, or several waves of its block.
-    pub const LANES: u64 = 16;
-    pub const WAVES: u64 = 32;
-    pub const ATOMIC: u64 = 64;
+    pub(crate) const LANES: u64 = 16;
+    pub(crate) const WAVES: u64 = 32;
+    pub(crate) const ATOMIC: u64 = 64;
     /// Whether the cell had to leave stamps of other blocks elsewhere ([`Order::keep`]).
-    pub const ELSEWHERE: u64 = 128;
-    /// The thread's bits.
-    pub const THREADS: u64 = (Self::MAX_THREADS as u64 - 1) << Self::THREAD_SHIFT;
+    pub(crate) const ELSEWHERE: u64 = 128;
+    pub(crate) const THREADS: u64 = (Self::MAX_THREADS as u64 - 1) << Self::THREAD_SHIFT;
     /// Threads that a block may have: no GPU takes more.
-    pub const MAX_THREADS: u32 = 1 << (Self::BLOCK_SHIFT - Self::THREAD_SHIFT);
+    pub(crate) const MAX_THREADS: u32 = 1 << (Self::BLOCK_SHIFT - Self::THREAD_SHIFT);
     /// Blocks that stamps can tell apart.
-    pub const MAX_BLOCKS: u64 = (1 << (Self::TIME_SHIFT - Self::BLOCK_SHIFT)) - 1;
+    pub(crate) const MAX_BLOCKS: u64 = (1 << (Self::TIME_SHIFT - Self::BLOCK_SHIFT)) - 1;
     /// The last time that a stamp can hold.
-    pub const MAX_TIME: u32 = (1 << (64 - Self::TIME_SHIFT)) - 1;
+    pub(crate) const MAX_TIME: u32 = (1 << (64 - Self::TIME_SHIFT)) - 1;
 
     /// Of a thread at a time; `block` counts through the grid.
-    pub fn new(block: u64, thread: u32, time: u32) -> Self {
+    pub(crate) fn new(block: u64, thread: u32, time: u32) -> Self {
         debug_assert!(block < Self::MAX_BLOCKS && thread < Self::MAX_THREADS && time <= Self::MAX_TIME);
         let thread = u64::from(thread) << Self::THREAD_SHIFT;
         Self((block + 1) << Self::BLOCK_SHIFT | u64::from(time) << Self::TIME_SHIFT | thread)
     }
 
-    pub fn block(self) -> u64 {
+    pub(crate) fn block(self) -> u64 {
         u64::from(self.block_bits()) - 1
     }
 
     /// The block's number and one.
-    pub fn block_bits(self) -> u32 {
+    pub(crate) fn block_bits(self) -> u32 {
         (self.0 >> Self::BLOCK_SHIFT & Self::MAX_BLOCKS) as u32
     }
 
     /// The same at another time.
-    pub fn at(self, time: u32) -> Self {
+    pub(crate) fn at(self, time: u32) -> Self {
         Self(self.0 & ((1 << Self::TIME_SHIFT) - 1) | u64::from(time) << Self::TIME_SHIFT)
     }
 
-    pub fn thread(self) -> u32 {
+    pub(crate) fn thread(self) -> u32 {
         (self.0 >> Self::THREAD_SHIFT) as u32 & (Self::MAX_THREADS - 1)
     }
 
-    pub fn time(self) -> u32 {
+    pub(crate) fn time(self) -> u32 {
         (self.0 >> Self::TIME_SHIFT) as u32
     }
 
     /// Which bytes of the cell.
-    pub fn mask(self) -> u32 {
+    pub(crate) fn mask(self) -> u32 {
         (self.0 & Self::MASK) as u32
     }
 
     /// Whether it stands for several threads of its block, up to its time.
-    pub fn is_of_many(self) -> bool {
+    pub(crate) fn is_of_many(self) -> bool {
         self.0 & (Self::LANES | Self::WAVES) != 0
     }
 
-    pub fn is_atomic(self) -> bool {
+    pub(crate) fn is_atomic(self) -> bool {
         self.0 & Self::ATOMIC != 0
     }
 }
@@ -180,41 +179,39 @@ pub(super) enum PauseKind {
     WaveBarrier,
     /// It did something that it must not: [`Context::fault`].
     Fault,
-    /// It is done.
     End,
     /// Nothing: it can run.
     Nothing,
 }
 
 impl Pause {
-    /// It can run.
-    pub const NONE: Self = Self::new(PauseKind::Nothing, 0);
+    pub(crate) const NONE: Self = Self::new(PauseKind::Nothing, 0);
 
-    pub const fn new(kind: PauseKind, line: u32) -> Self {
+    pub(crate) const fn new(kind: PauseKind, line: u32) -> Self {
         Self((kind as u64) << 32 | line as u64)
     }
 
-    pub fn line(self) -> u32 {
+    pub(crate) fn line(self) -> u32 {
         self.0 as u32
     }
 
-    pub fn kind(self) -> PauseKind {
+    pub(crate) fn kind(self) -> PauseKind {
         use PauseKind::{Barrier, End, Fault, Nothing, Wave, WaveBarrier};
         let is = |kind: &PauseKind| *kind as u64 == self.0 >> 32;
         [Barrier, Wave, WaveBarrier, Fault, End].into_iter().find(is).unwrap_or(Nothing)
     }
 
-    pub fn is(self, kind: PauseKind) -> bool {
+    pub(crate) fn is(self, kind: PauseKind) -> bool {
         self.0 >> 32 == kind as u64
     }
 
     /// Whether it is for the lanes of its wave.
-    pub fn is_of_wave(self) -> bool {
+    pub(crate) fn is_of_wave(self) -> bool {
         self.is(PauseKind::Wave) || self.is(PauseKind::WaveBarrier)
     }
 
     /// Whether it is for others.
-    pub fn is_waiting(self) -> bool {
+    pub(crate) fn is_waiting(self) -> bool {
         self.is(PauseKind::Barrier) || self.is_of_wave()
     }
 }
@@ -222,13 +219,13 @@ impl Pause {
 /// An access that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    pub kind: FaultKind,
-    pub address: usize,
-    pub len_bytes: u32,
+    pub(crate) kind: FaultKind,
+    pub(crate) address: usize,
+    pub(crate) len_bytes: u32,
     /// Where in the object's code.
-    pub pc: usize,
+    pub(crate) pc: usize,
     /// Who races: this one now, and that one before.
-    pub parties: [Stamp; 2],
+    pub(crate) parties: [Stamp; 2],
 }
 
 /// How an access was wrong.
@@ -245,35 +242,35 @@ pub(super) enum FaultKind {
 /// The running thread, and what it may touch.
 #[repr(C)]
 pub(super) struct Context {
-    pub thread: u32,
-    pub block: [u32; 3],
-    pub grid: [u32; 3],
-    pub parity: u32,
-    pub slots: *mut u8,
-    pub calls: Calls,
+    pub(crate) thread: u32,
+    pub(crate) block: [u32; 3],
+    pub(crate) grid: [u32; 3],
+    pub(crate) parity: u32,
+    pub(crate) slots: *mut u8,
+    pub(crate) calls: Calls,
     /// The object's text does not know what follows. Who the running thread is, and when: its time grows at each
     /// barrier and fence.
-    pub stamp: u64,
+    pub(crate) stamp: u64,
     /// The time of its wave's last barrier.
-    pub wave_floor: u32,
-    pub floor: u32,
-    pub wave_size: u32,
+    pub(crate) wave_floor: u32,
+    pub(crate) floor: u32,
+    pub(crate) wave_size: u32,
     /// Where the running thread's stack begins and ends.
-    pub stack: [usize; 2],
-    pub ranges: *const [Range],
+    pub(crate) stack: [usize; 2],
+    pub(crate) ranges: *const [Range],
     /// Ranges of these by the place in the code that used them last.
-    pub recent: [*const Range; 256],
+    pub(crate) recent: [*const Range; 256],
     /// What a thread begins with.
-    pub entry: Entry,
-    pub args: *const *const c_void,
+    pub(crate) entry: Entry,
+    pub(crate) args: *const *const c_void,
     /// The running coroutine's.
-    pub link: Link,
+    pub(crate) link: Link,
     /// Why it was suspended.
-    pub pause: Pause,
+    pub(crate) pause: Pause,
     /// What the running thread did that it must not. Here, because pauses are many and small.
-    pub fault: Option<Fault>,
+    pub(crate) fault: Option<Fault>,
     /// What of all blocks orders accesses.
-    pub order: *const Order,
+    pub(crate) order: *const Order,
 }
 
 /// What the object calls.

@@ -26,14 +26,14 @@ impl ThreadStack {
     const LINE_BYTES: usize = 64;
     const PAGE_BYTES: usize = 4096;
 
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let skipped_bytes = NEXT.fetch_add(Self::LINE_BYTES, Ordering::Relaxed) % Self::PAGE_BYTES;
         Ok(Self { stack: DefaultStack::new(STACK_BYTES)?, skipped_bytes })
     }
 
     /// The addresses in it.
-    pub fn bounds(&self) -> [usize; 2] {
+    pub(crate) fn bounds(&self) -> [usize; 2] {
         [self.limit().get(), self.base().get()]
     }
 }
@@ -65,7 +65,7 @@ mod switch {
     use super::{Body, Context, ThreadStack};
 
     /// Something that runs on a stack of its own.
-    pub struct Coroutine {
+    pub(crate) struct Coroutine {
         stack: ThreadStack,
         /// What it put on its stack last: where it goes on.
         top: *mut usize,
@@ -73,21 +73,20 @@ mod switch {
 
     /// Between who runs and who resumed it.
     #[derive(Debug)]
-    pub struct Link {
+    pub(crate) struct Link {
         back: *mut usize,
         own: *mut *mut usize,
     }
 
     impl Link {
-        /// Of nobody.
-        pub const NONE: Self = Self { back: ptr::null_mut(), own: ptr::null_mut() };
+        pub(crate) const NONE: Self = Self { back: ptr::null_mut(), own: ptr::null_mut() };
 
         /// Goes back to who resumed the running coroutine.
         ///
         /// # Safety
         /// `link` is the one that it was resumed with.
         #[inline(always)]
-        pub unsafe fn suspend(link: *mut Self) {
+        pub(crate) unsafe fn suspend(link: *mut Self) {
             // SAFETY: both were set when it was resumed, by who has not gone on since.
             unsafe { switch((*link).own, (*link).back, ptr::null_mut()) }
         }
@@ -95,7 +94,7 @@ mod switch {
 
     impl Coroutine {
         /// Begins with `body` when it is first resumed.
-        pub fn new(stack: ThreadStack, body: Body) -> Self {
+        pub(crate) fn new(stack: ThreadStack, body: Body) -> Self {
             let base = stack.base().get() as *mut usize;
             // SAFETY: two words at the beginning of a stack that nobody uses. The body is entered as if it was called
             // from 0, where whoever follows return addresses stops; the stack is aligned as it then has to be.
@@ -112,7 +111,7 @@ mod switch {
         /// # Safety
         /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
         #[inline(always)]
-        pub unsafe fn resume(&mut self, context: *mut Context, link: *mut Link) {
+        pub(crate) unsafe fn resume(&mut self, context: *mut Context, link: *mut Link) {
             // SAFETY: on top of its stack is where it goes on, by `new` or by `switch`.
             unsafe {
                 (*link).own = &raw mut self.top;
@@ -121,7 +120,7 @@ mod switch {
         }
 
         /// Its stack, for another one.
-        pub fn into_stack(self) -> Option<ThreadStack> {
+        pub(crate) fn into_stack(self) -> Option<ThreadStack> {
             Some(self.stack)
         }
     }
@@ -172,26 +171,25 @@ mod switch {
     type Input = (*mut Context, *mut Link);
 
     /// Something that runs on a stack of its own.
-    pub struct Coroutine {
+    pub(crate) struct Coroutine {
         inner: corosensei::Coroutine<Input, (), (), ThreadStack>,
         yielder: *const Yielder<Input, ()>,
     }
 
     /// Between who runs and who resumed it.
     #[derive(Debug)]
-    pub struct Link {
+    pub(crate) struct Link {
         yielder: *const Yielder<Input, ()>,
     }
 
     impl Link {
-        /// Of nobody.
-        pub const NONE: Self = Self { yielder: ptr::null() };
+        pub(crate) const NONE: Self = Self { yielder: ptr::null() };
 
         /// Goes back to who resumed the running coroutine.
         ///
         /// # Safety
         /// `link` is the one that it was resumed with.
-        pub unsafe fn suspend(link: *mut Self) {
+        pub(crate) unsafe fn suspend(link: *mut Self) {
             // SAFETY: the yielder is the running coroutine's.
             unsafe { (*(*link).yielder).suspend(()) };
         }
@@ -199,7 +197,7 @@ mod switch {
 
     impl Coroutine {
         /// Begins with `body` when it is first resumed.
-        pub fn new(stack: ThreadStack, body: Body) -> Self {
+        pub(crate) fn new(stack: ThreadStack, body: Body) -> Self {
             let begin = move |yielder: &Yielder<Input, ()>, (context, link): Input| {
                 // SAFETY: who resumes it says that both are valid.
                 unsafe {
@@ -214,7 +212,7 @@ mod switch {
         ///
         /// # Safety
         /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
-        pub unsafe fn resume(&mut self, context: *mut Context, link: *mut Link) {
+        pub(crate) unsafe fn resume(&mut self, context: *mut Context, link: *mut Link) {
             // SAFETY: nobody else uses it.
             unsafe { (*link).yielder = self.yielder };
             self.inner.resume((context, link));
@@ -223,7 +221,7 @@ mod switch {
         }
 
         /// Its stack, for another one.
-        pub fn into_stack(mut self) -> Option<ThreadStack> {
+        pub(crate) fn into_stack(mut self) -> Option<ThreadStack> {
             if !self.inner.started() {
                 return None; // it still holds its closure, and goes with its stack
             }

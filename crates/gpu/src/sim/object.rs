@@ -56,7 +56,7 @@ fn symbols_of(bytes: &[u8], base: usize) -> Result<(Vec<(usize, usize)>, bool), 
 }
 
 impl Object {
-    pub fn load(bytes: &[u8], spec: &KernelSpec) -> Result<Self, GpuError> {
+    pub(crate) fn load(bytes: &[u8], spec: &KernelSpec) -> Result<Self, GpuError> {
         let refused = |reason: String| GpuError::NotLoadable { entry: spec.entry.clone(), reason };
         let loaded = open_from_memory(bytes).map_err(refused)?;
         let found = abi(&loaded.library, &format!("{}_abi", spec.entry))?;
@@ -88,18 +88,18 @@ impl Object {
         Ok(Self { entry, bind, base, lds, has_atomics, constants, lines, _library: loaded })
     }
 
-    pub fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         self.entry
     }
 
     /// Says where the object finds the running thread.
-    pub fn bind(&self, context: *mut Context) {
+    pub(crate) fn bind(&self, context: *mut Context) {
         // SAFETY: it stores the pointer, which the object uses while `block::run` runs its threads, and then no more.
         unsafe { (self.bind)(context) };
     }
 
     /// Makes LDS what it is when a block starts: undefined, here NaN.
-    pub fn forget_lds(&self) {
+    pub(crate) fn forget_lds(&self) {
         for &(begin, end) in &self.lds {
             // SAFETY: the range is a writable section of this object's image, and no thread of a block runs on it:
             // every copy is behind a `Mutex`.
@@ -108,7 +108,7 @@ impl Object {
     }
 
     /// Where every thread may read, and in LDS write: LDS is watched in these cells, of which there are `n_cells`.
-    pub fn ranges(&self, cells: &mut [Cell]) -> Vec<Range> {
+    pub(crate) fn ranges(&self, cells: &mut [Cell]) -> Vec<Range> {
         let mut left = cells;
         let mut lds = Vec::new();
         for &(begin, end) in &self.lds {
@@ -121,27 +121,27 @@ impl Object {
     }
 
     /// The variables in LDS: where they begin and end.
-    pub fn lds(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub(crate) fn lds(&self) -> impl Iterator<Item = (usize, usize)> {
         self.lds.iter().copied()
     }
 
     /// Bytes of LDS that a block has.
-    pub fn lds_bytes(&self) -> u64 {
+    pub(crate) fn lds_bytes(&self) -> u64 {
         self.lds.iter().map(|(begin, end)| (end - begin) as u64).sum()
     }
 
     /// Whether its threads use atomics, be it on LDS alone: on other memory they may hear of other blocks.
-    pub fn has_atomics(&self) -> bool {
+    pub(crate) fn has_atomics(&self) -> bool {
         self.has_atomics
     }
 
     /// Cells that LDS is watched in.
-    pub fn n_cells(&self) -> usize {
+    pub(crate) fn n_cells(&self) -> usize {
         self.lds.iter().map(|(begin, end)| (end - begin).div_ceil(4)).sum()
     }
 
     /// The line of the kernel's text that a place in the code comes from.
-    pub fn line(&self, pc: usize) -> Option<u32> {
+    pub(crate) fn line(&self, pc: usize) -> Option<u32> {
         let probe = (pc - self.base) as u64 - 1; // the return address is behind the call
         self.lines.find_location(probe).ok().flatten()?.line
     }

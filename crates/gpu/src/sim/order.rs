@@ -98,10 +98,8 @@ impl Released {
     }
 }
 
-/// Of a thread.
 #[derive(Clone, Default)]
 struct Thread {
-    /// What is before it.
     known: Arc<Clock>,
     /// What a fence made known to whoever its atomics tell.
     released: Released,
@@ -148,7 +146,7 @@ impl State {
 }
 
 impl Order {
-    pub fn new(block_size: u32) -> Self {
+    pub(crate) fn new(block_size: u32) -> Self {
         Self { state: Mutex::default(), block_size }
     }
 
@@ -157,7 +155,7 @@ impl Order {
     }
 
     /// A thread's fence; what is up to `floor` in its own block is known to it.
-    pub fn fence(&self, own: Stamp, floor: u32) {
+    pub(crate) fn fence(&self, own: Stamp, floor: u32) {
         let mut state = self.state();
         let thread = state.thread(own, self.block_size);
         let heard = std::mem::take(&mut thread.heard);
@@ -169,7 +167,7 @@ impl Order {
     }
 
     /// A thread's atomic on a word.
-    pub fn synchronise(&self, own: Stamp, address: usize) {
+    pub(crate) fn synchronise(&self, own: Stamp, address: usize) {
         let mut state = self.state();
         let told = state.told.get(&address).cloned().unwrap_or_default();
         let thread = state.thread(own, self.block_size);
@@ -184,7 +182,7 @@ impl Order {
     }
 
     /// These threads of a block met.
-    pub fn join(&self, block: u64, threads: Range<u32>) {
+    pub(crate) fn join(&self, block: u64, threads: Range<u32>) {
         let (mut state, n_threads) = (self.state(), self.block_size as usize);
         if state.block != block || state.threads.is_empty() || state.is_joined {
             return; // since they met, none of them did anything that another block could know
@@ -209,17 +207,17 @@ impl Order {
     }
 
     /// Whether what has the other stamp comes before what this thread does now.
-    pub fn knows(&self, own: Stamp, other: Stamp) -> bool {
+    pub(crate) fn knows(&self, own: Stamp, other: Stamp) -> bool {
         self.state().knows(own, other)
     }
 
     /// Remembers a stamp for which a cell has no room.
-    pub fn keep(&self, cell: usize, stamp: Stamp) {
+    pub(crate) fn keep(&self, cell: usize, stamp: Stamp) {
         self.state().kept.entry(cell).or_default().push(stamp);
     }
 
     /// What is remembered of a cell is remembered of its bytes.
-    pub fn keep_by_bytes(&self, cell: usize, bytes: impl Iterator<Item = usize>) {
+    pub(crate) fn keep_by_bytes(&self, cell: usize, bytes: impl Iterator<Item = usize>) {
         let mut state = self.state();
         let kept = state.kept.get(&cell).cloned().unwrap_or_default();
         for (i, byte) in bytes.enumerate() {
@@ -230,7 +228,13 @@ impl Order {
     }
 
     /// One of a cell's stamps without room that `conflicts`, and that this thread does not know of.
-    pub fn conflict(&self, cell: usize, own: Stamp, mask: u32, conflicts: impl Fn(Stamp) -> bool) -> Option<Stamp> {
+    pub(crate) fn conflict(
+        &self,
+        cell: usize,
+        own: Stamp,
+        mask: u32,
+        conflicts: impl Fn(Stamp) -> bool,
+    ) -> Option<Stamp> {
         let state = self.state();
         let kept = state.kept.get(&cell)?.iter().copied();
         kept.filter(|&stamp| conflicts(stamp) && stamp.mask() & mask != 0)

@@ -3,12 +3,12 @@
 /// An order for everything, by a number: 0 is one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl Schedule {
     /// 0 to n - 1 in some order, another one for each `which`.
-    pub fn order(self, n: usize, which: [u64; 2]) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn order(self, n: usize, which: [u64; 2]) -> impl Iterator<Item = usize> + use<> {
         let (first, step) = self.walk(n as u64, which);
         let (mut next, step) = (first as usize, step as usize);
         (0..n).map(move |_| {
@@ -20,7 +20,7 @@ impl Schedule {
     }
 
     /// Which of n is the i-th.
-    pub fn nth(self, i: u64, n: u64) -> u64 {
+    pub(crate) fn nth(self, i: u64, n: u64) -> u64 {
         let (first, step) = self.walk(n, [u64::MAX; 2]);
         ((u128::from(first) + u128::from(i) * u128::from(step)) % u128::from(n)) as u64
     }

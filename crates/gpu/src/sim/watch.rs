@@ -49,7 +49,6 @@ enum Apart {
     Bytes,
 }
 
-/// The running thread.
 pub(super) struct Own<'a> {
     context: *mut Context,
     stamp: u64,
@@ -64,16 +63,16 @@ pub(super) struct Own<'a> {
 /// An access to memory.
 #[derive(Clone, Copy)]
 pub(super) struct Access {
-    pub begin: usize,
-    pub len_bytes: u32,
-    pub how: u32,
+    pub(crate) begin: usize,
+    pub(crate) len_bytes: u32,
+    pub(crate) how: u32,
     /// Where in the object's code.
-    pub pc: usize,
+    pub(crate) pc: usize,
 }
 
 impl<'a> Own<'a> {
     #[inline(always)]
-    pub fn of(context: *mut Context) -> Self {
+    pub(crate) fn of(context: *mut Context) -> Self {
         // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as
         // the order does, and nobody else uses it while one of its threads runs; no reference to it is held.
         unsafe {
@@ -114,7 +113,7 @@ impl Own<'_> {
     }
 
     /// The running thread's atomic on a word.
-    pub fn synchronise(&self, address: usize) {
+    pub(crate) fn synchronise(&self, address: usize) {
         self.order.synchronise(Stamp(self.stamp), address);
     }
 
@@ -123,7 +122,7 @@ impl Own<'_> {
     }
 
     /// Bytes of a range. Does not return if something is wrong with that.
-    pub fn touch_all<const IS_LDS: bool>(&self, range: &Range, access: Access) {
+    pub(crate) fn touch_all<const IS_LDS: bool>(&self, range: &Range, access: Access) {
         let Access { begin, len_bytes, how, pc } = access;
         let shift = if IS_LDS { 2 } else { range.cell_shift };
         let cell_bytes = 1u32 << shift;

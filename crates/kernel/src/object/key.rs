@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 /// Version of the encoding below and of the cache's layout; also in the cache's folder name.
-pub const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// Everything that can change the bytes the compiler returns, and nothing else: no template name, no
 /// time, no version of ours, no environment (workers run with a cleared one).
@@ -29,7 +29,7 @@ pub struct KernelKey {
 
 impl KernelKey {
     /// The fields by name, in the order in which they are hashed. Options are numbered.
-    pub fn fields(&self) -> Vec<(String, &[u8])> {
+    pub(crate) fn fields(&self) -> Vec<(String, &[u8])> {
         let mut fields: Vec<(String, &[u8])> = vec![
             ("source".into(), self.source.as_bytes()),
             ("target".into(), self.target.as_bytes()),

@@ -19,7 +19,6 @@ pub enum ObjectError {
     /// It was compiled for another chip.
     #[error("expected an object for {expected}, found one for {found}")]
     Target {
-        /// What was asked for.
         expected: String,
         /// What the object states.
         found: String,
@@ -46,7 +45,7 @@ impl Resources {
     ///
     /// # Errors
     /// [`ObjectError::Spills`].
-    pub fn check(&self, kernel: &KernelFacts) -> Result<(), ObjectError> {
+    pub(crate) fn check(&self, kernel: &KernelFacts) -> Result<(), ObjectError> {
         match self.max_spills.filter(|limit| kernel.spills() > *limit) {
             Some(limit) => Err(ObjectError::Spills { limit, found: kernel.spills() }),
             None => Ok(()),

@@ -37,10 +37,7 @@ pub struct Loaded {
     pub digest: Digest,
     /// The object's bytes, checked against the cache's digest or fresh from the compiler.
     pub object: Arc<[u8]>,
-    /// Where it came from.
     pub origin: Origin,
-    /// Its folder in the cache, if it has one.
-    pub dir: Option<PathBuf>,
     /// Keeps the entry from being evicted.
     _entry: Entry,
 }
@@ -57,9 +54,7 @@ pub enum Origin {
 /// Distinct kernels that a process asked for, by origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Found in the cache.
     pub from_cache: usize,
-    /// Compiled.
     pub compiled: usize,
 }
 
@@ -81,15 +76,12 @@ impl Progress for () {}
 /// No object. Clonable, because several requests may ask for the same kernel.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It did not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
     /// It did not compile some other time, with the same compiler, and would not now.
     #[error("could not compile kernel `{kernel}` for {target}: it failed before{}{}", source_line(.source_path), log_lines(.log))]
     FailedBefore {
-        /// The kernel's label.
         kernel: Box<str>,
-        /// The target id.
         target: Box<str>,
         /// Where the rendered source was kept, if it was.
         source_path: Option<PathBuf>,
@@ -101,10 +93,7 @@ pub enum StoreError {
     Cache(Arc<CacheError>),
     /// `$GPTOSS_JIT_JOBS` is not a number.
     #[error("could not use `GPTOSS_JIT_JOBS={text}`: expected a number of processes, 1 or more")]
-    Jobs {
-        /// What it is.
-        text: String,
-    },
+    Jobs { text: String },
 }
 
 impl StoreError {
@@ -239,7 +228,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`], as of any other compile.
-    pub fn compile_again(&self, request: &Request, thrown_away: Loaded) -> Result<Loaded, StoreError> {
+    pub(crate) fn compile_again(&self, request: &Request, thrown_away: Loaded) -> Result<Loaded, StoreError> {
         let digest = thrown_away.digest;
         drop(thrown_away); // and with it the hold on the entry
         self.cache.forget(&digest);
@@ -385,7 +374,7 @@ impl Drop for Turn<'_> {
 
 impl Loaded {
     fn new(entry: Entry, origin: Origin) -> Self {
-        Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, dir: entry.dir.clone(), _entry: entry }
+        Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, _entry: entry }
     }
 }
 

@@ -9,13 +9,12 @@ const MIXED_FAMILY: &str = "gfx9";
 
 /// Facts that may be wrong, and where they are from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Assumption {
-    /// The facts.
-    pub facts: TargetFacts,
+pub(crate) struct Assumption {
+    pub(crate) facts: TargetFacts,
     /// The arch whose facts and tuning tables they are; none where they are what a family has in common.
-    pub like: Option<String>,
+    pub(crate) like: Option<String>,
     /// All of it in words, for a warning.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// What to assume about `arch`, a name without flags, given what is known of others; none about another family.
@@ -24,7 +23,7 @@ pub struct Assumption {
 /// - An NVIDIA GPU has what the known one has whose compute capability is nearest, but for features of later ones.
 /// - Of any other chip of a known family, and of a whole family (`gfx11-generic`), only what all known members have in
 ///   common is assumed, and no feature: a matrix instruction that is not there ends in a crash or in wrong numbers.
-pub fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> {
+pub(crate) fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assumption> {
     if let Some(number) = capability(arch) {
         return nvidia(arch, number, known);
     }

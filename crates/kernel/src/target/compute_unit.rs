@@ -29,7 +29,6 @@ pub struct ComputeUnit {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Product {
-    /// Its name.
     pub name: String,
     /// Compute units.
     pub compute_units: u32,

@@ -8,21 +8,13 @@ use hint::Hint;
 pub enum TargetError {
     /// No table has facts about it.
     #[error("nothing is known about the arch `{arch}`, expected one of: {}", known.join(", "))]
-    UnknownArch {
-        /// What was asked for.
-        arch: String,
-        /// What is known.
-        known: Vec<String>,
-    },
+    UnknownArch { arch: String, known: Vec<String> },
     /// Beyond a level of x86-64 there is no such instruction set that a template asks for.
     #[error(
         "nothing is known about the instruction set `{extension}`, expected one of: {}",
         X86_EXTENSIONS.map(|(name, _)| name).join(", ")
     )]
-    UnknownExtension {
-        /// What was asked for.
-        extension: String,
-    },
+    UnknownExtension { extension: String },
 }
 
 impl Hint for TargetError {

@@ -1,6 +1,6 @@
 //! A target: the chip as facts. What is compiled for, not what is running.
 
-pub mod assumption;
+pub(crate) mod assumption;
 pub mod code_object;
 pub mod compute_unit;
 mod error;
@@ -54,16 +54,13 @@ impl fmt::Display for Language {
 pub enum Platform {
     /// This machine's cores.
     Host,
-    /// An AMD GPU.
     Amd,
-    /// An NVIDIA GPU.
     Nvidia,
 }
 
 /// A chip, as the facts that templates and compilers need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Whose chip it is.
     pub platform: Platform,
     /// Whether this machine's cores execute a GPU's kernels in its place.
     pub is_simulated: bool,
@@ -108,10 +105,10 @@ pub struct TargetFacts {
     pub since_hip: Option<(u32, u32)>,
     /// Whether a flag that a kernel stores in another GPU's memory reaches a kernel that waits for it there.
     #[serde(default = "usually")]
-    pub peer_flags: bool,
+    pub(crate) peer_flags: bool,
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
-    pub notes: String,
+    pub(crate) notes: String,
     /// How many waves fit; without it nothing is said of occupancy.
     pub compute_unit: Option<ComputeUnit>,
     /// What it can do at most; without it nothing is said of limits.
@@ -242,7 +239,7 @@ impl Target {
     }
 
     /// A GPU by its target id and the facts about it.
-    pub fn from_facts(arch: &str, facts: &TargetFacts) -> Self {
+    pub(crate) fn from_facts(arch: &str, facts: &TargetFacts) -> Self {
         let platform = if arch.starts_with(NVIDIA) { Platform::Nvidia } else { Platform::Amd };
         Self {
             platform,
@@ -268,7 +265,7 @@ impl Target {
     }
 
     /// What `--device` calls a device of its kind.
-    pub fn device_name(&self) -> &'static str {
+    pub(crate) fn device_name(&self) -> &'static str {
         match self.platform {
             Platform::Host => "cpu",
             Platform::Amd => "hip",
@@ -330,7 +327,7 @@ impl Target {
     }
 
     /// The options of C compilers that say what to compile for. Nothing is `native`, so a kernel's key says all.
-    pub fn c_options(&self) -> Vec<String> {
+    pub(crate) fn c_options(&self) -> Vec<String> {
         if self.is_gpu() || !self.arch.starts_with("x86-64") {
             return Vec::new();
         }
@@ -341,12 +338,12 @@ impl Target {
 
     /// Whether a kernel that waits for the one before it by itself can be launched before that has ended: NVIDIA's
     /// programmatic dependent launch.
-    pub fn launches_early(&self) -> bool {
+    pub(crate) fn launches_early(&self) -> bool {
         self.features.contains("early_launch_sm90")
     }
 
     /// The compute capability of an NVIDIA GPU, without its point: 90 of `sm_90`. 0 of others.
-    pub fn capability(&self) -> u32 {
+    pub(crate) fn capability(&self) -> u32 {
         assumption::capability(&self.arch).unwrap_or_default()
     }
 

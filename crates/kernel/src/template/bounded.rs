@@ -87,7 +87,7 @@ pub(super) fn ask(
 ///
 /// # Errors
 /// They cannot be read or written.
-pub fn render_worker() -> io::Result<()> {
+pub(crate) fn render_worker() -> io::Result<()> {
     bounded_process::answer(|job| {
         let answer = match serde_json::from_slice(job) {
             Ok(job) => render(&job),

@@ -27,8 +27,6 @@ pub struct Contract {
     pub op: String,
     /// The `op.toml`.
     pub file: SourceFile,
-    /// The formula, in a line.
-    pub summary: String,
     /// `u32` values known when a kernel is rendered, with their meaning.
     pub dims: BTreeMap<String, String>,
     /// `f32` values known when a kernel is rendered, with their meaning.
@@ -36,15 +34,15 @@ pub struct Contract {
     /// Booleans known when a kernel is rendered, with their meaning.
     pub flags: BTreeMap<String, String>,
     /// Element types that depend on the checkpoint or the precision, with what they may be.
-    pub dtypes: BTreeMap<String, Vec<Dtype>>,
+    pub(crate) dtypes: BTreeMap<String, Vec<Dtype>>,
     /// In the order of the kernel's arguments: those that are declared, and the parameters of their formats.
     pub args: Vec<Arg>,
     /// How far a kernel may be from the f64 reference.
-    pub numerics: Numerics,
+    pub(crate) numerics: Numerics,
     /// What a launch has to do at least.
     pub work: WorkSpec,
     /// The shapes that are tested.
-    pub tests: Vec<TestShape>,
+    pub(crate) tests: Vec<TestShape>,
 }
 
 /// An argument of a kernel.
@@ -61,15 +59,15 @@ pub struct Arg {
     /// The argument exists only where this holds.
     pub when: Option<Expression>,
     /// The argument that may be the same memory.
-    pub may_alias: Option<String>,
+    pub(crate) may_alias: Option<String>,
     /// Workspace only: its memory is zero before every launch, and the kernel leaves it zero.
-    pub is_zeroed: bool,
+    pub(crate) is_zeroed: bool,
     /// Whether it is the model's: nothing writes it while the model runs.
     pub is_weights: bool,
     /// The argument whose blocks it holds a parameter of.
-    pub part_of: Option<String>,
+    pub(crate) part_of: Option<String>,
     /// Where it is declared.
-    pub place: Place,
+    pub(crate) place: Place,
 }
 
 impl Arg {
@@ -91,7 +89,6 @@ impl Arg {
 /// The element type of an argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ArgDtype {
-    /// Always the same.
     Fixed(Dtype),
     /// A name from `[dtypes]`.
     Named(String),
@@ -123,12 +120,10 @@ impl ArgDtype {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Only reads it.
     #[default]
     Read,
     /// Writes every element and reads none that it has not written.
     Write,
-    /// Reads and writes.
     ReadWrite,
 }
 
@@ -147,15 +142,13 @@ impl Access {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tolerance {
-    /// Relative part.
     pub rtol: f64,
-    /// Absolute part.
     pub atol: f64,
 }
 
 impl Tolerance {
     /// The looser of two in each part.
-    pub fn max(self, other: Self) -> Self {
+    pub(crate) fn max(self, other: Self) -> Self {
         Self { rtol: self.rtol.max(other.rtol), atol: self.atol.max(other.atol) }
     }
 }
@@ -163,16 +156,16 @@ impl Tolerance {
 /// A tolerance for each precision.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Numerics {
+pub(crate) struct Numerics {
     /// At precision `f32`.
-    pub f32: Tolerance,
+    pub(crate) f32: Tolerance,
     /// At precision `bf16`.
-    pub bf16: Tolerance,
+    pub(crate) bf16: Tolerance,
 }
 
 impl Numerics {
     /// The tolerance at a precision.
-    pub const fn at(&self, precision: Precision) -> Tolerance {
+    pub(crate) const fn at(&self, precision: Precision) -> Tolerance {
         match precision {
             Precision::F32 => self.f32,
             Precision::Bf16 => self.bf16,
@@ -183,11 +176,8 @@ impl Numerics {
 /// A shape that `kernels check` and the test suite run, at every dtype that the contract allows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TestShape {
-    /// Every dim.
     pub dims: BTreeMap<String, u32>,
-    /// Every constant.
     pub constants: BTreeMap<String, f32>,
-    /// Every flag.
     pub flags: BTreeMap<String, bool>,
     /// A kind of random inputs that the op's reference knows by this name; without one, its usual mixture.
     pub inputs: Option<String>,
@@ -234,9 +224,7 @@ impl TestShape {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum OneOrSeveral<T> {
-    /// One.
     One(T),
-    /// Several.
     Several(Vec<T>),
 }
 
@@ -253,7 +241,8 @@ impl<T> OneOrSeveral<T> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ContractTable {
-    summary: String,
+    #[serde(rename = "summary")]
+    _summary: String,
     #[serde(default)]
     dims: BTreeMap<String, Spanned<String>>,
     #[serde(default)]
@@ -275,7 +264,7 @@ impl Contract {
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.
-    pub fn parse(op: &str, file: &SourceFile) -> Result<Self, LibraryError> {
+    pub(crate) fn parse(op: &str, file: &SourceFile) -> Result<Self, LibraryError> {
         let toml = Toml { file, base: 0, what: "contract" };
         let table: ContractTable = toml.parse(&file.text)?;
         check_names(&toml, &table)?;
@@ -305,7 +294,6 @@ impl Contract {
         let contract = Self {
             op: op.to_owned(),
             file: file.clone(),
-            summary: table.summary,
             dims: values(table.dims),
             constants: values(table.constants),
             flags: values(table.flags),

@@ -16,7 +16,7 @@ use format::Dtype;
 const ACTIVATION: &str = "activation";
 
 /// Names that the renderer defines; nothing else may have them.
-pub const RESERVED: [&str; 23] = [
+pub(crate) const RESERVED: [&str; 23] = [
     ACTIVATION,
     "signature",
     "entry",
@@ -46,29 +46,29 @@ pub const RESERVED: [&str; 23] = [
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ArgTable {
-    pub name: Spanned<String>,
-    pub dtype: Spanned<String>,
-    pub shape: Option<Vec<Spanned<String>>>,
+    pub(crate) name: Spanned<String>,
+    pub(crate) dtype: Spanned<String>,
+    pub(crate) shape: Option<Vec<Spanned<String>>>,
     access: Option<Access>,
     when: Option<Spanned<String>>,
     #[serde(default)]
     zeroed: bool,
     #[serde(default)]
     weights: bool,
-    pub may_alias: Option<Spanned<String>>,
+    pub(crate) may_alias: Option<Spanned<String>>,
 }
 
 /// TOML inside a file: it finds the lines that spans lie in, and makes the errors.
 pub(super) struct Toml<'a> {
-    pub file: &'a SourceFile,
+    pub(crate) file: &'a SourceFile,
     /// Where in the file the TOML begins, in bytes.
-    pub base: usize,
+    pub(crate) base: usize,
     /// `contract` or `front matter`.
-    pub what: &'static str,
+    pub(crate) what: &'static str,
 }
 
 impl Toml<'_> {
-    pub fn parse<T: serde::de::DeserializeOwned>(&self, text: &str) -> Result<T, LibraryError> {
+    pub(crate) fn parse<T: serde::de::DeserializeOwned>(&self, text: &str) -> Result<T, LibraryError> {
         toml::from_str(text).map_err(|error| LibraryError::Toml {
             place: self.file.place_of(self.base, error.span()),
             what: self.what,
@@ -76,11 +76,11 @@ impl Toml<'_> {
         })
     }
 
-    pub fn place(&self, span: Range<usize>) -> Place {
+    pub(crate) fn place(&self, span: Range<usize>) -> Place {
         self.file.place_of(self.base, Some(span))
     }
 
-    pub fn refuse(
+    pub(crate) fn refuse(
         &self,
         span: Range<usize>,
         item: impl Into<String>,
@@ -96,7 +96,11 @@ impl Toml<'_> {
     }
 
     /// An expression that may use only these names.
-    pub fn expression(&self, text: &Spanned<String>, known: &BTreeSet<String>) -> Result<Expression, LibraryError> {
+    pub(crate) fn expression(
+        &self,
+        text: &Spanned<String>,
+        known: &BTreeSet<String>,
+    ) -> Result<Expression, LibraryError> {
         let expression = Expression::parse(text.get_ref(), self.place(text.span()))?;
         match expression.names().difference(known).next() {
             Some(name) => Err(LibraryError::UnknownName {
@@ -109,7 +113,7 @@ impl Toml<'_> {
     }
 
     /// A name that C and the template language both take, and that the renderer does not need.
-    pub fn name(&self, what: &str, name: &str, span: Range<usize>) -> Result<(), LibraryError> {
+    pub(crate) fn name(&self, what: &str, name: &str, span: Range<usize>) -> Result<(), LibraryError> {
         let is_name = name.starts_with(|c: char| c.is_ascii_lowercase())
             && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
         if !is_name {
@@ -122,7 +126,7 @@ impl Toml<'_> {
     }
 
     /// An argument; `dtypes` are the named types, `known` what its expressions may use.
-    pub fn arg(
+    pub(crate) fn arg(
         &self,
         table: &ArgTable,
         dtypes: &BTreeMap<String, Vec<Dtype>>,

@@ -102,7 +102,7 @@ impl Template {
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.
-    pub fn parse(
+    pub(crate) fn parse(
         file: &SourceFile,
         shadows: Vec<Origin>,
         language: Language,

@@ -14,7 +14,7 @@ use format::Dtype;
 
 /// What one argument, or the private memory of a thread, can have at most, in bytes: more than any machine, and so few
 /// that sums of it fit 64 bits.
-pub const MAX_LEN_BYTES: u64 = 1 << 48;
+pub(crate) const MAX_LEN_BYTES: u64 = 1 << 48;
 
 /// Blocks that a launch can have at most.
 const MAX_BLOCKS: u64 = u32::MAX as u64;
@@ -22,7 +22,6 @@ const MAX_BLOCKS: u64 = u32::MAX as u64;
 /// An argument of a rendered kernel.
 #[derive(Clone, Debug)]
 pub struct ArgSpec {
-    /// Its name.
     pub name: String,
     /// The type of its elements, or of the scalar.
     pub dtype: Dtype,
@@ -33,9 +32,9 @@ pub struct ArgSpec {
     /// Workspace only: its memory is zero before every launch, and the kernel leaves it zero.
     pub is_zeroed: bool,
     /// Whether nothing writes it while a model runs.
-    pub is_weights: bool,
+    pub(crate) is_weights: bool,
     /// The argument whose blocks it holds a parameter of.
-    pub part_of: Option<String>,
+    pub(crate) part_of: Option<String>,
     /// Elements per axis, row-major, outermost first; `None` for a scalar.
     axes: Option<Vec<Expression>>,
     scope: Arc<Scope>,
@@ -135,7 +134,7 @@ impl ArgSpec {
     }
 
     /// `x:f32:read`, `n_tokens:u32`.
-    pub fn abi(&self) -> String {
+    pub(crate) fn abi(&self) -> String {
         if self.is_scalar() {
             format!("{}:{}", self.name, self.dtype)
         } else {

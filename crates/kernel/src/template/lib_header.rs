@@ -15,10 +15,10 @@ use data::SourceFile;
 pub(super) struct LibHeader {
     /// What has to be there before the file is included.
     #[serde(default)]
-    pub takes: Names,
+    pub(crate) takes: Names,
     /// What is there behind it.
     #[serde(default)]
-    pub gives: Names,
+    pub(crate) gives: Names,
 }
 
 /// The names of both languages.
@@ -26,9 +26,9 @@ pub(super) struct LibHeader {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Names {
     /// Types, functions, constants and macros.
-    pub c: BTreeSet<String>,
+    pub(crate) c: BTreeSet<String>,
     /// Parameters, dims and what `set` sets.
-    pub jinja: BTreeSet<String>,
+    pub(crate) jinja: BTreeSet<String>,
 }
 
 impl LibHeader {
@@ -36,7 +36,7 @@ impl LibHeader {
     ///
     /// # Errors
     /// If there is none, it is no such TOML, or it lists a C name that the file does not have.
-    pub fn parse(file: &SourceFile) -> Result<Self, LibraryError> {
+    pub(crate) fn parse(file: &SourceFile) -> Result<Self, LibraryError> {
         let (base, text) = front_matter(file)?;
         let header: Self = Toml { file, base, what: "header" }.parse(text)?;
         let words = words(&file.text[base + text.len()..]);

@@ -34,7 +34,6 @@ const GLOBALS: [&str; 6] = ["signature", "entry", "arch", "wave_size", "precisio
 #[derive(Debug)]
 pub struct Library {
     origins: Vec<Origin>,
-    /// By op.
     contracts: BTreeMap<String, Read<Contract>>,
     /// By name of the file.
     templates: BTreeMap<String, Entry>,
@@ -74,11 +73,11 @@ struct Names {
 
 /// The templates of a problem's ops.
 #[derive(Clone, Debug)]
-pub struct Examined {
+pub(crate) struct Examined {
     /// Those that fit: the highest priority first, then by name.
-    pub candidates: Vec<Arc<Template>>,
+    pub(crate) candidates: Vec<Arc<Template>>,
     /// The labels of the others, each with the first requirement that does not hold.
-    pub misfits: Vec<(Arc<str>, Misfit)>,
+    pub(crate) misfits: Vec<(Arc<str>, Misfit)>,
 }
 
 /// A file that cannot be used, and why.
@@ -86,19 +85,16 @@ pub struct Examined {
 pub struct Broken {
     /// Its path below its folder: `linear/dot.c.j2`, `linear/op.toml`.
     pub name: String,
-    /// Where it came from.
     pub origin: Origin,
-    /// What is wrong.
     pub error: Arc<LibraryError>,
 }
 
 /// One place where templates come from, read.
 #[derive(Debug)]
 pub struct Layer {
-    /// Which place.
-    pub origin: Origin,
+    pub(crate) origin: Origin,
     /// Path below it → text, or why it could not be read.
-    pub files: BTreeMap<String, Result<String, Arc<io::Error>>>,
+    pub(crate) files: BTreeMap<String, Result<String, Arc<io::Error>>>,
 }
 
 impl Library {
@@ -250,7 +246,7 @@ impl Library {
     ///
     /// # Errors
     /// If a broken file could be one of them.
-    pub fn examined(&self, problem: &Problem, target: &Target) -> Result<Examined, LibraryError> {
+    pub(crate) fn examined(&self, problem: &Problem, target: &Target) -> Result<Examined, LibraryError> {
         let folder = problem.ops.join("+");
         let contracts = problem.ops.iter().map(|op| format!("{op}/op.toml"));
         let of_folder = self.files_of(&folder).map(|(name, _)| name.clone()).filter(|name| {
@@ -314,7 +310,6 @@ impl Library {
         files.iter().any(|file| file.origin != Origin::BuiltIn).then_some((program, files))
     }
 
-    /// Every file's text.
     pub(super) fn texts(&self) -> impl Iterator<Item = &SourceFile> {
         self.files.values()
     }

@@ -17,7 +17,6 @@ pub enum LibraryError {
     /// A folder or a file could not be read.
     #[error("could not read `{}`", path.display())]
     Read {
-        /// The folder or file.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -26,7 +25,6 @@ pub enum LibraryError {
     /// A file lies where it would be ignored: a misspelt extension, a bad name.
     #[error("{place}: not a kernel, expected {expected}")]
     StrayFile {
-        /// The file.
         place: Place,
         /// What files may be called there.
         expected: &'static str,
@@ -34,7 +32,6 @@ pub enum LibraryError {
     /// The TOML is wrong, has an unknown key, or lacks one.
     #[error("{place}: could not read the {what}: {message}")]
     Toml {
-        /// The line.
         place: Place,
         /// `contract` or `front matter`.
         what: &'static str,
@@ -43,20 +40,14 @@ pub enum LibraryError {
     },
     /// A template does not begin with a comment.
     #[error("{place}: no front matter, expected the file to begin with a comment: {{# … #}}")]
-    NoFrontMatter {
-        /// The file.
-        place: Place,
-    },
+    NoFrontMatter { place: Place },
     /// Something declared is not as it must be.
     #[error("{place}: {item}: expected {expected}, found {found}")]
     Declaration {
-        /// The line.
         place: Place,
-        /// What is declared.
         item: String,
         /// What would be right.
         expected: String,
-        /// What stands there.
         found: String,
     },
     /// An expression is none.
@@ -65,7 +56,6 @@ pub enum LibraryError {
     /// The body is not a template.
     #[error("{place}: {message}")]
     Syntax {
-        /// The line.
         place: Place,
         /// What the template engine says.
         message: String,
@@ -73,9 +63,7 @@ pub enum LibraryError {
     /// A name is used that nothing declares.
     #[error("{place}: `{name}` is not declared, expected one of {}", known.join(", "))]
     UnknownName {
-        /// The line.
         place: Place,
-        /// The name.
         name: String,
         /// The names that could have been meant.
         known: Vec<String>,
@@ -83,21 +71,14 @@ pub enum LibraryError {
     /// A parameter or a fact is declared that nothing uses.
     #[error("{place}: the {what} `{name}` is declared and never used")]
     Unused {
-        /// The line.
         place: Place,
         /// `parameter` or `fact`.
         what: &'static str,
-        /// Its name.
         name: String,
     },
     /// A template includes a file that is nowhere.
     #[error("{place}: includes `{name}`, which is in none of the template folders")]
-    NoInclude {
-        /// The line.
-        place: Place,
-        /// The file asked for.
-        name: String,
-    },
+    NoInclude { place: Place, name: String },
     /// A file of the library is included where a name that it takes is not there yet.
     #[error("{place}: includes `{file}`, which takes the {language} name `{name}`: nothing before this line gives it")]
     NotGiven {
@@ -105,31 +86,19 @@ pub enum LibraryError {
         place: Place,
         /// The file that is included.
         file: String,
-        /// What it takes.
         name: String,
         /// `C` or `Jinja`.
         language: &'static str,
     },
     /// A file of the library uses a name that its header does not list.
     #[error("{place}: `{name}` is used, and the file's header does not list it in `takes.jinja`")]
-    Unlisted {
-        /// The line.
-        place: Place,
-        /// The name.
-        name: String,
-    },
+    Unlisted { place: Place, name: String },
     /// A header lists a name that is not in its file.
     #[error("{place}: the header lists `{name}`, which the file does not have")]
-    StaleName {
-        /// The file.
-        place: Place,
-        /// The name.
-        name: String,
-    },
+    StaleName { place: Place, name: String },
     /// An op has no contract.
     #[error("the op `{op}` has no contract: `{op}/op.toml` is in none of the template folders ({})", searched.join(", "))]
     NoContract {
-        /// The op.
         op: String,
         /// Where it was looked for.
         searched: Vec<String>,
@@ -139,9 +108,7 @@ pub enum LibraryError {
     Fusion {
         /// A template, or the second op's contract.
         place: Place,
-        /// The earlier op.
         first: String,
-        /// The later op.
         second: String,
         /// The rule that is broken.
         why: String,
@@ -160,7 +127,6 @@ pub enum LibraryError {
     NoneFits {
         /// The op, or ops joined by `+`.
         op: String,
-        /// The target's arch.
         target: String,
         /// The precision asked for.
         precision: &'static str,

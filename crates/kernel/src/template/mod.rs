@@ -10,7 +10,7 @@
 //!
 //! Nothing here knows compilers, devices or the forward pass.
 
-pub mod bounded;
+pub(crate) mod bounded;
 pub mod contract;
 mod declaration;
 mod environment;
@@ -55,7 +55,6 @@ pub struct Template {
     pub variant: String,
     /// What it is written in.
     pub language: Language,
-    /// The file.
     pub file: SourceFile,
     /// Where files of the same name lie that this one hides.
     pub shadows: Vec<Origin>,
@@ -67,26 +66,24 @@ pub struct Template {
     pub summary: String,
     /// Which template is taken where no tuning row decides: the higher.
     pub priority: i64,
-    /// What must hold.
     pub requires: Requires,
-    /// What can be tuned.
     pub params: BTreeMap<String, Param>,
     /// What follows from problem, parameters and target, by name; each may use those before it.
-    pub facts: Vec<(String, Expression)>,
+    pub(crate) facts: Vec<(String, Expression)>,
     /// What must hold of the parameters, by a name that says it.
-    pub constraints: BTreeMap<String, Expression>,
+    pub(crate) constraints: BTreeMap<String, Expression>,
     /// Blocks, threads, private memory.
-    pub launch: Launch,
+    pub(crate) launch: Launch,
     /// What a launch goes through, for predictions.
-    pub padded: PaddedSpec,
+    pub(crate) padded: PaddedSpec,
     /// Arguments after the contract's, whose memory the plan provides.
-    pub workspace: Vec<Arg>,
+    pub(crate) workspace: Vec<Arg>,
     /// Compilers options after those of the target.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
     /// Gates on the compiled object.
-    pub resources: Resources,
+    pub(crate) resources: Resources,
     /// Where looser than the op's.
-    pub numerics: NumericsOverride,
+    pub(crate) numerics: NumericsOverride,
     /// Shapes on which it is checked beside the op's: those around its tiles.
     pub tests: Vec<TestShape>,
 }
@@ -95,17 +92,17 @@ pub struct Template {
 #[derive(Clone, Debug, Default)]
 pub struct Requires {
     /// Globs over the target's arch; one must match.
-    pub arch: Vec<String>,
+    pub(crate) arch: Vec<String>,
     /// Features of the target; all of them.
-    pub features: Vec<String>,
+    pub(crate) features: Vec<String>,
     /// Wave sizes; one of them.
-    pub wave: Vec<u32>,
+    pub(crate) wave: Vec<u32>,
     /// Precisions; one of them.
-    pub precision: Vec<Precision>,
+    pub(crate) precision: Vec<Precision>,
     /// For named dtypes, what they may be here.
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
     /// Conditions over dims, flags and dtypes; all of them.
-    pub when: Vec<Expression>,
+    pub(crate) when: Vec<Expression>,
 }
 
 /// A tunable parameter.
@@ -114,23 +111,22 @@ pub struct Param {
     /// The values that `tune` and the tuning tables choose among.
     pub values: Vec<u32>,
     /// Which of them is taken where no tuning row decides.
-    pub default: u32,
-    /// What it is.
-    pub doc: String,
+    pub(crate) default: u32,
+    pub(crate) doc: String,
     /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never
     /// chosen.
-    pub is_tunable: bool,
+    pub(crate) is_tunable: bool,
 }
 
 /// The launch geometry, as expressions.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub(crate) struct Launch {
     /// Blocks in x, y, z; missing ones are 1.
     pub grid: Vec<Expression>,
     /// GPU: threads per block.
-    pub block_size: Option<Expression>,
+    pub(crate) block_size: Option<Expression>,
     /// NVIDIA: bytes of LDS that the launch asks for, beside what the kernel declares.
-    pub lds_bytes: Option<Expression>,
+    pub(crate) lds_bytes: Option<Expression>,
     /// Host: bytes of private memory per thread.
     pub scratch_bytes: Option<Expression>,
 }
@@ -146,11 +142,11 @@ pub struct Resources {
 /// Tolerances that replace the op's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct NumericsOverride {
+pub(crate) struct NumericsOverride {
     /// At precision `f32`.
-    pub f32: Option<Tolerance>,
+    pub(crate) f32: Option<Tolerance>,
     /// At precision `bf16`.
-    pub bf16: Option<Tolerance>,
+    pub(crate) bf16: Option<Tolerance>,
 }
 
 /// The requirement that keeps a template from fitting.
@@ -161,44 +157,26 @@ pub enum Misfit {
     Language {
         /// The template's language.
         needs: Language,
-        /// The target's.
         found: Language,
     },
     /// None of the arch globs matches.
     #[error("requires arch {}, the target is {found}", needs.join(" or "))]
-    Arch {
-        /// The globs.
-        needs: Vec<String>,
-        /// The target's arch.
-        found: String,
-    },
+    Arch { needs: Vec<String>, found: String },
     /// The target lacks a feature.
     #[error("requires the feature {0}, which the target lacks")]
     Feature(String),
     /// The wave has another size.
     #[error("requires a wave of {}, the target's is {found}", needs.iter().map(u32::to_string).collect::<Vec<_>>().join(" or "))]
-    Wave {
-        /// The sizes.
-        needs: Vec<u32>,
-        /// The target's.
-        found: u32,
-    },
+    Wave { needs: Vec<u32>, found: u32 },
     /// It is not for this precision.
     #[error("requires precision {}, asked for {found}", needs.iter().map(|p| p.name()).collect::<Vec<_>>().join(" or "))]
-    Precision {
-        /// Its precisions.
-        needs: Vec<Precision>,
-        /// The problem's.
-        found: Precision,
-    },
+    Precision { needs: Vec<Precision>, found: Precision },
     /// A named dtype is not one of those it takes.
     #[error("requires `{name}` in {}, found {}", needs.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or "), found.map_or("none", Dtype::name))]
     Dtype {
         /// The name from `[dtypes]`.
         name: String,
-        /// What it takes.
         needs: Vec<Dtype>,
-        /// The problem's.
         found: Option<Dtype>,
     },
     /// Others need a tensor that it does not write.
@@ -225,13 +203,13 @@ impl Template {
     }
 
     /// Whether this is its [`Self::label`].
-    pub fn is_labelled(&self, label: &str) -> bool {
+    pub(crate) fn is_labelled(&self, label: &str) -> bool {
         let is_own = |(ops, variant): (&str, &str)| variant == self.variant && ops.split('+').eq(&self.ops);
         label.rsplit_once('/').is_some_and(is_own)
     }
 
     /// The order in which templates are taken where no tuning row decides: the highest priority first, then by name.
-    pub fn rank(&self) -> (Reverse<i64>, &str) {
+    pub(crate) fn rank(&self) -> (Reverse<i64>, &str) {
         (Reverse(self.priority), &self.variant)
     }
 
@@ -279,7 +257,7 @@ impl Template {
     }
 
     /// The names that its expressions use.
-    pub fn expression_names(&self) -> BTreeSet<String> {
+    pub(crate) fn expression_names(&self) -> BTreeSet<String> {
         let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
         let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());

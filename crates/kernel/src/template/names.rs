@@ -39,12 +39,12 @@ pub(super) fn looked_up(environment: &Environment<'static>, files: &[&SourceFile
 
 /// The files of a library by name.
 pub(super) struct Walk<'a> {
-    pub looked_up: &'a LookedUp,
-    pub files: &'a BTreeMap<String, SourceFile>,
+    pub(crate) looked_up: &'a LookedUp,
+    pub(crate) files: &'a BTreeMap<String, SourceFile>,
     /// What the files of `lib/` say of themselves.
-    pub headers: &'a BTreeMap<String, LibHeader>,
+    pub(crate) headers: &'a BTreeMap<String, LibHeader>,
     /// Files that could not be compiled.
-    pub broken: &'a BTreeMap<String, LibraryError>,
+    pub(crate) broken: &'a BTreeMap<String, LibraryError>,
 }
 
 /// What is known where the walk stands.
@@ -63,7 +63,11 @@ struct Seen<'a> {
 
 impl<'a> Walk<'a> {
     /// Checks that every name used is in `known` or given by what is included; gives the names used.
-    pub fn check(&self, root: &'a SourceFile, known: &BTreeSet<String>) -> Result<BTreeSet<String>, LibraryError> {
+    pub(crate) fn check(
+        &self,
+        root: &'a SourceFile,
+        known: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, LibraryError> {
         let mut seen =
             Seen { files: BTreeSet::new(), c: BTreeSet::new(), jinja: known.clone(), used: BTreeSet::new(), depth: 0 };
         self.walk(root, &mut seen)?;
@@ -204,7 +208,6 @@ fn is_inclusion(content: &str) -> bool {
 struct Tag<'a> {
     content: &'a str,
     offset: usize,
-    /// Behind it.
     end: usize,
 }
 
@@ -256,7 +259,6 @@ fn assigned(content: &str) -> Vec<String> {
 /// What an `include`, `import`, … names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Name<'t> {
-    /// A file.
     File(&'t str),
     /// One of a folder's files, which a name of the template language chooses: what is before and behind it.
     OneOf(&'t str, &'t str),
@@ -275,7 +277,6 @@ impl<'t> Name<'t> {
         })
     }
 
-    /// Those of a library.
     fn files<'f>(self, files: &'f BTreeMap<String, SourceFile>) -> impl Iterator<Item = &'f SourceFile> + use<'f, 't> {
         let is_meant = move |name: &str| match self {
             Self::File(file) => name == file,

@@ -13,34 +13,16 @@ pub(super) const MAX_CHOICES: usize = 1 << 16;
 pub enum ParamsError {
     /// The template declares no such parameter.
     #[error("`{label}` has no parameter `{name}`, expected one of: {}", known.join(", "))]
-    Unknown {
-        /// The template.
-        label: String,
-        /// What was given.
-        name: String,
-        /// What it declares.
-        known: Vec<String>,
-    },
+    Unknown { label: String, name: String, known: Vec<String> },
     /// The value is none of those declared.
     #[error("`{label}`: {name} = {value}, expected one of: {}", values.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))]
-    Value {
-        /// The template.
-        label: String,
-        /// The parameter.
-        name: String,
-        /// What was given.
-        value: u32,
-        /// What it declares.
-        values: Vec<u32>,
-    },
+    Value { label: String, name: String, value: u32, values: Vec<u32> },
     /// A constraint does not hold.
     #[error("`{label}`: {constraint}: `{text}` does not hold for {given}")]
     Constraint {
-        /// The template.
         label: String,
         /// The constraint's name.
         constraint: String,
-        /// Its expression.
         text: String,
         /// The values of the names in it.
         given: String,

@@ -47,12 +47,11 @@ pub struct Rendered {
     pub args: Vec<ArgSpec>,
     /// The arguments after those: memory that the plan provides, contents undefined.
     pub workspace: Vec<ArgSpec>,
-    /// Its geometry.
     pub launch: LaunchSpec,
     /// How exactly its sums are done.
-    pub precision: Precision,
+    pub(crate) precision: Precision,
     /// Compilers options that the template asks for, in order.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
     /// Gates on the compiled object.
     pub resources: Resources,
     /// How far it may be from the reference.
@@ -96,7 +95,6 @@ pub enum RenderError {
     /// The template does not fit.
     #[error("`{label}` {misfit}")]
     Misfit {
-        /// The template.
         label: String,
         /// The requirement that does not hold.
         misfit: Misfit,
@@ -104,7 +102,6 @@ pub enum RenderError {
     /// The problem does not give what the contract declares.
     #[error("the problem for `{label}` does not agree with op.toml: {problem}")]
     Problem {
-        /// The template.
         label: String,
         /// What does not agree.
         problem: ProblemError,
@@ -118,7 +115,6 @@ pub enum RenderError {
     /// The body could not be rendered.
     #[error("{place}: could not render `{label}`: {message}")]
     Body {
-        /// The template.
         label: String,
         /// The line, in the template or in what it includes.
         place: Place,
@@ -128,9 +124,7 @@ pub enum RenderError {
     /// The body takes more than it may.
     #[error("{place}: could not render `{label}`")]
     Bounds {
-        /// The template.
         label: String,
-        /// The file.
         place: Place,
         /// What it takes too much of.
         #[source]
@@ -138,12 +132,7 @@ pub enum RenderError {
     },
     /// The body renders to more than any kernel needs.
     #[error("{place}: `{label}` renders to more than {} MiB", MAX_SOURCE_BYTES >> 20)]
-    TooLong {
-        /// The template.
-        label: String,
-        /// The file.
-        place: Place,
-    },
+    TooLong { label: String, place: Place },
 }
 
 impl Hint for RenderError {

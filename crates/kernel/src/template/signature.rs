@@ -20,14 +20,13 @@ use format::Dtype;
 /// The merged contract that a template's kernel obeys.
 #[derive(Clone, Debug)]
 pub struct Signature {
-    /// The ops, in order.
     pub ops: Vec<String>,
     /// `u32` values known when the kernel is rendered.
-    pub dims: BTreeSet<String>,
+    pub(crate) dims: BTreeSet<String>,
     /// `f32` values known when the kernel is rendered.
-    pub constants: BTreeSet<String>,
+    pub(crate) constants: BTreeSet<String>,
     /// Booleans known when the kernel is rendered.
-    pub flags: BTreeSet<String>,
+    pub(crate) flags: BTreeSet<String>,
     /// Named element types and what they may be.
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
     /// The arguments, in order. Those with a `when` may be absent from a kernel.
@@ -35,9 +34,9 @@ pub struct Signature {
     /// The tensors between the ops, in order: one fewer than ops.
     pub joints: Vec<Joint>,
     /// The loosest tolerance of the ops.
-    pub numerics: Numerics,
+    pub(crate) numerics: Numerics,
     /// The shapes of the run's own, instead of those of its ops.
-    pub own_tests: Option<Vec<TestShape>>,
+    pub(crate) own_tests: Option<Vec<TestShape>>,
     contracts: Vec<Arc<Contract>>,
     /// The arguments that are not under their names, as an earlier op has one of the name: number of the op, and name.
     renamed: BTreeSet<(usize, String)>,
@@ -110,13 +109,13 @@ impl Signature {
 
     /// The arguments that may be in a format with blocks, each with the name that stands for its pointers in the body
     /// of a template.
-    pub fn pointers(&self) -> impl Iterator<Item = (String, &Arg)> {
+    pub(crate) fn pointers(&self) -> impl Iterator<Item = (String, &Arg)> {
         let has_parts = |arg: &&Arg| self.args.iter().any(|other| other.part_of.as_ref() == Some(&arg.name));
         self.args.iter().filter(has_parts).map(|arg| (format!("{}_pointers", arg.name), arg))
     }
 
     /// The names that `when` conditions may use: dims, flags and dtypes.
-    pub fn condition_names(&self) -> BTreeSet<String> {
+    pub(crate) fn condition_names(&self) -> BTreeSet<String> {
         self.dims.iter().chain(&self.flags).chain(self.dtypes.keys()).cloned().collect()
     }
 
@@ -126,13 +125,13 @@ impl Signature {
     }
 
     /// The scalar arguments that shapes and launch expressions may use.
-    pub fn scalar_names(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn scalar_names(&self) -> impl Iterator<Item = &String> {
         let is_whole = |arg: &&Arg| arg.is_scalar() && arg.dtype != ArgDtype::Fixed(Dtype::F32);
         self.args.iter().filter(is_whole).map(|arg| &arg.name)
     }
 
     /// Whether a named type is part of a problem: one that absent arguments alone have is not.
-    pub fn has_dtype(&self, name: &str, problem: &Problem) -> bool {
+    pub(crate) fn has_dtype(&self, name: &str, problem: &Problem) -> bool {
         let between = self.joints.iter().flat_map(|joint| [&joint.written, &joint.taken]);
         let is_its_type = |arg: &&Arg| matches!(&arg.dtype, ArgDtype::Named(own) if own == name);
         let mut of_type = self.args.iter().chain(between).filter(is_its_type).peekable();
@@ -189,7 +188,7 @@ impl Signature {
     }
 
     /// The values of a problem that expressions see: dims, flags and dtypes.
-    pub fn scope(problem: &Problem) -> BTreeMap<String, Value> {
+    pub(crate) fn scope(problem: &Problem) -> BTreeMap<String, Value> {
         let dims = problem.dims.iter().map(|(name, &value)| (name.clone(), Value::from(value)));
         let flags = problem.flags.iter().map(|(name, &value)| (name.clone(), Value::from(value)));
         let dtypes = problem.dtypes.iter().map(|(name, value)| (name.clone(), Value::from(value.name())));
@@ -363,11 +362,11 @@ fn forget_alias(args: &mut [Arg], written: &str, taken: &str) {
 #[error("{item}: expected {expected}, found {found}")]
 pub struct ProblemError {
     /// What does not agree: a table, a dtype, a dim.
-    pub item: String,
+    pub(crate) item: String,
     /// What the contract declares.
-    pub expected: String,
+    pub(crate) expected: String,
     /// What the problem gives.
-    pub found: String,
+    pub(crate) found: String,
 }
 
 #[cfg(test)]

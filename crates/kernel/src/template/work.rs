@@ -18,23 +18,22 @@ use expression::{Expression, ExpressionError, Reason, Scope};
 #[derive(Clone, Debug, Default)]
 pub struct WorkSpec {
     /// Operations of a launch, a multiply-add being two.
-    pub flop: Option<Expression>,
+    pub(crate) flop: Option<Expression>,
     /// Of arguments that a launch touches in part: entries of the outermost axis.
-    pub touched: BTreeMap<String, Expression>,
+    pub(crate) touched: BTreeMap<String, Expression>,
     /// Numbers that the inputs decide, by name.
-    pub counts: BTreeMap<String, Count>,
+    pub(crate) counts: BTreeMap<String, Count>,
     /// Dims and scalars along which an op's outputs know nothing of each other: some of them can be computed alone.
     pub sample: Vec<String>,
 }
 
 /// A sum over the elements of an input.
 #[derive(Clone, Debug)]
-pub struct Count {
-    /// The input.
-    pub of: String,
+pub(crate) struct Count {
+    pub(crate) of: String,
     /// What an element adds; the input's name stands for its value, [`PREVIOUS`] for that of the element before it, 0
     /// for the first.
-    pub sum: Expression,
+    pub(crate) sum: Expression,
 }
 
 /// The name in a count of the value before.
@@ -42,13 +41,13 @@ const PREVIOUS: &str = "previous";
 
 /// The `[padded]` of a template: what a launch goes through, with what is done for nothing.
 #[derive(Clone, Debug, Default)]
-pub struct PaddedSpec {
+pub(crate) struct PaddedSpec {
     /// Operations, those of rows and columns beyond the end of a tile among them.
-    pub flop: Option<Expression>,
+    pub(crate) flop: Option<Expression>,
     /// Blocks that have anything to do.
-    pub blocks: Option<Expression>,
+    pub(crate) blocks: Option<Expression>,
     /// Numbers that the inputs decide, by name.
-    pub counts: BTreeMap<String, Count>,
+    pub(crate) counts: BTreeMap<String, Count>,
 }
 
 /// What a launch goes through; `None` where its template does not say.
@@ -183,7 +182,7 @@ fn tensor(
 
 impl PaddedSpec {
     /// The names that its expressions use.
-    pub fn names(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         let counts = self.counts.values().map(|count| &count.sum);
         self.flop.iter().chain(&self.blocks).chain(counts).flat_map(Expression::names)
     }
@@ -194,7 +193,7 @@ impl PaddedSpec {
     ///
     /// # Errors
     /// If an expression gives no whole number.
-    pub fn count(
+    pub(crate) fn count(
         &self,
         scope: &Scope,
         scalars: &BTreeMap<String, u64>,

@@ -21,7 +21,6 @@ use system::new_file::NewFile;
 pub struct NewRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
-    /// What must be equal.
     pub facts: Facts,
     /// For how many tokens.
     pub tokens: Tokens,
@@ -29,7 +28,6 @@ pub struct NewRow {
     pub step: Option<StepKind>,
     /// `linear/dot`, or `apart`.
     pub template: String,
-    /// All parameters.
     pub params: BTreeMap<String, u32>,
     /// Time of one launch, in microseconds, and at how many tokens it was taken.
     pub time_us: f64,
@@ -50,7 +48,6 @@ pub struct Proof {
     pub problem: Option<String>,
     /// The rendered source.
     pub source: Option<String>,
-    /// The object.
     pub object: Option<String>,
     /// What the gate held the kernel against and what came out.
     pub evidence: Option<String>,

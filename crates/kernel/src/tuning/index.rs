@@ -23,7 +23,7 @@ pub(super) struct Index {
 
 impl Index {
     /// Of rows, unless two apply at once: these two and the fewest tokens at which they do.
-    pub fn new(rows: &[Row]) -> Result<Self, (usize, usize, u32)> {
+    pub(crate) fn new(rows: &[Row]) -> Result<Self, (usize, usize, u32)> {
         let mut index = Self::default();
         for (i, row) in rows.iter().enumerate() {
             if let Some((other, tokens)) = index.overlap(rows, row) {
@@ -36,7 +36,7 @@ impl Index {
     }
 
     /// The rows that apply at so many tokens, or at some number of them, in the order of the table.
-    pub fn applying(&self, rows: &[Row], query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<usize> {
+    pub(crate) fn applying(&self, rows: &[Row], query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<usize> {
         let of_op =
             self.rows.iter().filter(|((op, _, wanted), _)| *op == query.op && wanted.is_none_or(|own| own == step));
         let alike = of_op.filter_map(|((_, names, _), by_values)| {

@@ -11,11 +11,9 @@ const NOISE: f64 = 0.02;
 /// A row or a file, and what is about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// What it is.
     pub kind: FindingKind,
     /// `file:line`.
     pub place: String,
-    /// Why.
     pub text: String,
 }
 

@@ -68,7 +68,6 @@ pub enum TuningError {
     /// A folder or file could not be read.
     #[error("could not read `{}`", path.display())]
     Read {
-        /// The folder or file.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -77,7 +76,6 @@ pub enum TuningError {
     /// A file could not be written.
     #[error("could not write `{}`", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -86,7 +84,6 @@ pub enum TuningError {
     /// The TOML is wrong, has an unknown key, or lacks one.
     #[error("{file}:{line}: could not read the tuning table: {message}")]
     Toml {
-        /// The file.
         file: String,
         /// The line, from 1.
         line: usize,
@@ -95,26 +92,15 @@ pub enum TuningError {
     },
     /// A row names a provenance that the file does not have.
     #[error("{file}:{line}: the row's provenance `{name}` is not in this file, expected one of: {}", known.join(", "))]
-    NoProvenance {
-        /// The file.
-        file: String,
-        /// The row's line.
-        line: usize,
-        /// What the row names.
-        name: String,
-        /// What the file has.
-        known: Vec<String>,
-    },
+    NoProvenance { file: String, line: usize, name: String, known: Vec<String> },
     /// Two rows apply at once.
     #[error("{file}:{line}: this row for `{op}` and the one in line {other} both apply at {tokens} tokens")]
     Overlap {
-        /// The file.
         file: String,
         /// The later row's line.
         line: usize,
         /// The earlier row's line.
         other: usize,
-        /// Their op.
         op: String,
         /// The fewest tokens at which both apply.
         tokens: u32,
@@ -228,7 +214,7 @@ impl TuningTables {
     }
 
     /// All rows that apply in a step of this kind: the one that the lookup gives, then those that stand behind it.
-    pub fn applying<'a, 'q>(
+    pub(crate) fn applying<'a, 'q>(
         &'a self,
         query: &'q Query,
         n_tokens: u32,
@@ -256,7 +242,7 @@ impl TuningTables {
 
     /// The numbers of tokens at which another row may begin to apply in steps of this kind, in rising order; the first
     /// is 1. Between two of them the lookup gives the same row.
-    pub fn token_edges(&self, query: &Query, step: StepKind, target: &Target) -> Vec<u32> {
+    pub(crate) fn token_edges(&self, query: &Query, step: StepKind, target: &Target) -> Vec<u32> {
         let mut edges = BTreeSet::from([1]);
         for row in self.rows(query, step, target, None) {
             edges.insert(row.tokens.first);

@@ -18,9 +18,7 @@ pub type Facts = BTreeMap<String, Fact>;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(untagged)]
 pub enum Fact {
-    /// A flag.
     Flag(bool),
-    /// A dim.
     Number(i64),
     /// A dtype, or the precision.
     Text(String),
@@ -33,13 +31,11 @@ pub const APART: &str = "apart";
 #[derive(Clone, Debug)]
 pub struct Table {
     /// The file's name without `.toml`: an arch, a family, `generic` or `host`.
-    pub name: String,
-    /// The path, for messages.
-    pub file: String,
+    pub(crate) name: String,
     /// Facts about the chip.
-    pub target: Option<TargetFacts>,
+    pub(crate) target: Option<TargetFacts>,
     /// Where the rows' numbers come from.
-    pub provenance: BTreeMap<String, Provenance>,
+    pub(crate) provenance: BTreeMap<String, Provenance>,
     /// In the order of the file. No two apply at once.
     rows: Vec<Row>,
     index: Index,
@@ -50,12 +46,11 @@ pub struct Table {
 pub struct Row {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
-    /// What must be equal.
-    pub facts: Facts,
+    pub(crate) facts: Facts,
     /// For how many tokens.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
-    pub step: Option<StepKind>,
+    pub(crate) step: Option<StepKind>,
     /// `linear/dot`, or [`APART`].
     pub template: String,
     /// Those left out have their defaults.
@@ -65,7 +60,7 @@ pub struct Row {
     /// Time of one launch, in microseconds.
     pub time_us: Option<f64>,
     /// Bandwidth that it came to, in 10^9 bytes per second.
-    pub gbps: Option<f64>,
+    pub(crate) gbps: Option<f64>,
     /// The number of tokens at which both were measured.
     pub timed_at: Option<u32>,
     /// How far apart the middle half of the times lay, as a fraction of their median.
@@ -89,15 +84,11 @@ pub struct Row {
 pub struct Provenance {
     /// How they were come by.
     pub kind: ProvenanceKind,
-    /// Year, month, day.
     pub date: String,
     /// The command, or how the prediction was made.
     pub method: String,
-    /// What ran it.
     pub device: Option<String>,
-    /// What compiled it.
     pub compiler: Option<String>,
-    /// For people.
     pub notes: Option<String>,
 }
 
@@ -105,11 +96,9 @@ pub struct Provenance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProvenanceKind {
-    /// Timed on the chip.
     Measured,
     /// From a model of the chip.
     Predicted,
-    /// Judgement.
     Hand,
 }
 
@@ -254,8 +243,7 @@ impl Table {
         let rows: Vec<Row> =
             table.rows.iter().map(|row| Row::new(row.get_ref().clone(), file, line(row.span().start))).collect();
         let index = indexed(file, &table.provenance, &rows)?;
-        let (name, file) = (name.to_owned(), file.to_owned());
-        Ok(Self { name, file, target: table.target, provenance: table.provenance, rows, index })
+        Ok(Self { name: name.to_owned(), target: table.target, provenance: table.provenance, rows, index })
     }
 
     /// In the order of the file. No two apply at once.
@@ -269,7 +257,7 @@ impl Table {
     }
 
     /// The rows that apply at so many tokens, or at some number of them, those that want more of the problem first.
-    pub fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&Row> {
+    pub(crate) fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&Row> {
         let places = self.index.applying(&self.rows, query, step, n_tokens);
         let mut rows: Vec<&Row> = places.into_iter().map(|i| &self.rows[i]).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.n_wants()));
@@ -353,7 +341,7 @@ impl Row {
     }
 
     /// Whether the types and the precision that it wants are these.
-    pub fn asks_for_types_of(&self, facts: &Facts) -> bool {
+    pub(crate) fn asks_for_types_of(&self, facts: &Facts) -> bool {
         self.facts.iter().all(|(name, want)| !matches!(want, Fact::Text(_)) || facts.get(name) == Some(want))
     }
 
@@ -395,11 +383,10 @@ impl Row {
 /// Numbers of tokens that the rows of a `where` leave out.
 pub(super) struct Gap<'a> {
     /// The row before or behind it.
-    pub row: &'a Row,
-    /// Which.
-    pub tokens: Tokens,
+    pub(crate) row: &'a Row,
+    pub(crate) tokens: Tokens,
     /// In steps of this kind, where that matters to the rows.
-    pub step: Option<StepKind>,
+    pub(crate) step: Option<StepKind>,
 }
 
 impl fmt::Display for Gap<'_> {

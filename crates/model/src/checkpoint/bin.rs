@@ -20,7 +20,7 @@ use crate::family::known::{gpt_oss, usable};
 use format::Dtype;
 
 /// Bytes before the first tensor: 15 words of 4 bytes.
-pub const HEADER_BYTES: usize = 60;
+pub(crate) const HEADER_BYTES: usize = 60;
 
 /// The words of the header in order: our name, and the name in gpt-oss-amd's sources.
 pub const HEADER: [(&str, &str); 15] = [
@@ -41,7 +41,6 @@ pub const HEADER: [(&str, &str); 15] = [
     ("swiglu_limit", "swiglu_limit"),
 ];
 
-/// Reads a whole file.
 pub(super) fn read(bytes: Bytes, layout: Layout) -> Result<Checkpoint, CheckpointError> {
     let mut findings = Vec::new();
     let config = read_header(&bytes, &mut findings)?;

@@ -19,11 +19,7 @@ const MAX_BYTES: usize = 1 << 20;
 pub enum ConfigFileError {
     /// It is longer than any.
     #[error("the file has {found} bytes, expected {MAX_BYTES} at most")]
-    TooLong {
-        /// Its size.
-        found: usize,
-    },
-    /// It is not JSON.
+    TooLong { found: usize },
     #[error("the file is not JSON")]
     Json(#[source] serde_json::Error),
     /// A key that a model needs is not there, under none of its names.
@@ -34,14 +30,7 @@ pub enum ConfigFileError {
     },
     /// A value of another type, or one that the program does not compute.
     #[error("`{key}` is {found}, expected {expected}")]
-    Value {
-        /// Where it stands.
-        key: String,
-        /// What is taken.
-        expected: String,
-        /// What stands there.
-        found: String,
-    },
+    Value { key: String, expected: String, found: String },
     /// Dimensions that make no model.
     #[error(transparent)]
     Dimensions(#[from] ConfigError),

@@ -18,15 +18,14 @@ pub fn mxfp4_numbers(scale: u8) -> [f32; 16] {
     E2M1.map(|number| number * f32::from_bits(factor))
 }
 
-/// A row of a tensor.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
     /// f32, bf16, or MXFP4.
-    pub dtype: Dtype,
+    pub(crate) dtype: Dtype,
     /// Little-endian, as the type has them; of MXFP4 whole blocks.
-    pub numbers: &'a [u8],
+    pub(crate) numbers: &'a [u8],
     /// A scale for each block, of a type that has them.
-    pub scales: &'a [u8],
+    pub(crate) scales: &'a [u8],
 }
 
 /// Writes a row's numbers in `to`, which is f32 or bf16, little-endian, as many as `out` holds. Gives how many had to

@@ -25,41 +25,28 @@ const LOCAL: &str = ".cache/huggingface/download";
 /// A file that is not whole, or not there.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// Git's.
     #[error(transparent)]
     Pointer(#[from] Pointer),
     /// It has the name of a file that is being downloaded.
     #[error("the file is what a download left that is not complete")]
-    Incomplete {
-        /// What completes it.
-        completion: String,
-    },
-    /// A link to nothing.
+    Incomplete { completion: String },
     #[error("the file is a link to `{}`, which is not there", target.display())]
-    Dangling {
-        /// Where it points.
-        target: PathBuf,
-        /// What completes it.
-        completion: String,
-    },
+    Dangling { target: PathBuf, completion: String },
     /// It is not in a folder that was downloaded.
     #[error("the file is not there{}", of_begun(begun))]
     Absent {
         /// Files whose download has begun.
         begun: Vec<PathBuf>,
-        /// What completes it.
         completion: String,
     },
     /// Shards that an index names are not there.
     #[error("{} of the {n_named} files that the index names are not there: {}{}", files.len(), listed(files), of_begun(begun))]
     AbsentShards {
-        /// Their names.
         files: Vec<String>,
         /// Files that the index names.
         n_named: usize,
         /// Files whose download has begun.
         begun: Vec<PathBuf>,
-        /// What completes it.
         completion: String,
     },
 }

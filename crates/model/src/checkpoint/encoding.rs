@@ -22,7 +22,7 @@ pub struct Part {
     /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
     pub name: String,
     /// Whether every layer has one.
-    pub per_layer: bool,
+    pub(crate) per_layer: bool,
     /// Element type.
     pub dtype: Dtype,
     /// Shape of one of them in elements, outermost first; codes of blocks in rows of whole ones.
@@ -31,14 +31,14 @@ pub struct Part {
 
 impl Part {
     /// The canonical name of the tensor in layer `l`.
-    pub fn name_in(&self, l: usize) -> String {
+    pub(crate) fn name_in(&self, l: usize) -> String {
         name_in(&self.name, self.per_layer, l)
     }
 }
 
 impl Encoding {
     /// The type of everything but the experts' matrices.
-    pub fn dense(self) -> Dtype {
+    pub(crate) fn dense(self) -> Dtype {
         match self {
             Self::Mxfp4 | Self::Bf16 => Dtype::Bf16,
             Self::F32 => Dtype::F32,
@@ -46,7 +46,7 @@ impl Encoding {
     }
 
     /// The type of the experts' matrices; their biases have the others'.
-    pub fn experts(self) -> Dtype {
+    pub(crate) fn experts(self) -> Dtype {
         match self {
             Self::Mxfp4 => Dtype::Mxfp4,
             Self::Bf16 => Dtype::Bf16,
@@ -61,7 +61,7 @@ impl Encoding {
 }
 
 /// The tensors that hold a group's numbers in this type.
-pub fn parts(group: &Group, dtype: Dtype) -> Vec<Part> {
+pub(crate) fn parts(group: &Group, dtype: Dtype) -> Vec<Part> {
     let per_layer = group.tensor.per_layer;
     let parts = dtype.parts(&group.tensor.name, &group.shape).into_iter();
     parts.map(|format::Part { name, dtype, shape }| Part { name, per_layer, dtype, shape }).collect()

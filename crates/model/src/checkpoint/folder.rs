@@ -38,21 +38,14 @@ pub enum FolderError {
     NoWeights {
         /// Files whose download has begun.
         begun: Vec<PathBuf>,
-        /// What completes it.
         completion: String,
     },
     /// There are several, and no index.
     #[error("the folder has {} files `*.safetensors` and no `{INDEX}`", files.len())]
-    NoIndex {
-        /// Their names.
-        files: Vec<String>,
-    },
+    NoIndex { files: Vec<String> },
     /// A file with a chat template is longer than any.
     #[error("the file has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
-    TemplateTooLong {
-        /// Its size.
-        found: usize,
-    },
+    TemplateTooLong { found: usize },
     /// A chat template is no text.
     #[error("the chat template is not UTF-8")]
     TemplateNotText,
@@ -61,23 +54,16 @@ pub enum FolderError {
     TokenizerConfig(#[source] serde_json::Error),
     /// The index is longer than any.
     #[error("the index has {found} bytes, expected {MAX_INDEX_BYTES} at most")]
-    IndexTooLong {
-        /// Its size.
-        found: usize,
-    },
+    IndexTooLong { found: usize },
     /// The index is not what it should be.
     #[error("could not read the index")]
     Index(#[source] serde_json::Error),
     /// A tensor is in the index twice.
     #[error("the index has two entries `{tensor}`")]
-    DuplicateEntry {
-        /// The tensor.
-        tensor: String,
-    },
+    DuplicateEntry { tensor: String },
     /// A file that is not in the folder.
     #[error("the index says that `{tensor}` lies in `{file}`, expected the name of a file beside it")]
     Outside {
-        /// The tensor.
         tensor: String,
         /// What the index says.
         file: String,

@@ -11,22 +11,21 @@ use hint::Hint;
 
 /// The tensors of the files that make up a checkpoint, by the names that the files give them.
 #[derive(Debug, Default)]
-pub struct Inventory {
+pub(crate) struct Inventory {
     tensors: BTreeMap<String, StoredTensor>,
     mismatches: Vec<Mismatch>,
 }
 
 /// A tensor as it is stored.
 #[derive(Clone, Debug)]
-pub struct StoredTensor {
-    /// Its element type.
-    pub stored: StoredType,
+pub(crate) struct StoredTensor {
+    pub(crate) stored: StoredType,
     /// Outermost dimension first.
-    pub shape: Vec<u64>,
+    pub(crate) shape: Vec<u64>,
     /// As many as type and shape say.
-    pub bytes: Bytes,
+    pub(crate) bytes: Bytes,
     /// Where they lie in their file.
-    pub file_offset: u64,
+    pub(crate) file_offset: u64,
 }
 
 /// Element types that a place in the model takes.
@@ -65,7 +64,6 @@ pub enum Mismatch {
         name: String,
         /// As the dimensions of the model want it.
         expected: String,
-        /// As the file has it.
         found: String,
     },
     /// It has elements of a type that its place does not take.
@@ -74,12 +72,11 @@ pub enum Mismatch {
         name: String,
         /// The types that are taken.
         expected: &'static str,
-        /// The file's.
         found: &'static str,
     },
 }
 
-/// All differences.
+/// All that does not fit.
 #[derive(Debug, thiserror::Error)]
 #[error("{} of the tensors are not what the dimensions of the model ask for:{}", .0.len(), lines(.0))]
 pub struct Mismatches(pub Vec<Mismatch>);
@@ -115,7 +112,7 @@ impl fmt::Display for Mismatch {
 
 impl Inventory {
     /// Adds what a file holds. Gives back the name of a tensor that is there already.
-    pub fn add(&mut self, name: String, tensor: StoredTensor) -> Result<(), String> {
+    pub(crate) fn add(&mut self, name: String, tensor: StoredTensor) -> Result<(), String> {
         match self.tensors.contains_key(&name) {
             true => Err(name),
             false => {
@@ -126,7 +123,7 @@ impl Inventory {
     }
 
     /// Looks at a tensor, which stays.
-    pub fn get(&self, name: &str) -> Option<&StoredTensor> {
+    pub(crate) fn get(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name)
     }
 
@@ -153,7 +150,7 @@ impl Inventory {
     ///
     /// # Errors
     /// All that is not so.
-    pub fn finish(self) -> Result<(), Mismatches> {
+    pub(crate) fn finish(self) -> Result<(), Mismatches> {
         let Self { tensors, mut mismatches } = self;
         mismatches.extend(tensors.into_iter().map(|(name, tensor)| Mismatch::Extra {
             name,

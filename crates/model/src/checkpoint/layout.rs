@@ -34,11 +34,10 @@ pub enum Layout {
 /// The header's `seq_len` in files of the gfx11 fork.
 pub(super) const FORK_SEQ_LEN: usize = 131_072;
 
-/// A layout, decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Decided {
-    pub swapped: bool,
-    pub transposed: bool,
+    pub(crate) swapped: bool,
+    pub(crate) transposed: bool,
 }
 
 impl Layout {
@@ -79,7 +78,6 @@ pub enum Finding {
         field: &'static str,
         /// Where it lies in the file, in bytes.
         offset: usize,
-        /// The value now used.
         value: usize,
     },
     /// A float field holds the bits of an integer: the exporters pack by the type they find in config.json.
@@ -88,7 +86,6 @@ pub enum Finding {
         field: &'static str,
         /// Where it lies in the file, in bytes.
         offset: usize,
-        /// The value now used.
         value: f32,
     },
     /// The router and the second expert matrix were taken as transposed.

@@ -12,23 +12,23 @@
 //! [`slice`]s; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
 //! says what one takes.
 
-pub mod assembly;
+pub(crate) mod assembly;
 pub mod bin;
-pub mod config_json;
+pub(crate) mod config_json;
 pub mod conversion;
 pub mod download;
 pub mod encoding;
 pub mod export;
-pub mod folder;
+pub(crate) mod folder;
 pub mod gguf;
-pub mod inventory;
+pub(crate) mod inventory;
 pub mod layout;
 pub mod random;
-pub mod rearranged;
-pub mod safetensors;
-pub mod size;
-pub mod slice;
-pub mod stored;
+pub(crate) mod rearranged;
+pub(crate) mod safetensors;
+pub(crate) mod size;
+pub(crate) mod slice;
+pub(crate) mod stored;
 pub mod tensor_parallel;
 pub mod tensors;
 
@@ -62,7 +62,6 @@ pub const TOKENIZER_BIN: &str = "tokenizer.bin";
 /// A model: its dimensions and every weight by its canonical name.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// The dimensions.
     pub config: ModelConfig,
     /// Every tensor of [`tensors::groups`], under its name; for those in MXFP4 the parts of [`encoding`].
     pub tensors: BTreeMap<String, Tensor>,
@@ -103,7 +102,6 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// The elements.
     pub elements: Elements,
     /// Where the first of the bytes that it is made of lies in its file; `None` for weights that no file has.
     pub file_offset: Option<u64>,
@@ -129,7 +127,6 @@ pub enum CheckpointError {
     /// What is wrong with a file, with its name.
     #[error("could not read checkpoint `{}`", path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -138,7 +135,6 @@ pub enum CheckpointError {
     /// What is wrong with one of several files.
     #[error("could not read its file `{}`", path.display())]
     Part {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -147,7 +143,6 @@ pub enum CheckpointError {
     /// The file could not be opened or mapped.
     #[error("could not map the file")]
     Map(#[source] io::Error),
-    /// Not even a header.
     #[error("the file has {found} bytes, the header alone takes {expected}")]
     NoHeader {
         /// Bytes in the file.
@@ -175,10 +170,7 @@ pub enum CheckpointError {
     },
     /// A model that `.bin` files have no place for.
     #[error("`.bin` files hold models of the family gpt-oss, and this one is of `{family}`")]
-    NoBin {
-        /// Its family.
-        family: String,
-    },
+    NoBin { family: String },
     /// The dimensions promise more than 2^64 bytes.
     #[error("the dimensions describe a model of more than 2^64 bytes")]
     TooLarge,
@@ -188,13 +180,11 @@ pub enum CheckpointError {
          file has {found} bytes, {}", misfit(*found, *f32_bytes, *bf16_bytes)
     )]
     Size {
-        /// Number of weights.
         parameters: u64,
         /// Size of an f32 file.
         f32_bytes: u64,
         /// Size of a bf16 file.
         bf16_bytes: u64,
-        /// Size of this file.
         found: u64,
     },
     /// A layout that only `.bin` files can have.
@@ -206,16 +196,13 @@ pub enum CheckpointError {
     /// The file is not there, or not whole.
     #[error(transparent)]
     Download(#[from] DownloadError),
-    /// A safetensors file.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
-    /// A GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// A `config.json`.
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
-    /// A folder.
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// The file of the model's family is broken.
@@ -226,12 +213,7 @@ pub enum CheckpointError {
     Tensors(#[from] Mismatches),
     /// The weights do not fit into memory.
     #[error("could not allocate {len_bytes} bytes for `{name}`")]
-    OutOfMemory {
-        /// The tensor.
-        name: String,
-        /// Its size.
-        len_bytes: u64,
-    },
+    OutOfMemory { name: String, len_bytes: u64 },
 }
 
 impl Hint for CheckpointError {
@@ -462,7 +444,7 @@ impl Tensor {
     }
 
     /// The same tensor as f32 or bf16, rounded to the nearest. What does not consist of such numbers stays what it is.
-    pub fn with_dtype(&self, dtype: Dtype) -> Self {
+    pub(crate) fn with_dtype(&self, dtype: Dtype) -> Self {
         let number = match self.dtype {
             Dtype::F32 => Number::F32,
             Dtype::Bf16 => Number::Bf16,

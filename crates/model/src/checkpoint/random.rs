@@ -63,7 +63,6 @@ impl RandomNumbers {
 /// The random bits of one element after another.
 struct Bits {
     stream: u64,
-    /// The next element.
     i: usize,
     /// What is left of the current number; its lowest bits are the next element's.
     number: u64,
@@ -144,7 +143,6 @@ impl Checkpoint {
     }
 }
 
-/// A tensor's numbers.
 fn numbers(group: &Group, part: &Part, stream: u64) -> RandomNumbers {
     let (centre, reach) = match part.dtype {
         Dtype::Mxfp4 => (0.0, 0.0),

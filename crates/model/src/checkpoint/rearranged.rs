@@ -14,7 +14,6 @@ use format::Format;
 /// How a tensor is made of pieces of files.
 #[derive(Clone, Debug)]
 pub struct Rearranged {
-    /// Each a run of rows.
     pieces: Arc<[Piece]>,
     order: Order,
     /// Elements of a row of the result.
@@ -24,18 +23,18 @@ pub struct Rearranged {
 
 /// A slice of a mapped file, and what becomes of it.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub(crate) struct Piece {
     /// Rows, one after the other.
-    pub bytes: Bytes,
+    pub(crate) bytes: Bytes,
     /// What is done with them; all pieces of a tensor become the same type.
     pub step: Step,
     /// Rows of a head, where the stored ones of a head are in pairs: row `2 i + s` becomes row `s * rows / 2 + i`.
-    pub pairs: Option<usize>,
+    pub(crate) pairs: Option<usize>,
 }
 
 /// Where the rows of the pieces go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub(crate) enum Order {
     /// One piece after the other.
     Concatenated,
     /// Row 0 of every piece, then row 1 of every piece, …; the pieces are equally long.
@@ -49,14 +48,9 @@ pub enum Order {
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Numbers become f32 or bf16, or stay what they are.
-    Convert {
-        /// What is stored.
-        from: Number,
-        /// What is made.
-        to: Dtype,
-    },
+    Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: two consecutive elements of 4 bits to a byte, the even one in its low
     /// half.
     Codes(&'static Format),
@@ -122,7 +116,7 @@ impl Rearranged {
     ///
     /// # Panics
     /// If the pieces are not whole rows, or not as [`Order`] wants them: readers check shapes before.
-    pub fn new(pieces: Vec<Piece>, order: Order, row_len: usize) -> Self {
+    pub(crate) fn new(pieces: Vec<Piece>, order: Order, row_len: usize) -> Self {
         let rows: Vec<usize> = pieces.iter().map(|piece| piece.rows(row_len)).collect();
         let n_rows: usize = rows.iter().sum();
         let row_bytes = pieces[0].step.made_bytes(row_len);
@@ -140,12 +134,12 @@ impl Rearranged {
     }
 
     /// Bytes of the tensor that is made.
-    pub fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
     /// The types of its numbers in the file; none if it is not made of numbers.
-    pub fn stored(&self) -> impl Iterator<Item = Number> {
+    pub(crate) fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
             Step::Convert { from, .. } => Some(from),
             Step::Codes(_) | Step::Parameter(..) => None,
@@ -153,7 +147,7 @@ impl Rearranged {
     }
 
     /// The same tensor with its numbers made another type.
-    pub fn with_dtype(&self, to: Dtype) -> Self {
+    pub(crate) fn with_dtype(&self, to: Dtype) -> Self {
         let pieces = self.pieces.iter().map(|piece| match piece.step {
             Step::Convert { from, .. } => Piece { step: Step::Convert { from, to }, ..piece.clone() },
             Step::Codes(_) | Step::Parameter(..) => piece.clone(),
@@ -163,7 +157,7 @@ impl Rearranged {
 
     /// The type that holds what the file has of it, and no more: that of its numbers, where they are all alike. `None`
     /// where the program has none such, or its rows are not those of the file.
-    pub fn stored_dtype(&self) -> Option<Dtype> {
+    pub(crate) fn stored_dtype(&self) -> Option<Dtype> {
         let mut stored = self.stored();
         let first = stored.next().filter(|_| !matches!(self.order, Order::Transposed { .. }))?;
         let dtype = first.dtype().or_else(|| first.format().map(|format| format.dtype))?;
@@ -174,7 +168,7 @@ impl Rearranged {
     ///
     /// # Panics
     /// If they are not.
-    pub fn in_blocks(&self, format: &'static Format) -> Vec<Self> {
+    pub(crate) fn in_blocks(&self, format: &'static Format) -> Vec<Self> {
         let of = |step: Step, row_len: usize| {
             let pieces = self.pieces.iter().map(|piece| Piece { step, ..piece.clone() });
             Self::new(pieces.collect(), self.order, row_len)
@@ -186,7 +180,7 @@ impl Rearranged {
     }
 
     /// The bytes of the file, where the tensor is one piece of it as it is.
-    pub fn as_is(&self) -> Option<&Bytes> {
+    pub(crate) fn as_is(&self) -> Option<&Bytes> {
         match (&*self.pieces, self.order) {
             ([Piece { bytes, step: Step::Convert { from, to }, pairs: None }], Order::Concatenated)
                 if from.dtype() == Some(*to) =>
@@ -201,7 +195,7 @@ impl Rearranged {
     ///
     /// # Panics
     /// If `to` does not have [`Self::len_bytes`].
-    pub fn write_to(&self, to: &mut [u8]) {
+    pub(crate) fn write_to(&self, to: &mut [u8]) {
         assert_eq!(to.len(), self.len_bytes, "the tensor fills its place");
         match self.order {
             Order::Concatenated => self.concatenate(to),

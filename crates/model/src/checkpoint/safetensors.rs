@@ -67,27 +67,17 @@ pub enum SafetensorsError {
     Header(#[source] serde_json::Error),
     /// Two tensors have the same name, in one file or in two.
     #[error("there are two tensors `{name}`")]
-    Duplicate {
-        /// The name.
-        name: String,
-    },
+    Duplicate { name: String },
     /// A type that the format does not know.
     #[error("`{name}` has the type `{found}`, which is none of the format's")]
-    Type {
-        /// The tensor.
-        name: String,
-        /// What it says.
-        found: String,
-    },
+    Type { name: String, found: String },
     /// Shape and bytes do not fit.
     #[error(
         "`{name}` takes bytes {begin} to {end} of the data, expected {} for {kind} {shape:?}",
         expected.map_or_else(|| "no such shape".into(), |n| format!("{n} bytes"))
     )]
     Size {
-        /// The tensor.
         name: String,
-        /// Its type.
         kind: &'static str,
         /// Its shape.
         shape: Vec<u64>,
@@ -101,7 +91,6 @@ pub enum SafetensorsError {
     /// Tensors overlap, or leave a gap.
     #[error("`{name}` begins at byte {found} of the data, expected {expected}, where the tensor before it ends")]
     Offset {
-        /// The tensor.
         name: String,
         /// Where the one before it ends.
         expected: u64,
@@ -130,7 +119,7 @@ impl Hint for SafetensorsError {
 
 impl SafetensorsError {
     /// Whether there is less of the file than there should be.
-    pub fn is_cut_short(&self) -> bool {
+    pub(crate) fn is_cut_short(&self) -> bool {
         match self {
             Self::Truncated { .. } => true,
             Self::Data { expected, found } => found < expected,

@@ -16,15 +16,15 @@ pub struct Slice {
 
 /// Which rows and columns of a tensor, seen as matrices one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub(crate) struct Cut {
     /// Rows of one matrix, and elements of a row; in MXFP4 whole blocks.
-    pub matrix: [usize; 2],
+    pub(crate) matrix: [usize; 2],
     /// The rows that are taken of each matrix, one range behind the other.
-    pub rows: Vec<Range<usize>>,
+    pub(crate) rows: Vec<Range<usize>>,
     /// The elements that are taken of each row; in MXFP4 whole blocks.
-    pub columns: Range<usize>,
+    pub(crate) columns: Range<usize>,
     /// Rows and columns of each matrix that is made: as many as are taken, or more, which are zero.
-    pub made: [usize; 2],
+    pub(crate) made: [usize; 2],
 }
 
 impl Cut {
@@ -50,7 +50,7 @@ impl Slice {
     ///
     /// # Panics
     /// If the tensor does not consist of such matrices, or they have no such rows and columns.
-    pub fn new(whole: Tensor, cut: Cut) -> Self {
+    pub(crate) fn new(whole: Tensor, cut: Cut) -> Self {
         let [n_rows, row_len] = cut.matrix;
         assert!(n_rows * row_len > 0 && whole.len().is_multiple_of(n_rows * row_len), "whole matrices");
         assert!(cut.columns.end <= row_len && cut.rows.iter().all(|rows| rows.end <= n_rows), "of the tensor");
@@ -59,12 +59,12 @@ impl Slice {
     }
 
     /// The tensor that it is a part of.
-    pub fn whole(&self) -> &Tensor {
+    pub(crate) fn whole(&self) -> &Tensor {
         &self.whole
     }
 
     /// The same part of the same tensor in another type.
-    pub fn of(&self, whole: Tensor) -> Self {
+    pub(crate) fn of(&self, whole: Tensor) -> Self {
         Self { whole: Box::new(whole), cut: self.cut.clone() }
     }
 
@@ -73,7 +73,7 @@ impl Slice {
     }
 
     /// Bytes of what is made.
-    pub fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         let [n_rows, row_len] = self.cut.made;
         self.n_matrices() * n_rows * self.whole.dtype.len_bytes(row_len)
     }
@@ -85,7 +85,7 @@ impl Slice {
     ///
     /// # Panics
     /// If `to` does not have [`Self::len_bytes`].
-    pub fn write_to(&self, to: &mut [u8]) -> Result<(), CheckpointError> {
+    pub(crate) fn write_to(&self, to: &mut [u8]) -> Result<(), CheckpointError> {
         assert_eq!(to.len(), self.len_bytes(), "the slice fills its place");
         let Cut { matrix: [n_rows, row_len], columns, made: [n_made, made_len], .. } = &self.cut;
         let bytes_of = |n_elements| self.whole.dtype.len_bytes(n_elements);

@@ -8,20 +8,20 @@ use format::Format;
 
 /// An element type, as a file's format names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoredType {
+pub(crate) struct StoredType {
     /// The format's own name: `BF16`, `Q8_0`.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Elements that are stored together; the innermost dimension consists of whole blocks.
-    pub block_len: usize,
+    pub(crate) block_len: usize,
     /// Bytes of such a block.
-    pub block_bytes: usize,
+    pub(crate) block_bytes: usize,
     /// What can be done with it; `None` for types that no tensor of a gpt-oss model may have.
-    pub codec: Option<Codec>,
+    pub(crate) codec: Option<Codec>,
 }
 
 /// Types that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codec {
+pub(crate) enum Codec {
     /// Numbers that become f32 or bf16.
     Number(Number),
     /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes, code i in the low half of byte i and code i + 16 in its high
@@ -31,9 +31,8 @@ pub enum Codec {
     Byte,
 }
 
-/// Types of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
+pub(crate) enum Number {
     /// IEEE binary32.
     F32,
     /// IEEE binary16: exact in f32, not in bf16.
@@ -50,28 +49,28 @@ pub enum Number {
 }
 
 /// Elements of one block of GGUF's quantised types that are read.
-pub const BLOCK: usize = 32;
+pub(crate) const BLOCK: usize = 32;
 
 /// Bytes of a block of [`Codec::Mxfp4Blocks`].
-pub const MXFP4_BLOCK_BYTES: usize = 17;
+pub(crate) const MXFP4_BLOCK_BYTES: usize = 17;
 
 /// Bytes of a block of [`Number::Q8_0`].
-pub const Q8_0_BLOCK_BYTES: usize = 34;
+pub(crate) const Q8_0_BLOCK_BYTES: usize = 34;
 
 /// Bytes of a block of [`Number::Q4_0`].
-pub const Q4_0_BLOCK_BYTES: usize = 18;
+pub(crate) const Q4_0_BLOCK_BYTES: usize = 18;
 
 /// Bytes of a block of [`Number::Q4_1`].
-pub const Q4_1_BLOCK_BYTES: usize = 20;
+pub(crate) const Q4_1_BLOCK_BYTES: usize = 20;
 
 impl StoredType {
     /// A type whose elements stand alone.
-    pub const fn plain(name: &'static str, bytes: usize, codec: Option<Codec>) -> Self {
+    pub(crate) const fn plain(name: &'static str, bytes: usize, codec: Option<Codec>) -> Self {
         Self { name, block_len: 1, block_bytes: bytes, codec }
     }
 
     /// Bytes of a tensor of this shape; `None` if rows are not whole blocks, or past 2^64.
-    pub fn len_bytes(&self, shape: &[u64]) -> Option<u64> {
+    pub(crate) fn len_bytes(&self, shape: &[u64]) -> Option<u64> {
         let row = shape.last().copied().unwrap_or(1);
         if !row.is_multiple_of(self.block_len as u64) {
             return None;
@@ -83,7 +82,7 @@ impl StoredType {
 
 impl Number {
     /// Bytes that so many elements take; of types with blocks a multiple of [`BLOCK`].
-    pub fn len_bytes(self, n_elements: usize) -> usize {
+    pub(crate) fn len_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::F32 => 4 * n_elements,
             Self::F16 | Self::Bf16 => 2 * n_elements,
@@ -94,7 +93,7 @@ impl Number {
     }
 
     /// The type of the program's that is the same in memory.
-    pub fn dtype(self) -> Option<Dtype> {
+    pub(crate) fn dtype(self) -> Option<Dtype> {
         match self {
             Self::F32 => Some(Dtype::F32),
             Self::Bf16 => Some(Dtype::Bf16),
@@ -103,7 +102,7 @@ impl Number {
     }
 
     /// The format that the program has them in, taken apart.
-    pub fn format(self) -> Option<&'static Format> {
+    pub(crate) fn format(self) -> Option<&'static Format> {
         match self {
             Self::Q8_0 => Dtype::Q8_0.format(),
             Self::Q4_1 => Dtype::Q4_1.format(),

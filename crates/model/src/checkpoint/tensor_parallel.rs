@@ -20,7 +20,6 @@ use hint::Hint;
 pub struct TpRank {
     /// From 0.
     pub rank: usize,
-    /// How many there are.
     pub size: usize,
 }
 
@@ -37,16 +36,10 @@ const BLOCK: usize = 32;
 pub enum TensorParallelError {
     /// The family has other names.
     #[error("could not cut the model: its family `{family}` has no dimension `{name}`, by which models are cut")]
-    NoDimension {
-        /// The family.
-        family: String,
-        /// The dimension.
-        name: &'static str,
-    },
+    NoDimension { family: String, name: &'static str },
     /// A tensor is not made of what is cut.
     #[error("could not cut `{name}`: the family's `cut` does not suit a tensor of shape {shape:?}")]
     Misfit {
-        /// The tensor.
         name: String,
         /// Its shape.
         shape: Vec<usize>,
@@ -55,22 +48,10 @@ pub enum TensorParallelError {
     #[error(
         "could not cut the model for {size} devices: it has {kv_heads} key and value heads, which {size} does not divide"
     )]
-    Heads {
-        /// Devices.
-        size: usize,
-        /// Heads.
-        kv_heads: usize,
-    },
+    Heads { size: usize, kv_heads: usize },
     /// A device's own columns are no whole blocks.
     #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {BLOCK}")]
-    Blocks {
-        /// Devices.
-        size: usize,
-        /// The tensor.
-        name: String,
-        /// Columns of each.
-        columns: usize,
-    },
+    Blocks { size: usize, name: String, columns: usize },
 }
 
 impl Cut {
@@ -138,7 +119,7 @@ impl TpRank {
     ///
     /// # Errors
     /// [`TensorParallelError`].
-    pub fn config(self, whole: &ModelConfig) -> Result<ModelConfig, TensorParallelError> {
+    pub(crate) fn config(self, whole: &ModelConfig) -> Result<ModelConfig, TensorParallelError> {
         if self.size == 1 {
             return Ok(whole.clone());
         }

@@ -61,7 +61,7 @@ pub(crate) mod tests {
     use crate::config::NamedShape;
 
     /// Small, and with no two dimensions alike.
-    pub fn small() -> ModelConfig {
+    pub(crate) fn small() -> ModelConfig {
         NamedShape::gpt_oss_20b().config_with(&[
             ("vocab_size", 11.0),
             ("hidden_size", 6.0),
@@ -77,7 +77,7 @@ pub(crate) mod tests {
     }
 
     /// gpt-oss-20b.
-    pub fn gpt_oss_20b() -> ModelConfig {
+    pub(crate) fn gpt_oss_20b() -> ModelConfig {
         NamedShape::gpt_oss_20b().config_with(&[("max_seq_len", 2048.0)])
     }
 

@@ -16,13 +16,11 @@ use hint::Hint;
 /// the family's file works with.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
-    /// The family.
     pub family: &'static Family,
     /// Rows of the embedding and of the unembedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Transformer blocks.
     pub num_hidden_layers: usize,
     /// Longest sequence the checkpoint's author allowed, in tokens.
     pub max_seq_len: usize,
@@ -59,10 +57,7 @@ impl Serialize for ModelConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
     /// Keys and values of so many positions, the current one included; `None` is of all.
-    Positions {
-        /// How many.
-        window: Option<usize>,
-    },
+    Positions { window: Option<usize> },
 }
 
 impl ModelConfig {
@@ -113,7 +108,7 @@ impl ModelConfig {
     }
 
     /// The whole numbers by name, in the order of the family's file.
-    pub fn dimensions(&self) -> impl Iterator<Item = (&'static str, usize)> + '_ {
+    pub(crate) fn dimensions(&self) -> impl Iterator<Item = (&'static str, usize)> + '_ {
         self.family.dims.iter().map(|dim| (dim.name.as_str(), self.dim(&dim.name)))
     }
 
@@ -136,7 +131,7 @@ impl ModelConfig {
     ///
     /// # Panics
     /// The layer keeps none.
-    pub fn window(&self, l: usize) -> Option<usize> {
+    pub(crate) fn window(&self, l: usize) -> Option<usize> {
         match self.layer_state(l) {
             Some(LayerState::Positions { window }) => window,
             None => panic!("layer {l} keeps no positions"),
@@ -208,7 +203,6 @@ pub enum ConfigError {
     OutOfRange {
         /// The field, under our name.
         field: &'static str,
-        /// What it is.
         found: i64,
         /// Least value allowed.
         min: i64,
@@ -220,7 +214,6 @@ pub enum ConfigError {
     BadFloat {
         /// The field, under our name.
         field: &'static str,
-        /// What it is.
         found: f32,
         /// It must be greater than this.
         above: f32,
@@ -230,11 +223,9 @@ pub enum ConfigError {
     TooMany {
         /// The field, under our name.
         field: &'static str,
-        /// What it is.
         found: usize,
         /// What it may not exceed.
         limit: String,
-        /// That.
         most: usize,
     },
     /// Something cannot be shared out: query heads among the key and value heads, the values of a head among pairs.
@@ -242,11 +233,9 @@ pub enum ConfigError {
     NotAMultiple {
         /// The field, under our name.
         field: &'static str,
-        /// What it is.
         found: usize,
         /// What must divide it.
         of: String,
-        /// That.
         divisor: usize,
     },
     /// The family's file is wrong for these dimensions.
@@ -254,12 +243,7 @@ pub enum ConfigError {
     Family(Box<FamilyError>),
     /// What the family's file computes of the dimensions is none.
     #[error("`{fact}` has no value: {reason}")]
-    Fact {
-        /// What is computed.
-        fact: String,
-        /// What is wrong.
-        reason: String,
-    },
+    Fact { fact: String, reason: String },
 }
 
 impl From<FamilyError> for ConfigError {
@@ -285,7 +269,7 @@ impl Hint for ConfigError {
 ///
 /// # Errors
 /// [`ConfigError::OutOfRange`].
-pub fn dimension(dim: &'static Dim, value: i64) -> Result<usize, ConfigError> {
+pub(crate) fn dimension(dim: &'static Dim, value: i64) -> Result<usize, ConfigError> {
     if (dim.min..=dim.max).contains(&value) {
         Ok(value as usize)
     } else {
@@ -298,7 +282,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// The first that `dim` or `number` gives, or `missing` of a name that has no default.
-    pub fn of<E>(
+    pub(crate) fn of<E>(
         family: &'static Family,
         mut dim: impl FnMut(&'static Dim) -> Result<Option<usize>, E>,
         mut number: impl FnMut(&'static Number) -> Result<Option<f32>, E>,
@@ -367,7 +351,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// The first field that is out of range, or the first two that do not fit each other.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         for (dim, (_, value)) in self.family.dims.iter().zip(self.dimensions()) {
             dimension(dim, i64::try_from(value).unwrap_or(i64::MAX))?;
         }

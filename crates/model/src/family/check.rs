@@ -9,7 +9,7 @@ use data::Place;
 use expression::Scope;
 
 /// The op whose layers keep the keys and values of positions.
-pub const ATTENTION: &str = "attention";
+pub(crate) const ATTENTION: &str = "attention";
 /// The op that stores them.
 const ROPE_KV: &str = "rope_kv";
 
@@ -23,7 +23,7 @@ impl Family {
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.
-    pub fn check(&self, dims: &Arc<Scope>, n_layers: usize) -> Result<(), FamilyError> {
+    pub(crate) fn check(&self, dims: &Arc<Scope>, n_layers: usize) -> Result<(), FamilyError> {
         let in_layers: Vec<Arc<Scope>> = (0..n_layers).map(|l| Arc::new(in_layer(dims, l))).collect();
         for tensor in &self.tensors {
             if let Some(when) = &tensor.when {
@@ -133,7 +133,7 @@ impl FamilyTensor {
 }
 
 /// What a layer says it sees; 0 is all. It was checked.
-pub fn window(statement: &Statement, scope: &Arc<Scope>) -> usize {
+pub(crate) fn window(statement: &Statement, scope: &Arc<Scope>) -> usize {
     match statement.operand("window") {
         Some(Operand::Expression(window)) => window.whole_u32(scope).unwrap_or_default() as usize,
         _ => 0,

@@ -7,18 +7,11 @@ use hint::Hint;
 /// What is wrong with a file, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FamilyError {
-    /// It cannot be read.
     #[error("could not read the family's file `{path}`: {message}")]
-    Read {
-        /// The file.
-        path: String,
-        /// Why.
-        message: String,
-    },
+    Read { path: String, message: String },
     /// It is no TOML, has an unknown key or lacks one.
     #[error("{place}: could not read the family: {message}")]
     Toml {
-        /// The line.
         place: Place,
         /// What the TOML parser says.
         message: String,
@@ -26,13 +19,10 @@ pub enum FamilyError {
     /// Something is not as it must be.
     #[error("{place}: {item}: expected {expected}, found {found}")]
     Declaration {
-        /// The line.
         place: Place,
-        /// What is declared.
         item: String,
         /// What would be right.
         expected: String,
-        /// What stands there.
         found: String,
     },
     /// An expression is none.

@@ -18,7 +18,6 @@ struct Known {
 /// A file of the user's folder that is no family's.
 #[derive(Debug)]
 pub struct Broken {
-    /// The file.
     pub path: PathBuf,
     /// What it is called, which may be a family's name.
     pub name: String,
@@ -93,7 +92,7 @@ pub fn gpt_oss() -> &'static Family {
 ///
 /// # Errors
 /// What is wrong with that file.
-pub fn usable(family: &Family) -> Result<(), FamilyError> {
+pub(crate) fn usable(family: &Family) -> Result<(), FamilyError> {
     match broken().iter().find(|broken| broken.name == family.name) {
         Some(broken) => Err(broken.error.clone()),
         None => Ok(()),

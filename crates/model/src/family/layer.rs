@@ -18,11 +18,9 @@ use expression::{Expression, FUNCTIONS};
 /// An op with its arguments.
 #[derive(Clone, Debug)]
 pub struct Statement {
-    /// Where it stands.
     pub place: Place,
     /// The names of what it gives.
     pub targets: Vec<String>,
-    /// The op.
     pub op: String,
     /// What it is given, in the order in which it was written.
     pub args: Vec<Argument>,
@@ -35,7 +33,6 @@ pub struct Statement {
 pub struct Argument {
     /// The argument's, dim's or constant's name; without one it is the first tensor that nothing else is given for.
     pub name: Option<String>,
-    /// What is given.
     pub operand: Operand,
 }
 
@@ -48,7 +45,6 @@ pub enum Operand {
     Weights(String),
     /// A whole number, or a condition, over the model's dimensions and the number of the `layer`.
     Expression(Expression),
-    /// A number.
     Number(f32),
     /// A number of the model's.
     NamedNumber(String),
@@ -57,13 +53,13 @@ pub enum Operand {
 /// The names that a layer's text may use.
 pub(super) struct Names<'a> {
     /// Of the family's tensors, those in layers.
-    pub tensors: Vec<&'a FamilyTensor>,
+    pub(crate) tensors: Vec<&'a FamilyTensor>,
     /// Those of them that every layer must use.
-    pub needed: Vec<&'a FamilyTensor>,
+    pub(crate) needed: Vec<&'a FamilyTensor>,
     /// Of dimensions and of what is computed of them.
-    pub dims: BTreeSet<String>,
+    pub(crate) dims: BTreeSet<String>,
     /// Of numbers that need not be whole.
-    pub numbers: BTreeSet<String>,
+    pub(crate) numbers: BTreeSet<String>,
 }
 
 impl Statement {

@@ -6,7 +6,7 @@
 //! of which `graph/forward.rs` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads everything
 //! that it knows of a tensor here. [`known`] are the families of this process.
 
-pub mod check;
+pub(crate) mod check;
 mod error;
 mod file;
 pub mod known;
@@ -34,36 +34,33 @@ pub struct Family {
     /// Its file, as errors name it.
     path: String,
     /// What `model_type` is in `config.json`.
-    pub model_types: Vec<String>,
+    pub(crate) model_types: Vec<String>,
     /// What `general.architecture` is in GGUF, behind which the model's own keys stand.
-    pub architectures: Vec<String>,
+    pub(crate) architectures: Vec<String>,
     /// How chats are written: `harmony`, or `template`, the checkpoint's own; where it is not said, the tokenizer
     /// tells.
     pub chat: Option<String>,
     /// The dimensions, which are whole numbers.
     pub dims: Vec<Dim>,
-    /// The other numbers.
     pub numbers: Vec<Number>,
     /// What is computed of the dimensions, by name.
-    pub facts: BTreeMap<String, Expression>,
+    pub(crate) facts: BTreeMap<String, Expression>,
     /// How positions become angles.
-    pub rope: Rope,
+    pub(crate) rope: Rope,
     /// What `config.json` says, where it says it: by key, behind a dot inside of an object.
-    pub expected_in_json: BTreeMap<String, Expected>,
+    pub(crate) expected_in_json: BTreeMap<String, Expected>,
     /// What GGUF files say: by key, behind the architecture's name.
-    pub expected_in_gguf: BTreeMap<String, Expected>,
+    pub(crate) expected_in_gguf: BTreeMap<String, Expected>,
     /// The published models.
     pub shapes: Vec<Shape>,
     /// All tensors of a model, in the order of a `.bin` file.
     pub tensors: Vec<FamilyTensor>,
-    /// What a layer does.
     pub forward: Forward,
 }
 
 /// A layer of the forward pass, from the residual stream `x` to `x`.
 #[derive(Clone, Debug)]
 pub struct Forward {
-    /// What layers do.
     layer: Vec<Statement>,
     /// What those of a number (`layer`) do for which a condition holds: the first that does.
     others: Vec<(Expression, Vec<Statement>)>,
@@ -73,18 +70,18 @@ pub struct Forward {
 
 /// How positions become angles.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rope {
+pub(crate) struct Rope {
     /// The number that is the base.
-    pub theta: String,
+    pub(crate) theta: String,
     /// The dimension that says how many values of a head rotate.
-    pub dim: String,
+    pub(crate) dim: String,
     /// What stretches the context.
-    pub scaling: RopeScaling,
+    pub(crate) scaling: RopeScaling,
 }
 
 /// What stretches the context beyond the one that a model was trained with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RopeScaling {
+pub(crate) enum RopeScaling {
     /// Nothing: files that say otherwise are refused.
     None,
     /// YaRN, as OpenAI computes it, or nothing where a file says so.
@@ -100,48 +97,43 @@ pub enum RopeScaling {
 #[derive(Clone, Debug)]
 pub struct Dim {
     /// Its name, under which expressions know it.
-    pub name: String,
+    pub(crate) name: String,
     /// The least that it may be.
-    pub min: i64,
-    /// The most.
-    pub max: i64,
+    pub(crate) min: i64,
+    pub(crate) max: i64,
     /// Its keys in `config.json`: where it stands under several, it must be the same.
-    pub json: Vec<String>,
+    pub(crate) json: Vec<String>,
     /// Its keys in GGUF, behind the architecture's name: the first that is there.
-    pub gguf: Vec<String>,
+    pub(crate) gguf: Vec<String>,
     /// It is 1 for GGUF files that lack this tensor, and 0 for those that have it.
-    pub gguf_lacks: Option<String>,
+    pub(crate) gguf_lacks: Option<String>,
     /// What `null` means in `config.json`; elsewhere that is as good as nothing.
-    pub null: Option<i64>,
+    pub(crate) null: Option<i64>,
     /// What it is where a file does not say: uses dimensions that have no default.
-    pub default: Option<Expression>,
+    pub(crate) default: Option<Expression>,
     /// It does not exceed this.
-    pub at_most: Option<Expression>,
-    /// This divides it.
-    pub multiple_of: Option<Expression>,
+    pub(crate) at_most: Option<Expression>,
+    pub(crate) multiple_of: Option<Expression>,
 }
 
 /// A number of a model that need not be whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Number {
-    /// Its name.
     pub name: String,
     /// It is finite and greater than this.
-    pub above: f32,
+    pub(crate) above: f32,
     /// Its keys in `config.json`.
-    pub json: Vec<String>,
+    pub(crate) json: Vec<String>,
     /// Its keys in GGUF, behind the architecture's name.
-    pub gguf: Vec<String>,
+    pub(crate) gguf: Vec<String>,
     /// What it is where a checkpoint does not say.
-    pub default: Option<f64>,
+    pub(crate) default: Option<f64>,
 }
 
 /// A value that must be as expected.
 #[derive(Clone, Debug)]
-pub enum Expected {
-    /// A text.
+pub(crate) enum Expected {
     Text(String),
-    /// True or false.
     Flag(bool),
     /// A number, within a millionth of it.
     Number(f64),
@@ -152,10 +144,9 @@ pub enum Expected {
 /// A published model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Every dimension and every number but those that have a default.
-    pub values: BTreeMap<String, f64>,
+    pub(crate) values: BTreeMap<String, f64>,
 }
 
 /// A tensor that a model has once, or once in every layer.
@@ -164,7 +155,7 @@ pub struct FamilyTensor {
     /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
     pub name: String,
     /// Whether every layer has one.
-    pub per_layer: bool,
+    pub(crate) per_layer: bool,
     /// Whether it is a matrix of all experts, which may be quantised.
     pub is_expert: bool,
     /// Only where this holds: over dimensions, and the number of the `layer`.
@@ -178,9 +169,9 @@ pub struct FamilyTensor {
     /// Stored tensors of GGUF whose rows are in another order.
     pairs: Option<Pairs>,
     /// What a device has of it.
-    pub cut: Cut,
+    pub(crate) cut: Cut,
     /// How a random one is drawn.
-    pub draw: Draw,
+    pub(crate) draw: Draw,
 }
 
 /// Where tensors have names of their own.
@@ -195,13 +186,12 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::OpenAi, Self::HuggingFace, Self::Gguf];
+    pub(crate) const ALL: [Self; 3] = [Self::OpenAi, Self::HuggingFace, Self::Gguf];
 }
 
 /// What a tensor is made of in a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Spelled {
+pub(crate) enum Spelled {
     /// The tensor of this name, as it is.
     Same(String),
     /// Those of these names, put together as the tensor's [`Stack`] says.
@@ -212,7 +202,7 @@ pub enum Spelled {
 
 /// How stored tensors are put together.
 #[derive(Clone, Debug)]
-pub enum Stack {
+pub(crate) enum Stack {
     /// One behind the other; the number of rows of each.
     Rows(Vec<Expression>),
     /// Row by row in turn: each has as many as the others, of the second dimension.
@@ -222,7 +212,7 @@ pub enum Stack {
 /// Stored tensors in whose heads neighbouring rows rotate together: row `2 i + s` of a head is row `s * rows / 2 + i`
 /// of ours, where s is 0 or 1.
 #[derive(Clone, Debug)]
-pub struct Pairs {
+pub(crate) struct Pairs {
     /// Their names in GGUF.
     gguf: Vec<String>,
     /// Rows of a head.
@@ -235,15 +225,14 @@ pub struct StoredPiece<'a> {
     /// Its name; of a tensor in a layer, what follows the layer's number.
     pub name: &'a str,
     /// Its shape, outermost dimension first.
-    pub shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// Rows of a head, where neighbouring ones rotate together.
-    pub pairs: Option<usize>,
+    pub(crate) pairs: Option<usize>,
 }
 
 /// What a device has of a tensor that several share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub enum Cut {
-    /// All of it.
+pub(crate) enum Cut {
     #[default]
     #[serde(rename = "whole")]
     Whole,
@@ -275,14 +264,9 @@ pub enum Cut {
 
 /// The uniform distribution of a random tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Draw {
+pub(crate) enum Draw {
     /// From `centre - reach` to `centre + reach`.
-    Around {
-        /// The middle.
-        centre: f32,
-        /// Half the width.
-        reach: f32,
-    },
+    Around { centre: f32, reach: f32 },
     /// Around 0, with this standard deviation.
     Deviation(f32),
     /// Around 0, with the standard deviation `1/sqrt(inputs)`, inputs being the last dimension: activations keep their
@@ -292,7 +276,7 @@ pub enum Draw {
 
 impl Family {
     /// The dimension of a name.
-    pub fn dim(&self, name: &str) -> Option<&Dim> {
+    pub(crate) fn dim(&self, name: &str) -> Option<&Dim> {
         self.dims.iter().find(|dim| dim.name == name)
     }
 
@@ -303,7 +287,7 @@ impl Family {
     }
 
     /// Whether what an op makes with these tensors is a part of a sum, where several devices share them.
-    pub fn is_summed(&self, name: &str) -> bool {
+    pub(crate) fn is_summed(&self, name: &str) -> bool {
         self.tensors_of(name).any(|tensor| matches!(tensor.cut, Cut::QueryHeadColumns | Cut::FeatureColumns))
     }
 
@@ -326,7 +310,7 @@ impl Family {
     }
 
     /// Whether a tensor of this canonical name has something for each expert, of which a token needs its own alone.
-    pub fn is_of_experts(&self, name: &str) -> bool {
+    pub(crate) fn is_of_experts(&self, name: &str) -> bool {
         let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, inner)| inner);
         let stems = self
             .tensors
@@ -369,19 +353,19 @@ pub fn in_layer(dims: &Scope, l: usize) -> Scope {
 pub(crate) const NEEDED: [&str; 4] = ["vocab_size", "hidden_size", "num_hidden_layers", "max_seq_len"];
 
 /// The dimensions of a model, for expressions.
-pub fn scope<'a>(dims: impl IntoIterator<Item = (&'a str, usize)>) -> Arc<Scope> {
+pub(crate) fn scope<'a>(dims: impl IntoIterator<Item = (&'a str, usize)>) -> Arc<Scope> {
     let known = dims.into_iter().map(|(name, value)| (name.to_owned(), Value::from(value)));
     Arc::new(Scope::new(known.collect()))
 }
 
 impl FamilyTensor {
     /// Whether a statement's name stands for it, or for it and others.
-    pub fn is_of(&self, name: &str) -> bool {
+    pub(crate) fn is_of(&self, name: &str) -> bool {
         self.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '_']))
     }
 
     /// The layers that have it in a model of these dimensions; of a tensor outside of the layers, 0 if there is one.
-    pub fn layers(&self, dims: &Scope, n_layers: usize) -> Vec<usize> {
+    pub(crate) fn layers(&self, dims: &Scope, n_layers: usize) -> Vec<usize> {
         let candidates = 0..if self.per_layer { n_layers } else { 1 };
         let Some(when) = &self.when else { return candidates.collect() };
         let holds = |l: &usize| when.holds(&Arc::new(in_layer(dims, *l))).unwrap_or_else(|error| panic!("{error}"));
@@ -394,12 +378,12 @@ impl FamilyTensor {
     }
 
     /// What it is made of in a format.
-    pub fn spelled(&self, format: Format) -> &Spelled {
+    pub(crate) fn spelled(&self, format: Format) -> &Spelled {
         &self.spelled[format as usize]
     }
 
     /// How that is put together.
-    pub fn stack(&self) -> Option<&Stack> {
+    pub(crate) fn stack(&self) -> Option<&Stack> {
         self.stack.as_ref()
     }
 

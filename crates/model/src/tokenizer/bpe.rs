@@ -16,53 +16,27 @@ use hint::Hint;
 pub enum BpeError {
     /// The file is longer than any.
     #[error("the file has {found} bytes, expected {max} at most")]
-    TooLong {
-        /// Its size.
-        found: usize,
-        /// The limit.
-        max: usize,
-    },
+    TooLong { found: usize, max: usize },
     /// The file is not JSON, or not a tokenizer's.
     #[error("could not read the JSON")]
     Json(#[source] serde_json::Error),
     /// Something that would be tokenised otherwise.
     #[error("`{key}` is {found}, expected {expected}")]
-    Unsupported {
-        /// Where it stands.
-        key: &'static str,
-        /// What is taken.
-        expected: &'static str,
-        /// What stands there.
-        found: String,
-    },
+    Unsupported { key: &'static str, expected: &'static str, found: String },
     /// An id beyond all others, or beyond the model's.
     #[error("the token `{text}` has the id {id}, expected one below {n_tokens}")]
     IdRange {
-        /// The token.
         text: String,
-        /// Its id.
         id: u32,
         /// Tokens of the model or of the file, whichever are more.
         n_tokens: usize,
     },
     /// Two tokens of the same id.
     #[error("two tokens have the id {id}, the second is `{text}`")]
-    IdTaken {
-        /// The id.
-        id: u32,
-        /// The second token.
-        text: String,
-    },
+    IdTaken { id: u32, text: String },
     /// A token's text has a character that stands for no byte.
     #[error("the token {id}, `{text}`, has the character {character:?}, which stands for no byte")]
-    Character {
-        /// The token.
-        id: u32,
-        /// Its text.
-        text: String,
-        /// The character.
-        character: char,
-    },
+    Character { id: u32, text: String, character: char },
     /// A merge of or to what is no token.
     #[error("merge {index}, `{left}` and `{right}`, is not of two tokens to a third")]
     Merge {
@@ -70,7 +44,6 @@ pub enum BpeError {
         index: usize,
         /// The first of the pair.
         left: String,
-        /// The second.
         right: String,
     },
     /// A merge that is not a pair.
@@ -78,15 +51,11 @@ pub enum BpeError {
     NoPair {
         /// Its place in the list.
         index: usize,
-        /// What stands there.
         found: String,
     },
     /// Not even plain text can be encoded.
     #[error("no token stands for the byte 0x{byte:02x} alone")]
-    NoByte {
-        /// The byte.
-        byte: u8,
-    },
+    NoByte { byte: u8 },
 }
 
 impl Hint for BpeError {
@@ -270,7 +239,7 @@ impl Spelling {
 ///
 /// # Errors
 /// [`BpeError::NoPair`].
-pub fn pair(index: usize, text: &str) -> Result<(String, String), BpeError> {
+pub(crate) fn pair(index: usize, text: &str) -> Result<(String, String), BpeError> {
     let no_pair = || BpeError::NoPair { index, found: text.to_owned() };
     let (left, right) = text.split_once(' ').ok_or_else(no_pair)?;
     Ok((left.to_owned(), right.to_owned()))

@@ -5,7 +5,6 @@ use super::TokenizerError;
 /// Where the encoding of a text that somebody else sent is given up.
 #[derive(Clone, Copy)]
 pub struct Limit<'a> {
-    /// Most tokens.
     pub max_tokens: usize,
     /// Whether somebody still waits for the tokens. Asked between words, and between the windows of a long one.
     pub is_wanted: &'a dyn Fn() -> bool,

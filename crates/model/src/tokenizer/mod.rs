@@ -43,16 +43,13 @@ pub enum TokenizerError {
     /// The file could not be read.
     #[error("could not read tokenizer `{}`", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// What is wrong with a file, with its name.
     #[error("could not use tokenizer `{}`", path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -125,17 +122,13 @@ pub enum TokenizerError {
     /// An id that is not in the vocabulary.
     #[error("{id} is no token id: the vocabulary has {vocab_size} tokens")]
     UnknownId {
-        /// The id.
         id: u32,
         /// Tokens in the vocabulary.
         vocab_size: usize,
     },
     /// The text has more tokens than its [`Limit`].
     #[error("the text has more than {max_tokens} tokens")]
-    TooManyTokens {
-        /// The limit.
-        max_tokens: usize,
-    },
+    TooManyTokens { max_tokens: usize },
     /// Nobody waits for the tokens any more: [`Limit::is_wanted`].
     #[error("nobody waits for the tokens any more")]
     Abandoned,

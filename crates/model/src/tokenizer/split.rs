@@ -105,7 +105,7 @@ impl Split {
     }
 
     /// The names of [`Self::of_llama_cpp`].
-    pub fn llama_cpp_names() -> impl Iterator<Item = &'static str> {
+    pub(crate) fn llama_cpp_names() -> impl Iterator<Item = &'static str> {
         WORDS.iter().flat_map(|words| words.llama_cpp).map(|(name, _)| *name)
     }
 

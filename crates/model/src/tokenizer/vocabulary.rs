@@ -37,26 +37,24 @@ enum Ids {
 /// A list of the pairs of tokens that merge.
 pub(super) struct Merges {
     /// The place in the list, by the ids of both: lower ones merge first.
-    pub ranks: HashMap<(u32, u32), u32>,
+    pub(crate) ranks: HashMap<(u32, u32), u32>,
     /// Whether a word that is a token is that token, whatever the list says.
-    pub ignored_for_words: bool,
+    pub(crate) ignored_for_words: bool,
 }
 
 /// One token, as its source describes it.
 #[derive(Clone)]
 pub(super) struct Token {
-    pub bytes: Bytes,
-    pub kind: TokenKind,
+    pub(crate) bytes: Bytes,
+    pub(crate) kind: TokenKind,
 }
 
-/// What gives a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenKind {
     /// Text that merges to it.
     Ordinary,
     /// Its name, where names of tokens are taken as such.
     Special,
-    /// Nothing.
     Unused,
 }
 
@@ -69,7 +67,7 @@ pub(super) enum ByteNames {
 
 impl Vocabulary {
     /// Indexes tokens; their ids are their positions. Of tokens with the same bytes, text gives the lowest id.
-    pub fn new(tokens: Vec<Token>, max_token_length: usize, byte_names: ByteNames) -> Self {
+    pub(crate) fn new(tokens: Vec<Token>, max_token_length: usize, byte_names: ByteNames) -> Self {
         let mut ids = HashMap::with_capacity(tokens.len());
         let pieces = Vec::with_capacity(tokens.len());
         let mut vocabulary = Self::of(pieces, Ids::Listed(HashMap::new()), max_token_length);
@@ -95,7 +93,7 @@ impl Vocabulary {
     }
 
     /// Tokens whose index is part of the program, with the names of the special ones.
-    pub fn built_in(
+    pub(crate) fn built_in(
         pieces: Vec<Bytes>,
         id: fn(&[u8]) -> Option<u32>,
         specials: impl Iterator<Item = (Bytes, u32)>,
@@ -122,18 +120,18 @@ impl Vocabulary {
     }
 
     /// Merges by a list from here on.
-    pub fn set_merges(&mut self, merges: Merges) {
+    pub(crate) fn set_merges(&mut self, merges: Merges) {
         self.merges = Some(merges);
     }
 
     /// Whether merges are listed.
-    pub fn lists_merges(&self) -> bool {
+    pub(crate) fn lists_merges(&self) -> bool {
         self.merges.is_some()
     }
 
     /// Gives a special token a name, which may be one of several. A name of no bytes would be found everywhere: it is
     /// left out, as Hugging Face does.
-    pub fn add_special(&mut self, name: Bytes, id: u32) {
+    pub(crate) fn add_special(&mut self, name: Bytes, id: u32) {
         if name.is_empty() {
             return;
         }
@@ -144,22 +142,22 @@ impl Vocabulary {
         self.special_places.take();
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.pieces.len()
     }
 
     /// What a token prints.
-    pub fn piece(&self, id: u32) -> Option<&[u8]> {
+    pub(crate) fn piece(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id as usize).map(|piece| &piece[..])
     }
 
     /// No token that text is merged to has more bytes than this.
-    pub fn max_token_length(&self) -> usize {
+    pub(crate) fn max_token_length(&self) -> usize {
         self.max_token_length
     }
 
     /// The token with exactly these bytes.
-    pub fn id(&self, bytes: &[u8]) -> Option<u32> {
+    pub(crate) fn id(&self, bytes: &[u8]) -> Option<u32> {
         match &self.ids {
             Ids::Listed(ids) => ids.get(bytes).copied(),
             Ids::BuiltIn(id) => id(bytes),
@@ -167,7 +165,7 @@ impl Vocabulary {
     }
 
     /// The token that a word with these bytes is, without any merging.
-    pub fn word(&self, bytes: &[u8]) -> Option<u32> {
+    pub(crate) fn word(&self, bytes: &[u8]) -> Option<u32> {
         match &self.merges {
             Some(Merges { ignored_for_words: false, .. }) => None,
             _ => self.ordinary(bytes),
@@ -175,7 +173,7 @@ impl Vocabulary {
     }
 
     /// When two neighbours, which meet at byte `middle` of these, merge: lower ones merge first. `None` if they do not.
-    pub fn merge_rank(&self, bytes: &[u8], middle: usize) -> Option<u32> {
+    pub(crate) fn merge_rank(&self, bytes: &[u8], middle: usize) -> Option<u32> {
         let Some(merges) = &self.merges else { return self.ordinary(bytes) };
         let (left, right) = bytes.split_at(middle);
         merges.ranks.get(&(self.id(left)?, self.id(right)?)).copied()
@@ -190,21 +188,21 @@ impl Vocabulary {
     }
 
     /// The token `<0xHH>` of a byte.
-    pub fn byte_token(&self, byte: u8) -> Option<u32> {
+    pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
         self.byte_tokens[usize::from(byte)]
     }
 
-    pub fn special(&self, name: &[u8]) -> Option<u32> {
+    pub(crate) fn special(&self, name: &[u8]) -> Option<u32> {
         self.specials.get(name).copied()
     }
 
-    pub fn is_special(&self, id: u32) -> bool {
+    pub(crate) fn is_special(&self, id: u32) -> bool {
         self.piece(id).is_some_and(|name| self.special(name) == Some(id))
     }
 
     /// The special tokens named in a text, as (offset, length, id): the leftmost first, the longest where several
     /// begin. Where `is_meant` denies the bytes from an offset and of a length, they are text.
-    pub fn specials_in<'a>(
+    pub(crate) fn specials_in<'a>(
         &'a self,
         text: &'a [u8],
         mut is_meant: impl FnMut(usize, usize) -> bool + 'a,

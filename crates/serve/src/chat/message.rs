@@ -11,37 +11,27 @@ use model::tokenizer::Tokenizer;
 
 /// What is added to a message.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Delta {
+pub(crate) enum Delta {
     /// More of what the model thinks.
     Reasoning(String),
     /// More of what it says.
     Content {
-        /// The text.
         text: String,
         /// Its tokens, if they were asked for.
         drawn: Vec<Drawn>,
     },
-    /// A call.
     Call {
-        /// Which.
         index: usize,
         /// What its result has to name.
         id: String,
-        /// The function.
         name: String,
     },
     /// More of a call's arguments.
-    Arguments {
-        /// Which call.
-        index: usize,
-        /// The text.
-        text: String,
-    },
+    Arguments { index: usize, text: String },
 }
 
-/// A message so far.
 #[derive(Clone, Debug, Default)]
-pub struct ChatMessage {
+pub(crate) struct ChatMessage {
     reasoning: String,
     content: String,
     drawn: Vec<Drawn>,
@@ -68,7 +58,7 @@ enum Open {
 
 impl ChatMessage {
     /// Takes what became known, and gives what that adds, if anything.
-    pub fn take(&mut self, step: Step) -> Option<Delta> {
+    pub(crate) fn take(&mut self, step: Step) -> Option<Delta> {
         match (step, self.open) {
             (Step::Opened(kind), _) => self.open(kind),
             (Step::Text { text, .. }, Some(Open::Reasoning)) => {
@@ -119,7 +109,7 @@ impl ChatMessage {
     }
 
     /// The whole message. A call that was cut is left out: clients parse arguments.
-    pub fn json(&self, exclude_reasoning: bool) -> Value {
+    pub(crate) fn json(&self, exclude_reasoning: bool) -> Value {
         let calls: Vec<&Call> = self.calls.iter().filter(|call| call.is_whole).collect();
         let content =
             if self.content.is_empty() && !calls.is_empty() { Value::Null } else { self.content.clone().into() };
@@ -141,7 +131,7 @@ impl ChatMessage {
     }
 
     /// `logprobs` of the choice.
-    pub fn logprobs(&self, tokenizer: &Tokenizer) -> Value {
+    pub(crate) fn logprobs(&self, tokenizer: &Tokenizer) -> Value {
         logprobs_json(&self.drawn, tokenizer)
     }
 }
@@ -153,7 +143,7 @@ fn logprobs_json(drawn: &[Drawn], tokenizer: &Tokenizer) -> Value {
 
 impl Delta {
     /// The `delta` of a choice.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         match self {
             Self::Reasoning(text) => json!({"reasoning": text, "reasoning_content": text}),
             Self::Content { text, .. } => json!({"content": text}),
@@ -168,7 +158,7 @@ impl Delta {
     }
 
     /// `logprobs` of the choice: null if there are none.
-    pub fn logprobs(&self, tokenizer: &Tokenizer) -> Value {
+    pub(crate) fn logprobs(&self, tokenizer: &Tokenizer) -> Value {
         match self {
             Self::Content { drawn, .. } if !drawn.is_empty() => logprobs_json(drawn, tokenizer),
             _ => Value::Null,
@@ -176,7 +166,7 @@ impl Delta {
     }
 
     /// Whether it is left out where reasoning is.
-    pub fn is_reasoning(&self) -> bool {
+    pub(crate) fn is_reasoning(&self) -> bool {
         matches!(self, Self::Reasoning(_))
     }
 }

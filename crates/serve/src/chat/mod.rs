@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`.
 
-pub mod message;
-pub mod request;
+pub(crate) mod message;
+pub(crate) mod request;
 
 use std::sync::Arc;
 
@@ -31,8 +31,7 @@ use chat::chat_format::Prompt;
 /// The field that a prompt is made of.
 const PARAM: &str = "messages";
 
-/// The endpoints.
-pub fn router() -> Router<Arc<Server>> {
+pub(crate) fn router() -> Router<Arc<Server>> {
     Router::new()
         .route("/chat/completions", post(complete))
         .route("/chat/completions/input_tokens", post(input_tokens))

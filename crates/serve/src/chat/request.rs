@@ -17,19 +17,16 @@ const UNSUPPORTED: [&str; 3] = ["functions", "function_call", "web_search_option
 /// `prompt_cache_key`, `safety_identifier`, `verbosity`, `prediction`, `parallel_tool_calls` (the model makes one call
 /// a turn), and all fields that nobody knows.
 #[derive(Debug)]
-pub struct ChatRequest {
+pub(crate) struct ChatRequest {
     /// What it has in common with others.
-    pub ask: Ask,
-    /// The messages.
-    pub entries: Vec<Entry>,
-    /// How many answers.
-    pub n: usize,
+    pub(crate) ask: Ask,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) n: usize,
     /// A last chunk has the usage.
-    pub include_usage: bool,
-    /// Every chunk has it.
-    pub continuous_usage: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) continuous_usage: bool,
     /// The answer is given without its reasoning.
-    pub exclude_reasoning: bool,
+    pub(crate) exclude_reasoning: bool,
 }
 
 impl ChatRequest {
@@ -37,7 +34,7 @@ impl ChatRequest {
     ///
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
-    pub fn read(body: &Field) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field) -> Result<Self, ApiError> {
         refuse(body, &UNSUPPORTED)?;
         for modality in body.get("modalities").map_or(Ok(Vec::new()), |list| list.list())? {
             modality.one_of(&[("text", ())])?;

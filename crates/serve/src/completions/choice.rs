@@ -15,13 +15,13 @@ use model::tokenizer::stream::TextStream;
 #[derive(Clone, Debug)]
 pub(super) struct Told {
     /// Tokens that end it and are no text.
-    pub stop_ids: Vec<u32>,
+    pub(crate) stop_ids: Vec<u32>,
     /// Whether names of special tokens are left out of the text.
-    pub skips_specials: bool,
+    pub(crate) skips_specials: bool,
     /// How many alternatives of each token.
-    pub n_logprobs: Option<usize>,
+    pub(crate) n_logprobs: Option<usize>,
     /// Whether ids are told beside the text.
-    pub ids: bool,
+    pub(crate) ids: bool,
 }
 
 /// One answer that is being generated.
@@ -46,7 +46,7 @@ pub(super) struct Piece {
     index: usize,
     text: String,
     logprobs: Option<Logprobs>,
-    pub finish_reason: Option<&'static str>,
+    pub(crate) finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ pub(super) struct Piece {
     #[serde(skip)]
     pub n_tokens: usize,
     #[serde(skip)]
-    pub cached_tokens: usize,
+    pub(crate) cached_tokens: usize,
 }
 
 /// Lists side by side, an element for each token.
@@ -67,7 +67,7 @@ struct Logprobs {
 }
 
 impl Choice {
-    pub fn new(
+    pub(crate) fn new(
         index: usize,
         prompt: Option<Vec<u32>>,
         echo: bool,
@@ -88,7 +88,7 @@ impl Choice {
         }
     }
 
-    pub fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.index
     }
 
@@ -96,7 +96,7 @@ impl Choice {
     ///
     /// # Errors
     /// If the generation failed.
-    pub async fn next(&mut self, tokenizer: &Tokenizer) -> Result<Piece, ApiError> {
+    pub(crate) async fn next(&mut self, tokenizer: &Tokenizer) -> Result<Piece, ApiError> {
         let generation = self.generation.as_mut().expect("nobody asks after the end");
         let mut piece = Piece::of(self.index);
         let chunk = generation.next().await;
@@ -136,7 +136,7 @@ impl Choice {
     }
 
     /// All of it, as it comes. What adds nothing is left out.
-    pub fn pieces(self, tokenizer: Tokenizer) -> impl Stream<Item = Result<Piece, ApiError>> + Send + 'static {
+    pub(crate) fn pieces(self, tokenizer: Tokenizer) -> impl Stream<Item = Result<Piece, ApiError>> + Send + 'static {
         // Boxed, since it is moved for every piece.
         stream::unfold(Box::new((self, tokenizer)), |mut state| async move {
             let (choice, tokenizer) = &mut *state;
@@ -214,8 +214,7 @@ fn top(row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
 }
 
 impl Piece {
-    /// Nothing yet.
-    pub fn of(index: usize) -> Self {
+    pub(crate) fn of(index: usize) -> Self {
         Self { index, ..Self::default() }
     }
 
@@ -224,7 +223,7 @@ impl Piece {
     }
 
     /// Adds what comes behind.
-    pub fn join(&mut self, next: Self) {
+    pub(crate) fn join(&mut self, next: Self) {
         self.text += &next.text;
         if let Some(next) = next.logprobs {
             let lists = self.logprobs.get_or_insert_default();

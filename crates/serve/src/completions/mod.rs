@@ -180,7 +180,6 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     Ok(Choice::new(index, prompt, echo, told, stop_text, generation))
 }
 
-/// As in OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
 
 /// What stands behind the head of an answer or a chunk.

@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
-/// What is to go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Prompt {
     Text(String),
@@ -65,7 +64,6 @@ impl<'de> Deserialize<'de> for Prompts {
     }
 }
 
-/// A token id.
 struct Id(u32);
 
 impl<'de> Deserialize<'de> for Id {

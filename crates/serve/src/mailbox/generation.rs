@@ -14,7 +14,6 @@ use model::tokenizer::Tokenizer;
 pub struct Timeouts {
     /// Until it has a slot.
     pub queue: Option<Duration>,
-    /// Until it has ended.
     pub request: Option<Duration>,
 }
 
@@ -106,7 +105,7 @@ impl Generation {
 
     /// Ends a request that was answered before its model was done: by a stop string, for example. It counts as finished
     /// and not as cancelled.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         let is_over = self.mailbox.state().phase == Phase::Over;
         if let Some(cancel) = self.cancel.take().filter(|_| !is_over) {
             self.mailbox.end(Ending::Finished(FinishReason::Stop));
@@ -116,7 +115,7 @@ impl Generation {
 
     /// Waits until something came, and takes all of it. After the end it gives the end again. Nothing is lost if the
     /// future is dropped.
-    pub async fn next(&mut self) -> Chunk {
+    pub(crate) async fn next(&mut self) -> Chunk {
         loop {
             if let Some(failed) = &self.timed_out {
                 return Chunk { ending: Some(Ending::Failed(failed.clone())), ..Chunk::default() };

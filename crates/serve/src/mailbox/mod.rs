@@ -28,7 +28,6 @@ pub enum Ending {
 pub enum Failed {
     /// A step failed, or the device: why.
     Engine(String),
-    /// The program ends.
     ShuttingDown,
     /// It waited longer than this for a slot.
     QueueTimeout(Duration),
@@ -38,15 +37,15 @@ pub enum Failed {
 
 /// What came since the last one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chunk {
+pub(crate) struct Chunk {
     /// Token ids, the stop token included.
-    pub tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
     /// For each of them how probable it was, if the request asked.
-    pub logprobs: Vec<Option<Box<LogitRowLogprobs>>>,
+    pub(crate) logprobs: Vec<Option<Box<LogitRowLogprobs>>>,
     /// Tokens of the prompt that were computed before, in every chunk once it is known.
-    pub cached_tokens: Option<usize>,
+    pub(crate) cached_tokens: Option<usize>,
     /// If nothing comes after this.
-    pub ending: Option<Ending>,
+    pub(crate) ending: Option<Ending>,
 }
 
 /// Where a backend puts a request's tokens.
@@ -72,7 +71,6 @@ struct State {
 /// Who is not awaited is not woken: waking costs as much as making a token's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaited {
-    /// Nobody waits.
     No,
     /// Whatever comes wakes.
     Now,
@@ -90,11 +88,11 @@ enum Phase {
 /// When what happened to a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    pub submitted: Instant,
-    pub admitted: Option<Instant>,
-    pub first_token: Option<Instant>,
-    pub last_token: Option<Instant>,
-    pub n_tokens: usize,
+    pub(crate) submitted: Instant,
+    pub(crate) admitted: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) last_token: Option<Instant>,
+    pub(crate) n_tokens: usize,
 }
 
 impl Mailbox {
@@ -146,7 +144,7 @@ impl Mailbox {
     }
 
     /// The backend has forgotten the request, since nobody waits for it.
-    pub fn cancelled(&self) {
+    pub(crate) fn cancelled(&self) {
         let mut state = self.state();
         if state.phase != Phase::Over {
             let had_tokens = state.times.n_tokens > 0;

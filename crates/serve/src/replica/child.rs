@@ -83,8 +83,9 @@ struct Open<'a> {
 #[derive(Clone, Copy)]
 enum State {
     /// Its mask is being made.
-    Masking { is_cancelled: bool },
-    /// The engine has it.
+    Masking {
+        is_cancelled: bool,
+    },
     There(RequestId),
 }
 

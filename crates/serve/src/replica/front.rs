@@ -32,49 +32,46 @@ pub struct Replicas {
 
 /// What the threads share that submit, cancel and watch.
 pub(super) struct Front {
-    pub intake: Arc<Intake>,
-    pub failing: Arc<Failing>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) failing: Arc<Failing>,
     facts: ModelFacts,
     block_tokens: usize,
     next_key: AtomicU64,
     state: Mutex<State>,
     /// Where replicas that are started again are heard.
-    pub said: Sender<Heard>,
+    pub(crate) said: Sender<Heard>,
 }
 
 pub(super) struct State {
-    pub places: Vec<Place>,
+    pub(crate) places: Vec<Place>,
     /// Those that are not over, by their numbers.
-    pub requests: BTreeMap<u64, Open>,
-    /// The program ends.
-    pub is_over: bool,
+    pub(crate) requests: BTreeMap<u64, Open>,
+    pub(crate) is_over: bool,
 }
 
 /// Where a replica runs, also when it does not.
 pub(super) struct Place {
-    pub start: Start,
-    pub life: Life,
+    pub(crate) start: Start,
+    pub(crate) life: Life,
     /// Which of the processes that were started here.
-    pub birth: u64,
-    pub ready: Ready,
+    pub(crate) birth: u64,
+    pub(crate) ready: Ready,
     /// Since when it takes requests.
-    pub since: Instant,
+    pub(crate) since: Instant,
     /// When it was heard of a step last, or got something to do.
-    pub stepped: Instant,
-    pub n_requests: usize,
-    pub held: Held,
-    pub figures: EngineFigures,
+    pub(crate) stepped: Instant,
+    pub(crate) n_requests: usize,
+    pub(crate) held: Held,
+    pub(crate) figures: EngineFigures,
     /// Of the figures, those that were counted.
-    pub counted: EngineFigures,
-    pub n_restarts: u64,
+    pub(crate) counted: EngineFigures,
+    pub(crate) n_restarts: u64,
     /// How often it ended in a row.
-    pub n_deaths: u32,
+    pub(crate) n_deaths: u32,
 }
 
 pub(super) enum Life {
-    /// It takes requests.
     Up(Replica),
-    /// It loads the model.
     Starting(Replica),
     /// It is started again then.
     Down(Instant),
@@ -85,18 +82,18 @@ pub(super) enum Life {
 /// A request that is not over.
 pub(super) struct Open {
     /// With the tokens that were told.
-    pub asked: Asked,
-    pub prefixes: Prefixes,
-    pub mailbox: Arc<Mailbox>,
+    pub(crate) asked: Asked,
+    pub(crate) prefixes: Prefixes,
+    pub(crate) mailbox: Arc<Mailbox>,
     /// Which replica has it.
-    pub at: Option<usize>,
-    pub is_cancelled: bool,
+    pub(crate) at: Option<usize>,
+    pub(crate) is_cancelled: bool,
     /// How often its replica ended.
-    pub n_deaths: u32,
+    pub(crate) n_deaths: u32,
 }
 
 impl Place {
-    pub fn new(start: Start, replica: Replica, ready: Ready) -> Self {
+    pub(crate) fn new(start: Start, replica: Replica, ready: Ready) -> Self {
         let now = Instant::now();
         let (figures, counted) = (EngineFigures::default(), EngineFigures::default());
         let held = Held::new(ready.n_blocks);
@@ -118,14 +115,14 @@ impl Place {
     }
 
     /// The process, if there is one.
-    pub fn replica(&mut self) -> Option<&mut Replica> {
+    pub(crate) fn replica(&mut self) -> Option<&mut Replica> {
         match &mut self.life {
             Life::Up(replica) | Life::Starting(replica) => Some(replica),
             Life::Down(_) | Life::LeftOut => None,
         }
     }
 
-    pub fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         matches!(self.life, Life::Up(_))
     }
 
@@ -138,7 +135,7 @@ impl Place {
 
 impl State {
     /// Gives a request to a replica, if one takes requests, and whether one does. `line` is the order.
-    pub fn place(&mut self, key: u64, line: Vec<u8>) -> bool {
+    pub(crate) fn place(&mut self, key: u64, line: Vec<u8>) -> bool {
         let Some(open) = self.requests.get_mut(&key) else { return false };
         let n_tokens = open.asked.prompt().len() + open.asked.generated.len();
         let Some(i) = choose(&self.places, &open.prefixes, n_tokens) else { return false };
@@ -155,8 +152,7 @@ impl State {
         true
     }
 
-    /// Ends all requests.
-    pub fn end_all(&mut self, why: &Failed) {
+    pub(crate) fn end_all(&mut self, why: &Failed) {
         for open in std::mem::take(&mut self.requests).into_values() {
             open.mailbox.end(Ending::Failed(why.clone()));
         }
@@ -179,7 +175,7 @@ fn choose(places: &[Place], prefixes: &Prefixes, n_tokens: usize) -> Option<usiz
 }
 
 impl Front {
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

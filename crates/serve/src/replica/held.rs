@@ -14,14 +14,14 @@ pub(super) struct Prefixes {
 
 impl Prefixes {
     /// Of a prompt. Others with the same salt have the same names.
-    pub fn new(cache_salt: u64, block_tokens: usize, prompt: &[u32]) -> Self {
+    pub(crate) fn new(cache_salt: u64, block_tokens: usize, prompt: &[u32]) -> Self {
         let mut prefixes = Self { root: PrefixKey::root(cache_salt), block_tokens, keys: Vec::new() };
         prefixes.follow(prompt, &[]);
         prefixes
     }
 
     /// Goes on: the prompt has been followed by this.
-    pub fn follow(&mut self, prompt: &[u32], generated: &[u32]) {
+    pub(crate) fn follow(&mut self, prompt: &[u32], generated: &[u32]) {
         let ids = [prompt, generated].concat();
         for block in ids.chunks_exact(self.block_tokens).skip(self.keys.len()) {
             let before = self.keys.last().unwrap_or(&self.root);
@@ -42,17 +42,17 @@ pub(super) struct Held {
 
 impl Held {
     /// Nothing, of a cache of so many blocks.
-    pub fn new(n_blocks: usize) -> Self {
+    pub(crate) fn new(n_blocks: usize) -> Self {
         Self { most: n_blocks.div_ceil(2).max(1), young: HashSet::new(), old: HashSet::new() }
     }
 
     /// How many blocks of these are there, from the beginning on.
-    pub fn n_blocks(&self, of: &Prefixes) -> usize {
+    pub(crate) fn n_blocks(&self, of: &Prefixes) -> usize {
         of.keys.iter().take_while(|key| self.young.contains(key) || self.old.contains(key)).count()
     }
 
     /// These are there now, whatever else is.
-    pub fn keep(&mut self, of: &Prefixes) {
+    pub(crate) fn keep(&mut self, of: &Prefixes) {
         for key in &of.keys {
             if self.young.len() >= self.most {
                 self.old = std::mem::take(&mut self.young);
@@ -61,8 +61,7 @@ impl Held {
         }
     }
 
-    /// How much is there.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
 }

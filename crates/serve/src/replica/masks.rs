@@ -56,7 +56,6 @@ fn note(times: &Times, took: Duration) {
     times.lock().unwrap_or_else(PoisonError::into_inner).push(took);
 }
 
-/// Takes them.
 pub(super) fn taken(times: &Times) -> Vec<u64> {
     mem::take(&mut times.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -24,8 +24,7 @@ use replica::Asked;
 
 /// What a replica is told. Requests go by numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Order {
-    /// A request.
+pub(crate) enum Order {
     Submit(u64, Asked),
     /// Nobody waits for it any more.
     Cancel(u64),
@@ -33,10 +32,8 @@ pub enum Order {
 
 /// What a replica tells.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Told {
-    /// It takes requests.
+pub(crate) enum Told {
     Ready(Ready),
-    /// A step is done.
     Stepped(Stepped),
     /// This request cannot be run, and why.
     Refused(u64, String),
@@ -49,7 +46,6 @@ pub struct Ready {
     pub n_slots: usize,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
-    /// Ids are below it.
     pub vocab_size: usize,
     /// Tokens of a block of its KV cache: what begins with the same blocks is computed once.
     pub block_tokens: usize,
@@ -63,7 +59,7 @@ pub struct Ready {
 
 /// What a step came to. Of a request, what stands in an earlier field happened earlier.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Stepped {
+pub(crate) struct Stepped {
     /// Since it began, in microseconds.
     took_us: u64,
     /// What the engine is doing, and did.

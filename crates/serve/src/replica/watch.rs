@@ -32,7 +32,6 @@ const MOST_DEATHS: u32 = 6;
 /// A request at whom so many replicas ended is run no more: it may be why.
 const MOST_DEATHS_OF_REQUEST: u32 = 3;
 
-/// Starts a process.
 fn begin_one(i: usize, birth: u64, start: &Start, said: &Sender<Heard>) -> Result<Replica, ReplicaError> {
     let said = said.clone();
     Replica::start(start, move |line| said.send((i, birth, line)).is_ok())

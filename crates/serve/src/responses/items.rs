@@ -10,7 +10,7 @@ use crate::tools::Tools;
 use chat::{Made, Part, Phase};
 
 /// What the server knows that items may name.
-pub trait Known {
+pub(crate) trait Known {
     /// The stored item of this id.
     fn item(&self, id: &str) -> Option<Value>;
 
@@ -23,7 +23,7 @@ pub trait Known {
 ///
 /// # Errors
 /// An item that is none, or of a type that this server does not have; a reference to one that is not there.
-pub fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<Entry>, Vec<Value>), ApiError> {
+pub(crate) fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<Entry>, Vec<Value>), ApiError> {
     let Some(input) = input else { return Ok((Vec::new(), Vec::new())) };
     if let Value::String(text) = input.value() {
         let content = json!([{"type": "input_text", "text": text}]);

@@ -1,9 +1,9 @@
 //! `POST /v1/responses`, and what is kept of it.
 
-pub mod items;
-pub mod object;
-pub mod output;
-pub mod request;
+pub(crate) mod items;
+pub(crate) mod object;
+pub(crate) mod output;
+pub(crate) mod request;
 pub mod store;
 
 use std::collections::HashMap;
@@ -39,8 +39,7 @@ use chat::{Made, Part};
 /// The field that a prompt is made of.
 const PARAM: &str = "input";
 
-/// The endpoints.
-pub fn router() -> Router<Arc<Server>> {
+pub(crate) fn router() -> Router<Arc<Server>> {
     Router::new()
         .route("/responses", post(respond))
         .route("/responses/input_tokens", post(input_tokens))

@@ -9,47 +9,43 @@ use crate::error::ApiError;
 
 /// A response in the making.
 #[derive(Clone, Debug)]
-pub struct ResponseObject {
-    /// Its id.
-    pub id: String,
+pub(crate) struct ResponseObject {
+    pub(crate) id: String,
     /// When it was asked for, in seconds since 1970.
-    pub created_at: u64,
+    pub(crate) created_at: u64,
     /// What it repeats of the request.
-    pub echo: Map<String, Value>,
-    /// What was made.
-    pub output: Output,
+    pub(crate) echo: Map<String, Value>,
+    pub(crate) output: Output,
     /// Events that were told.
-    pub n_events: u64,
+    pub(crate) n_events: u64,
 }
 
 impl ResponseObject {
     /// The events before anything is known.
-    pub fn begin(&mut self) -> Vec<(&'static str, Value)> {
+    pub(crate) fn begin(&mut self) -> Vec<(&'static str, Value)> {
         let response = self.json("in_progress", Value::Null, Value::Null, Value::Null);
         let told = |kind| StreamEvent { kind, fields: json!({ "response": response }) };
         [told("response.created"), told("response.in_progress")].map(|event| self.numbered(event)).into()
     }
 
     /// Takes what became known.
-    pub fn take(&mut self, step: Step) -> Vec<(&'static str, Value)> {
+    pub(crate) fn take(&mut self, step: Step) -> Vec<(&'static str, Value)> {
         self.output.take(step).into_iter().map(|event| self.numbered(event)).collect()
     }
 
-    /// The whole response.
-    pub fn finished(&self, finish: Finish, usage: Usage) -> Value {
+    pub(crate) fn finished(&self, finish: Finish, usage: Usage) -> Value {
         let (status, reason) = status(finish);
         self.json(status, reason, usage_json(usage), Value::Null)
     }
 
-    /// The last event.
-    pub fn end(&mut self, response: &Value) -> (&'static str, Value) {
+    pub(crate) fn end(&mut self, response: &Value) -> (&'static str, Value) {
         let is_whole = response["status"] == "completed";
         let kind = if is_whole { "response.completed" } else { "response.incomplete" };
         self.numbered(StreamEvent { kind, fields: json!({ "response": response }) })
     }
 
     /// The last event of a response that came to nothing.
-    pub fn fail(&mut self, error: &ApiError) -> (&'static str, Value) {
+    pub(crate) fn fail(&mut self, error: &ApiError) -> (&'static str, Value) {
         let error = json!({"code": "server_error", "message": error.message});
         let response = self.json("failed", Value::Null, Value::Null, error);
         self.numbered(StreamEvent { kind: "response.failed", fields: json!({ "response": response }) })

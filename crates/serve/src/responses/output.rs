@@ -9,16 +9,15 @@ use model::tokenizer::Tokenizer;
 
 /// An event of a stream: its type, and its fields but `type` and `sequence_number`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StreamEvent {
+pub(crate) struct StreamEvent {
     /// `response.output_text.delta`.
-    pub kind: &'static str,
-    /// What it tells.
-    pub fields: Value,
+    pub(crate) kind: &'static str,
+    pub(crate) fields: Value,
 }
 
 /// What was made so far.
 #[derive(Clone, Debug)]
-pub struct Output {
+pub(crate) struct Output {
     items: Vec<Item>,
     /// Makes the ids of items, and of nothing else.
     id: String,
@@ -39,29 +38,28 @@ struct Item {
 
 impl Output {
     /// Nothing yet. Ids of items end in `id`; with `has_logprobs`, messages tell how probable their tokens were.
-    pub fn new(id: String, tokenizer: Tokenizer, has_logprobs: bool) -> Self {
+    pub(crate) fn new(id: String, tokenizer: Tokenizer, has_logprobs: bool) -> Self {
         Self { items: Vec::new(), id, tokenizer, has_logprobs }
     }
 
-    /// The items.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         self.items.iter().map(|item| self.item(item)).collect()
     }
 
     /// Which item is the last, which is open or was closed.
-    pub fn open_index(&self) -> Option<usize> {
+    pub(crate) fn open_index(&self) -> Option<usize> {
         self.items.len().checked_sub(1)
     }
 
     /// What its client is to carry of the open item.
-    pub fn set_sealed(&mut self, sealed: Option<String>) {
+    pub(crate) fn set_sealed(&mut self, sealed: Option<String>) {
         if let Some(item) = self.items.last_mut() {
             item.sealed = sealed;
         }
     }
 
     /// Takes what became known.
-    pub fn take(&mut self, step: Step) -> Vec<StreamEvent> {
+    pub(crate) fn take(&mut self, step: Step) -> Vec<StreamEvent> {
         match step {
             Step::Opened(kind) => self.open(kind),
             Step::Text { text, drawn } => self.text(&text, drawn),
@@ -208,7 +206,7 @@ impl Item {
 }
 
 /// The status of a response, and why it is incomplete.
-pub fn status(finish: Finish) -> (&'static str, Value) {
+pub(crate) fn status(finish: Finish) -> (&'static str, Value) {
     match finish {
         Finish::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
         Finish::Stop | Finish::ToolCalls => ("completed", Value::Null),

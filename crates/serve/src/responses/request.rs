@@ -36,27 +36,27 @@ const INCLUDABLE: [(&str, Option<Include>); 8] = [
 /// `prompt_cache_key`, `safety_identifier`, `stream_options`, `max_tool_calls`, `parallel_tool_calls` (the model makes
 /// one call a turn), `text.verbosity`, `reasoning.summary` (none is made), and all fields that nobody knows.
 #[derive(Debug)]
-pub struct ResponsesRequest {
+pub(crate) struct ResponsesRequest {
     /// What it has in common with others.
-    pub ask: Ask,
+    pub(crate) ask: Ask,
     /// Instructions of this request alone.
-    pub instructions: Option<String>,
+    pub(crate) instructions: Option<String>,
     /// What it adds to the conversation.
-    pub entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     /// The same as items, as they came.
-    pub input: Vec<Value>,
+    pub(crate) input: Vec<Value>,
     /// The response that it follows.
-    pub previous: Option<String>,
+    pub(crate) previous: Option<String>,
     /// Whether others may follow it.
-    pub store: bool,
+    pub(crate) store: bool,
     /// Messages tell how probable their tokens were.
-    pub has_logprobs: bool,
+    pub(crate) has_logprobs: bool,
     /// Reasoning is sealed for the client to carry.
-    pub is_sealed: bool,
+    pub(crate) is_sealed: bool,
     /// Leave out the oldest of a conversation that is too long.
-    pub truncates: bool,
+    pub(crate) truncates: bool,
     /// What the response repeats of it.
-    pub echo: Map<String, Value>,
+    pub(crate) echo: Map<String, Value>,
 }
 
 impl ResponsesRequest {
@@ -64,7 +64,7 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
-    pub fn read(body: &Field, known: &dyn Known) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field, known: &dyn Known) -> Result<Self, ApiError> {
         refuse(body, &UNSUPPORTED)?;
         let tools = Tools::read(body, Hosted::LeftOut)?;
         let text = body.get("text");

@@ -9,31 +9,29 @@ use crate::bounded::{Bounded, Limits};
 use crate::conversation::Entry;
 use crate::history::{Scope, Turn, size_bytes};
 
-/// How much is kept.
 const LIMITS: Limits = Limits { max_entries: 10_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
 
 /// The id of the response whose items have ids made of `id`.
-pub fn response_id(id: &str) -> String {
+pub(crate) fn response_id(id: &str) -> String {
     format!("resp_{id}")
 }
 
 /// The response that an item's id is made of: `rs_ID-0` is of `resp_ID`.
-pub fn response_of(item_id: &str) -> Option<String> {
+pub(crate) fn response_of(item_id: &str) -> Option<String> {
     let (_, id) = item_id.split_once('_')?;
     Some(response_id(id.split_once('-')?.0))
 }
 
 /// A response and what led to it.
 #[derive(Debug)]
-pub struct Stored {
-    /// As it was told.
-    pub response: Value,
+pub(crate) struct Stored {
+    pub(crate) response: Value,
     /// The items that it was asked with, each with an id.
-    pub input: Vec<Value>,
+    pub(crate) input: Vec<Value>,
     /// The conversation before it, less the instructions.
-    pub entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     /// What the model made.
-    pub turn: Arc<Turn>,
+    pub(crate) turn: Arc<Turn>,
 }
 
 /// The responses of the last day, as far as there is room.
@@ -49,24 +47,22 @@ impl Default for Store {
 }
 
 impl Store {
-    /// None yet.
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self { responses: Mutex::new(Bounded::new(limits)) }
     }
 
-    /// Keeps a response.
-    pub fn keep(&self, scope: Scope, id: &str, stored: Stored) {
+    pub(crate) fn keep(&self, scope: Scope, id: &str, stored: Stored) {
         let bytes = stored.size_bytes();
         self.lock().insert((scope, id.to_owned()), Arc::new(stored), bytes);
     }
 
     /// The response of this id, if it is there and of this scope.
-    pub fn get(&self, scope: Scope, id: &str) -> Option<Arc<Stored>> {
+    pub(crate) fn get(&self, scope: Scope, id: &str) -> Option<Arc<Stored>> {
         self.lock().get(&(scope, id.to_owned())).cloned()
     }
 
     /// Forgets a response; false if there was none.
-    pub fn delete(&self, scope: Scope, id: &str) -> bool {
+    pub(crate) fn delete(&self, scope: Scope, id: &str) -> bool {
         self.lock().remove(&(scope, id.to_owned())).is_some()
     }
 
@@ -77,14 +73,14 @@ impl Store {
 
 impl Stored {
     /// The conversation that the next response goes on with.
-    pub fn continued(&self) -> Vec<Entry> {
+    pub(crate) fn continued(&self) -> Vec<Entry> {
         let mut entries = self.entries.clone();
         entries.push(Entry::Made(Arc::clone(&self.turn)));
         entries
     }
 
     /// The item of this id, of the response or of its input.
-    pub fn item(&self, id: &str) -> Option<&Value> {
+    pub(crate) fn item(&self, id: &str) -> Option<&Value> {
         let output = self.response["output"].as_array().into_iter().flatten();
         output.chain(&self.input).find(|item| item["id"] == id)
     }
@@ -98,18 +94,18 @@ impl Stored {
 
 /// A part of a list, as the API pages through lists.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
-pub struct Page {
+pub(crate) struct Page {
     /// 1 to 100 items.
-    pub limit: Option<usize>,
+    pub(crate) limit: Option<usize>,
     /// `asc`, or `desc`: the last item first.
-    pub order: Option<String>,
+    pub(crate) order: Option<String>,
     /// Items behind the one with this id.
-    pub after: Option<String>,
+    pub(crate) after: Option<String>,
 }
 
 impl Page {
     /// The items of the page.
-    pub fn of(&self, items: &[Value]) -> Value {
+    pub(crate) fn of(&self, items: &[Value]) -> Value {
         let mut items: Vec<&Value> = items.iter().collect();
         if self.order.as_deref() != Some("asc") {
             items.reverse();

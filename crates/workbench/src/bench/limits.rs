@@ -26,7 +26,7 @@ pub struct Limits {
     /// f32 operations per second, by all threads; a multiply-add counts as two.
     pub multiply_add_flop_per_s: f64,
     /// The matrix unit's bf16 operations per second, by each template that fits, the fastest first.
-    pub matrix: Vec<MatrixRate>,
+    pub(crate) matrix: Vec<MatrixRate>,
     /// What one launch of many takes that are replayed as a graph and do nothing; `None` where launches are not
     /// replayed.
     pub launch: Option<Duration>,
@@ -39,7 +39,6 @@ pub enum LimitsError {
     /// A kernel could not be had.
     #[error(transparent)]
     Kernel(#[from] PipelineError),
-    /// The device refuses.
     #[error(transparent)]
     Device(#[from] GpuError),
     /// A launch has no size.
@@ -78,13 +77,12 @@ impl Care {
 
 /// How fast a template drives the matrix unit.
 #[derive(Clone, Debug)]
-pub struct MatrixRate {
+pub(crate) struct MatrixRate {
     /// Operations per second; a multiply-add counts as two.
-    pub flop_per_s: f64,
-    /// The template.
-    pub template: String,
+    pub(crate) flop_per_s: f64,
+    pub(crate) template: String,
     /// What it says of itself: with which instruction.
-    pub summary: String,
+    pub(crate) summary: String,
 }
 
 impl Limits {

@@ -17,28 +17,27 @@ use kernel::template::{Precision, Problem};
 /// What was measured.
 #[derive(Clone, Debug)]
 pub struct Links {
-    /// Devices.
-    pub n_devices: usize,
+    pub(crate) n_devices: usize,
     /// Bytes that the first device copies from the second one's memory in a second.
-    pub copy_bytes_per_s: f64,
+    pub(crate) copy_bytes_per_s: f64,
     /// One for each number of rows.
-    pub sums: Vec<Summed>,
+    pub(crate) sums: Vec<Summed>,
 }
 
 /// One number of rows, summed over all devices.
 #[derive(Clone, Debug)]
-pub struct Summed {
+pub(crate) struct Summed {
     /// Rows of a step.
-    pub n_rows: usize,
+    pub(crate) n_rows: usize,
     /// Of one device's part.
-    pub len_bytes: usize,
+    pub(crate) len_bytes: usize,
     /// Of one `all_reduce` among many in a graph; the median of several graphs, the slowest device's.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 impl Links {
     /// Seconds in which the bytes that a device has to read from others come over its link, at the speed of the copy.
-    pub fn limit_s(&self, summed: &Summed) -> f64 {
+    pub(crate) fn limit_s(&self, summed: &Summed) -> f64 {
         ((self.n_devices - 1) * summed.len_bytes) as f64 / self.copy_bytes_per_s
     }
 
@@ -71,7 +70,6 @@ impl Links {
     }
 }
 
-/// Sums of a graph.
 const SUMS: usize = 48;
 
 /// Graphs whose times are taken, and some before.
@@ -118,7 +116,6 @@ pub fn measure(
     Ok(Some(Links { n_devices, copy_bytes_per_s: exchange.copy_bytes_per_s()?, sums }))
 }
 
-/// One of the devices.
 struct Device<'a> {
     pipeline: &'a Pipeline,
     exchange: &'a Exchange,

@@ -2,7 +2,7 @@
 
 /// CPU time so far, in clock ticks: of everything, and of this process.
 #[derive(Clone, Copy, Debug)]
-pub struct CpuTimes {
+pub(crate) struct CpuTimes {
     all: u64,
     own: u64,
     available: u64,
@@ -10,13 +10,13 @@ pub struct CpuTimes {
 
 impl CpuTimes {
     /// Reads the clocks; `None` where there is no `/proc`.
-    pub fn now() -> Option<Self> {
+    pub(crate) fn now() -> Option<Self> {
         let (all, available) = busy_and_available(&std::fs::read_to_string("/proc/stat").ok()?)?;
         Some(Self { all, own: own_ticks(&std::fs::read_to_string("/proc/self/stat").ok()?)?, available })
     }
 
     /// The share of the cores that others took since `start`, 0 to 1. Time stolen by other guests counts.
-    pub fn others_since(self, start: Self) -> f64 {
+    pub(crate) fn others_since(self, start: Self) -> f64 {
         let available = self.available.saturating_sub(start.available).max(1);
         let others = (self.all.saturating_sub(start.all)).saturating_sub(self.own.saturating_sub(start.own));
         others as f64 / available as f64

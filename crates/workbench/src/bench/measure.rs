@@ -13,7 +13,6 @@ use engine::{Engine, EngineError};
 
 /// What was found of one work.
 pub struct Measured {
-    /// The work.
     pub work: Work,
     /// Positions that a sequence has, on average.
     pub context: usize,
@@ -76,7 +75,6 @@ impl Measured {
 
 /// Does the works, on one engine.
 pub struct Bench<'a> {
-    /// What runs it.
     pub engine: &'a mut Engine,
     /// What it costs at least.
     pub model: &'a Model,

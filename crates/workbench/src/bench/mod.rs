@@ -6,7 +6,7 @@
 
 pub mod limits;
 pub mod links;
-pub mod machine;
+pub(crate) mod machine;
 pub mod measure;
 pub mod roofline;
 pub mod suite;

@@ -21,8 +21,7 @@ impl Cost {
         (self.bytes / bytes_per_s).max(self.flop / flop_per_s)
     }
 
-    /// So many of them.
-    pub fn times(self, n: f64) -> Self {
+    pub(crate) fn times(self, n: f64) -> Self {
         Self { bytes: n * self.bytes, flop: n * self.flop }
     }
 }
@@ -30,7 +29,6 @@ impl Cost {
 /// A model as far as its cost is concerned.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Its dimensions.
     config: ModelConfig,
     /// Its matrices; those of a layer once for each that has them.
     matrices: Vec<Matrix>,
@@ -50,7 +48,6 @@ struct Matrix {
 /// Which rows a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// All.
     Dense,
     /// Those that are sent to the expert.
     Experts,
@@ -62,7 +59,7 @@ enum Part {
 
 /// Rows of a step.
 #[derive(Clone, Copy, Debug)]
-pub enum Rows {
+pub(crate) enum Rows {
     /// One row of each sequence.
     Decode {
         /// Sequences.
@@ -71,10 +68,7 @@ pub enum Rows {
         context: f64,
     },
     /// A prompt from its beginning, of which the last row gives logits.
-    Prompt {
-        /// Its tokens.
-        tokens: usize,
-    },
+    Prompt { tokens: usize },
 }
 
 /// A sequence of a run.
@@ -150,7 +144,7 @@ impl Model {
     /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
     /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed,
     /// and touches fewer. Norms and biases are not counted.
-    pub fn cost(&self, rows: Rows) -> Cost {
+    pub(crate) fn cost(&self, rows: Rows) -> Cost {
         let Self { config, .. } = self;
         let n_rows = rows.n_rows();
         let dim = |name| config.get(name).unwrap_or(1) as f64;

@@ -18,10 +18,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     /// A prompt of so many tokens.
-    Prefill {
-        /// Of the prompt.
-        tokens: usize,
-    },
+    Prefill { tokens: usize },
     /// Sequences that have so many positions behind them.
     Decode {
         /// Sequences.
@@ -31,9 +28,7 @@ pub enum Work {
     },
     /// Prompts, the new tokens of each, and sequences at a time.
     Getp {
-        /// How many.
         prompts: usize,
-        /// Of each prompt.
         new_tokens: usize,
         /// Sequences at a time.
         slots: usize,
@@ -43,7 +38,6 @@ pub enum Work {
 /// What the command line says, `None` where it says nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// The kinds of work.
     pub kinds: Option<Vec<Kind>>,
     /// Batch sizes of decoding.
     pub batches: Option<Vec<u32>>,
@@ -51,9 +45,7 @@ pub struct Asked {
     pub context: Option<u32>,
     /// Lengths of the prompts that are prefilled.
     pub prefill: Option<Vec<u32>>,
-    /// Decode steps.
     pub steps: Option<u32>,
-    /// Runs of a prompt.
     pub repeats: Option<u32>,
     /// Prompts of a getp run.
     pub prompts: Option<u32>,
@@ -67,7 +59,7 @@ pub struct Asked {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
     /// In the order in which they are measured.
-    pub works: Vec<Work>,
+    pub(crate) works: Vec<Work>,
     /// Decode steps that are measured, and runs of a prompt.
     pub effort: Effort,
 }
@@ -75,12 +67,10 @@ pub struct Suite {
 /// How much is measured of each work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Decode steps.
     pub steps: usize,
-    /// Runs of a prompt.
-    pub repeats: usize,
+    pub(crate) repeats: usize,
     /// Replays of each node, where kernels are timed.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
 }
 
 /// On a GPU all prompts together are no longer than this where no context was asked for: it is what precedes the
@@ -187,7 +177,7 @@ impl Work {
     }
 
     /// Positions, on average while it is measured, that a sequence has; of a prompt its tokens.
-    pub fn context(self, effort: Effort) -> usize {
+    pub(crate) fn context(self, effort: Effort) -> usize {
         match self {
             Self::Prefill { tokens } => tokens,
             Self::Decode { context, .. } => context + effort.steps / 2,
@@ -207,7 +197,7 @@ impl Work {
 }
 
 /// Steps of decoding that are not measured: the first ones of a shape, and those whose parts are timed.
-pub const OTHER_STEPS: usize = 16;
+pub(crate) const OTHER_STEPS: usize = 16;
 
 /// Tokens that each sequence may need until all have been measured: while the last prompts are taken in, the first
 /// sequences generate already.
@@ -236,7 +226,7 @@ fn steps_to_take_in(batch: usize, context: usize, max_rows: usize) -> usize {
 }
 
 /// Tokens of prompt `i` of a run: all lengths between the bounds come, in an order that looks random.
-pub fn prompt_tokens(i: usize) -> usize {
+pub(crate) fn prompt_tokens(i: usize) -> usize {
     let [shortest, longest] = PROMPT_TOKENS;
     shortest + i.wrapping_mul(2_654_435_761) % (longest - shortest + 1)
 }

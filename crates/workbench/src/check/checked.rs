@@ -23,7 +23,6 @@ pub struct Checked {
     pub op: String,
     /// The template's name among those of the op.
     pub variant: String,
-    /// At which precision.
     pub precision: Precision,
     /// Launches that were compared (each in one placement of its arguments), or kernels that were compiled where
     /// nothing could be run.
@@ -36,7 +35,6 @@ pub struct Checked {
     pub n_compiled: usize,
     /// Time that compiling took, all kernels together, in milliseconds.
     pub compile_ms: u64,
-    /// Whether it ran.
     pub ran: bool,
     /// What the GPU's objects use, all kernels together.
     pub uses: Option<Uses>,
@@ -73,7 +71,6 @@ impl Watch for () {}
 
 /// What to do with a case.
 pub enum Go {
-    /// It is run.
     Run,
     /// It ran in another process.
     Known {
@@ -96,7 +93,6 @@ struct Case<'a> {
 }
 
 impl Checked {
-    /// Nothing yet.
     pub(super) fn new(op: String, variant: String, precision: Precision) -> Self {
         Self {
             op,

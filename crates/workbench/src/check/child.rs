@@ -46,7 +46,6 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
 /// Tells the parent which case runs, and passes over those that ran before.
 struct Reporter {
     to_parent: UnixStream,
-    /// Of the last case.
     number: usize,
     n_known: usize,
     wrong: BTreeSet<usize>,

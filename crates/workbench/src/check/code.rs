@@ -18,7 +18,6 @@ pub struct KernelCode {
     pub op: String,
     /// The template's name among those of the op.
     pub variant: String,
-    /// At which precision.
     pub precision: Precision,
     /// The shape and types.
     pub case: String,

@@ -13,22 +13,20 @@ use reference::{Output, Outputs, Tensor, Tensors};
 /// The element of an output that is furthest from the reference, measured by its tolerance.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub struct Difference {
-    /// The argument.
-    pub argument: String,
+    pub(crate) argument: String,
     /// Where in it, outermost axis first.
-    pub index: Vec<u64>,
+    pub(crate) index: Vec<u64>,
     /// What the kernel gives.
-    pub got: f64,
+    pub(crate) got: f64,
     /// What the reference gives.
-    pub want: f64,
+    pub(crate) want: f64,
     /// How far apart they may be; 0 for whole numbers.
-    pub tolerance: f64,
+    pub(crate) tolerance: f64,
     /// How far apart they are, as a fraction of that; infinite where nothing is allowed, or one is no number.
-    pub fraction: f64,
+    pub(crate) fraction: f64,
     /// Elements that are too far from the reference.
-    pub n_wrong: usize,
-    /// Elements in all.
-    pub n_elements: usize,
+    pub(crate) n_wrong: usize,
+    pub(crate) n_elements: usize,
 }
 
 impl fmt::Display for Difference {

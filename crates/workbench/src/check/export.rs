@@ -33,15 +33,12 @@ pub enum ExportError {
     Wrong {
         /// `linear/gemv`.
         label: String,
-        /// At which precision.
         precision: Precision,
-        /// What is wrong.
         wrong: Box<Wrong>,
     },
     /// The system refuses a file.
     #[error("could not write `{}`: {error}", path.display())]
     Io {
-        /// The file or folder.
         path: PathBuf,
         /// What the system says.
         error: io::Error,
@@ -69,7 +66,6 @@ struct Case<'a> {
     atol: f64,
 }
 
-/// An argument.
 #[derive(Serialize)]
 struct ArgFile {
     name: String,
@@ -78,7 +74,6 @@ struct ArgFile {
     access: &'static str,
     shape: Vec<u64>,
     len_bytes: usize,
-    /// A scalar's.
     value: Option<f64>,
     /// What it holds before the launch; null where that is nothing.
     file: Option<String>,

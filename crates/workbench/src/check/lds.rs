@@ -14,7 +14,6 @@ use kernel::template::library::Library;
 use kernel::template::render::render;
 use kernel::template::{Params, Precision, Problem};
 
-/// The op.
 const OP: &str = "fill_lds";
 
 /// Blocks for each compute unit: with one at a time on each, none is left out because another took two.
@@ -32,7 +31,12 @@ impl LdsFill {
     ///
     /// # Errors
     /// If it cannot be rendered, compiled or loaded.
-    pub fn new(library: &Library, store: &Store, target: &Target, driver: &dyn Driver) -> Result<Option<Self>, Wrong> {
+    pub(crate) fn new(
+        library: &Library,
+        store: &Store,
+        target: &Target,
+        driver: &dyn Driver,
+    ) -> Result<Option<Self>, Wrong> {
         let problem = Problem::plain(OP, Precision::F32);
         let mut templates = library.templates_where(|ops, _| ops == OP);
         let Some(template) = templates.find(|one| one.fits(&problem, target).is_ok()) else { return Ok(None) };
@@ -59,7 +63,7 @@ impl LdsFill {
     ///
     /// # Errors
     /// If the device refuses.
-    pub fn launch(&self, driver: &dyn Driver) -> Result<(), Wrong> {
+    pub(crate) fn launch(&self, driver: &dyn Driver) -> Result<(), Wrong> {
         let view = self.counts.view();
         let required_bytes = 4 * self.n_blocks as usize;
         let args = [Argument::Memory { view, required_bytes }, Argument::U32(self.n_blocks)];

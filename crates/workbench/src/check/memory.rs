@@ -71,25 +71,23 @@ pub(super) enum Edge {
 /// The bytes of all outputs of a launch, with their type.
 pub(super) type Written = BTreeMap<String, (Dtype, Vec<u8>)>;
 
-/// Outputs as numbers.
 pub(super) fn tensors(written: &Written) -> Tensors {
     written.iter().map(|(name, (dtype, bytes))| (name.clone(), Tensor::from_bytes(*dtype, bytes))).collect()
 }
 
-/// One launch to make.
 pub(super) struct Setting<'a> {
-    pub driver: &'a dyn Driver,
-    pub kernel: &'a Rendered,
+    pub(crate) driver: &'a dyn Driver,
+    pub(crate) kernel: &'a Rendered,
     /// Names of the arguments that come from the checkpoint.
-    pub weights: &'a BTreeSet<String>,
-    pub scalars: &'a Scalars,
-    pub placement: Placement,
+    pub(crate) weights: &'a BTreeSet<String>,
+    pub(crate) scalars: &'a Scalars,
+    pub(crate) placement: Placement,
     /// Where tensors touch forbidden pages, on a device that has such memory.
-    pub fence: Option<Edge>,
+    pub(crate) fence: Option<Edge>,
     /// Whether a kernel with workspace is launched once more over what it left there.
-    pub is_twice: bool,
+    pub(crate) is_twice: bool,
     /// Fills LDS before each launch, where the device does not by itself.
-    pub lds: Option<&'a LdsFill>,
+    pub(crate) lds: Option<&'a LdsFill>,
 }
 
 /// On which side of an argument memory was written.
@@ -113,7 +111,7 @@ impl fmt::Display for Side {
 impl Setting<'_> {
     /// Launches the kernel on these inputs and gives the tensors that it writes; one with workspace twice, if asked to:
     /// the second time over what the first left there, as in a model.
-    pub fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Written>, Wrong> {
+    pub(crate) fn launch(&self, loaded: &Kernel, inputs: &Tensors) -> Result<Vec<Written>, Wrong> {
         let mut memory = self.place_all(inputs)?;
         let n_launches = if self.kernel.workspace.is_empty() || !self.is_twice { 1 } else { 2 };
         let mut outputs = Vec::new();

@@ -15,32 +15,39 @@ use kernel::template::Precision;
 /// One template at one precision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Step {
-    pub op: String,
-    pub variant: String,
-    pub precision: Precision,
+    pub(crate) op: String,
+    pub(crate) variant: String,
+    pub(crate) precision: Precision,
 }
 
 /// What a child is to do.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Job {
-    pub steps: Vec<Step>,
+    pub(crate) steps: Vec<Step>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
-    pub n_known: usize,
+    pub(crate) n_known: usize,
     /// Cases after which it was told that something is wrong.
-    pub wrong: BTreeSet<usize>,
+    pub(crate) wrong: BTreeSet<usize>,
 }
 
-/// What a child says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
     /// A case runs now; this came out before it.
-    Runs { number: usize, case: String, since: Part },
-    /// It ran.
+    Runs {
+        number: usize,
+        case: String,
+        since: Part,
+    },
     Ran,
     /// The step is done, and this came out last; whether another child is to do the next one.
-    Done { since: Part, is_lost: bool },
+    Done {
+        since: Part,
+        is_lost: bool,
+    },
     /// The device is lost; another child is to go on.
-    Lost { since: Part },
+    Lost {
+        since: Part,
+    },
 }
 
 /// What came out of some cases of a step.
@@ -70,7 +77,7 @@ struct Told {
 }
 
 impl Part {
-    pub fn of(checked: Checked) -> Self {
+    pub(crate) fn of(checked: Checked) -> Self {
         let told = |Failure { case, wrong, n_more }| Told {
             case,
             text: wrong.to_string(),
@@ -91,12 +98,12 @@ impl Part {
         }
     }
 
-    pub fn is_right(&self) -> bool {
+    pub(crate) fn is_right(&self) -> bool {
         self.failures.is_empty()
     }
 
     /// The same as it was in the child, of this step.
-    pub fn of_step(self, step: &Step) -> Checked {
+    pub(crate) fn of_step(self, step: &Step) -> Checked {
         let failure = |Told { case, text, is_different, words, n_more }| Failure {
             case,
             wrong: Wrong::Told { text, is_different, words },
@@ -118,14 +125,12 @@ impl Part {
     }
 }
 
-/// Writes one line.
 pub(crate) fn write(to: &mut impl Write, what: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
     to.write_all(&line)
 }
 
-/// Reads one line.
 pub(crate) fn read<T: DeserializeOwned>(line: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(line)?)
 }

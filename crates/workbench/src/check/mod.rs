@@ -15,7 +15,7 @@ mod checked;
 pub mod child;
 pub mod code;
 mod compare;
-pub mod export;
+pub(crate) mod export;
 mod known;
 mod lds;
 mod memory;
@@ -82,7 +82,6 @@ pub struct Checker<'a> {
 pub struct Runner<'a> {
     /// What they are rendered and compiled for to be run.
     pub target: &'a Target,
-    /// What runs them.
     pub driver: &'a dyn Driver,
 }
 

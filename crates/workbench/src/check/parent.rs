@@ -32,7 +32,6 @@ const ENDING: Duration = Duration::from_secs(10);
 /// How children are started.
 #[derive(Clone, Debug)]
 pub struct Children {
-    /// This program.
     pub program: PathBuf,
     /// What it is told: its side is [`super::child::run`], for the same selection.
     pub words: Vec<OsString>,
@@ -44,7 +43,6 @@ pub struct Children {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("could not run kernels in a process of their own, `{}`", program.display())]
 pub struct ChildError {
-    /// The program.
     program: PathBuf,
     /// What the system says.
     #[source]
@@ -54,13 +52,10 @@ pub struct ChildError {
 /// How a process that ran a kernel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
-    /// By a signal.
     Signal(i32),
     /// By itself, with this exit code.
     Exit(i32),
-    /// It was killed.
     TimedOut {
-        /// After so long.
         deadline: Duration,
     },
     /// What it said is no report; it was killed.
@@ -224,7 +219,7 @@ pub(crate) struct Running {
     /// What was read of a message.
     line: Vec<u8>,
     /// The case that runs, and since when.
-    pub runs: Option<(String, Instant)>,
+    pub(crate) runs: Option<(String, Instant)>,
     /// How it ended, once it is waited for.
     status: Option<ExitStatus>,
 }
@@ -232,7 +227,7 @@ pub(crate) struct Running {
 impl Running {
     /// A process that reads its job from a socket, and has nothing else of ours: what its kernels print goes where our
     /// own messages go, since the result is ours alone.
-    pub fn start(program: &Path, words: &[OsString]) -> io::Result<Self> {
+    pub(crate) fn start(program: &Path, words: &[OsString]) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         let process = Command::new(program)
             .args(words)
@@ -243,13 +238,12 @@ impl Running {
         Ok(Self { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None })
     }
 
-    /// Tells it something.
-    pub fn tell(&mut self, what: &impl Serialize) -> io::Result<()> {
+    pub(crate) fn tell(&mut self, what: &impl Serialize) -> io::Result<()> {
         message::write(self.from_child.get_mut(), what)
     }
 
     /// What it says next, or how it ended.
-    pub fn next<M: DeserializeOwned>(&mut self, deadline: Duration) -> Result<M, Death> {
+    pub(crate) fn next<M: DeserializeOwned>(&mut self, deadline: Duration) -> Result<M, Death> {
         loop {
             let left = self.runs.as_ref().map(|(_, since)| deadline.saturating_sub(since.elapsed()));
             let timeout = left.map(|left| left.max(Duration::from_millis(1)));
@@ -275,7 +269,7 @@ impl Running {
     }
 
     /// Lets a child end that has said all.
-    pub fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.wait(ENDING);
     }
 

@@ -22,10 +22,10 @@ const F32_SUMS: f64 = 1e-6;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rounding {
     /// |got - want| / |want|, in the Euclidean norm.
-    pub relative: f64,
+    pub(crate) relative: f64,
     /// The same for what the op gives, exactly, when its first f32 tensor is rounded to bf16; of activations that are
     /// bf16 as they come, when they are not rounded.
-    pub of_activations: f64,
+    pub(crate) of_activations: f64,
 }
 
 impl Rounding {
@@ -34,8 +34,7 @@ impl Rounding {
         if self.relative <= F32_SUMS { 0.0 } else { self.relative / self.of_activations.max(F32_SUMS) }
     }
 
-    /// The worse of two.
-    pub fn worse(self, other: Self) -> Self {
+    pub(crate) fn worse(self, other: Self) -> Self {
         if other.times() > self.times() { other } else { self }
     }
 }

@@ -12,7 +12,7 @@ use kernel::tuning::TuningTables;
 use reference::{self, Case, Outputs, ReferenceError, Tensors};
 
 /// A grid of parameters up to this many points is run whole.
-pub const MAX_POINTS: usize = 32;
+pub(crate) const MAX_POINTS: usize = 32;
 
 /// The scalar that counts rows.
 const ROWS: &str = "n_tokens";
@@ -23,9 +23,9 @@ pub(super) type Scalars = BTreeMap<String, f64>;
 /// One kernel to render, and the scalars that it is run with.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
-    pub problem: Problem,
-    pub params: Params,
-    pub scalars: Vec<Scalars>,
+    pub(crate) problem: Problem,
+    pub(crate) params: Params,
+    pub(crate) scalars: Vec<Scalars>,
     /// The type of the activations that it reads; none where it reads none.
     activation: Option<Dtype>,
     /// The kind of random inputs that the test asks for.
@@ -33,7 +33,7 @@ pub(super) struct Trial {
     /// Whether the parameters are not the ones taken by default.
     is_varied: bool,
     /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
-    pub is_thin: bool,
+    pub(crate) is_thin: bool,
     seed: u64,
 }
 
@@ -264,7 +264,7 @@ fn with_value<T: Clone>(one: &BTreeMap<String, T>, name: &str, value: T) -> BTre
 
 impl Trial {
     /// Inputs for these scalars, and what should come out.
-    pub fn prepare(&self, scalars: &Scalars) -> Result<(Tensors, Outputs), ReferenceError> {
+    pub(crate) fn prepare(&self, scalars: &Scalars) -> Result<(Tensors, Outputs), ReferenceError> {
         let (ops, case) = (&self.problem.ops, self.case(scalars));
         let seed =
             scalars.values().fold(self.seed, |seed, value| seed.wrapping_mul(1_000_003).wrapping_add(*value as u64));
@@ -274,20 +274,20 @@ impl Trial {
     }
 
     /// What should come out if activations were not rounded; none where they are not, or it reads none.
-    pub fn of_unrounded(&self, scalars: &Scalars) -> Option<Result<Outputs, ReferenceError>> {
+    pub(crate) fn of_unrounded(&self, scalars: &Scalars) -> Option<Result<Outputs, ReferenceError>> {
         self.activation.filter(|dtype| *dtype != Dtype::F32)?;
         let unrounded = Self { activation: Some(Dtype::F32), ..self.clone() };
         Some(unrounded.prepare(scalars).map(|(_, want)| want))
     }
 
     /// What should come out of these inputs.
-    pub fn reference(&self, scalars: &Scalars, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    pub(crate) fn reference(&self, scalars: &Scalars, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
         reference::run(&self.problem.ops, &self.case(scalars), inputs)
     }
 
     /// All that inputs and reference depend on: neither template nor chip, parameters or, but for the type of
     /// activations, precision.
-    pub fn problem_key(&self, scalars: &Scalars) -> String {
+    pub(crate) fn problem_key(&self, scalars: &Scalars) -> String {
         format!("{:?} {:?} {}", self.problem.ops, self.case(scalars), self.seed)
     }
 

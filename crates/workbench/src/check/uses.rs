@@ -21,7 +21,6 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// The most of both.
     pub(super) fn with(self, other: Self) -> Self {
         Self {
             vgprs: self.vgprs.max(other.vgprs),
@@ -37,7 +36,7 @@ impl Uses {
     }
 
     /// Takes one more kernel in.
-    pub fn add(&mut self, kernel: &KernelFacts, occupancy: Option<u32>) {
+    pub(crate) fn add(&mut self, kernel: &KernelFacts, occupancy: Option<u32>) {
         *self = self.with(Self {
             vgprs: kernel.vgprs,
             sgprs: kernel.sgprs,

@@ -21,10 +21,9 @@ use reference::ReferenceError;
 pub struct Failure {
     /// The shape, types, parameters and placement.
     pub case: String,
-    /// What went wrong.
     pub wrong: Wrong,
     /// Further kernels of the template that the compiler refuses in the same words.
-    pub n_more: usize,
+    pub(crate) n_more: usize,
 }
 
 /// What can be wrong with a kernel in one case.
@@ -47,7 +46,6 @@ pub enum Wrong {
     /// The object is not what its contract says, or uses more than its template allows.
     #[error("the object for {target}: {error}")]
     Object {
-        /// The GPU.
         target: String,
         /// What is wrong with it.
         error: Arc<ObjectError>,
@@ -64,7 +62,6 @@ pub enum Wrong {
     /// Contract and reference disagree on what there is.
     #[error("`{argument}` has {contract} elements by the contract and {reference} by the reference")]
     Length {
-        /// The argument.
         argument: String,
         /// By `op.toml`.
         contract: usize,
@@ -79,18 +76,11 @@ pub enum Wrong {
         "`{argument}` is {:.1e} of its norm off, {:.1} times what rounding the activations to bf16 does; allowed: 2^-7 and 3 times",
         rounding.relative, rounding.times()
     )]
-    Rounding {
-        /// The argument.
-        argument: String,
-        /// Its error.
-        rounding: Rounding,
-    },
+    Rounding { argument: String, rounding: Rounding },
     /// Memory next to an argument was written.
     #[error("it writes outside of `{argument}`: byte {offset_bytes} {side} it changed")]
     OutOfBounds {
-        /// The argument.
         argument: String,
-        /// On which side.
         side: Side,
         /// Bytes from the argument's nearest edge.
         offset_bytes: usize,
@@ -100,7 +90,6 @@ pub enum Wrong {
         "it leaves the workspace `{argument}` other than zero, from byte {offset_bytes} on; `zeroed` asks every launch to leave it zero"
     )]
     NotZero {
-        /// The workspace.
         argument: String,
         /// The first byte that is not zero.
         offset_bytes: usize,
@@ -108,9 +97,7 @@ pub enum Wrong {
     /// An argument is longer than a test's can be.
     #[error("`{argument}` {shape} has {len_bytes} bytes, expected at most 2^30 in a test")]
     TooLarge {
-        /// The argument.
         argument: String,
-        /// By its expressions.
         shape: String,
         /// In bytes.
         len_bytes: usize,
@@ -120,14 +107,10 @@ pub enum Wrong {
     Died(Death),
     /// The process that was to run it ended too often.
     #[error("they were not run: {n_deaths} kernels of the template ended the process that ran them")]
-    NotRun {
-        /// How often.
-        n_deaths: usize,
-    },
+    NotRun { n_deaths: usize },
     /// What a child told of a kernel.
     #[error("{text}")]
     Told {
-        /// In words.
         text: String,
         /// Whether an output is too far from the reference.
         is_different: bool,
@@ -136,10 +119,7 @@ pub enum Wrong {
     },
     /// An argument that is only read was written.
     #[error("it writes to `{argument}`, which its contract only reads")]
-    ReadOnly {
-        /// The argument.
-        argument: String,
-    },
+    ReadOnly { argument: String },
 }
 
 impl Wrong {

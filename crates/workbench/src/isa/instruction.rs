@@ -4,20 +4,20 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
     /// Where it is, in bytes.
-    pub address: u64,
+    pub(crate) address: u64,
     /// As an assembler takes it.
     pub text: String,
     /// Where it branches to.
-    pub target: Option<u64>,
+    pub(crate) target: Option<u64>,
 }
 
 /// Memory that is not on the chip, or is addressed as if it were not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     /// Whether it brings bytes in.
-    pub is_load: bool,
+    pub(crate) is_load: bool,
     /// Bytes for each lane.
-    pub bytes_per_lane: u32,
+    pub(crate) bytes_per_lane: u32,
 }
 
 impl Instruction {
@@ -36,12 +36,12 @@ impl Instruction {
     }
 
     /// The name: its first word.
-    pub fn mnemonic(&self) -> &str {
+    pub(crate) fn mnemonic(&self) -> &str {
         self.text.split_whitespace().next().unwrap_or_default()
     }
 
     /// Floating-point operations of a wave's matrix unit, a multiply-add being two; 0 for anything else.
-    pub fn matrix_flop(&self) -> u64 {
+    pub(crate) fn matrix_flop(&self) -> u64 {
         let name = self.mnemonic();
         if !name.starts_with("v_wmma_") && !name.starts_with("v_mfma_") {
             return 0;
@@ -54,7 +54,7 @@ impl Instruction {
 
     /// Operations of each lane, a multiply-add being two: multiply-adds, additions and products of f32, packed pairs,
     /// and dot products of several numbers.
-    pub fn lane_flop(&self) -> u64 {
+    pub(crate) fn lane_flop(&self) -> u64 {
         let name = self.mnemonic();
         let has = |part: &str| name.contains(part);
         match name.split_once('_') {
@@ -87,7 +87,7 @@ impl Instruction {
     }
 
     /// Vector loads and stores of memory: `global_`, `buffer_` and `flat_`. Scalar loads and LDS are none.
-    pub fn transfer(&self) -> Option<Transfer> {
+    pub(crate) fn transfer(&self) -> Option<Transfer> {
         let (space, rest) = self.mnemonic().split_once('_')?;
         if !matches!(space, "global" | "buffer" | "flat") {
             return None;

@@ -35,10 +35,8 @@ pub struct Llvm {
 /// What kept a tool from answering.
 #[derive(Debug, thiserror::Error)]
 pub enum LlvmError {
-    /// It is nowhere.
     #[error("could not find `{tool}` in {}", searched.join(", "))]
     NotFound {
-        /// The tool.
         tool: &'static str,
         /// Where it was looked for.
         searched: Vec<String>,
@@ -46,7 +44,6 @@ pub enum LlvmError {
     /// It could not be started, or its words not be read.
     #[error("could not run `{}`", program.display())]
     Start {
-        /// The program.
         program: PathBuf,
         /// What the system says.
         #[source]
@@ -54,16 +51,9 @@ pub enum LlvmError {
     },
     /// It does not come to an end.
     #[error("`{tool}` was not done after {seconds} s")]
-    Time {
-        /// The tool.
-        tool: &'static str,
-        /// Of processor time.
-        seconds: u64,
-    },
-    /// It says no.
+    Time { tool: &'static str, seconds: u64 },
     #[error("`{tool}` failed: {said}")]
     Failed {
-        /// The tool.
         tool: &'static str,
         /// The first lines that it wrote to stderr.
         said: String,
@@ -90,7 +80,8 @@ impl Llvm {
     }
 
     /// The tools below a folder: unpacked packages, or an installation.
-    pub fn below(root: &Path) -> Self {
+    #[cfg(test)]
+    pub(crate) fn below(root: &Path) -> Self {
         Self { root: Some(root.to_owned()) }
     }
 

@@ -4,9 +4,9 @@
 //! `llvm-mca` how long a loop takes, [`llvm`] finds and runs the tools; [`sass`] reads NVIDIA's code by itself. Nothing
 //! here is needed to run a model: it is how `kernels check` and the tests look at what the compiler made of a template.
 
-pub mod instruction;
+pub(crate) mod instruction;
 pub mod llvm;
-pub mod sass;
+pub(crate) mod sass;
 pub mod speed;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use llvm::{Llvm, LlvmError};
 #[derive(Clone, Debug)]
 pub struct Code {
     /// The symbol it begins at.
-    pub name: String,
+    pub(crate) name: String,
     /// Its instructions, by rising address.
     pub instructions: Vec<Instruction>,
 }
@@ -27,11 +27,11 @@ pub struct Code {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
     /// Address of the first instruction of the header.
-    pub header: u64,
+    pub(crate) header: u64,
     /// Its instructions, as indices into those of the code, rising; with those of the loops inside of it.
     pub all: Vec<usize>,
     /// Those that are in no loop inside of it.
-    pub own: Vec<usize>,
+    pub(crate) own: Vec<usize>,
 }
 
 /// A run of instructions that is entered at its first and left after its last one.
@@ -52,15 +52,11 @@ pub enum IsaError {
     Line {
         /// From 1.
         line: usize,
-        /// What is there.
         text: String,
     },
     /// The object has no code of this kernel.
     #[error("the disassembly has no code of `{entry}`")]
-    NoCode {
-        /// The kernel.
-        entry: String,
-    },
+    NoCode { entry: String },
     /// The tool's answer lacks what is read from it.
     #[error("could not read what llvm-mca answers: {0}")]
     Answer(String),

@@ -16,9 +16,8 @@ const SCOREBOARDS: usize = 6;
 /// What no scoreboard is.
 const NONE: usize = 7;
 
-/// One instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sass {
+pub(crate) struct Sass {
     low: u64,
     high: u64,
 }
@@ -34,7 +33,6 @@ enum Pipe {
     Fma,
     /// Conversions and special functions.
     Special,
-    /// LDS and shuffles.
     Lds,
     /// Loads and stores of memory.
     Memory,
@@ -56,13 +54,13 @@ const HMMA: (f64, f64) = (4096.0, 5.9);
 const MATRIX_FLOP_PER_CYCLE: f64 = 1024.0;
 
 /// Reads the code of a kernel; what is behind the last whole instruction is left.
-pub fn decode(bytes: &[u8]) -> Vec<Sass> {
+pub(crate) fn decode(bytes: &[u8]) -> Vec<Sass> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     bytes.chunks_exact(LEN).map(|bytes| Sass { low: word(&bytes[..8]), high: word(&bytes[8..]) }).collect()
 }
 
 /// The same for [`Code::loops`]: branches and ends by name, of everything else the opcode.
-pub fn code(name: &str, all: &[Sass]) -> Code {
+pub(crate) fn code(name: &str, all: &[Sass]) -> Code {
     let instructions = all.iter().enumerate().map(|(i, sass)| {
         let address = (i * LEN) as u64;
         Instruction { address, text: sass.text(), target: sass.target(address) }
@@ -111,7 +109,7 @@ impl Sass {
     }
 
     /// Bytes of memory that a warp's loads and stores move: `LDG`, `STG` and `LDGSTS`.
-    pub fn memory_bytes(self) -> f64 {
+    pub(crate) fn memory_bytes(self) -> f64 {
         match self.opcode() {
             0x381 | 0x981 | 0x386 | 0x986 | 0xfae => 32.0 * self.width_bytes(),
             _ => 0.0,
@@ -119,7 +117,7 @@ impl Sass {
     }
 
     /// Operations of the matrix unit for one warp: `HMMA.16816`, and a fourth of the `HGMMA` of a warpgroup.
-    pub fn matrix_flop(self) -> f64 {
+    pub(crate) fn matrix_flop(self) -> f64 {
         match self.opcode() {
             0x23c => HMMA.0,
             0x9f0 | 0xdf0 => 2.0 * 64.0 * 8.0 * ((self.low >> 53 & 0x1f) + 1) as f64 * 16.0 / 4.0,
@@ -129,7 +127,7 @@ impl Sass {
 
     /// Operations of other units for a warp, a multiply-add being two: `FFMA`, `FADD`, `FMUL`, packed halves, and
     /// `IDP`, which is four.
-    pub fn lane_flop(self) -> f64 {
+    pub(crate) fn lane_flop(self) -> f64 {
         32.0 * match self.kind() {
             0x023 => 2.0,
             0x021 | 0x020 => 1.0,
@@ -171,7 +169,7 @@ impl Sass {
 }
 
 /// Cycles that a quarter of an SM is busy with these instructions of a warp: issuing them, or its busiest pipe.
-pub fn busy_cycles<'a>(body: impl IntoIterator<Item = &'a Sass>) -> f64 {
+pub(crate) fn busy_cycles<'a>(body: impl IntoIterator<Item = &'a Sass>) -> f64 {
     let mut busy = [0.0; 7];
     for sass in body {
         let (pipe, cycles) = sass.pipe();
@@ -185,14 +183,14 @@ pub fn busy_cycles<'a>(body: impl IntoIterator<Item = &'a Sass>) -> f64 {
 
 /// Cycles of going through these instructions once, again and again, of a warp that is alone: it stalls as it is told,
 /// waits for scoreboards, for its copies to LDS and for the matrix unit.
-pub fn alone_cycles(body: &[Sass], memory_cycles: f64) -> f64 {
+pub(crate) fn alone_cycles(body: &[Sass], memory_cycles: f64) -> f64 {
     const ROUNDS: [usize; 2] = [4, 12];
     let [few, many] = ROUNDS.map(|n| Warp::default().go(body, n, memory_cycles));
     (many - few) / (ROUNDS[1] - ROUNDS[0]) as f64
 }
 
 /// The same of going through them once, from a start at which nothing is under way to an end at which all is done.
-pub fn once_cycles(body: &[Sass], memory_cycles: f64) -> f64 {
+pub(crate) fn once_cycles(body: &[Sass], memory_cycles: f64) -> f64 {
     Warp::default().go(body, 1, memory_cycles)
 }
 

@@ -41,7 +41,6 @@ pub struct Machine<'a> {
     pub wave_size: u32,
     /// Its compute unit.
     pub compute_unit: &'a ComputeUnit,
-    /// Its limits.
     pub product: &'a Product,
 }
 
@@ -91,7 +90,7 @@ impl Loop {
 ///
 /// # Errors
 /// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
-pub fn once(body: &[&Instruction], llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
+pub(crate) fn once(body: &[&Instruction], llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
     predict(body, 1, llvm, machine)
 }
 
@@ -125,7 +124,6 @@ fn clock_cycles(arch: &str) -> f64 {
 
 /// What `llvm-mca` says of a body, in cycles of its model.
 struct Answer {
-    /// All rounds.
     cycles: f64,
     /// One round, if only its units limited it.
     throughput: f64,

@@ -105,7 +105,6 @@ impl Measured {
 /// How well predictions order what was measured, of one op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Agreement {
-    /// The op.
     pub op: String,
     /// Times of both kinds.
     pub n: usize,
@@ -180,7 +179,7 @@ fn regret(pairs: &[(f64, f64)]) -> [f64; 2] {
 
 /// Spearman's rank correlation: that of ranks, those that are equal sharing theirs. None of fewer than three pairs, or
 /// where one side is all alike.
-pub fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
+pub(crate) fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     if pairs.len() < 3 {
         return None;
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpu::code_object::{CodeObjectError, KernelFacts};
+use gpu::code_object::CodeObjectError;
 use gpu::cubin_code;
 use rayon::prelude::*;
 
@@ -39,8 +39,6 @@ pub struct Predictor<'a> {
 pub struct Compiled {
     /// Source, arguments, geometry.
     pub rendered: Rendered,
-    /// What its object says that it uses.
-    pub uses: KernelFacts,
     /// What the prediction takes.
     pub code: Code,
     chip: Chip,
@@ -53,16 +51,10 @@ pub enum PredictError {
     #[error(
         "nothing is known of the speed of {arch}: its tuning table has no [target.compute_unit] or no [target.product]"
     )]
-    Unknown {
-        /// The arch.
-        arch: String,
-    },
+    Unknown { arch: String },
     /// LLVM knows the processor and has no model of its speed, or does not know it.
     #[error("llvm-mca has no model of {arch}")]
-    NoModel {
-        /// The arch.
-        arch: String,
-    },
+    NoModel { arch: String },
     /// Its loop does not stay in the instruction cache.
     #[error("its loop of {code_bytes} bytes is more than the instruction cache of {cache_bytes} holds: no prediction")]
     LongLoop {
@@ -160,7 +152,7 @@ impl<'a> Predictor<'a> {
     ///
     /// # Errors
     /// [`PredictError`].
-    pub fn read(&self, rendered: Rendered, object: &[u8]) -> Result<Compiled, PredictError> {
+    pub(crate) fn read(&self, rendered: Rendered, object: &[u8]) -> Result<Compiled, PredictError> {
         let uses = examine(object, &rendered.spec(), &rendered.resources, self.target)?;
         let (outside, loops) = match self.target.platform {
             Platform::Nvidia => self.read_sass(cubin_code(object, &rendered.entry)?, &rendered.entry),
@@ -177,7 +169,7 @@ impl<'a> Predictor<'a> {
         let cache_bytes = self.chip.instruction_cache_bytes;
         match code_bytes > cache_bytes {
             true => Err(PredictError::LongLoop { code_bytes, cache_bytes }),
-            false => Ok(Compiled { rendered, uses, code, chip: self.chip }),
+            false => Ok(Compiled { rendered, code, chip: self.chip }),
         }
     }
 

@@ -31,37 +31,35 @@ const NVIDIA_MAX_BLOCKS: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chip {
     /// Compute units: CUs, on RDNA halves of a WGP, on NVIDIA SMs.
-    pub units: u32,
-    /// SIMDs of one.
-    pub simds: u32,
+    pub(crate) units: u32,
+    pub(crate) simds: u32,
     /// Waves that a SIMD keeps at most.
-    pub waves_per_simd: u32,
+    pub(crate) waves_per_simd: u32,
     /// Vector registers that a lane of a SIMD's file has, for all of its waves.
-    pub vgprs: u32,
+    pub(crate) vgprs: u32,
     /// A wave's registers are rounded up to a multiple of this.
-    pub vgpr_granule: u32,
+    pub(crate) vgpr_granule: u32,
     /// LDS of one unit, in bytes.
-    pub lds_bytes: u32,
+    pub(crate) lds_bytes: u32,
     /// Blocks of several waves that a unit holds at most.
-    pub max_blocks: u32,
+    pub(crate) max_blocks: u32,
     /// Blocks of one wave that a unit holds at most.
-    pub max_one_wave_blocks: u32,
+    pub(crate) max_one_wave_blocks: u32,
     /// Lanes of a wave.
-    pub wave_size: u32,
-    /// Its highest clock.
-    pub clock_hz: f64,
+    pub(crate) wave_size: u32,
+    pub(crate) clock_hz: f64,
     /// What its memory gives a kernel.
-    pub memory_bytes_per_s: f64,
+    pub(crate) memory_bytes_per_s: f64,
     /// What its last cache gives a kernel.
-    pub cache_bytes_per_s: f64,
+    pub(crate) cache_bytes_per_s: f64,
     /// Cycles until a load has its bytes from memory.
-    pub latency_cycles: f64,
+    pub(crate) latency_cycles: f64,
     /// Seconds of a launch that does nothing, in a captured graph.
-    pub launch_s: f64,
+    pub(crate) launch_s: f64,
     /// Bytes of instructions that are fetched from nearby.
-    pub instruction_cache_bytes: u64,
+    pub(crate) instruction_cache_bytes: u64,
     /// Operations of all matrix units in a second; 0 without any.
-    pub matrix_flop_per_s: f64,
+    pub(crate) matrix_flop_per_s: f64,
 }
 
 impl Chip {
@@ -103,7 +101,7 @@ impl Chip {
     }
 
     /// Blocks of a kernel that one unit holds at a time; 0 if it has no room for one.
-    pub fn blocks_per_unit(&self, code: &Code, block_size: u32) -> u32 {
+    pub(crate) fn blocks_per_unit(&self, code: &Code, block_size: u32) -> u32 {
         let waves = block_size.div_ceil(self.wave_size).max(1);
         let by_lds = self.lds_bytes.checked_div(code.lds_bytes).unwrap_or(u32::MAX);
         let unit = ComputeUnit {

@@ -32,11 +32,10 @@ pub use chip::Chip;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
     /// Address of its first instruction.
-    pub address: u64,
-    /// Instructions.
+    pub(crate) address: u64,
     pub n_instructions: usize,
     /// Bytes from the first of these to the last.
-    pub code_bytes: u64,
+    pub(crate) code_bytes: u64,
     /// Cycles of a wave that has the SIMD for itself and waits for every result.
     pub alone_cycles: f64,
     /// Cycles that it keeps the busiest unit of its SIMD: with enough waves a round takes no longer.
@@ -62,13 +61,11 @@ pub struct Code {
     pub outside: Round,
 }
 
-/// A launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Blocks.
-    pub n_blocks: u64,
+pub(crate) struct Geometry {
+    pub(crate) n_blocks: u64,
     /// Threads of a block.
-    pub block_size: u32,
+    pub(crate) block_size: u32,
 }
 
 /// The time of one launch, in its parts. They overlap: see [`Prediction::seconds`].
@@ -102,7 +99,6 @@ pub enum Bound {
     Compute,
     /// Waiting: too few waves, or a last generation of few blocks.
     Latency,
-    /// The launch.
     Launch,
 }
 
@@ -146,7 +142,7 @@ impl Prediction {
 ///
 /// - `flop`: operations that it goes through, those that are done for nothing among them
 /// - `bytes`: what it has to bring and store at least
-pub fn predict(code: &Code, geometry: Geometry, flop: Option<f64>, bytes: f64, chip: &Chip) -> Prediction {
+pub(crate) fn predict(code: &Code, geometry: Geometry, flop: Option<f64>, bytes: f64, chip: &Chip) -> Prediction {
     let n_blocks = geometry.n_blocks as f64;
     let waves_per_block = f64::from(geometry.block_size.div_ceil(chip.wave_size).max(1));
     let n_waves = n_blocks * waves_per_block;

@@ -50,12 +50,11 @@ pub(super) struct Gate {
 /// A kernel that is right.
 pub(super) struct Passed {
     /// The largest error, as a fraction of the tolerance.
-    pub worst: f64,
+    pub(crate) worst: f64,
     /// SHA-256 of what was looked at, the tolerance, what was wanted and what was found, in hex.
-    pub evidence: String,
+    pub(crate) evidence: String,
 }
 
-/// A sampled output.
 struct Written {
     spec: ArgSpec,
     /// Of each axis the entries that are looked at.
@@ -65,7 +64,7 @@ struct Written {
 }
 
 impl Gate {
-    pub fn new(
+    pub(crate) fn new(
         args: &[Arg],
         axes: &[String],
         problem: &Problem,
@@ -99,18 +98,18 @@ impl Gate {
         Ok(Self { written, want, of_rounded, description, wanted, bytes: RefCell::default() })
     }
 
-    pub fn describe(&self) -> &str {
+    pub(crate) fn describe(&self) -> &str {
         &self.description
     }
 
     /// The memory that is looked at, of arguments that are only written.
-    pub fn looked_at(&self, memory: &Memory) -> Vec<BufferView> {
+    pub(crate) fn looked_at(&self, memory: &Memory) -> Vec<BufferView> {
         let only_written = self.written.iter().filter(|written| written.spec.access == Access::Write);
         only_written.flat_map(|written| written.rows(memory)).collect()
     }
 
     /// Holds what a launch left against the reference.
-    pub fn check(&self, driver: &dyn Driver, memory: &Memory, kernel: &Rendered) -> Result<Passed, Wrong> {
+    pub(crate) fn check(&self, driver: &dyn Driver, memory: &Memory, kernel: &Rendered) -> Result<Passed, Wrong> {
         let mut worst: f64 = 0.0;
         let mut evidence = self.wanted.clone();
         evidence.update(format!("{:?}\n", kernel.tolerance));

@@ -8,7 +8,7 @@ const NOISE: f64 = 1e-3;
 /// the sum of their distances along each axis: what is known of one side of a step says little of the other, and times
 /// of kernels have steps (a block more or less on a compute unit). (C. E. Rasmussen and C. K. I. Williams, *Gaussian
 /// Processes for Machine Learning*, 2006, section 2.2; the Cholesky factor grows by a row with each observation.)
-pub struct GaussianProcess<'a> {
+pub(crate) struct GaussianProcess<'a> {
     places: &'a [Vec<f64>],
     mean: Vec<f64>,
     variance: Vec<f64>,
@@ -18,13 +18,13 @@ pub struct GaussianProcess<'a> {
 
 impl<'a> GaussianProcess<'a> {
     /// - `places`: their coordinates, all of the same number of axes
-    pub fn new(places: &'a [Vec<f64>]) -> Self {
+    pub(crate) fn new(places: &'a [Vec<f64>]) -> Self {
         Self { places, mean: vec![0.0; places.len()], variance: vec![1.0; places.len()], rows: Vec::new() }
     }
 
     /// The function was seen at the place of this index, or will be (`None`): then what is not known there shrinks, and
     /// means stay.
-    pub fn observe(&mut self, at: usize, value: Option<f64>) {
+    pub(crate) fn observe(&mut self, at: usize, value: Option<f64>) {
         let deviation = (self.variance[at] + NOISE).sqrt();
         let surprise = value.map_or(0.0, |value| (value - self.mean[at]) / deviation);
         let mut row: Vec<f64> = self.places.iter().map(|place| likeness(place, &self.places[at])).collect();
@@ -41,12 +41,12 @@ impl<'a> GaussianProcess<'a> {
     }
 
     /// The value that is expected at the place of this index.
-    pub fn mean(&self, at: usize) -> f64 {
+    pub(crate) fn mean(&self, at: usize) -> f64 {
         self.mean[at]
     }
 
     /// How far from it the value may well be.
-    pub fn deviation(&self, at: usize) -> f64 {
+    pub(crate) fn deviation(&self, at: usize) -> f64 {
         self.variance[at].sqrt()
     }
 }

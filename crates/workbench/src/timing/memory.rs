@@ -99,7 +99,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub fn new(
+    pub(crate) fn new(
         driver: &dyn Driver,
         args: &[ArgSpec],
         setup: &Setup,
@@ -149,17 +149,17 @@ impl Memory {
         Ok(buffer)
     }
 
-    pub fn n_copies(&self) -> usize {
+    pub(crate) fn n_copies(&self) -> usize {
         self.n_copies
     }
 
     /// The memory of an argument that is written.
-    pub fn written(&self, name: &str) -> &BufferView {
+    pub(crate) fn written(&self, name: &str) -> &BufferView {
         &self.places[name][0]
     }
 
     /// Poisons what the gate will look at, and gives back their contents to arguments that are read and written.
-    pub fn reset(&self, driver: &dyn Driver, gate: &Gate) -> Result<(), GpuError> {
+    pub(crate) fn reset(&self, driver: &dyn Driver, gate: &Gate) -> Result<(), GpuError> {
         for view in gate.looked_at(self) {
             driver.fill(&view, POISON)?;
         }
@@ -167,7 +167,7 @@ impl Memory {
     }
 
     /// A kernel's launches, one for each copy of the weights.
-    pub fn launches(
+    pub(crate) fn launches(
         &self,
         driver: &dyn Driver,
         kernel: &Rendered,
@@ -222,25 +222,25 @@ pub(super) struct Launches {
 
 impl Launches {
     /// At least so many, in whole rounds.
-    pub fn repeat(&mut self, at_least: usize) {
+    pub(crate) fn repeat(&mut self, at_least: usize) {
         let rounds = at_least.min(MAX_LAUNCHES).div_ceil(self.args.len());
         self.n = self.args.len() * rounds.max(1);
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.n
     }
 
-    pub fn nth(&self, i: usize) -> Launch<'_> {
+    pub(crate) fn nth(&self, i: usize) -> Launch<'_> {
         let args = &self.args[i % self.args.len()];
         Launch { grid: self.grid, scratch_bytes: self.scratch_bytes, args }
     }
 
-    pub fn each(&self) -> impl Iterator<Item = Launch<'_>> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = Launch<'_>> {
         (0..self.n).map(|i| self.nth(i))
     }
 
-    pub fn all<'k>(&'k self, kernel: &'k Kernel) -> Captured<'k> {
+    pub(crate) fn all<'k>(&'k self, kernel: &'k Kernel) -> Captured<'k> {
         self.each().map(|launch| (kernel, launch)).collect()
     }
 }

@@ -8,7 +8,7 @@ mod gate;
 mod gaussian_process;
 mod memory;
 mod run;
-pub mod search;
+pub(crate) mod search;
 mod setup;
 
 use std::cell::Cell;
@@ -77,29 +77,25 @@ pub struct Setup {
 /// A template with complete, legal parameters.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The template.
     pub template: Arc<Template>,
-    /// Its parameters.
     pub params: Params,
 }
 
 /// What came of a candidate that is right.
 #[derive(Clone, Debug)]
 pub struct Timed {
-    /// Which.
-    pub candidate: Candidate,
     /// Time of one launch in each round, in microseconds, rising.
-    pub times_us: Vec<f64>,
+    pub(crate) times_us: Vec<f64>,
     /// The largest error of the gate, as a fraction of the tolerance.
-    pub worst: f64,
+    pub(crate) worst: f64,
     /// SHA-256 of what the gate looked at, in hex.
-    pub evidence: String,
+    pub(crate) evidence: String,
     /// SHA-256 of the object, in hex.
-    pub object: String,
+    pub(crate) object: String,
     /// What a GPU's object uses.
-    pub uses: Option<KernelFacts>,
+    pub(crate) uses: Option<KernelFacts>,
     /// SHA-256 of the rendered source, in hex.
-    pub source: String,
+    pub(crate) source: String,
 }
 
 /// Why nothing can be timed.
@@ -114,7 +110,6 @@ pub enum TimingError {
     /// The op has no reference, or the case does not fit it.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// The device refuses.
     #[error("could not put the inputs on the device")]
     Device(#[from] GpuError),
     /// A tensor that a run is to keep is none of its.
@@ -153,11 +148,6 @@ impl Timed {
     pub fn median_us(&self) -> f64 {
         quantile(&self.times_us, 0.5)
     }
-
-    /// How far apart the middle half of its times lies, as a fraction of the median.
-    pub fn spread(&self) -> f64 {
-        (quantile(&self.times_us, 0.75) - quantile(&self.times_us, 0.25)) / self.median_us()
-    }
 }
 
 /// A quantile of rising numbers, between neighbours where it falls between them.
@@ -169,7 +159,6 @@ fn quantile(rising: &[f64], q: f64) -> f64 {
 
 /// A candidate on the device, right, with its launches.
 struct Ready {
-    candidate: Candidate,
     kernel: LoadedKernel,
     launches: Launches,
     graph: Option<Graph>,
@@ -224,12 +213,12 @@ impl<'a> Bench<'a> {
     }
 
     /// How much of the outputs is compared with the reference, in words.
-    pub fn compared(&self) -> &str {
+    pub(crate) fn compared(&self) -> &str {
         self.gate.describe()
     }
 
     /// Copies of the weights that launches go round in.
-    pub fn n_copies(&self) -> usize {
+    pub(crate) fn n_copies(&self) -> usize {
         self.memory.n_copies()
     }
 
@@ -256,7 +245,7 @@ impl<'a> Bench<'a> {
                 runs(i); // what loads may run already
                 Ok((self.pipeline.load(rendered, &object.object, object.origin)?, digest))
             });
-            let made = loaded.and_then(|(kernel, object)| self.ready(candidate.clone(), kernel, object));
+            let made = loaded.and_then(|(kernel, object)| self.ready(kernel, object));
             ready.push((candidate, made));
         }
         let checked_s = begun.elapsed().as_secs_f64();
@@ -278,7 +267,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Checks a kernel, and prepares its launches.
-    fn ready(&self, candidate: Candidate, kernel: LoadedKernel, object: String) -> Result<Ready, CandidateError> {
+    fn ready(&self, kernel: LoadedKernel, object: String) -> Result<Ready, CandidateError> {
         let driver = self.pipeline.driver();
         let mut launches = self.memory.launches(driver, &kernel.rendered, &self.scalars)?;
         self.memory.reset(driver, &self.gate)?;
@@ -289,12 +278,12 @@ impl<'a> Bench<'a> {
         let once_us = once.as_secs_f64() * 1e6;
         let best_us = self.best_us.get();
         if once_us > SLOW.0 * best_us + SLOW.1 {
-            return Ok(Ready { candidate, kernel, launches, graph: None, slow_us: Some(once_us), object, passed });
+            return Ok(Ready { kernel, launches, graph: None, slow_us: Some(once_us), object, passed });
         }
         self.best_us.set(best_us.min(once_us));
         launches.repeat((REPLAY_US / once_us.max(0.1)).ceil() as usize);
         let graph = driver.capture(&launches.all(&kernel.kernel))?;
-        Ok(Ready { candidate, kernel, launches, graph, slow_us: None, object, passed })
+        Ok(Ready { kernel, launches, graph, slow_us: None, object, passed })
     }
 
     fn time_all(
@@ -353,7 +342,7 @@ impl Ready {
         let source = Digest::of(self.kernel.rendered.source.as_bytes()).to_string();
         let Passed { worst, evidence } = self.passed;
         let (uses, object) = (self.kernel.uses, self.object);
-        Timed { candidate: self.candidate, times_us, worst, evidence, object, uses, source }
+        Timed { times_us, worst, evidence, object, uses, source }
     }
 }
 

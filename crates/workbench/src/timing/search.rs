@@ -25,7 +25,7 @@ const LEAST_SPREAD: f64 = 0.02;
 /// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid and
 /// those that a Gaussian process over the logarithms of the times believes to be the fastest, less one standard
 /// deviation of what it does not know; at the end those that are one step from the fastest, again and again.
-pub struct Search<'a> {
+pub(crate) struct Search<'a> {
     legal: &'a [Params],
     first: Option<Vec<Params>>,
     most: usize,
@@ -40,7 +40,7 @@ pub struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// - `most`: parameters that are tried, at most
-    pub fn new(legal: &'a [Params], first: Vec<Params>, most: usize) -> Self {
+    pub(crate) fn new(legal: &'a [Params], first: Vec<Params>, most: usize) -> Self {
         let most = most.max(first.len());
         let (places, steps) = places(legal);
         let tried = BTreeMap::new();
@@ -51,7 +51,7 @@ impl<'a> Search<'a> {
     ///
     /// - `rival_us`: the best time of any other way, in microseconds. Who is twice as slow after a first look around is
     ///   left, and later who is still slower by half, by a third, by a quarter
-    pub fn next(&mut self, rival_us: f64) -> Vec<Params> {
+    pub(crate) fn next(&mut self, rival_us: f64) -> Vec<Params> {
         if let Some(first) = self.first.take() {
             return first;
         }
@@ -79,14 +79,14 @@ impl<'a> Search<'a> {
 
     /// What came of those that [`Search::next`] gave: their times in microseconds, `None` for those that are not to be
     /// used.
-    pub fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
+    pub(crate) fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
         let best_us = times_us.iter().flatten().copied().fold(f64::INFINITY, f64::min);
         self.n_vain = if best_us < self.best_us() * (1.0 - FASTER) { 0 } else { self.n_vain + 1 };
         self.tried.extend(params.into_iter().zip(times_us));
     }
 
     /// How many were tried.
-    pub fn n_tried(&self) -> usize {
+    pub(crate) fn n_tried(&self) -> usize {
         self.tried.len()
     }
 
@@ -145,7 +145,7 @@ impl<'a> Search<'a> {
 }
 
 /// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
-pub fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
+pub(crate) fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
     let n = most.min(ROUND);
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {

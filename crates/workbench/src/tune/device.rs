@@ -24,27 +24,28 @@ const MAX_FALSE_STARTS: usize = 3;
 
 /// A device, in a process of its own.
 pub struct Device<'a> {
-    /// This program.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// What it is told: its side is [`super::worker::run`], for the same job.
-    pub words: Vec<OsString>,
+    pub(crate) words: Vec<OsString>,
     /// How long a kernel may run.
-    pub deadline: Duration,
+    pub(crate) deadline: Duration,
     /// The device in words.
-    pub name: String,
+    pub(crate) name: String,
     /// What is compiled for.
-    pub target: &'a Target,
+    pub(crate) target: &'a Target,
     /// The cache and the compiler.
-    pub store: &'a Store,
+    pub(crate) store: &'a Store,
     process: Option<Running>,
 }
 
 /// What came of a part of the kernels.
 enum Came {
-    /// A verdict for each.
     Verdicts(Vec<Verdict>),
     /// A kernel ended the process.
-    Died { at: usize, death: Death },
+    Died {
+        at: usize,
+        death: Death,
+    },
     /// It ended, or could not begin, before a kernel ran.
     Not(String),
 }

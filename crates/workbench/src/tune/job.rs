@@ -213,7 +213,7 @@ impl Job {
     }
 
     /// The scalars and the kind of the inputs of a piece, with what its node says besides.
-    pub fn setup(&self, piece: &Piece) -> Setup {
+    pub(crate) fn setup(&self, piece: &Piece) -> Setup {
         let Asked { problem, scalars, .. } = &self.asked[piece.problem];
         Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
     }

@@ -35,7 +35,6 @@ pub struct JournalError {
     source: io::Error,
 }
 
-/// A line.
 #[derive(Serialize, Deserialize)]
 struct Line {
     key: String,
@@ -98,7 +97,7 @@ impl Journal {
     }
 
     /// Whether something was said, without counting.
-    pub fn has(&self, key: &Key) -> bool {
+    pub(crate) fn has(&self, key: &Key) -> bool {
         self.known.contains_key(&key.digest)
     }
 

@@ -46,16 +46,15 @@ pub enum JudgeError {
 /// A kernel to be judged.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Which.
     pub candidate: Candidate,
     /// Its source and launch.
-    pub rendered: Rendered,
+    pub(crate) rendered: Rendered,
     /// What the compiler is asked.
-    pub request: Request,
+    pub(crate) request: Request,
     /// Of the key of its object: source, options, compiler.
-    pub key: Digest,
+    pub(crate) key: Digest,
     /// Whether it is judged though it spills: what runs today, or would be the best at another number of rows.
-    pub is_known: bool,
+    pub(crate) is_known: bool,
 }
 
 /// What came of a kernel.
@@ -65,12 +64,7 @@ pub enum Verdict {
     /// It is right, or taken to be, and takes so long.
     Time(Time),
     /// It is not to be used.
-    Refused {
-        /// In a word.
-        reason: Reason,
-        /// In words.
-        text: String,
-    },
+    Refused { reason: Reason, text: String },
 }
 
 /// How long a kernel takes.
@@ -171,8 +165,7 @@ impl Time {
 }
 
 impl Uses {
-    /// Those of an object.
-    pub fn of(facts: &KernelFacts) -> Self {
+    pub(crate) fn of(facts: &KernelFacts) -> Self {
         Self { vgprs: facts.vgprs, spills: facts.spills(), lds_bytes: facts.lds_bytes }
     }
 }

@@ -10,7 +10,7 @@ pub mod device;
 pub mod job;
 pub mod journal;
 pub mod judge;
-pub mod objects;
+pub(crate) mod objects;
 pub mod predicted;
 mod refine;
 pub mod rekey;

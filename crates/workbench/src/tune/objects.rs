@@ -10,23 +10,23 @@ use kernel::target::Target;
 
 /// A compiled kernel that may be judged.
 #[derive(Clone, Debug)]
-pub struct Object {
+pub(crate) struct Object {
     /// Its bytes.
-    pub bytes: Arc<[u8]>,
+    pub(crate) bytes: Arc<[u8]>,
     /// What a GPU's object uses.
-    pub uses: Option<Uses>,
+    pub(crate) uses: Option<Uses>,
 }
 
 impl Object {
     /// The verdict on one that spills registers.
-    pub fn spills(&self) -> Option<Verdict> {
+    pub(crate) fn spills(&self) -> Option<Verdict> {
         let spills = self.uses.map_or(0, |uses| uses.spills);
         (spills > 0).then(|| Verdict::refused(Reason::Spills, format!("it spills {spills} registers")))
     }
 }
 
 /// The objects, in the order of the kernels, or why there is none that may be used.
-pub fn objects(
+pub(crate) fn objects(
     store: &Store,
     target: &Target,
     kernels: &[Kernel],

@@ -36,7 +36,6 @@ pub struct Predicted<'a> {
     work: Option<(Piece, Work)>,
 }
 
-/// An object, read.
 struct Read {
     compiled: Compiled,
     object: Object,

@@ -11,10 +11,10 @@ use kernel::tuning::table::{APART, Facts, ProvenanceKind, Row, Tokens};
 use kernel::tuning::{Query, TuningTables};
 
 /// Measured times that are no further apart than this are the same, as a fraction.
-pub const NOISE: f64 = 0.02;
+pub(crate) const NOISE: f64 = 0.02;
 
 /// The same of predicted ones; a guess: of the experts the model's choice was no better than chance's.
-pub const DOUBT: f64 = 0.10;
+pub(crate) const DOUBT: f64 = 0.10;
 
 /// What holds at a number of rows is taken to hold at such a part of it more or less.
 const NEARBY: u32 = 4;
@@ -98,7 +98,7 @@ pub(super) fn is_closed(first: u32, last: u32, is_same: bool) -> bool {
 }
 
 /// What the ops of a run take one by one, in microseconds, where it is known.
-pub type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
+pub(crate) type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
 
 /// The row for one number of rows; `None` where the tables say it already.
 #[expect(clippy::too_many_arguments, reason = "what a row is made of")]

@@ -9,8 +9,7 @@ use kernel::tuning::table::Row;
 /// A row that is not what was measured, and where it would be measured again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stale {
-    /// The row.
-    pub row: Row,
+    pub(crate) row: Row,
     /// A problem that it decides, at the number of rows at which it was measured.
     pub piece: Piece,
 }

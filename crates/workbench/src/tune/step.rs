@@ -35,7 +35,6 @@ pub trait Steps {
 /// What came of a work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Which.
     pub work: Work,
     /// Tokens per second as the tables are, of each pair.
     pub before: Vec<f64>,

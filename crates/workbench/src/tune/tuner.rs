@@ -32,34 +32,27 @@ const SHARE_TIMES: f64 = 16.0;
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Which.
     pub candidate: Candidate,
-    /// What came of it.
     pub verdict: Verdict,
 }
 
 /// What came of a piece.
 #[derive(Clone, Debug)]
 pub struct Tuned {
-    /// Which.
     pub piece: Piece,
-    /// Its problem.
     pub problem: Problem,
     /// What a launch has to do.
     pub work: Work,
     /// How many parameter sets of templates were asked about.
     pub n_tried: usize,
     /// What the tables say now; of a run that is not fused now, what they would say.
-    pub present: (String, Params),
+    pub(crate) present: (String, Params),
     /// The row that says it; `None` where none does.
-    pub present_row: Option<Row>,
-    /// Where its numbers come from.
-    pub present_kind: Option<ProvenanceKind>,
+    pub(crate) present_row: Option<Row>,
     /// Of a run of ops, whether one kernel does it now.
     pub is_fused: bool,
     /// Whether it was only asked because the best of its neighbours differ.
     pub is_between: bool,
-    /// What was judged.
     pub entries: Vec<Entry>,
 }
 
@@ -86,16 +79,10 @@ pub enum TuneError {
     Journal(#[from] JournalError),
     /// A thread that had kernels compiled ended in a panic.
     #[error("compiling the candidates ended: {said}")]
-    Compiling {
-        /// What it said.
-        said: String,
-    },
+    Compiling { said: String },
     /// No template has parameters that were asked for.
     #[error("no template of `{op}` has legal parameters as `--variant` and `--params` say")]
-    NothingToTry {
-        /// The op.
-        op: String,
-    },
+    NothingToTry { op: String },
 }
 
 /// What is tried.
@@ -115,13 +102,11 @@ pub struct Effort {
 
 /// Tunes one piece after the other.
 pub struct Tuner<'a> {
-    /// What chooses now.
     pub chooser: &'a Chooser,
     /// The cache and the compiler.
     pub store: &'a Store,
     /// What there is to tune.
     pub job: &'a Job,
-    /// How much is tried.
     pub effort: &'a Effort,
     /// Who says how long kernels take.
     pub judge: &'a mut dyn Judge,
@@ -135,7 +120,7 @@ pub struct Tuner<'a> {
 
 impl Effort {
     /// Most parameter sets of a template that are tried for a number of rows of a problem.
-    pub fn most(&self, problem: usize) -> usize {
+    pub(crate) fn most(&self, problem: usize) -> usize {
         let share = self.shares.get(&problem).copied().unwrap_or(0.0);
         (self.most.max(1) as f64 * (1.0 + SHARE_TIMES * share).min(self.most_times)) as usize
     }
@@ -145,10 +130,9 @@ pub(super) type Entries = BTreeMap<(String, Params), Entry>;
 
 /// Candidates that are asked about.
 pub(super) struct Asked {
-    /// All of them.
-    pub all: Vec<(String, Params)>,
+    pub(crate) all: Vec<(String, Params)>,
     /// Of those that have no entry yet the kernel, or why there is none.
-    pub kernels: Vec<Result<Kernel, Entry>>,
+    pub(crate) kernels: Vec<Result<Kernel, Entry>>,
 }
 
 impl Tuned {
@@ -194,7 +178,7 @@ impl Tuned {
     }
 
     /// For how many rows what the tables say now holds.
-    pub fn present_tokens(&self) -> Tokens {
+    pub(crate) fn present_tokens(&self) -> Tokens {
         self.present_row.as_ref().map_or(Tokens { first: 1, last: None }, |row| row.tokens)
     }
 }
@@ -266,14 +250,12 @@ impl Tuner<'_> {
             Why::Row(row) => Some(row.as_ref().clone()),
             Why::Priority(_) => ranking.rows.first().filter(|row| row.template == APART).cloned(),
         };
-        let provenance = row.as_ref().and_then(|row| self.chooser.tables().provenance(row));
         let tuned = Tuned {
             piece: *piece,
             problem: problem.clone(),
             work: timing::work(self.chooser.library(), problem, &self.job.setup(piece))?,
             n_tried: 0,
             present: (first.template.label(), first.params.clone()),
-            present_kind: provenance.map(|provenance| provenance.kind),
             is_fused: problem.ops.len() > 1 && self.chooser.prefers(problem, n_rows, piece.step).is_ok(),
             present_row: row,
             is_between: false,

@@ -19,28 +19,27 @@ use kernel::tuning::table::ProvenanceKind;
 
 /// A template whose parameters are tried.
 pub(super) struct Walk {
-    pub template: Arc<Template>,
+    pub(crate) template: Arc<Template>,
     /// Its parameters that the problem and the chip allow.
-    pub legal: Vec<Params>,
-    /// Where it begins.
-    pub start: Params,
+    pub(crate) legal: Vec<Params>,
+    pub(crate) start: Params,
     /// Whether the tables say that: then it may spill.
-    pub is_of_a_row: bool,
+    pub(crate) is_of_a_row: bool,
 }
 
 impl Walk {
-    pub fn with(&self, params: Params) -> Candidate {
+    pub(crate) fn with(&self, params: Params) -> Candidate {
         Candidate { template: Arc::clone(&self.template), params }
     }
 
-    pub fn start(&self) -> Candidate {
+    pub(crate) fn start(&self) -> Candidate {
         self.with(self.start.clone())
     }
 
     /// What is tried before anything is known.
     ///
     /// - `before`: what is good at the number of rows before
-    pub fn first(&self, most: usize, before: &[Candidate]) -> Vec<Params> {
+    pub(crate) fn first(&self, most: usize, before: &[Candidate]) -> Vec<Params> {
         let mut first = look_around(&self.legal, &self.start, most.max(1));
         let own = before.iter().filter(|one| one.template.label() == self.template.label());
         let own = own.filter(|one| self.legal.contains(&one.params) && !first.contains(&one.params));

@@ -23,13 +23,12 @@ use kernel::template::Params;
 /// What the parent asks for.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
-    pub piece: Piece,
+    pub(crate) piece: Piece,
     /// Templates and their parameters.
-    pub kernels: Vec<(String, Params)>,
-    pub n_rounds: usize,
+    pub(crate) kernels: Vec<(String, Params)>,
+    pub(crate) n_rounds: usize,
 }
 
-/// What is answered.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Said {
     /// This kernel of the order runs now.

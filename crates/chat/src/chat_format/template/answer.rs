@@ -20,11 +20,9 @@ pub(super) struct PlainAnswer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing came.
     Before,
     /// It is being written.
     Open,
-    /// It ended.
     Over,
 }
 

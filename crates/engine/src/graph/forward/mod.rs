@@ -23,7 +23,7 @@ use model::config::ModelConfig;
 use model::family::FamilyError;
 
 /// Tokens that come with their log-probabilities, beside the one that was taken, in the rows that ask for them.
-pub const N_TOP: usize = 20;
+pub(crate) const N_TOP: usize = 20;
 
 /// What the forward pass depends on besides the model's dimensions.
 #[derive(Clone, Debug)]
@@ -49,9 +49,9 @@ pub struct Strides {
     /// Of `parts.attn` and `parts.mlp`.
     pub sums: usize,
     /// Of `parts.logits`.
-    pub logits: usize,
+    pub(crate) logits: usize,
     /// Of `parts.candidate`.
-    pub candidates: usize,
+    pub(crate) candidates: usize,
     /// Of `arrived`.
     pub arrived: usize,
 }
@@ -63,7 +63,7 @@ impl Strides {
 }
 
 /// How often devices that compute the model together meet in a step: for every sum in a layer, and for the logits.
-pub fn n_meetings(config: &ModelConfig) -> usize {
+pub(crate) fn n_meetings(config: &ModelConfig) -> usize {
     let dims = config.scope();
     let sums = |l| {
         let statements = config.family.forward.statements(&dims, l);
@@ -148,7 +148,6 @@ struct Forward<'a> {
     rows: RowInputs,
     /// How often devices meet in a step.
     n_meetings: usize,
-    /// The sums so far.
     n_sums: usize,
     /// What the last weights' names begin with: `attn`.
     part: String,

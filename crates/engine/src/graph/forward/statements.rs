@@ -26,9 +26,9 @@ use model::family::layer::{Operand, Statement};
 /// What a statement gave.
 #[derive(Clone)]
 pub(super) struct Value {
-    pub tensor: TensorId,
+    pub(crate) tensor: TensorId,
     /// Elements of each dimension in a step of [`PROBE`] rows.
-    pub shape: Vec<u64>,
+    pub(crate) shape: Vec<u64>,
     /// The statement that gave it; `None` of what the layer is given.
     from: Option<usize>,
 }
@@ -45,8 +45,8 @@ pub(super) struct Values {
 /// An argument of a node.
 #[derive(Clone)]
 pub(super) struct Bound {
-    pub tensor: TensorId,
-    pub shape: Option<Vec<u64>>,
+    pub(crate) tensor: TensorId,
+    pub(crate) shape: Option<Vec<u64>>,
 }
 
 impl Forward<'_> {

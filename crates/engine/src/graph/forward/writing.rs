@@ -34,26 +34,27 @@ pub(super) fn known(
 /// What a node has of the layer's cache.
 #[derive(Default)]
 pub(super) struct State {
-    pub dims: BTreeMap<String, u32>,
-    pub flags: BTreeMap<String, bool>,
-    pub scalars: BTreeMap<String, u32>,
+    pub(crate) dims: BTreeMap<String, u32>,
+    pub(crate) flags: BTreeMap<String, bool>,
+    pub(crate) scalars: BTreeMap<String, u32>,
 }
 
 /// A statement that becomes a node.
 #[derive(Clone, Copy)]
 pub(super) struct Writing<'a> {
-    pub statement: &'a Statement,
-    pub contract: &'a Contract,
-    pub layer: Option<usize>,
+    pub(crate) statement: &'a Statement,
+    pub(crate) contract: &'a Contract,
+    pub(crate) layer: Option<usize>,
 }
 
 impl Writing<'_> {
-    pub fn wrong(&self, expected: &str, found: &str) -> FamilyError {
+    /// What is wrong with the statement, as an error.
+    pub(crate) fn wrong(&self, expected: &str, found: &str) -> FamilyError {
         wrong(self.statement, &self.statement.op, expected, found)
     }
 
     /// The argument of this name.
-    pub fn arg(&self, name: &str) -> Result<&Arg, FamilyError> {
+    pub(crate) fn arg(&self, name: &str) -> Result<&Arg, FamilyError> {
         let found = self.contract.args.iter().find(|arg| arg.name == name && !arg.is_scalar());
         found.ok_or_else(|| {
             let names: Vec<&str> = self.tensors().map(|arg| arg.name.as_str()).collect();
@@ -62,12 +63,16 @@ impl Writing<'_> {
     }
 
     /// What it takes tensors for.
-    pub fn tensors(&self) -> impl Iterator<Item = &Arg> {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Arg> {
         self.contract.args.iter().filter(|arg| !arg.is_scalar())
     }
 
     /// What the statement gives.
-    pub fn given(&self, pass: &mut Forward<'_>, values: &mut Values) -> Result<BTreeMap<String, Bound>, ForwardError> {
+    pub(crate) fn given(
+        &self,
+        pass: &mut Forward<'_>,
+        values: &mut Values,
+    ) -> Result<BTreeMap<String, Bound>, ForwardError> {
         let mut args = BTreeMap::new();
         for given in &self.statement.args {
             match (&given.operand, &given.name) {
@@ -151,7 +156,11 @@ impl Writing<'_> {
     }
 
     /// What is not given and is called as the argument is.
-    pub fn found_by_name(&self, args: &mut BTreeMap<String, Bound>, values: &mut Values) -> Result<(), FamilyError> {
+    pub(crate) fn found_by_name(
+        &self,
+        args: &mut BTreeMap<String, Bound>,
+        values: &mut Values,
+    ) -> Result<(), FamilyError> {
         for arg in self.tensors().filter(|arg| arg.access == Access::Read && !arg.is_weights) {
             if args.contains_key(&arg.name) || arg.name == "x" {
                 continue;
@@ -171,7 +180,11 @@ impl Writing<'_> {
     }
 
     /// What is the cache's, of an op that has its arguments.
-    pub fn state(&self, pass: &mut Forward<'_>, args: &mut BTreeMap<String, Bound>) -> Result<State, FamilyError> {
+    pub(crate) fn state(
+        &self,
+        pass: &mut Forward<'_>,
+        args: &mut BTreeMap<String, Bound>,
+    ) -> Result<State, FamilyError> {
         if !self.tensors().any(|arg| arg.name == "k_cache") {
             return Ok(State::default());
         }
@@ -200,7 +213,7 @@ impl Writing<'_> {
     }
 
     /// The contract's dims.
-    pub fn dims(
+    pub(crate) fn dims(
         &self,
         args: &BTreeMap<String, Bound>,
         state: BTreeMap<String, u32>,
@@ -230,7 +243,7 @@ impl Writing<'_> {
     }
 
     /// Those flags that neither an argument nor the cache tells.
-    pub fn flags(&self, flags: &mut BTreeMap<String, bool>, scope: &Arc<Scope>) -> Result<(), ForwardError> {
+    pub(crate) fn flags(&self, flags: &mut BTreeMap<String, bool>, scope: &Arc<Scope>) -> Result<(), ForwardError> {
         flags.retain(|name, _| self.contract.flags.contains_key(name));
         for name in self.contract.flags.keys() {
             if let Some(Operand::Expression(expression)) = self.statement.operand(name) {
@@ -243,7 +256,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    pub fn constants(&self, pass: &Forward<'_>) -> Result<BTreeMap<String, f32>, FamilyError> {
+    pub(crate) fn constants(&self, pass: &Forward<'_>) -> Result<BTreeMap<String, f32>, FamilyError> {
         let is_number = |name: &str| pass.config.family.numbers.iter().any(|number| number.name == name);
         let constant = |name: &String| {
             let value = match self.statement.operand(name) {
@@ -258,7 +271,7 @@ impl Writing<'_> {
     }
 
     /// The types that the contract leaves open.
-    pub fn dtypes(
+    pub(crate) fn dtypes(
         &self,
         pass: &Forward<'_>,
         args: &BTreeMap<String, Bound>,
@@ -279,19 +292,19 @@ impl Writing<'_> {
     }
 
     /// The arguments of the tensors that it gives.
-    pub fn outputs(&self, args: &BTreeMap<String, Bound>) -> Vec<&Arg> {
+    pub(crate) fn outputs(&self, args: &BTreeMap<String, Bound>) -> Vec<&Arg> {
         let is_output = |arg: &&Arg| arg.access == Access::Write && !args.contains_key(&arg.name);
         self.tensors().filter(is_output).collect()
     }
 
     /// An argument's shape in a step of [`PROBE`] rows.
-    pub fn shape(&self, arg: &Arg, known: &Arc<Scope>) -> Result<Vec<u64>, FamilyError> {
+    pub(crate) fn shape(&self, arg: &Arg, known: &Arc<Scope>) -> Result<Vec<u64>, FamilyError> {
         let shape = arg.shape.iter().flatten().map(|expression| expression.whole(known));
         Ok(shape.collect::<Result<_, _>>()?)
     }
 
     /// What is given has the shapes that the contract wants.
-    pub fn check_shapes(&self, args: &BTreeMap<String, Bound>, known: &Arc<Scope>) -> Result<(), FamilyError> {
+    pub(crate) fn check_shapes(&self, args: &BTreeMap<String, Bound>, known: &Arc<Scope>) -> Result<(), FamilyError> {
         for arg in self.tensors() {
             let Some(found) = args.get(&arg.name).and_then(|bound| bound.shape.as_ref()) else { continue };
             let expected = self.shape(arg, known)?;

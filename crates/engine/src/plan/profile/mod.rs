@@ -43,7 +43,6 @@ pub struct Profile {
 /// The launches of one node of every layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProfileEntry {
-    /// Launches.
     pub calls: usize,
     /// Time of all of them, one following the other.
     pub time: Duration,
@@ -59,7 +58,6 @@ impl Profile {
         *self.entries.entry((node.to_owned(), template.to_owned())).or_default() += added;
     }
 
-    /// Adds other steps.
     pub(super) fn add_all(&mut self, other: &Self) {
         self.steps += other.steps;
         self.step_time += other.step_time;
@@ -104,13 +102,13 @@ struct Alike {
 impl Profiler {
     /// - `is_alone`: whether no other device takes part in the steps. Where one does, nothing is launched that it does
     ///   not launch too: they meet once in a step, and what one writes the other reads.
-    pub fn new(which: Profiled, is_alone: bool) -> Self {
+    pub(crate) fn new(which: Profiled, is_alone: bool) -> Self {
         Self { which, total: Profile::default(), alike: HashMap::new(), is_in_order: !is_alone }
     }
 
     /// Takes times of a step that was prepared and is to run now. `true`, and it has run, where its launches were timed
     /// as they were made; else it must still run, which puts right whatever was changed here.
-    pub fn step(&mut self, steps: &Steps<'_>, shape: StepShape) -> Result<bool, PlanError> {
+    pub(crate) fn step(&mut self, steps: &Steps<'_>, shape: StepShape) -> Result<bool, PlanError> {
         let alike = self.alike.entry((shape.kind, shape.n_rows.next_power_of_two().ilog2())).or_default();
         let rounds = match self.which {
             Profiled::Every { rounds } => Some(rounds),
@@ -132,8 +130,7 @@ impl Profiler {
         Ok(self.is_in_order)
     }
 
-    /// What was found.
-    pub fn finish(self) -> Profile {
+    pub(crate) fn finish(self) -> Profile {
         self.total
     }
 }

@@ -42,7 +42,6 @@ pub struct Entry {
 /// A fresh object.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// The compiled code.
     pub object: Vec<u8>,
     /// What the compiler said.
     pub log: String,
@@ -74,21 +73,20 @@ impl Entry {
 #[serde(deny_unknown_fields)]
 pub struct Meta {
     /// The version of the key's encoding and of this file.
-    pub schema: u32,
+    pub(crate) schema: u32,
     /// What people call the kernel, `op/variant`.
     pub label: String,
     /// When it was made, in seconds since 1970.
-    pub created_unix_s: u64,
+    pub(crate) created_unix_s: u64,
     /// How long compiling took.
     pub compile_ms: u64,
     /// The compiler, described for people.
     pub compiler_description: String,
     /// The digest of the file `log`.
-    pub log_sha256: Digest,
+    pub(crate) log_sha256: Digest,
     /// The file `object`; none where the failure to compile is remembered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<ObjectRecord>,
-    /// The key.
     pub key: KeyRecord,
 }
 
@@ -96,10 +94,8 @@ pub struct Meta {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectRecord {
-    /// Its size.
     pub len_bytes: u64,
-    /// Its digest.
-    pub sha256: Digest,
+    pub(crate) sha256: Digest,
 }
 
 /// A [`KernelKey`] without the source, which lies beside it. The backend is text, since another version of the
@@ -109,7 +105,6 @@ pub struct ObjectRecord {
 pub struct KeyRecord {
     /// The digest of the file `source`.
     pub source_sha256: Digest,
-    /// The full target id.
     pub target: String,
     /// The name of the kernel in the object.
     pub entry: String,
@@ -123,7 +118,7 @@ pub struct KeyRecord {
 
 impl KeyRecord {
     /// What an entry records of a key.
-    pub fn of(key: &KernelKey) -> Self {
+    pub(crate) fn of(key: &KernelKey) -> Self {
         Self {
             source_sha256: Digest::of(key.source.as_bytes()),
             target: key.target.clone(),
@@ -199,7 +194,6 @@ pub enum Damage {
     Distrusted {
         /// Which file; `.` is the entry, `..` the folder above it.
         file: &'static str,
-        /// Why not.
         #[source]
         source: Distrust,
     },
@@ -214,18 +208,10 @@ pub enum Damage {
     },
     /// A file is larger than any file of an entry.
     #[error("`{file}` has {found} bytes; expected at most {MAX_FILE_BYTES}")]
-    TooLarge {
-        /// Which file.
-        file: &'static str,
-        /// Its size.
-        found: u64,
-    },
+    TooLarge { file: &'static str, found: u64 },
     /// A file is not what was written.
     #[error("`{file}` does not match its SHA-256")]
-    Checksum {
-        /// Which file.
-        file: &'static str,
-    },
+    Checksum { file: &'static str },
     /// The object is what was written, and what was written is no object.
     #[error("`object` cannot be loaded")]
     Object(#[source] gpu::elf::ElfError),
@@ -246,10 +232,7 @@ pub enum Damage {
     },
     /// A file that no entry has.
     #[error("it holds `{name}`, which is no file of an entry")]
-    Stranger {
-        /// The file's name.
-        name: String,
-    },
+    Stranger { name: String },
 }
 
 impl Damage {
@@ -350,7 +333,6 @@ impl OpenedEntry {
         Ok(bytes)
     }
 
-    /// Checks everything.
     fn check(&self, digest: &Digest) -> Result<Stored, Damage> {
         let Ok(used) = self.hold() else { return Ok(Stored::Absent) };
         let meta = self.meta()?;

@@ -34,7 +34,6 @@ pub struct Removed {
     pub kept_pinned: usize,
     /// Entries that would have been removed, did no process use them.
     pub kept_in_use: usize,
-    /// What is left.
     pub left_bytes: u64,
 }
 

@@ -11,7 +11,6 @@ use hint::chain;
 /// What looking up a key gives, and why.
 #[derive(Clone, Debug)]
 pub enum Explanation {
-    /// It is there.
     Hit {
         /// The digest of the key.
         digest: Digest,
@@ -42,7 +41,6 @@ pub enum Explanation {
 /// differing fields, then the fewest differing lines of source, then the newest.
 #[derive(Clone, Debug)]
 pub struct Nearest {
-    /// Its digest.
     pub digest: Digest,
     /// What it records of itself.
     pub meta: Meta,
@@ -71,7 +69,7 @@ struct Side<'a> {
 
 impl Folder {
     /// As [`super::Cache::explain`].
-    pub fn explain(&self, key: &KernelKey) -> Explanation {
+    pub(crate) fn explain(&self, key: &KernelKey) -> Explanation {
         let digest = key.digest();
         match self.read(&digest) {
             Ok(Stored::Object(entry)) => return Explanation::Hit { digest, meta: entry.meta },

@@ -22,13 +22,11 @@ const ASIDE_MAX_BYTES: u64 = 64 << 20;
 /// Why the cache on the disk cannot do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// No folder is known.
     #[error("could not find this user's cache folder")]
     NoHome,
     /// A folder of the cache could not be made or read.
     #[error("could not open the cache folder `{}`", path.display())]
     Open {
-        /// The folder.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -37,16 +35,13 @@ pub enum CacheError {
     /// A folder of the cache is not safe to use.
     #[error("could not trust the cache folder `{}`", path.display())]
     Distrusted {
-        /// The folder.
         path: PathBuf,
-        /// Why not.
         #[source]
         source: Distrust,
     },
     /// Something in the cache could not be read.
     #[error("could not read `{}`", path.display())]
     Read {
-        /// What.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -55,7 +50,6 @@ pub enum CacheError {
     /// Something could not be written.
     #[error("could not write `{}`", path.display())]
     Write {
-        /// What.
         path: PathBuf,
         /// What the system says.
         #[source]
@@ -64,46 +58,27 @@ pub enum CacheError {
     /// An entry that was asked for is damaged.
     #[error("could not use the cache entry `{}`", path.display())]
     Damaged {
-        /// The entry.
         path: PathBuf,
-        /// In what way.
         #[source]
         source: Damage,
     },
     /// No entry begins with these digits.
     #[error("could not find a cache entry whose digest begins with `{prefix}`")]
-    NoSuchEntry {
-        /// What was asked for.
-        prefix: String,
-    },
+    NoSuchEntry { prefix: String },
     /// Several entries begin with these digits.
     #[error("could not tell which cache entry `{prefix}` means: {}", matches.join(", "))]
-    Ambiguous {
-        /// What was asked for.
-        prefix: String,
-        /// What it may mean.
-        matches: Vec<String>,
-    },
+    Ambiguous { prefix: String, matches: Vec<String> },
     /// Checking the cache brought something to light.
     #[error("found {count} {} in the cache", if *count == 1 { "problem" } else { "problems" })]
-    Findings {
-        /// How many.
-        count: usize,
-    },
+    Findings { count: usize },
     /// Text that should be a size.
     #[error("could not read `{text}` as a size; expected a whole number and a unit, such as `500MB` or `2GiB`")]
-    Size {
-        /// The text.
-        text: String,
-    },
+    Size { text: String },
     /// `$GPTOSS_JIT_CACHE_SIZE` is not a size.
     #[error(
         "could not use `GPTOSS_JIT_CACHE_SIZE={text}`: expected a whole number and a unit, such as `500MB` or `2GiB`"
     )]
-    SizeVariable {
-        /// What it is.
-        text: String,
-    },
+    SizeVariable { text: String },
 }
 
 impl Hint for CacheError {

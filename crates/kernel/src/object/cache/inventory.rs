@@ -22,7 +22,6 @@ const FILES: [&str; 6] = ["object", "source", "log", "meta.toml", "used", "pin"]
 pub struct Listed {
     /// The digest of its key, from its name.
     pub digest: Digest,
-    /// Its folder.
     pub path: PathBuf,
     /// What it records of itself, or why that cannot be read.
     pub meta: Result<Meta, Damage>,
@@ -44,9 +43,7 @@ impl Listed {
 /// Something in the tree that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Where.
     pub path: PathBuf,
-    /// What.
     pub problem: String,
 }
 

@@ -82,7 +82,6 @@ pub enum Lookup {
         /// What the compiler said.
         log: String,
     },
-    /// Nothing.
     Miss,
 }
 

@@ -16,7 +16,6 @@ pub enum Distrust {
     /// Something else than a regular file: a symbolic link, a pipe, a folder.
     #[error("it is not a regular file")]
     NotAFile,
-    /// Another user's.
     #[error("it belongs to user {found}, not to user {expected}")]
     Owner {
         /// The user id of this process.

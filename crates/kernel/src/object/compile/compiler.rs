@@ -58,10 +58,8 @@ pub trait Compiler: fmt::Debug + Sync {
 /// A fixed kernel. The digest of its object is part of the compiler's identity.
 #[derive(Clone, Copy, Debug)]
 pub struct Canary {
-    /// The source, whole.
-    pub source: &'static str,
-    /// The kernel's name.
-    pub entry: &'static str,
+    pub(crate) source: &'static str,
+    pub(crate) entry: &'static str,
     /// Options; the compiler adds what follows from the target.
-    pub options: &'static [&'static str],
+    pub(crate) options: &'static [&'static str],
 }

@@ -14,11 +14,8 @@ pub enum CompileError {
     /// A compile ended without an object.
     #[error("could not compile kernel `{kernel}` for {target}: {how}{}{}", source_line(.source_path), log_lines(.log))]
     Failed {
-        /// The kernel's label.
         kernel: Box<str>,
-        /// The target id.
         target: Box<str>,
-        /// What happened.
         how: How,
         /// The name of the compiler.
         compiler: &'static str,
@@ -33,9 +30,7 @@ pub enum CompileError {
          any more", title(.compiler), kernels(.stopped_at)
     )]
     GivenUp {
-        /// The kernel's label.
         kernel: Box<str>,
-        /// The target id.
         target: Box<str>,
         /// The name of the compiler.
         compiler: &'static str,
@@ -51,25 +46,19 @@ pub enum CompileError {
         compiler: &'static str,
         /// What can be done about it.
         hint: String,
-        /// The target id.
         target: Box<str>,
-        /// What happened.
         how: How,
         /// What the compiler said.
         log: String,
     },
     /// There is no C compiler.
     #[error("could not find a C compiler: looked for {}", .looked_for.join(", "))]
-    NoHostCompiler {
-        /// What was tried.
-        looked_for: Vec<String>,
-    },
+    NoHostCompiler { looked_for: Vec<String> },
     /// What was named as a compiler's library, or as its folder, is none.
     #[error("could not find {compiler} in `{}`", .root.display())]
     NotThere {
         /// What people call the compiler.
         compiler: &'static str,
-        /// The file or folder.
         root: PathBuf,
         /// What can be done about it.
         hint: &'static str,
@@ -92,7 +81,6 @@ pub enum CompileError {
     /// The worker's private folder could not be made or read.
     #[error("could not use the temporary folder `{}`", .folder.display())]
     Folder {
-        /// The folder.
         folder: PathBuf,
         /// What the system said.
         #[source]
@@ -137,7 +125,7 @@ impl CompileError {
     }
 
     /// Whether no other kernel would fare better with this compiler.
-    pub fn is_hopeless(&self) -> bool {
+    pub(crate) fn is_hopeless(&self) -> bool {
         matches!(self, Self::GivenUp { .. } | Self::NoHostCompiler { .. } | Self::NotThere { .. } | Self::Canary { .. })
     }
 }

@@ -30,7 +30,7 @@ pub struct Identity {
     /// What the compiler states of itself: versions, build ids, paths. The first is for people.
     pub facts: Vec<String>,
     /// SHA-256 of the canary's object.
-    pub canary: String,
+    pub(crate) canary: String,
 }
 
 /// An identity and the files it holds for.

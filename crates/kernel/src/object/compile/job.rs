@@ -27,19 +27,18 @@ pub struct Toolchain {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// The compiler to use.
-    pub toolchain: Toolchain,
+    pub(crate) toolchain: Toolchain,
     /// The rendered source, whole.
-    pub source: String,
+    pub(crate) source: String,
     /// The name of the kernel in the object.
-    pub entry: String,
-    /// The full target id.
-    pub target: String,
+    pub(crate) entry: String,
+    pub(crate) target: String,
     /// Compiler options, in order.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
     /// Address space that the worker and what it starts may each use.
-    pub memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// What the compiler stated of itself when the parent had it asked last.
-    pub stated: Option<Stated>,
+    pub(crate) stated: Option<Stated>,
 }
 
 /// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not
@@ -47,8 +46,7 @@ pub struct Job {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stated {
     /// As [`Made::facts`].
-    pub facts: Vec<String>,
-    /// At least one.
+    pub(crate) facts: Vec<String>,
     pub(super) files: Vec<Stamp>,
 }
 
@@ -65,23 +63,21 @@ pub struct Made {
     /// The object's bytes.
     #[serde(skip)]
     pub object: Vec<u8>,
-    /// Warnings.
     pub log: String,
     /// What identifies the compiler that was really used, in a fixed order: versions, build ids. They must be the same
     /// after every compile by the same compiler. The first names it for people, on one line.
-    pub facts: Vec<String>,
+    pub(crate) facts: Vec<String>,
     /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty where it was
     /// not asked.
-    pub files: Vec<PathBuf>,
+    pub(crate) files: Vec<PathBuf>,
 }
 
 /// No object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What happened.
-    pub how: How,
+    pub(crate) how: How,
     /// What the compiler said.
-    pub log: String,
+    pub(crate) log: String,
 }
 
 /// What a compile comes to.
@@ -98,15 +94,9 @@ pub enum How {
     /// The compiler could not be opened or started, or had no room to work.
     Unavailable,
     /// A signal ended the worker.
-    Crashed {
-        /// Its number.
-        signal: i32,
-    },
+    Crashed { signal: i32 },
     /// The worker, or the compiler in it, ended without an answer.
-    Exited {
-        /// Its exit code.
-        code: i32,
-    },
+    Exited { code: i32 },
     /// The deadline passed and the worker was killed.
     TimedOut {
         /// The deadline, in milliseconds.
@@ -125,10 +115,7 @@ pub enum How {
         max_bytes: u64,
     },
     /// The object cannot be loaded.
-    BadObject {
-        /// Why not.
-        what: String,
-    },
+    BadObject { what: String },
     /// The answer was damaged.
     Garbage {
         /// What was expected and found.

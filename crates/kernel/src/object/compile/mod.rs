@@ -41,7 +41,7 @@ pub use worker::follow_parent;
 pub use worker::run as run_worker;
 
 /// All compilers, each for targets of its own.
-pub static COMPILERS: [&dyn Compiler; 4] = [&host::Host, &hiprtc::Hiprtc, &nvrtc::Nvrtc, &sim::Simulator];
+pub(crate) static COMPILERS: [&dyn Compiler; 4] = [&host::Host, &hiprtc::Hiprtc, &nvrtc::Nvrtc, &sim::Simulator];
 
 /// The compiler for a target.
 pub fn compiler_for(target: &Target) -> &'static dyn Compiler {
@@ -101,7 +101,7 @@ pub struct Compiled {
     /// Warnings, and what else the compiler printed.
     pub log: String,
     /// Wall time in the worker, in milliseconds.
-    pub compile_ms: u64,
+    pub(crate) compile_ms: u64,
 }
 
 /// How compilers are found and run.
@@ -115,9 +115,7 @@ pub struct CompilerOptions {
     pub memory_bytes: u64,
     /// The C compiler; without it `$CC` (which may be several words), then `cc`, `gcc` and `clang` on the `PATH`.
     pub cc: Option<PathBuf>,
-    /// Where hipRTC is.
     pub hiprtc: Toolchain,
-    /// Where NVRTC is.
     pub nvrtc: Toolchain,
     /// The folder in which identities are remembered, so that a warm start runs no compiler.
     pub identities: Option<PathBuf>,

@@ -50,7 +50,6 @@ impl Compiler for Nvrtc {
         rtc::find(&NVRTC, &options.nvrtc, ROOT_VARIABLE, Toolchain::nvrtc_in)
     }
 
-    /// As hipRTC's.
     fn canary(&self) -> Canary {
         const SOURCE: &str = "extern \"C\" __global__ __launch_bounds__(64) void canary(const float* x, float* y) {\n\
             \x20 __shared__ float shared[64];\n\
@@ -90,7 +89,7 @@ impl Toolchain {
     ///
     /// # Errors
     /// When there is none: [`CompileError::NotThere`].
-    pub fn nvrtc_in(root: &Path) -> Result<Self, CompileError> {
+    pub(crate) fn nvrtc_in(root: &Path) -> Result<Self, CompileError> {
         // The worker's current folder is another one.
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
         let places = [root.clone(), root.join("lib64"), root.join("lib")];

@@ -111,7 +111,6 @@ fn start(
     })
 }
 
-/// How a worker ended.
 enum End {
     Itself(ExitStatus),
     Killed(How),

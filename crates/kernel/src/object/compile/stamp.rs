@@ -7,9 +7,8 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-/// A file as it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+pub(crate) struct Stamp {
     path: PathBuf,
     device: u64,
     inode: u64,

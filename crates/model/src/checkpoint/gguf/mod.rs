@@ -40,7 +40,7 @@ pub struct Gguf {
     /// Values by their keys.
     pub metadata: BTreeMap<String, Value>,
     /// The tensors, shapes outermost dimension first.
-    pub tensors: Inventory,
+    pub(crate) tensors: Inventory,
 }
 
 /// What is wrong with a GGUF file.
@@ -66,16 +66,12 @@ pub enum GgufError {
     },
     /// Another version of the format, or the other byte order.
     #[error("the file is of version {found} of the format, expected {VERSION}")]
-    Version {
-        /// What it says.
-        found: u32,
-    },
+    Version { found: u32 },
     /// More keys or tensors than any model has.
     #[error("the file claims {found} {what}, expected {MAX_COUNT} at most")]
     Count {
         /// `keys` or `tensors`.
         what: &'static str,
-        /// What it says.
         found: u64,
     },
     /// A key or a tensor is there twice.
@@ -83,13 +79,11 @@ pub enum GgufError {
     Duplicate {
         /// `key 7` or `tensor 7`.
         part: String,
-        /// Its name.
         name: String,
     },
     /// Text is not UTF-8.
     #[error("{part} is not UTF-8 at offset {offset}")]
     NotUtf8 {
-        /// What it belongs to.
         part: String,
         /// The first byte that is wrong.
         offset: usize,
@@ -97,23 +91,16 @@ pub enum GgufError {
     /// A value has a type that the format does not have, or not there.
     #[error("{part} has a value of type {found}, which is none of the format's")]
     ValueType {
-        /// What it belongs to.
         part: String,
         /// The number of the type.
         found: u32,
     },
     /// A tensor has no dimensions, or too many.
     #[error("`{name}` has {found} dimensions, expected 1 to 4")]
-    Dimensions {
-        /// The tensor.
-        name: String,
-        /// What it says.
-        found: u32,
-    },
+    Dimensions { name: String, found: u32 },
     /// A type of elements that is not known.
     #[error("`{name}` has elements of type {found}, which is not known")]
     TensorType {
-        /// The tensor.
         name: String,
         /// The number of the type.
         found: u32,
@@ -123,11 +110,9 @@ pub enum GgufError {
         "`{name}` cannot be {shape:?} of {kind}: rows are whole blocks of {block_len}, and it must fit into memory"
     )]
     Shape {
-        /// The tensor.
         name: String,
         /// Its shape, outermost dimension first.
         shape: Vec<u64>,
-        /// Its type.
         kind: &'static str,
         /// Elements that are stored together.
         block_len: usize,
@@ -135,7 +120,6 @@ pub enum GgufError {
     /// Tensors overlap, leave gaps, or are not aligned.
     #[error("`{name}` begins at byte {found} of the data, expected {expected}, behind the tensor before it")]
     Offset {
-        /// The tensor.
         name: String,
         /// Where the one before it ends, aligned.
         expected: u64,
@@ -152,20 +136,10 @@ pub enum GgufError {
     },
     /// A key that a model needs is not there.
     #[error("the key `{key}` is missing")]
-    MissingKey {
-        /// The key.
-        key: String,
-    },
+    MissingKey { key: String },
     /// A key has a value that is not taken.
     #[error("the key `{key}` is {found}, expected {expected}")]
-    Key {
-        /// The key.
-        key: String,
-        /// What is taken.
-        expected: String,
-        /// Its value.
-        found: String,
-    },
+    Key { key: String, expected: String, found: String },
 }
 
 impl Hint for GgufError {

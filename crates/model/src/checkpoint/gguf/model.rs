@@ -16,15 +16,15 @@ use crate::family::{self, Dim, Expected, Family, Number, RopeScaling, Spelled, k
 #[derive(Clone, Debug)]
 pub struct GgufTokenizer {
     /// `tokenizer.ggml.model`: `gpt2` is byte-level BPE.
-    pub model: String,
+    pub(crate) model: String,
     /// `tokenizer.ggml.pre`: the name of a way of splitting text.
-    pub pre: Option<String>,
+    pub(crate) pre: Option<String>,
     /// The tokens by id, their bytes spelled as GPT-2 does.
-    pub tokens: Array,
+    pub(crate) tokens: Array,
     /// What kind of token each is: 3 is a control token, 4 one that a user defined.
-    pub kinds: Option<Array>,
+    pub(crate) kinds: Option<Array>,
     /// Pairs that merge, in order of rank.
-    pub merges: Option<Array>,
+    pub(crate) merges: Option<Array>,
 }
 
 /// Reads a whole file.
@@ -144,15 +144,15 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
 
 /// The lists of a tokenizer, taken apart by what gives a token.
 #[derive(Debug, Default)]
-pub struct TokenLists<'a> {
+pub(crate) struct TokenLists<'a> {
     /// Tokens that text merges to, with their ids.
-    pub ordinary: Vec<(&'a str, u32)>,
+    pub(crate) ordinary: Vec<(&'a str, u32)>,
     /// Tokens that are names: control tokens, and those that a user defined.
-    pub names: Vec<(&'a str, u32)>,
+    pub(crate) names: Vec<(&'a str, u32)>,
     /// Tokens that nothing gives.
-    pub unused: Vec<(&'a str, u32)>,
+    pub(crate) unused: Vec<(&'a str, u32)>,
     /// Pairs that merge, each with a blank in between, in order of rank.
-    pub merges: Vec<&'a str>,
+    pub(crate) merges: Vec<&'a str>,
 }
 
 /// The kinds of tokens in `tokenizer.ggml.token_type`; others are ordinary.
@@ -169,8 +169,7 @@ impl GgufTokenizer {
         tokenizer(file)?.ok_or_else(|| GgufError::MissingKey { key: "tokenizer.ggml.tokens".into() })
     }
 
-    /// Its lists.
-    pub fn lists(&self) -> TokenLists<'_> {
+    pub(crate) fn lists(&self) -> TokenLists<'_> {
         let mut lists = TokenLists::default();
         let mut kinds = self.kinds.iter().flat_map(Array::words).flatten();
         for (id, text) in self.tokens.texts().into_iter().flatten().enumerate() {
@@ -249,7 +248,6 @@ impl Own<'_> {
         Ok(Some(dimension(dim, value)?))
     }
 
-    /// A number.
     fn float(&self, name: &str) -> Result<Option<f64>, GgufError> {
         match self.get(name) {
             None => Ok(None),

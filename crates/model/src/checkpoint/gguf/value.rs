@@ -15,11 +15,9 @@ pub enum Value {
     Signed(i64),
     /// A number of 32 or 64 bits.
     Float(f64),
-    /// True or false.
     Bool(bool),
     /// UTF-8.
     Text(String),
-    /// An array.
     Array(Array),
 }
 
@@ -28,7 +26,6 @@ pub enum Value {
 pub struct Array {
     kind: u32,
     len: u64,
-    /// The elements.
     bytes: Bytes,
 }
 
@@ -109,8 +106,7 @@ impl Array {
         Ok(Self { kind, len, bytes: cursor.since(begin) })
     }
 
-    /// Elements.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
@@ -120,7 +116,7 @@ impl Array {
     }
 
     /// Its texts, if it is an array of texts.
-    pub fn texts(&self) -> Option<impl Iterator<Item = &str>> {
+    pub(crate) fn texts(&self) -> Option<impl Iterator<Item = &str>> {
         let mut rest = &self.bytes[..];
         let next = move || {
             let (len, behind) = rest.split_first_chunk::<8>()?;
@@ -132,7 +128,7 @@ impl Array {
     }
 
     /// Its numbers, if it is an array of 32-bit whole numbers, with or without sign.
-    pub fn words(&self) -> Option<impl Iterator<Item = u32>> {
+    pub(crate) fn words(&self) -> Option<impl Iterator<Item = u32>> {
         let words = self.bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
         matches!(self.kind, UINT32 | INT32).then_some(words)
     }
@@ -161,22 +157,22 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    pub fn new(file: &'a Bytes) -> Self {
+    pub(crate) fn new(file: &'a Bytes) -> Self {
         Self { file, at: 0 }
     }
 
     /// Bytes behind the file's beginning.
-    pub fn at(&self) -> usize {
+    pub(crate) fn at(&self) -> usize {
         self.at
     }
 
     /// What was read from `begin` on.
-    pub fn since(&self, begin: usize) -> Bytes {
+    pub(crate) fn since(&self, begin: usize) -> Bytes {
         self.file.slice(begin..self.at)
     }
 
     /// The next bytes; `part` names what they belong to.
-    pub fn take(&mut self, len: u64, part: impl FnOnce() -> String) -> Result<Bytes, GgufError> {
+    pub(crate) fn take(&mut self, len: u64, part: impl FnOnce() -> String) -> Result<Bytes, GgufError> {
         let begin = self.at;
         if len > (self.file.len() - begin) as u64 {
             return Err(GgufError::Truncated { part: part(), offset: begin, expected: len, found: self.file.len() });
@@ -185,18 +181,18 @@ impl<'a> Cursor<'a> {
         Ok(self.file.slice(begin..self.at))
     }
 
-    pub fn u32(&mut self, part: impl FnOnce() -> String) -> Result<u32, GgufError> {
+    pub(crate) fn u32(&mut self, part: impl FnOnce() -> String) -> Result<u32, GgufError> {
         let bytes = self.take(4, part)?;
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    pub fn u64(&mut self, part: impl FnOnce() -> String) -> Result<u64, GgufError> {
+    pub(crate) fn u64(&mut self, part: impl FnOnce() -> String) -> Result<u64, GgufError> {
         let bytes = self.take(8, part)?;
         Ok(u64::from_le_bytes(*bytes.first_chunk().expect("eight were taken")))
     }
 
     /// A length and so many bytes of UTF-8.
-    pub fn text_bytes(&mut self, part: impl Fn() -> String) -> Result<Bytes, GgufError> {
+    pub(crate) fn text_bytes(&mut self, part: impl Fn() -> String) -> Result<Bytes, GgufError> {
         let len = self.u64(&part)?;
         let begin = self.at;
         let bytes = self.take(len, &part)?;
@@ -206,8 +202,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The same, copied.
-    pub fn text(&mut self, part: impl Fn() -> String) -> Result<String, GgufError> {
+    pub(crate) fn text(&mut self, part: impl Fn() -> String) -> Result<String, GgufError> {
         let bytes = self.text_bytes(part)?;
         Ok(str::from_utf8(&bytes).expect("just checked").to_owned())
     }

@@ -10,35 +10,35 @@ use crate::family::{Cut, Format};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FamilyTable {
-    pub name: Spanned<String>,
+    pub(crate) name: Spanned<String>,
     #[serde(default)]
-    pub model_type: Keys,
+    pub(crate) model_type: Keys,
     #[serde(default)]
-    pub architecture: Keys,
-    pub chat: Option<Spanned<String>>,
-    pub dims: BTreeMap<String, Spanned<DimTable>>,
+    pub(crate) architecture: Keys,
+    pub(crate) chat: Option<Spanned<String>>,
+    pub(crate) dims: BTreeMap<String, Spanned<DimTable>>,
     #[serde(default)]
-    pub numbers: BTreeMap<String, Spanned<NumberTable>>,
+    pub(crate) numbers: BTreeMap<String, Spanned<NumberTable>>,
     #[serde(default, rename = "let")]
-    pub facts: BTreeMap<String, Spanned<String>>,
-    pub rope: Spanned<RopeTable>,
+    pub(crate) facts: BTreeMap<String, Spanned<String>>,
+    pub(crate) rope: Spanned<RopeTable>,
     #[serde(default)]
-    pub expect: ExpectTable,
+    pub(crate) expect: ExpectTable,
     #[serde(default)]
-    pub shapes: BTreeMap<String, Spanned<BTreeMap<String, Spanned<f64>>>>,
-    pub tensor: Vec<TensorTable>,
-    pub forward: ForwardTable,
+    pub(crate) shapes: BTreeMap<String, Spanned<BTreeMap<String, Spanned<f64>>>>,
+    pub(crate) tensor: Vec<TensorTable>,
+    pub(crate) forward: ForwardTable,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RopeTable {
-    pub theta: String,
-    pub dim: String,
+    pub(crate) theta: String,
+    pub(crate) dim: String,
     #[serde(default)]
-    pub scaling: ScalingName,
-    pub factor: Option<String>,
-    pub original: Option<String>,
+    pub(crate) scaling: ScalingName,
+    pub(crate) factor: Option<String>,
+    pub(crate) original: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -52,35 +52,35 @@ pub(super) enum ScalingName {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ForwardTable {
-    pub layer: Spanned<String>,
+    pub(crate) layer: Spanned<String>,
     #[serde(default)]
-    pub other: Vec<OtherLayer>,
-    pub last: Spanned<String>,
+    pub(crate) other: Vec<OtherLayer>,
+    pub(crate) last: Spanned<String>,
 }
 
 /// What some layers do instead.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OtherLayer {
-    pub when: Spanned<String>,
-    pub layer: Spanned<String>,
+    pub(crate) when: Spanned<String>,
+    pub(crate) layer: Spanned<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DimTable {
     #[serde(default = "one")]
-    pub min: i64,
-    pub max: i64,
+    pub(crate) min: i64,
+    pub(crate) max: i64,
     #[serde(default)]
-    pub json: Keys,
+    pub(crate) json: Keys,
     #[serde(default)]
-    pub gguf: Keys,
-    pub gguf_lacks: Option<String>,
-    pub null: Option<i64>,
-    pub default: Option<Spanned<Whole>>,
-    pub at_most: Option<Spanned<Whole>>,
-    pub multiple_of: Option<Spanned<Whole>>,
+    pub(crate) gguf: Keys,
+    pub(crate) gguf_lacks: Option<String>,
+    pub(crate) null: Option<i64>,
+    pub(crate) default: Option<Spanned<Whole>>,
+    pub(crate) at_most: Option<Spanned<Whole>>,
+    pub(crate) multiple_of: Option<Spanned<Whole>>,
 }
 
 /// A whole number, or an expression that gives one.
@@ -109,7 +109,7 @@ impl Default for Keys {
 }
 
 impl Keys {
-    pub fn list(&self) -> Vec<String> {
+    pub(crate) fn list(&self) -> Vec<String> {
         match self {
             Self::One(key) => vec![key.clone()],
             Self::Several(keys) => keys.clone(),
@@ -120,21 +120,21 @@ impl Keys {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NumberTable {
-    pub above: f32,
+    pub(crate) above: f32,
     #[serde(default)]
-    pub json: Keys,
+    pub(crate) json: Keys,
     #[serde(default)]
-    pub gguf: Keys,
-    pub default: Option<f64>,
+    pub(crate) gguf: Keys,
+    pub(crate) default: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExpectTable {
     #[serde(default)]
-    pub json: BTreeMap<String, Spanned<ExpectedTable>>,
+    pub(crate) json: BTreeMap<String, Spanned<ExpectedTable>>,
     #[serde(default)]
-    pub gguf: BTreeMap<String, Spanned<ExpectedTable>>,
+    pub(crate) gguf: BTreeMap<String, Spanned<ExpectedTable>>,
 }
 
 #[derive(Deserialize)]
@@ -148,26 +148,26 @@ pub(super) enum ExpectedTable {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TensorTable {
-    pub name: Spanned<String>,
+    pub(crate) name: Spanned<String>,
     #[serde(default)]
-    pub layer: bool,
+    pub(crate) layer: bool,
     #[serde(default)]
-    pub experts: bool,
-    pub when: Option<Spanned<String>>,
-    pub shape: Spanned<Vec<Spanned<String>>>,
-    pub openai: Option<Spanned<SpelledTable>>,
-    pub hf: Option<Spanned<SpelledTable>>,
-    pub gguf: Option<Spanned<SpelledTable>>,
-    pub stack: Option<Spanned<StackTable>>,
-    pub pairs: Option<Spanned<PairsTable>>,
+    pub(crate) experts: bool,
+    pub(crate) when: Option<Spanned<String>>,
+    pub(crate) shape: Spanned<Vec<Spanned<String>>>,
+    pub(crate) openai: Option<Spanned<SpelledTable>>,
+    pub(crate) hf: Option<Spanned<SpelledTable>>,
+    pub(crate) gguf: Option<Spanned<SpelledTable>>,
+    pub(crate) stack: Option<Spanned<StackTable>>,
+    pub(crate) pairs: Option<Spanned<PairsTable>>,
     #[serde(default)]
-    pub cut: Cut,
-    pub draw: Option<Spanned<DrawTable>>,
+    pub(crate) cut: Cut,
+    pub(crate) draw: Option<Spanned<DrawTable>>,
 }
 
 impl TensorTable {
     /// What the file says of its names in a format.
-    pub fn spelled(&self, format: Format) -> Option<&Spanned<SpelledTable>> {
+    pub(crate) fn spelled(&self, format: Format) -> Option<&Spanned<SpelledTable>> {
         match format {
             Format::OpenAi => self.openai.as_ref(),
             Format::HuggingFace => self.hf.as_ref(),
@@ -187,14 +187,14 @@ pub(super) enum SpelledTable {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Transposed {
-    pub transposed: String,
+    pub(crate) transposed: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PairsTable {
-    pub gguf: Vec<String>,
-    pub rows: String,
+    pub(crate) gguf: Vec<String>,
+    pub(crate) rows: String,
 }
 
 #[derive(Deserialize)]
@@ -207,7 +207,7 @@ pub(super) enum StackTable {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DrawTable {
-    pub centre: Option<f32>,
-    pub reach: Option<f32>,
-    pub deviation: Option<f32>,
+    pub(crate) centre: Option<f32>,
+    pub(crate) reach: Option<f32>,
+    pub(crate) deviation: Option<f32>,
 }

@@ -117,7 +117,6 @@ impl Device {
     }
 }
 
-/// What somebody does.
 #[derive(Clone, Debug)]
 enum Act {
     /// So many tokens of one of a few texts, and some of its own.
