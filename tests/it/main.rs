@@ -10,6 +10,7 @@ mod fixtures;
 mod grammar;
 mod graph;
 mod object;
+mod project_files;
 mod serve;
 mod template;
 mod tokenizer;
