@@ -309,7 +309,8 @@ fn comments_fit_a_screen() {
 // ---- documents ----
 
 /// Documents whose commands are tried.
-const DOCUMENTS: [&str; 2] = ["README.md", "CONTRIBUTING.md"];
+const DOCUMENTS: [&str; 4] =
+    ["README.md", "CONTRIBUTING.md", ".github/ISSUE_TEMPLATE/card.yml", ".github/ISSUE_TEMPLATE/kernel.yml"];
 
 /// The arguments of every `gptoss-jit …` and `cargo run … -- …` in a text, fenced or in backticks.
 fn commands(text: &str) -> Vec<Vec<String>> {

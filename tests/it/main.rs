@@ -11,6 +11,7 @@ mod grammar;
 mod graph;
 mod hints;
 mod object;
+mod project_files;
 mod serve;
 mod template;
 mod tokenizer;

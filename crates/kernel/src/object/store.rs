@@ -73,7 +73,7 @@ pub trait Progress: Sync {
 
 impl Progress for () {}
 
-/// No object. Clonable, because several requests may ask for the same kernel.
+/// No object. Cloneable, because several requests may ask for the same kernel.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(transparent)]

@@ -8,7 +8,7 @@ use super::job::{Failure, How, Job};
 use super::{Compiler, named, title};
 use hint::Hint;
 
-/// No object. Clonable, because several requests may ask for the same kernel.
+/// No object. Cloneable, because several requests may ask for the same kernel.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CompileError {
     /// A compile ended without an object.

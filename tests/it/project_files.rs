@@ -1,0 +1,80 @@
+//! What files around the code say, and nothing else would notice: the oldest Rust is the same everywhere, no package
+//! asks for a newer one, and the security policy names files that exist.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use regex::Regex;
+use serde_json::Value;
+
+/// The fewest packages that a scan which works finds.
+const MIN_PACKAGES: usize = 100;
+
+fn read(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The oldest Rust that builds this, as `Cargo.toml` says it: `1.92`.
+fn oldest_rust() -> String {
+    let pattern = Regex::new(r#"(?m)^rust-version = "(\d+\.\d+)"$"#).expect("a pattern");
+    pattern.captures(&read("Cargo.toml")).expect("the workspace has one")[1].to_owned()
+}
+
+/// `1.92` and `1.92.0` alike.
+fn numbers(version: &str) -> [u32; 3] {
+    let mut parts = version.split('.').map(|part| part.parse().expect("a number"));
+    [(); 3].map(|()| parts.next().unwrap_or(0))
+}
+
+/// What `Cargo.lock` has for this machine. Packages of other systems need not be here: nothing is downloaded.
+fn packages() -> Vec<Value> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform=host-tuple"]);
+    let output = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let Value::Array(packages) = metadata["packages"].take() else { panic!("a list of packages") };
+    packages
+}
+
+/// Cargo looks at it only when it builds with the oldest Rust. Clippy finds calls of std that are too new.
+/// Packages that say no Rust are found out by a build with the oldest one alone.
+#[test]
+fn no_package_asks_for_a_newer_rust_than_ours() {
+    let (ours, packages) = (oldest_rust(), packages());
+    assert!(packages.len() >= MIN_PACKAGES, "{} packages", packages.len());
+    let of = |package: &Value| Some((package["name"].clone(), package["rust_version"].as_str()?.to_owned()));
+    let asked: Vec<(Value, String)> = packages.iter().filter_map(of).collect();
+    assert!(asked.len() >= MIN_PACKAGES, "{} of {} packages say a Rust", asked.len(), packages.len());
+    let newer: Vec<_> = asked.iter().filter(|(_, version)| numbers(version) > numbers(&ours)).collect();
+    assert!(newer.is_empty(), "rust-version is {ours}, but: {newer:?}");
+    // Every package of the workspace says the same as the workspace.
+    for package in packages.iter().filter(|package| package["source"].is_null()) {
+        assert_eq!(package["rust_version"], ours.as_str(), "{}", package["name"]);
+    }
+}
+
+#[test]
+fn the_oldest_rust_is_the_same_everywhere() {
+    let ours = oldest_rust();
+    let named = [
+        ("CONTRIBUTING.md", format!("`cargo +{ours} build`")),
+        ("examples/serve/Containerfile", format!("/rust:{ours}-")),
+    ];
+    for (file, text) in named {
+        assert!(read(file).contains(&text), "{file} does not have {text}");
+    }
+}
+
+#[test]
+fn the_security_policy_names_files_that_exist() {
+    let pattern = Regex::new(r"[`(]((?:docs|examples|fuzz|tests)/[^`)#]*)").expect("a pattern");
+    let policy = read("SECURITY.md");
+    let named: Vec<&str> = pattern.captures_iter(&policy).map(|found| found.extract::<1>().1[0]).collect();
+    assert!(named.len() >= 5, "{named:?}");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let missing: Vec<_> = named.iter().filter(|name| !root.join(name).exists()).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
