@@ -29,7 +29,7 @@ grid = ["n_tokens"]
   const size_t n = {{ hidden_size }}, row = (size_t)block_x * n;
   double squares = 0.0;
   for (size_t c = 0; c < n; ++c) squares += (double)x[row + c] * x[row + c];
-  const double factor = 1.0 / sqrt(squares / n + {{ eps | f32 }});
+  const double factor = 1.0 / __builtin_sqrt(squares / n + {{ eps | f32 }});
   for (size_t c = 0; c < n; ++c) y[row + c] = activation_from_f32(x[row + c] * factor * f32_from_{{ scale }}(scale[c]));
 }
 "#;

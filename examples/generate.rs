@@ -28,11 +28,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let Loaded { mut engine, tokenizer } = common::load(model, 1, prompt.len() + MAX_NEW_TOKENS)?;
 
     let prompt = tokenizer.encode(prompt.as_bytes())?;
-    engine.submit(Request::new(prompt, MAX_NEW_TOKENS, vec![], Sampling::GREEDY))?;
+    let stop = tokenizer.special("<|endoftext|>").into_iter().collect();
+    engine.submit(Request::new(prompt, MAX_NEW_TOKENS, stop, Sampling::GREEDY))?;
     let mut text = TextStream::default();
     while !engine.is_idle() {
         for event in engine.step()? {
-            if let Event::Token { token, .. } = event {
+            if let Event::Token { token, .. } = event
+                && !tokenizer.is_special(token)
+            {
                 print!("{}", text.push(tokenizer.decode(token)?));
                 io::stdout().flush()?;
             }

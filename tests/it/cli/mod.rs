@@ -5,6 +5,7 @@ pub mod bad_input;
 pub mod completions;
 pub mod doctor;
 mod ended;
+mod examples;
 pub mod hub;
 mod many;
 mod models;

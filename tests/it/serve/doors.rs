@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
-use super::bodies::{Random, mutate, seeds};
 use crate::fixtures::http::{self, JSON, Reply, ask, get, post, stream};
 use crate::fixtures::program::{command, file, shared_cache};
 use crate::fixtures::server::Server;
 use crate::fixtures::{say, skipped};
+use fixtures::bodies::{Random, mutate, seeds};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";

@@ -1,6 +1,5 @@
 //! Templates and contracts: what they may say, and what becomes of it.
 
+mod commands;
 pub mod contracts;
-pub mod lib_names;
 pub mod own_templates;
-pub mod rendering;

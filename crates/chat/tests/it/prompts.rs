@@ -1,6 +1,6 @@
 //! Conversations with tools and formats, as prompts.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use chat::harmony::{
     Channel, Developer, FUNCTIONS, Harmony, Message, Reasoning, ResponseFormat, Role, SystemMessage, Tool, Turn,
@@ -388,7 +388,7 @@ impl Chat {
 /// With `GPTOSS_JIT_HARMONY_PROMPTS=FILE` more than the fixture has, which its maker writes.
 #[test]
 fn random_conversations_are_the_prompts_of_openais_library() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/harmony/prompts.jsonl");
+    let fixture = fixtures::repository("tests/fixtures/harmony/prompts.jsonl");
     let file = std::env::var_os("GPTOSS_JIT_HARMONY_PROMPTS").map_or(fixture, PathBuf::from);
     let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let harmony = harmony();

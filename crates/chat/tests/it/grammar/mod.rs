@@ -1,7 +1,6 @@
 //! Masks: what may be written, what may not, and that all that is drawn under them is valid.
 
 mod schemas;
-mod trial;
 mod walks;
 
 use std::path::Path;
@@ -9,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 
 use chat::chat_format::ChatFormatError;
 use chat::grammar::{Format, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
-use chat::harmony::{FUNCTIONS, Tool};
+use chat::harmony::Tool;
 use engine::scheduler::TokenMask;
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use crate::fixtures::chats::{chosen, harmony};
-use crate::tokenizer::outputs::OUTPUTS;
+use fixtures::chats::{chosen, harmony, tool, wanted};
+use fixtures::outputs::OUTPUTS;
 
 /// The built-in vocabulary, whose trie is made once for all tests.
 fn o200k() -> (Tokenizer, Arc<Grammars>) {
@@ -28,13 +27,9 @@ fn o200k() -> (Tokenizer, Arc<Grammars>) {
 
 /// The tiny model's.
 fn tiny() -> (Tokenizer, Arc<Grammars>) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/tokenizer.bin");
+    let file = fixtures::repository("examples/tiny/tokenizer.bin");
     let tokenizer = Tokenizer::from_file(&file, None, None).expect("it is there");
     (tokenizer.clone(), Arc::new(Grammars::new(tokenizer.clone(), harmony(&tokenizer))))
-}
-
-fn tool(name: &str, parameters: Option<Value>, strict: bool) -> Tool {
-    Tool { namespace: FUNCTIONS.into(), name: name.into(), description: None, parameters, strict, text: None }
 }
 
 /// `f` takes any object, `g` a whole number `n`.
@@ -43,10 +38,6 @@ fn tools() -> Vec<Tool> {
         "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false
     });
     vec![tool("f", None, false), tool("g", Some(number), true)]
-}
-
-fn wanted(tools: Vec<Tool>, choice: ToolChoice, format: Option<Format>) -> Wanted {
-    Wanted { tools, choice, format, reasoning: true }
 }
 
 fn allows(mask: &mut dyn TokenMask, id: u32) -> bool {
@@ -305,9 +296,9 @@ fn the_same_grammar_is_compiled_once() {
 
 #[test]
 fn a_vocabulary_without_chats_has_no_grammars() {
-    let letters: Vec<u8> = crate::fixtures::models::letters_tokenizer(26);
+    let letters: Vec<u8> = fixtures::letters::letters_tokenizer(26);
     let tokenizer = Tokenizer::from_bin(letters.into(), None, None).expect("letters");
-    let error = chosen(None, &tokenizer, None).expect_err("no marks");
+    let error = chosen(None, &tokenizer, None, Path::new("it needs none")).expect_err("no marks");
     assert!(matches!(&error, ChatFormatError::NoFormat { names } if names.len() == 7), "{error}");
 }
 

@@ -1,13 +1,12 @@
 //! The template library from the outside: folders of templates in, rendered source or an error with its line out.
 
-mod commands;
 mod early_launch;
 mod fused;
 mod mistakes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use format::Dtype;
 use kernel::object::compile;
@@ -17,7 +16,7 @@ use kernel::template::render::{RenderError, Rendered, render};
 use kernel::template::{Params, Precision, Problem};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates")
+    ::fixtures::repository("tests/fixtures/templates")
 }
 
 /// The fixtures alone.

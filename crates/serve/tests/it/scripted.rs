@@ -20,7 +20,7 @@ use serve::mailbox::{Ending, Failed, Generation};
 use serve::metrics::Metrics;
 use serve::{Chat, Date, Options, Server, router};
 
-use crate::fixtures::chats::harmony;
+use fixtures::chats::harmony;
 
 /// Longest sequence of the model, in tokens.
 pub const CONTEXT_TOKENS: usize = 4000;

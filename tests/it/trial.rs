@@ -5,9 +5,8 @@ use chat::harmony::{TextInput, Tool};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{tool, wanted};
-use crate::fixtures::chats::harmony;
 use crate::fixtures::program::program;
+use fixtures::chats::{harmony, tool, wanted};
 
 fn tried() -> Grammars {
     Grammars::new(Tokenizer::o200k_harmony(), harmony(&Tokenizer::o200k_harmony())).tried_by(program())

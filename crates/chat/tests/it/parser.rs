@@ -5,7 +5,7 @@ use chat::harmony::{Harmony, Message, Part, Role};
 use model::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
-use super::outputs::OUTPUTS;
+use fixtures::outputs::OUTPUTS;
 
 /// The messages of an output. The events must tell the same texts as the messages.
 fn read(parser: &mut HarmonyParser, ids: &[u32]) -> Vec<(Message, Ending)> {

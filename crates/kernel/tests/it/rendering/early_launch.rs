@@ -5,7 +5,7 @@ use kernel::template::render::Rendered;
 use kernel::template::{Params, Precision};
 
 use super::{Problem, gpu, rendered};
-use crate::template::rendering::{BTreeMap, BTreeSet, Dtype};
+use crate::rendering::{BTreeMap, BTreeSet, Dtype};
 
 fn linear() -> Problem {
     Problem {

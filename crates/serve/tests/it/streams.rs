@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::event_rules;
 use super::scripted::{Scripted, logprob};
-use crate::tokenizer::outputs::{OUTPUTS, Output};
+use fixtures::outputs::{OUTPUTS, Output};
 
 const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";

@@ -45,7 +45,7 @@ struct Header {
 }
 
 fn folder() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/templates"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../templates"))
 }
 
 /// All files that end with `.j2`, by their path below `templates/`.

@@ -1,6 +1,6 @@
 //! `kernels ls` and `kernels show`.
 
-use super::fixtures;
+use fixtures::repository;
 
 /// Runs the program on the fixtures; gives its exit code, stdout and stderr.
 fn program(args: &[&str]) -> (Option<i32>, String, String) {
@@ -8,7 +8,7 @@ fn program(args: &[&str]) -> (Option<i32>, String, String) {
         .arg("kernels")
         .args(args)
         .arg("--templates")
-        .arg(fixtures())
+        .arg(repository("tests/fixtures/templates"))
         .env_remove("GPTOSS_JIT_TEMPLATES")
         .env("XDG_CONFIG_HOME", "/nonexistent")
         .output()

@@ -1,0 +1,13 @@
+//! The endpoints, over HTTP, before a model that says what a test wrote down.
+
+extern crate gptoss_jit_serve as serve;
+
+mod bodies;
+mod carried;
+mod custom_tools;
+mod errors;
+mod event_rules;
+mod masks;
+mod scripted;
+mod streams;
+mod turns;
