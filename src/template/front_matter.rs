@@ -88,6 +88,9 @@ struct LaunchTable {
     block_size: Option<Spanned<String>>,
     lds_bytes: Option<Spanned<String>>,
     scratch_bytes: Option<Spanned<String>>,
+    early: Option<Spanned<String>>,
+    cluster: Option<Spanned<String>>,
+    min_blocks: Option<Spanned<String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -288,7 +291,7 @@ impl Reader<'_> {
     }
 
     fn launch(&self, table: &Spanned<LaunchTable>) -> Result<Launch, LibraryError> {
-        let LaunchTable { grid, block_size, lds_bytes, scratch_bytes } = table.get_ref();
+        let LaunchTable { grid, block_size, lds_bytes, scratch_bytes, early, cluster, min_blocks } = table.get_ref();
         let (known, fixed) = (self.launch_names(), self.tuning_names());
         let refuse = |expected: &str, found: &str| Err(self.toml.refuse(table.span(), "[launch]", expected, found));
         if grid.is_empty() || grid.len() > 3 {
@@ -306,8 +309,11 @@ impl Reader<'_> {
             }
             _ => {}
         }
-        if let (Language::C, Some(text)) = (self.language, lds_bytes) {
-            return Err(self.toml.refuse(text.span(), "launch.lds_bytes", "none on the host", "one"));
+        let of_gpus = [("lds_bytes", lds_bytes), ("early", early), ("cluster", cluster), ("min_blocks", min_blocks)];
+        if let (Language::C, Some((key, text))) =
+            (self.language, of_gpus.into_iter().find_map(|(key, text)| Some((key, text.as_ref()?))))
+        {
+            return Err(self.toml.refuse(text.span(), format!("launch.{key}"), "none on the host", "one"));
         }
         if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
             && text.get_ref() != "block_size"
@@ -323,6 +329,9 @@ impl Reader<'_> {
             grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
             block_size: block_size.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
             lds_bytes: lds_bytes.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            early: early.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            cluster: cluster.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
+            min_blocks: min_blocks.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
             scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
         })
     }

@@ -135,6 +135,12 @@ pub struct Launch {
     pub lds_bytes: Option<Expression>,
     /// Host: bytes of private memory per thread.
     pub scratch_bytes: Option<Expression>,
+    /// GPU: whether it is launched before the kernel before it has ended, where the GPU can do so.
+    pub early: Option<Expression>,
+    /// GPU: blocks of a cluster, which are on the machine together.
+    pub cluster: Option<Expression>,
+    /// GPU: blocks that a compute unit is to have room for.
+    pub min_blocks: Option<Expression>,
 }
 
 /// Gates on a compiled GPU object.
@@ -282,8 +288,9 @@ impl Template {
 
     /// The names that its expressions use.
     pub fn expression_names(&self) -> BTreeSet<String> {
-        let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
+        let Launch { grid, block_size, lds_bytes, scratch_bytes, early, cluster, min_blocks } = &self.launch;
         let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
+        let launch = launch.chain(early).chain(cluster).chain(min_blocks);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
         let facts = self.facts.iter().map(|(_, expression)| expression);
         let all = launch.chain(workspace).chain(self.constraints.values()).chain(facts);

@@ -128,6 +128,34 @@ fn lds_that_a_launch_asks_for_is_in_the_spec() {
     assert_eq!((kernel.launch.lds_bytes(), kernel.spec().lds_bytes), (65_568, 65_568));
 }
 
+#[test]
+fn what_the_launch_says_of_blocks_is_in_the_head_of_the_kernel() {
+    let text = fs::read_to_string(fixtures().join("rmsnorm/wave.hip.j2")).expect("a fixture");
+    let head = |keys: &str| {
+        let text = text.replacen("[launch]", &format!("[launch]\n{keys}"), 1);
+        let (_folder, library) = library_under(&[("rmsnorm/wave.hip.j2", &text)]);
+        let kernel = rendered(&library, "rmsnorm/wave", &rmsnorm(), &Params::new(), &gpu("gfx1100"));
+        let kernel = kernel.map_err(|error| error.to_string())?;
+        let line = kernel.source.lines().find(|line| line.contains("__global__")).expect("a kernel").to_owned();
+        Ok::<_, String>((line, kernel.launch.grid(&scalars(7)).map_err(|error| error.to_string())))
+    };
+    let plain = "extern \"C\" __global__ __launch_bounds__(32)".to_owned();
+    assert_eq!(head(""), Ok((plain.clone(), Ok([7, 1, 1]))));
+    assert_eq!(head("cluster = \"row_size // 48\""), Ok((plain, Ok([7, 1, 1]))));
+    let (line, grid) = head("cluster = \"2\"\nmin_blocks = \"wave_size // 8\"").expect("renders");
+    assert_eq!(line, "extern \"C\" __cluster_dims__(2) __global__ __launch_bounds__(32, 4)");
+    let error = grid.expect_err("an odd number");
+    assert!(error.ends_with("could not evaluate `n_tokens`: 7 blocks are no whole clusters of 2"), "{error}");
+    for (keys, error) in [
+        ("cluster = \"row_size - 48\"", "could not evaluate `row_size - 48`: it is 0, expected at least 1"),
+        ("cluster = \"row_size\"", "could not evaluate `row_size`: it is 48, expected at most 8"),
+        ("min_blocks = \"row_size\"", "could not evaluate `row_size`: it is 48, expected at most 32"),
+    ] {
+        let found = head(keys).expect_err(keys);
+        assert!(found.ends_with(error), "{found}");
+    }
+}
+
 /// The error of the broken file of that name.
 fn broken(files: &[(&str, &str)], name: &str) -> String {
     let (folder, library) = library_under(files);
