@@ -29,6 +29,7 @@ mod problem;
 pub mod render;
 pub mod signature;
 pub mod source_file;
+mod uses;
 pub mod work;
 
 pub use problem::{Params, Precision, Problem};
@@ -42,7 +43,7 @@ use contract::{Arg, TestShape, Tolerance};
 use expression::{Expression, ExpressionError, Scope};
 use serde::Deserialize;
 use signature::Signature;
-use source_file::{Origin, SourceFile};
+use source_file::{Origin, Place, SourceFile};
 use work::PaddedSpec;
 
 use crate::dtype::Dtype;
@@ -122,6 +123,8 @@ pub struct Param {
     /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never
     /// chosen.
     pub is_tunable: bool,
+    /// Where it is declared: in the template, or in a file that it uses.
+    pub place: Place,
 }
 
 /// The launch geometry, as expressions.
@@ -152,8 +155,7 @@ pub struct Resources {
 }
 
 /// Tolerances that replace the op's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NumericsOverride {
     /// At precision `f32`.
     pub f32: Option<Tolerance>,

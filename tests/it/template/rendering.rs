@@ -4,6 +4,7 @@ mod commands;
 mod early_launch;
 mod fused;
 mod mistakes;
+mod uses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -186,8 +187,8 @@ fn a_fact_is_known_to_expressions_and_to_the_body() {
     assert!(kernel.source.contains("// 98 true\n"), "{}", kernel.source);
     for (facts, error) in [
         ("a = \"b\"\nb = \"a + 1\"", "let: expected facts that end, found a circle of `a`, `b`"),
-        ("tile_n = \"1\"", "let: expected a name that neither op.toml nor [params] declares, found `tile_n`"),
-        ("in_features = \"1\"", "let: expected a name that neither"),
+        ("tile_n = \"1\"", "linear/dot.c.j2:14: `tile_n` is declared a second time, first in linear/dot.c.j2:5"),
+        ("in_features = \"1\"", "let: expected a name that op.toml does not declare, found `in_features`"),
         ("lone = \"1\"", "the fact `lone` is declared and never used"),
         ("odd = \"n_tokens\"", "`n_tokens` is not declared"),
     ] {
