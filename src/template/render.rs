@@ -185,11 +185,12 @@ pub fn render(
     let body = text(library, &template.file, &words, &label)?;
     let source = match target.language() {
         Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
-        Language::Hip if !target.is_simulated => body,
+        Language::Hip if !target.is_simulated => format!("{}\n{body}", head.hip_constants(target)),
         Language::Hip => {
             let simulator = library.file(SIMULATOR).expect("it is built in");
             let simulator = text(library, simulator, &words, &label)?;
-            format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
+            let (constants, trailer) = (head.hip_constants(target), head.sim_trailer());
+            format!("{constants}\n{}\n{}\n{trailer}", simulator.trim_end(), body.trim_end())
         }
     };
     Ok(Rendered {
@@ -379,6 +380,11 @@ impl Head<'_> {
         let mut lines = self.lines("restrict");
         lines.push(("void* restrict scratch, u32 block_x, u32 block_y, u32 block_z".into(), String::new()));
         format!("static void kernel(\n{})", joined(&lines))
+    }
+
+    /// Lanes of a wave and threads of a block, for all that follows.
+    fn hip_constants(&self, target: &Target) -> String {
+        format!("enum {{ WAVE = {}, BLOCK = {} }};", target.wave_size, self.bounds.block_size)
     }
 
     fn hip_signature(&self) -> String {
