@@ -1,18 +1,20 @@
 //! The front matter of a template: TOML in the file's first comment, read and checked.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::contract::{Access, Arg, ArgDtype, TestTable, test_shapes};
+use super::contract::{Access, Arg, ArgDtype, TestTable, Tolerance, test_shapes};
 use super::declaration::{ArgTable, Toml};
 use super::library_error::LibraryError;
 use super::params::MAX_CHOICES;
 use super::signature::Signature;
-use super::work::{PaddedSpec, PaddedTable};
-use super::{Launch, NumericsOverride, Param, Precision, Requires, Resources, Template};
+use super::uses::{Declared, LaunchTable, NumericsTable, ParamTable, Part, Parts, RequiresTable, Tables, twice};
+use super::work::{PaddedSpec, PaddedTable, padded};
+use super::{Launch, NumericsOverride, Param, Requires, Resources, Template};
 use crate::target::Language;
 use data::{Origin, SourceFile};
 use expression::Expression;
@@ -28,6 +30,8 @@ struct FrontMatter {
     #[serde(default)]
     priority: i64,
     #[serde(default)]
+    uses: Vec<Spanned<String>>,
+    #[serde(default)]
     requires: RequiresTable,
     #[serde(default)]
     params: BTreeMap<String, Spanned<ParamTable>>,
@@ -35,7 +39,7 @@ struct FrontMatter {
     facts: BTreeMap<String, Spanned<String>>,
     #[serde(default)]
     constraints: BTreeMap<String, Spanned<String>>,
-    launch: Spanned<LaunchTable>,
+    launch: Option<Spanned<LaunchTable>>,
     #[serde(default)]
     padded: PaddedTable,
     #[serde(default)]
@@ -44,7 +48,7 @@ struct FrontMatter {
     compile: CompileTable,
     resources: Option<Spanned<Resources>>,
     #[serde(default)]
-    numerics: NumericsOverride,
+    numerics: NumericsTable,
     #[serde(default)]
     tests: Vec<Spanned<TestTable>>,
 }
@@ -58,55 +62,22 @@ enum OneOrMore {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct RequiresTable {
-    arch: Vec<String>,
-    features: Vec<String>,
-    wave: Vec<u32>,
-    precision: Vec<Precision>,
-    dtypes: BTreeMap<String, Spanned<Vec<Dtype>>>,
-    when: Vec<Spanned<String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ParamTable {
-    values: Vec<u32>,
-    default: u32,
-    doc: String,
-    #[serde(default = "yes")]
-    tunable: bool,
-}
-
-const fn yes() -> bool {
-    true
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LaunchTable {
-    grid: Vec<Spanned<String>>,
-    block_size: Option<Spanned<String>>,
-    lds_bytes: Option<Spanned<String>>,
-    scratch_bytes: Option<Spanned<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
 struct CompileTable {
     options: Vec<String>,
 }
 
 impl Template {
-    /// Reads and checks the front matter. The names that the body uses are checked by the library, which knows what it
-    /// includes.
+    /// Reads and checks the front matter, and what it uses: `lib` gives a file of `lib/` by its name. The names that
+    /// the body uses are checked by the library, which knows what it includes.
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.
-    pub(crate) fn parse(
-        file: &SourceFile,
+    pub fn parse<'a>(
+        file: &'a SourceFile,
         shadows: Vec<Origin>,
         language: Language,
         mut signature: Signature,
+        lib: impl Fn(&str) -> Option<Result<&'a SourceFile, LibraryError>>,
     ) -> Result<Self, LibraryError> {
         let (base, text) = front_matter(file)?;
         let toml = Toml { file, base, what: "front matter" };
@@ -123,9 +94,18 @@ impl Template {
             let refused = |expected| toml.refuse(path.span(), "keeps", expected, format!("`{}`", path.get_ref()));
             signature.keep(path.get_ref()).map_err(refused)?;
         }
-        let names = |keys: Vec<&String>| keys.into_iter().cloned().collect();
-        let (params, facts) = (names(table.params.keys().collect()), names(table.facts.keys().collect()));
-        let reader = Reader { toml: &toml, signature: &signature, language, params, facts };
+        let head = table.launch.as_ref().map_or(table.op.span(), Spanned::span);
+        let FrontMatter { uses, requires, params, facts, constraints, launch, padded, workspace, numerics, .. } = table;
+        let tables = Tables { uses, requires, params, facts, constraints, launch, padded, workspace, numerics };
+        let parts = Parts::of(Part { toml, tables }, lib)?;
+        let reader = Reader {
+            params: parts.params()?,
+            facts: parts.named("the fact", |tables| &tables.facts)?,
+            parts: &parts,
+            signature: &signature,
+            language,
+            head,
+        };
         Ok(Self {
             ops: signature.ops.clone(),
             variant: variant_of(&file.name).to_owned(),
@@ -135,62 +115,67 @@ impl Template {
             keeps: table.keeps.into_iter().map(Spanned::into_inner).collect(),
             summary: table.summary,
             priority: table.priority,
-            requires: reader.requires(table.requires)?,
-            params: reader.params(&table.params)?,
-            facts: reader.facts(&table.facts)?,
-            constraints: reader.constraints(&table.constraints)?,
-            launch: reader.launch(&table.launch)?,
-            padded: reader.padded(&table.padded)?,
-            workspace: reader.workspace(&table.workspace)?,
+            requires: reader.requires()?,
+            params: reader.params()?,
+            facts: reader.facts()?,
+            constraints: reader.constraints()?,
+            launch: reader.launch()?,
+            padded: reader.padded()?,
+            workspace: reader.workspace()?,
             options: table.compile.options,
             resources: reader.resources(table.resources)?,
-            numerics: table.numerics,
-            tests: test_shapes(&signature, &toml, &table.tests)?,
+            numerics: reader.numerics()?,
+            tests: test_shapes(&signature, &parts.own().toml, &table.tests)?,
             signature: Arc::new(signature),
         })
     }
 }
 
-/// Turns the tables of the front matter into checked values.
+/// Turns the tables of the front matter, and of what it uses, into checked values.
 struct Reader<'a> {
-    toml: &'a Toml<'a>,
+    parts: &'a Parts<'a>,
     signature: &'a Signature,
     language: Language,
-    params: BTreeSet<String>,
-    facts: BTreeSet<String>,
+    params: BTreeMap<&'a str, Vec<Declared<'a, ParamTable>>>,
+    facts: BTreeMap<&'a str, Declared<'a, String>>,
+    /// Where the template says how it is launched.
+    head: Range<usize>,
 }
 
 impl Reader<'_> {
-    fn requires(&self, table: RequiresTable) -> Result<Requires, LibraryError> {
+    fn requires(&self) -> Result<Requires, LibraryError> {
         let conditions = self.signature.condition_names();
-        for (name, needs) in &table.dtypes {
+        let mut dtypes = BTreeMap::new();
+        for (name, needs) in self.parts.named("the types of", |tables| &tables.requires.dtypes)? {
             let Some(allowed) = self.signature.dtypes.get(name) else {
                 let known: Vec<&str> = self.signature.dtypes.keys().map(String::as_str).collect();
                 let expected = format!("a name from [dtypes] of op.toml: {}", known.join(", "));
-                return Err(self.toml.refuse(needs.span(), "requires.dtypes", expected, format!("`{name}`")));
+                return Err(needs.refuse("requires.dtypes", expected, format!("`{name}`")));
             };
-            if let Some(other) = needs.get_ref().iter().find(|dtype| !allowed.contains(dtype)) {
+            if let Some(other) = needs.value.get_ref().iter().find(|dtype| !allowed.contains(dtype)) {
                 let expected = allowed.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
-                return Err(self.toml.refuse(needs.span(), format!("requires.dtypes.{name}"), expected, other.name()));
+                return Err(needs.refuse(format!("requires.dtypes.{name}"), expected, other.name()));
+            }
+            dtypes.insert(name.to_owned(), needs.value.get_ref().clone());
+        }
+        dtypes.extend(self.plain_dtypes().filter(|(name, _)| !dtypes.contains_key(name)).collect::<Vec<_>>());
+        let (mut features, mut when) = (Vec::new(), Vec::new());
+        for part in self.parts.iter() {
+            features.extend(part.tables.requires.features.iter().cloned());
+            for condition in &part.tables.requires.when {
+                when.push(part.toml.expression(condition, &conditions)?);
             }
         }
-        let mut dtypes: BTreeMap<String, Vec<Dtype>> =
-            table.dtypes.into_iter().map(|(name, needs)| (name, needs.into_inner())).collect();
-        dtypes.extend(self.plain_dtypes().filter(|(name, _)| !dtypes.contains_key(name)).collect::<Vec<_>>());
-        Ok(Requires {
-            arch: table.arch,
-            features: table.features,
-            wave: table.wave,
-            precision: table.precision,
-            dtypes,
-            when: table.when.iter().map(|text| self.toml.expression(text, &conditions)).collect::<Result<_, _>>()?,
-        })
+        let arch = self.parts.one("requires.arch", |tables| tables.requires.arch.as_ref())?;
+        let wave = self.parts.one("requires.wave", |tables| tables.requires.wave.as_ref())?;
+        let precision = self.parts.one("requires.precision", |tables| tables.requires.precision.as_ref())?;
+        Ok(Requires { arch: listed(arch), features, wave: listed(wave), precision: listed(precision), dtypes, when })
     }
 
     /// The types without blocks, for those named types that may be formats: a template that does not take an argument's
     /// pointers takes no format, unless it says so.
     fn plain_dtypes(&self) -> impl Iterator<Item = (String, Vec<Dtype>)> {
-        let body = &self.toml.file.text;
+        let body = &self.parts.own().toml.file.text;
         let untaken = self.signature.pointers().filter(move |(pointers, _)| !body.contains(pointers.as_str()));
         untaken.filter_map(|(_, arg)| {
             let ArgDtype::Named(name) = &arg.dtype else { return None };
@@ -199,37 +184,35 @@ impl Reader<'_> {
         })
     }
 
-    fn params(&self, tables: &BTreeMap<String, Spanned<ParamTable>>) -> Result<BTreeMap<String, Param>, LibraryError> {
+    fn params(&self) -> Result<BTreeMap<String, Param>, LibraryError> {
         let mut params = BTreeMap::new();
         let mut n_choices = 1usize;
-        for (name, table) in tables {
-            n_choices = n_choices.saturating_mul(table.get_ref().values.len());
+        for (name, said) in &self.params {
+            let (first, last) = (&said[0], &said[said.len() - 1]);
+            let Some(param) = param(said) else {
+                let expected = "`values`, `default` and `doc`, as no file that is used declares it";
+                return Err(first.refuse(format!("params.{name}"), expected, "fewer"));
+            };
+            n_choices = n_choices.saturating_mul(param.values.len());
             if n_choices > MAX_CHOICES {
                 let expected = format!("at most {MAX_CHOICES} choices of all parameters together");
-                let found = format!("{} values times those of the parameters before", table.get_ref().values.len());
-                return Err(self.toml.refuse(table.span(), format!("params.{name}.values"), expected, found));
+                let found = format!("{} values times those of the parameters before", param.values.len());
+                return Err(last.refuse(format!("params.{name}.values"), expected, found));
             }
             // `block_size` is the one name that a parameter may share with the renderer: it then is the launch's.
-            if name != "block_size" {
-                self.toml.name("parameter", name, table.span())?;
+            if *name != "block_size" {
+                first.toml.name("parameter", name, first.value.span())?;
             }
             if self.signature.declares(name) {
                 let expected = "a name that op.toml does not declare";
-                return Err(self.toml.refuse(table.span(), "parameter", expected, format!("`{name}`")));
+                return Err(first.refuse("parameter", expected, format!("`{name}`")));
             }
-            let ParamTable { values, default, doc, tunable } = table.get_ref();
-            if !values.contains(default) {
-                let list = values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-                let expected = format!("one of its values: {list}");
-                return Err(self.toml.refuse(
-                    table.span(),
-                    format!("params.{name}.default"),
-                    expected,
-                    default.to_string(),
-                ));
+            if !param.values.contains(&param.default) {
+                let list = param.values.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+                let (item, expected) = (format!("params.{name}.default"), format!("one of its values: {list}"));
+                return Err(last.refuse(item, expected, param.default.to_string()));
             }
-            let (values, doc) = (values.clone(), doc.clone());
-            params.insert(name.clone(), Param { values, default: *default, doc, is_tunable: *tunable });
+            params.insert((*name).to_owned(), param);
         }
         Ok(params)
     }
@@ -238,38 +221,35 @@ impl Reader<'_> {
     /// and `early_launch`.
     fn tuning_names(&self) -> BTreeSet<String> {
         let mut names = self.signature.condition_names();
-        names.extend(self.params.union(&self.facts).cloned());
+        names.extend(self.params.keys().chain(self.facts.keys()).map(ToString::to_string));
         names.extend(["precision", "wave_size", "lds_bytes", "early_launch"].map(String::from));
         names
     }
 
     /// The facts, each behind those that it uses.
-    fn facts(&self, table: &BTreeMap<String, Spanned<String>>) -> Result<Vec<(String, Expression)>, LibraryError> {
+    fn facts(&self) -> Result<Vec<(String, Expression)>, LibraryError> {
         let known = self.tuning_names();
         let mut open = BTreeMap::new();
-        for (name, text) in table {
-            self.toml.name("let", name, text.span())?;
-            if self.signature.declares(name) || self.params.contains(name) {
-                let expected = "a name that neither op.toml nor [params] declares";
-                return Err(self.toml.refuse(text.span(), "let", expected, format!("`{name}`")));
+        for (&name, fact) in &self.facts {
+            fact.toml.name("let", name, fact.value.span())?;
+            if let Some(param) = self.params.get(name) {
+                return Err(twice(fact.place(), format!("`{name}`"), param[0].place()));
             }
-            open.insert(name.clone(), self.toml.expression(text, &known)?);
+            if self.signature.declares(name) {
+                return Err(fact.refuse("let", "a name that op.toml does not declare", format!("`{name}`")));
+            }
+            open.insert(name, fact.expression(&known)?);
         }
         let mut facts = Vec::new();
         while !open.is_empty() {
-            let is_ready = |fact: &&String| open[*fact].names().iter().all(|name| !open.contains_key(name));
-            let Some(name) = open.keys().find(is_ready).cloned() else {
+            let is_ready = |fact: &&&str| open[**fact].names().iter().all(|name| !open.contains_key(name.as_str()));
+            let Some(&name) = open.keys().find(is_ready) else {
                 let names = open.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
                 let first = open.keys().next().expect("not empty");
-                return Err(self.toml.refuse(
-                    table[first].span(),
-                    "let",
-                    "facts that end",
-                    format!("a circle of {names}"),
-                ));
+                return Err(self.facts[first].refuse("let", "facts that end", format!("a circle of {names}")));
             };
-            let expression = open.remove(&name).expect("it was found there");
-            facts.push((name, expression));
+            let expression = open.remove(name).expect("it was found there");
+            facts.push((name.to_owned(), expression));
         }
         Ok(facts)
     }
@@ -279,22 +259,32 @@ impl Reader<'_> {
         self.tuning_names().into_iter().chain(self.signature.scalar_names().cloned()).collect()
     }
 
-    fn constraints(
-        &self,
-        table: &BTreeMap<String, Spanned<String>>,
-    ) -> Result<BTreeMap<String, Expression>, LibraryError> {
+    fn constraints(&self) -> Result<BTreeMap<String, Expression>, LibraryError> {
         let known = self.tuning_names();
-        table.iter().map(|(name, text)| Ok((name.clone(), self.toml.expression(text, &known)?))).collect()
+        let all = self.parts.named("the constraint", |tables| &tables.constraints)?;
+        all.into_iter().map(|(name, text)| Ok((name.to_owned(), text.expression(&known)?))).collect()
     }
 
-    fn launch(&self, table: &Spanned<LaunchTable>) -> Result<Launch, LibraryError> {
-        let LaunchTable { grid, block_size, lds_bytes, scratch_bytes } = table.get_ref();
+    fn launch(&self) -> Result<Launch, LibraryError> {
         let (known, fixed) = (self.launch_names(), self.tuning_names());
-        let refuse = |expected: &str, found: &str| Err(self.toml.refuse(table.span(), "[launch]", expected, found));
-        if grid.is_empty() || grid.len() > 3 {
-            return refuse("a grid of one to three axes", &grid.len().to_string());
+        let refuse = |expected: &str, found: &str| {
+            Err(self.parts.own().toml.refuse(self.head.clone(), "[launch]", expected, found))
+        };
+        let key = |name: &str, of: fn(&LaunchTable) -> Option<&Spanned<String>>| {
+            self.parts.one(&format!("launch.{name}"), |tables| of(tables.launch.as_ref()?.get_ref()))
+        };
+        let block_size = key("block_size", |launch| launch.block_size.as_ref())?;
+        let scratch_bytes = key("scratch_bytes", |launch| launch.scratch_bytes.as_ref())?;
+        let lds_bytes = key("lds_bytes", |launch| launch.lds_bytes.as_ref())?;
+        let early = key("early", |launch| launch.early.as_ref())?;
+        let cluster = key("cluster", |launch| launch.cluster.as_ref())?;
+        let min_blocks = key("min_blocks", |launch| launch.min_blocks.as_ref())?;
+        let grid = self.parts.one("launch.grid", |tables| tables.launch.as_ref()?.get_ref().grid.as_ref())?;
+        let axes = grid.as_ref().map_or(&[][..], |grid| grid.value.get_ref());
+        if axes.is_empty() || axes.len() > 3 {
+            return refuse("a grid of one to three axes", &axes.len().to_string());
         }
-        match (self.language, block_size, scratch_bytes) {
+        match (self.language, &block_size, &scratch_bytes) {
             (Language::C, Some(_), _) => {
                 return refuse("no `block_size` on the host, which has no threads in a block", "one");
             }
@@ -306,49 +296,49 @@ impl Reader<'_> {
             }
             _ => {}
         }
-        if let (Language::C, Some(text)) = (self.language, lds_bytes) {
-            return Err(self.toml.refuse(text.span(), "launch.lds_bytes", "none on the host", "one"));
+        let of_gpus =
+            [("lds_bytes", &lds_bytes), ("early", &early), ("cluster", &cluster), ("min_blocks", &min_blocks)];
+        let first_of_gpus = of_gpus.into_iter().find_map(|(key, text)| Some((key, text.as_ref()?)));
+        if let (Language::C, Some((key, text))) = (self.language, first_of_gpus) {
+            return Err(text.refuse(format!("launch.{key}"), "none on the host", "one"));
         }
-        if let (true, Some(text)) = (self.params.contains("block_size"), block_size)
-            && text.get_ref() != "block_size"
+        if let (true, Some(text)) = (self.params.contains_key("block_size"), &block_size)
+            && text.value.get_ref() != "block_size"
         {
-            return Err(self.toml.refuse(
-                text.span(),
-                "launch.block_size",
-                "the parameter of that name",
-                format!("`{}`", text.get_ref()),
-            ));
+            let found = format!("`{}`", text.value.get_ref());
+            return Err(text.refuse("launch.block_size", "the parameter of that name", found));
         }
+        let read = |text: Option<Declared<'_, String>>, known| text.map(|text| text.expression(known)).transpose();
+        let axis = |axis: &Spanned<String>| grid.as_ref().expect("it has axes").toml.expression(axis, &known);
         Ok(Launch {
-            grid: grid.iter().map(|axis| self.toml.expression(axis, &known)).collect::<Result<_, _>>()?,
-            block_size: block_size.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
-            lds_bytes: lds_bytes.as_ref().map(|text| self.toml.expression(text, &fixed)).transpose()?,
-            scratch_bytes: scratch_bytes.as_ref().map(|text| self.toml.expression(text, &known)).transpose()?,
+            grid: axes.iter().map(axis).collect::<Result<_, _>>()?,
+            block_size: read(block_size, &fixed)?,
+            lds_bytes: read(lds_bytes, &fixed)?,
+            early: read(early, &fixed)?,
+            cluster: read(cluster, &fixed)?,
+            min_blocks: read(min_blocks, &fixed)?,
+            scratch_bytes: read(scratch_bytes, &known)?,
         })
     }
 
-    fn padded(&self, table: &PaddedTable) -> Result<PaddedSpec, LibraryError> {
+    fn padded(&self) -> Result<PaddedSpec, LibraryError> {
         let tensors = self.signature.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.clone());
-        table.read(self.toml, &tensors.collect(), &self.launch_names())
+        padded(self.parts, &tensors.collect(), &self.launch_names())
     }
 
-    fn workspace(&self, tables: &[ArgTable]) -> Result<Vec<Arg>, LibraryError> {
+    fn workspace(&self) -> Result<Vec<Arg>, LibraryError> {
         let (conditions, known) = (self.signature.condition_names(), self.launch_names());
         let mut workspace: Vec<Arg> = Vec::new();
-        for table in tables {
-            let mut arg = self.toml.arg(table, &self.signature.dtypes, &conditions, &known)?;
+        for (toml, table) in
+            self.parts.iter().flat_map(|part| part.tables.workspace.iter().map(|arg| (&part.toml, arg)))
+        {
+            let mut arg = toml.arg(table, &self.signature.dtypes, &conditions, &known)?;
             if arg.is_scalar() {
-                return Err(self.toml.refuse(
-                    table.name.span(),
-                    format!("workspace `{}`", arg.name),
-                    "a shape",
-                    "none",
-                ));
+                return Err(toml.refuse(table.name.span(), format!("workspace `{}`", arg.name), "a shape", "none"));
             }
             let mut others = self.signature.args.iter().chain(&workspace);
-            if others.any(|other| other.name == arg.name) {
-                let found = format!("`{}`, which is declared twice", arg.name);
-                return Err(self.toml.refuse(table.name.span(), "workspace", "a name of its own", found));
+            if let Some(other) = others.find(|other| other.name == arg.name) {
+                return Err(twice(arg.place, format!("the argument `{}`", arg.name), other.place.clone()));
             }
             arg.access = Access::ReadWrite;
             workspace.push(arg);
@@ -359,12 +349,39 @@ impl Reader<'_> {
     fn resources(&self, table: Option<Spanned<Resources>>) -> Result<Resources, LibraryError> {
         match table {
             Some(table) if self.language == Language::C => {
-                Err(self.toml.refuse(table.span(), "[resources]", "none on the host", "one"))
+                Err(self.parts.own().toml.refuse(table.span(), "[resources]", "none on the host", "one"))
             }
-            Some(table) => Ok(table.into_inner()),
-            None => Ok(Resources::default()),
+            None if self.language == Language::C => Ok(Resources::default()),
+            table => {
+                let max_spills = table.and_then(|table| table.into_inner().max_spills).unwrap_or(0);
+                Ok(Resources { max_spills: Some(max_spills) })
+            }
         }
     }
+
+    fn numerics(&self) -> Result<NumericsOverride, LibraryError> {
+        let f32 = self.parts.one("numerics.f32", |tables| tables.numerics.f32.as_ref())?;
+        let bf16 = self.parts.one("numerics.bf16", |tables| tables.numerics.bf16.as_ref())?;
+        let tolerance = |said: Option<Declared<'_, Tolerance>>| said.map(|said| *said.value.get_ref());
+        Ok(NumericsOverride { f32: tolerance(f32), bf16: tolerance(bf16) })
+    }
+}
+
+/// A list that may be nowhere.
+fn listed<T: Clone>(said: Option<Declared<'_, Vec<T>>>) -> Vec<T> {
+    said.map_or(Vec::new(), |said| said.value.get_ref().clone())
+}
+
+/// A parameter of all that is said of it, what comes later before the rest; `None` if that is not enough.
+fn param(said: &[Declared<'_, ParamTable>]) -> Option<Param> {
+    let tables = || said.iter().rev().map(|said| said.value.get_ref());
+    Some(Param {
+        values: tables().find_map(|table| table.values.clone())?,
+        default: tables().find_map(|table| table.default)?,
+        doc: tables().find_map(|table| table.doc.clone())?,
+        is_tunable: tables().find_map(|table| table.tunable).unwrap_or(true),
+        place: said[0].place(),
+    })
 }
 
 /// The TOML in the file's first comment, and where it begins.

@@ -148,6 +148,8 @@ impl ArgSpec {
 pub struct LaunchSpec {
     pub(super) grid: Vec<Expression>,
     pub(super) block_size: u32,
+    /// Blocks of a cluster, which are neighbours in x; 1 where they are on their own.
+    pub(super) cluster: u32,
     pub(super) lds_bytes: u32,
     pub(super) scratch_bytes: Option<Expression>,
     pub(super) padded: PaddedSpec,
@@ -158,12 +160,17 @@ impl LaunchSpec {
     /// Blocks in x, y, z for these scalars. Zero blocks mean that there is nothing to launch.
     ///
     /// # Errors
-    /// If a scalar is missing, an expression gives no whole number of 32 bits, or there are more blocks than that.
+    /// If a scalar is missing, an expression gives no whole number of 32 bits, there are more blocks than that, or they
+    /// are no whole clusters.
     pub fn grid(&self, scalars: &BTreeMap<String, u64>) -> Result<[u32; 3], ExpressionError> {
         let scope = Arc::new(self.scope.with_scalars(scalars));
         let mut grid = [1; 3];
         for (blocks, axis) in grid.iter_mut().zip(&self.grid) {
             *blocks = axis.whole_u32(&scope)?;
+        }
+        if !grid[0].is_multiple_of(self.cluster) {
+            let text = format!("{} blocks are no whole clusters of {}", grid[0], self.cluster);
+            return Err(self.grid[0].error(Reason::Engine(text)));
         }
         let n_blocks = product(&grid.map(u64::from));
         match self.grid.first().filter(|_| n_blocks.is_none_or(|n_blocks| n_blocks > MAX_BLOCKS)) {

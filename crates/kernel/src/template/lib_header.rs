@@ -1,24 +1,45 @@
-//! What a file of `templates/lib` says of itself in its first comment: the names that it takes and those that it gives.
+//! What a file of `templates/lib` says of itself in its first comment: the names that it takes and those that it gives,
+//! and what it declares for templates that use it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use toml::Spanned;
 
-use super::declaration::Toml;
+use super::declaration::{ArgTable, Toml};
 use super::front_matter::front_matter;
 use super::library_error::LibraryError;
+use super::uses::{LaunchTable, NumericsTable, ParamTable, RequiresTable, Tables};
+use super::work::PaddedTable;
 use data::SourceFile;
 
 /// Names of C and of the template language, of a file of the library.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LibHeader {
     /// What has to be there before the file is included.
-    #[serde(default)]
-    pub(crate) takes: Names,
+    pub takes: Names,
     /// What is there behind it.
-    #[serde(default)]
-    pub(crate) gives: Names,
+    pub gives: Names,
+    /// Parameters and facts that it declares: it takes those of them that its text has.
+    pub own: BTreeSet<String>,
+}
+
+/// The TOML of a header.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct HeaderTable {
+    takes: Names,
+    gives: Names,
+    uses: Vec<Spanned<String>>,
+    requires: RequiresTable,
+    params: BTreeMap<String, Spanned<ParamTable>>,
+    #[serde(rename = "let")]
+    facts: BTreeMap<String, Spanned<String>>,
+    constraints: BTreeMap<String, Spanned<String>>,
+    launch: Option<Spanned<LaunchTable>>,
+    padded: PaddedTable,
+    workspace: Vec<ArgTable>,
+    numerics: NumericsTable,
 }
 
 /// The names of both languages.
@@ -38,13 +59,21 @@ impl LibHeader {
     /// If there is none, it is no such TOML, or it lists a C name that the file does not have.
     pub(crate) fn parse(file: &SourceFile) -> Result<Self, LibraryError> {
         let (base, text) = front_matter(file)?;
-        let header: Self = Toml { file, base, what: "header" }.parse(text)?;
+        let HeaderTable { takes, gives, params, facts, .. } = Toml { file, base, what: "header" }.parse(text)?;
+        let header = Self { takes, gives, own: params.into_keys().chain(facts.into_keys()).collect() };
         let words = words(&file.text[base + text.len()..]);
         let listed = header.takes.c.iter().chain(&header.gives.c);
         match listed.into_iter().find(|name| !words.contains(name.as_str())) {
             Some(name) => Err(LibraryError::StaleName { place: file.place(1), name: name.clone() }),
             None => Ok(header),
         }
+    }
+}
+
+impl HeaderTable {
+    pub fn into_tables(self) -> Tables {
+        let Self { uses, requires, params, facts, constraints, launch, padded, workspace, numerics, .. } = self;
+        Tables { uses, requires, params, facts, constraints, launch, padded, workspace, numerics }
     }
 }
 

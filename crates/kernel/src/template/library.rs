@@ -341,7 +341,11 @@ impl Library {
             signature.own_tests = Some(contract::run_tests(&signature, tests)?);
         }
         let shadows = self.shadows.get(&file.name).cloned().unwrap_or_default();
-        let template = Template::parse(file, shadows, entry.language, signature)?;
+        let lib = |name: &str| {
+            let file = self.files.get(name).filter(|_| matches!(kind(name), Kind::Lib))?;
+            Some(self.unusable.get(name).cloned().map_or(Ok(file), Err))
+        };
+        let template = Template::parse(file, shadows, entry.language, signature, lib)?;
         if self.held.contains(&file.name) {
             self.check_names(&template)?;
         }
@@ -352,23 +356,19 @@ impl Library {
     fn check_names(&self, template: &Template) -> Result<(), LibraryError> {
         let signature = &template.signature;
         let mut known: BTreeSet<String> = signature.condition_names();
-        let facts = template.facts.iter().map(|(name, _)| name);
-        known.extend(signature.constants.iter().chain(template.params.keys()).chain(facts).cloned());
+        known.extend(signature.constants.iter().chain(template.params.keys()).cloned());
+        known.extend(template.facts.iter().map(|(name, _)| name.clone()));
         known.extend(signature.pointers().map(|(name, _)| name).chain(GLOBALS.map(String::from)));
         known.extend(template.launch.block_size.is_some().then(|| "block_size".to_owned()));
         let Names { headers, looked_up } = &self.names;
         let walk = Walk { looked_up, files: &self.files, headers, broken: &self.unusable };
         let mut used = walk.check(&template.file, &known)?;
         used.extend(template.expression_names());
-        let params = template.params.keys().map(|name| (name, "parameter", format!("params.{name}")));
-        let facts = template.facts.iter().map(|(name, _)| (name, "fact", format!("\n{name}")));
-        match params.chain(facts).find(|(name, ..)| !used.contains(*name)) {
-            Some((name, what, text)) => {
-                let offset = template.file.text.find(&text).map_or(0, |at| at + usize::from(text.starts_with('\n')));
-                Err(LibraryError::Unused { place: template.file.place_at(offset), what, name: name.clone() })
-            }
-            None => Ok(()),
-        }
+        let params = template.params.iter().map(|(name, param)| (name, "parameter", &param.place));
+        let facts = template.facts.iter().map(|(name, fact)| (name, "fact", fact.place()));
+        let unused = params.chain(facts).find(|(name, ..)| !used.contains(*name));
+        let Some((name, what, place)) = unused else { return Ok(()) };
+        Err(LibraryError::Unused { place: place.clone(), what, name: name.clone() })
     }
 }
 

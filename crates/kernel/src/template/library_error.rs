@@ -76,6 +76,24 @@ pub enum LibraryError {
         what: &'static str,
         name: String,
     },
+    /// What may be declared once is declared twice, in one file or in those that a template uses.
+    #[error("{place}: {item} is declared a second time, first in {first}")]
+    Twice {
+        /// The later line.
+        place: Place,
+        /// What is declared.
+        item: String,
+        /// The earlier line.
+        first: Place,
+    },
+    /// Front matter uses a file that is nowhere.
+    #[error("{place}: uses `{name}`, which is in the `lib/` of none of the template folders")]
+    NoUse {
+        /// The line.
+        place: Place,
+        /// The file asked for.
+        name: String,
+    },
     /// A template includes a file that is nowhere.
     #[error("{place}: includes `{name}`, which is in none of the template folders")]
     NoInclude { place: Place, name: String },
@@ -168,6 +186,9 @@ impl Hint for LibraryError {
                 "names come from the op's `op.toml`, from the template's `[params]`, and from `templates/README.md`"
                     .into(),
             ),
+            Self::Twice { .. } | Self::NoUse { .. } => {
+                Some("`templates/README.md` says what front matter has of the files that it `uses`".into())
+            }
             Self::NotGiven { .. } | Self::Unlisted { .. } | Self::StaleName { .. } => {
                 Some("`templates/README.md` says what the header of a file in `lib/` lists".into())
             }

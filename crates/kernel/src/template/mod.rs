@@ -27,6 +27,7 @@ pub mod params;
 mod problem;
 pub mod render;
 pub mod signature;
+mod uses;
 pub mod work;
 
 pub use problem::{Params, Precision, Problem};
@@ -37,7 +38,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use contract::{Arg, TestShape, Tolerance};
-use data::{Origin, SourceFile};
+use data::{Origin, Place, SourceFile};
 use expression::{Expression, ExpressionError, Scope};
 use serde::Deserialize;
 use signature::Signature;
@@ -73,11 +74,11 @@ pub struct Template {
     /// What must hold of the parameters, by a name that says it.
     pub(crate) constraints: BTreeMap<String, Expression>,
     /// Blocks, threads, private memory.
-    pub(crate) launch: Launch,
+    pub launch: Launch,
     /// What a launch goes through, for predictions.
     pub(crate) padded: PaddedSpec,
     /// Arguments after the contract's, whose memory the plan provides.
-    pub(crate) workspace: Vec<Arg>,
+    pub workspace: Vec<Arg>,
     /// Compilers options after those of the target.
     pub(crate) options: Vec<String>,
     /// Gates on the compiled object.
@@ -94,7 +95,7 @@ pub struct Requires {
     /// Globs over the target's arch; one must match.
     pub(crate) arch: Vec<String>,
     /// Features of the target; all of them.
-    pub(crate) features: Vec<String>,
+    pub features: Vec<String>,
     /// Wave sizes; one of them.
     pub(crate) wave: Vec<u32>,
     /// Precisions; one of them.
@@ -102,7 +103,7 @@ pub struct Requires {
     /// For named dtypes, what they may be here.
     pub dtypes: BTreeMap<String, Vec<Dtype>>,
     /// Conditions over dims, flags and dtypes; all of them.
-    pub(crate) when: Vec<Expression>,
+    pub when: Vec<Expression>,
 }
 
 /// A tunable parameter.
@@ -111,16 +112,18 @@ pub struct Param {
     /// The values that `tune` and the tuning tables choose among.
     pub values: Vec<u32>,
     /// Which of them is taken where no tuning row decides.
-    pub(crate) default: u32,
-    pub(crate) doc: String,
+    pub default: u32,
+    pub doc: String,
     /// Whether its values differ in speed alone. One that changes what is computed is set by who asks for it, never
     /// chosen.
-    pub(crate) is_tunable: bool,
+    pub is_tunable: bool,
+    /// Where it is declared: in the template, or in a file that it uses.
+    pub place: Place,
 }
 
 /// The launch geometry, as expressions.
 #[derive(Clone, Debug)]
-pub(crate) struct Launch {
+pub struct Launch {
     /// Blocks in x, y, z; missing ones are 1.
     pub grid: Vec<Expression>,
     /// GPU: threads per block.
@@ -129,6 +132,12 @@ pub(crate) struct Launch {
     pub(crate) lds_bytes: Option<Expression>,
     /// Host: bytes of private memory per thread.
     pub scratch_bytes: Option<Expression>,
+    /// GPU: whether it is launched before the kernel before it has ended, where the GPU can do so.
+    pub early: Option<Expression>,
+    /// GPU: blocks of a cluster, which are on the machine together.
+    pub cluster: Option<Expression>,
+    /// GPU: blocks that a compute unit is to have room for.
+    pub min_blocks: Option<Expression>,
 }
 
 /// Gates on a compiled GPU object.
@@ -140,9 +149,8 @@ pub struct Resources {
 }
 
 /// Tolerances that replace the op's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NumericsOverride {
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct NumericsOverride {
     /// At precision `f32`.
     pub(crate) f32: Option<Tolerance>,
     /// At precision `bf16`.
@@ -257,9 +265,10 @@ impl Template {
     }
 
     /// The names that its expressions use.
-    pub(crate) fn expression_names(&self) -> BTreeSet<String> {
-        let Launch { grid, block_size, lds_bytes, scratch_bytes } = &self.launch;
+    pub fn expression_names(&self) -> BTreeSet<String> {
+        let Launch { grid, block_size, lds_bytes, scratch_bytes, early, cluster, min_blocks } = &self.launch;
         let launch = grid.iter().chain(block_size).chain(lds_bytes).chain(scratch_bytes);
+        let launch = launch.chain(early).chain(cluster).chain(min_blocks);
         let workspace = self.workspace.iter().flat_map(|arg| arg.shape.iter().flatten());
         let facts = self.facts.iter().map(|(_, expression)| expression);
         let all = launch.chain(workspace).chain(self.constraints.values()).chain(facts);

@@ -21,7 +21,7 @@ const FUNCTIONS: [&str; 5] = ["range", "ceil_div", "min", "max", ONCE];
 const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 
 /// The engine renders no more than some fifty includes within each other.
-const MAX_DEPTH: usize = 32;
+pub(super) const MAX_DEPTH: usize = 32;
 
 /// By file, the names that it looks up, and does not set itself.
 pub(super) type LookedUp = BTreeMap<String, BTreeSet<String>>;
@@ -150,7 +150,8 @@ impl<'a> Walk<'a> {
         if let Some(name) = header.takes.c.iter().find(|name| !seen.c.contains(name.as_str())) {
             return Err(missing(name, "C"));
         }
-        if let Some(name) = header.takes.jinja.iter().find(|name| !seen.jinja.contains(*name)) {
+        let own = header.own.intersection(self.names_of(file));
+        if let Some(name) = header.takes.jinja.iter().chain(own).find(|name| !seen.jinja.contains(*name)) {
             return Err(missing(name, "Jinja"));
         }
         if let Some(name) = header.takes.jinja.difference(self.names_of(file)).next() {
@@ -170,7 +171,8 @@ impl<'a> Walk<'a> {
         seen.depth -= 1;
         let given: BTreeSet<String> = seen.jinja.difference(&before.1).cloned().collect();
         for name in self.names_of(file) {
-            let is_listed = header.takes.jinja.contains(name) || OF_THE_TARGET.contains(&name.as_str());
+            let is_taken = header.takes.jinja.contains(name) || header.own.contains(name);
+            let is_listed = is_taken || OF_THE_TARGET.contains(&name.as_str());
             if !is_listed && !given.contains(name) {
                 let place = file.place_at(first_use(&file.text, name));
                 return Err(LibraryError::Unlisted { place, name: name.clone() });

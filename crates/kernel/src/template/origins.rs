@@ -58,9 +58,11 @@ impl Origins {
                 }
             }
             let (text, origins) = kept;
-            rendered.source.contains(text.trim()).then_some(())?;
+            // What the renderer writes before it is nobody's, and told as the first line that is somebody's.
+            let before = rendered.source[..rendered.source.find(text.trim())?].matches('\n').count();
+            let first = std::iter::repeat_n(*origins.first()?, before);
             let place = |(file, line): (usize, usize)| files.get(file).map(|file| file.place(line));
-            origins.into_iter().map(place).collect::<Option<_>>().map(Self)
+            first.chain(origins).map(place).collect::<Option<_>>().map(Self)
         })
         .ok()
         .flatten()

@@ -13,10 +13,10 @@ use super::library::Library;
 use super::library_error::LibraryError;
 use super::params::ParamsError;
 use super::signature::ProblemError;
-use super::{Misfit, Params, Precision, Problem, Resources, Template};
+use super::{Launch, Misfit, Params, Precision, Problem, Resources, Template};
 use crate::target::{Language, Target};
 use data::{Place, SourceFile};
-use expression::{ExpressionError, Reason, Scope};
+use expression::{Expression, ExpressionError, Reason, Scope};
 use hint::Hint;
 use system::bounded_process::BoundedError;
 
@@ -26,11 +26,11 @@ const MAX_BLOCK_SIZE: u32 = 1024;
 /// What goes before a GPU's kernel when a CPU executes it.
 const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
 
-/// What a kernel calls that waits for the one before it by itself, as `lib/hip/previous_kernel` has it.
-const WAITS: &str = "wait_for_previous_kernel();";
+/// Blocks that a cluster may have on any NVIDIA GPU that has clusters.
+const MAX_CLUSTER: u32 = 8;
 
-/// The parameter by which a tuning row says whether a kernel that can does so.
-const EARLY: &str = "early";
+/// Blocks that a compute unit may have room for on any GPU.
+const MAX_BLOCKS_OF_UNIT: u32 = 32;
 
 /// A kernel, ready to be compiled and launched.
 #[derive(Clone, Debug)]
@@ -168,19 +168,18 @@ pub fn render(
     template.fits(problem, target).map_err(|misfit| RenderError::Misfit { label: label.clone(), misfit })?;
     let wrong = |error| RenderError::Problem { label: label.clone(), problem: error };
     template.signature.check(problem).map_err(wrong)?;
-    let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
-    let is_early = is_early(template, &params, target);
-    let (entry, block_size) = (template.entry(), launch.block_size);
-    let head = Head { entry, args: &args, workspace: &workspace, block_size, is_early };
+    let Parts { params, scope, args, workspace, launch, bounds } = Parts::of(template, problem, params, target)?;
+    let head = Head { entry: template.entry(), args: &args, workspace: &workspace, bounds };
     let words = context(template, problem, &scope, target, &head);
     let body = text(library, &template.file, &words, &label)?;
     let source = match target.language() {
         Language::C => format!("{}\n{}", body.trim_end(), head.host_trailer()),
-        Language::Hip if !target.is_simulated => body,
+        Language::Hip if !target.is_simulated => format!("{}\n{body}", head.hip_constants(target)),
         Language::Hip => {
             let simulator = library.file(SIMULATOR).expect("it is built in");
             let simulator = text(library, simulator, &words, &label)?;
-            format!("{}\n{}\n{}", simulator.trim_end(), body.trim_end(), head.sim_trailer())
+            let (constants, trailer) = (head.hip_constants(target), head.sim_trailer());
+            format!("{constants}\n{}\n{}\n{trailer}", simulator.trim_end(), body.trim_end())
         }
     };
     Ok(Rendered {
@@ -194,13 +193,9 @@ pub fn render(
         options: template.options.clone(),
         resources: template.resources,
         tolerance: template.tolerance(problem.precision),
-        is_early,
+        is_early: bounds.is_early,
         label,
     })
-}
-
-fn is_early(template: &Template, params: &Params, target: &Target) -> bool {
-    target.launches_early() && template.file.text.contains(WAITS) && params.get(EARLY) != Some(&0)
 }
 
 /// The values that the body of a template sees.
@@ -213,9 +208,8 @@ pub(super) fn words(
     params: &Params,
     target: &Target,
 ) -> Result<Value, RenderError> {
-    let Parts { params, scope, args, workspace, launch } = Parts::of(template, problem, params, target)?;
-    let (entry, block_size, is_early) = (template.entry(), launch.block_size, is_early(template, &params, target));
-    let head = Head { entry, args: &args, workspace: &workspace, block_size, is_early };
+    let Parts { scope, args, workspace, bounds, .. } = Parts::of(template, problem, params, target)?;
+    let head = Head { entry: template.entry(), args: &args, workspace: &workspace, bounds };
     Ok(Value::from_object(context(template, problem, &scope, target, &head)))
 }
 
@@ -226,6 +220,17 @@ struct Parts {
     args: Vec<ArgSpec>,
     workspace: Vec<ArgSpec>,
     launch: LaunchSpec,
+    bounds: Bounds,
+}
+
+/// What a GPU's compiler is told of how its kernel is launched.
+#[derive(Clone, Copy)]
+struct Bounds {
+    block_size: u32,
+    min_blocks: Option<u32>,
+    /// 1 where blocks are on their own.
+    cluster: u32,
+    is_early: bool,
 }
 
 impl Parts {
@@ -234,8 +239,9 @@ impl Parts {
         let scope = Arc::new(template.scope(problem, &params, target)?);
         let args = arg_specs(&template.signature.args, problem, &scope)?;
         let workspace = arg_specs(&template.workspace, problem, &scope)?;
-        let launch = launch_spec(template, &scope)?;
-        Ok(Self { params, scope, args, workspace, launch })
+        let bounds = bounds(template, &scope, target)?;
+        let launch = launch_spec(template, &scope, &bounds)?;
+        Ok(Self { params, scope, args, workspace, launch, bounds })
     }
 }
 
@@ -256,21 +262,32 @@ fn arg_specs(args: &[Arg], problem: &Problem, scope: &Arc<Scope>) -> Result<Vec<
     Ok(specs)
 }
 
-fn launch_spec(template: &Template, scope: &Arc<Scope>) -> Result<LaunchSpec, ExpressionError> {
-    let block_size = match &template.launch.block_size {
-        None => 1,
-        Some(text) => match text.whole(scope)? {
-            0 => return Err(text.error(Reason::Engine("a block of no threads".into()))),
-            value if value > MAX_BLOCK_SIZE.into() => {
-                return Err(text.error(Reason::TooLarge { value, limit: MAX_BLOCK_SIZE.into() }));
-            }
-            value => value as u32,
-        },
-    };
+/// A number from 1 to `limit`.
+fn from_one(text: &Expression, scope: &Arc<Scope>, limit: u32) -> Result<u32, ExpressionError> {
+    match text.whole(scope)? {
+        0 => Err(text.error(Reason::Engine("it is 0, expected at least 1".into()))),
+        value if value > limit.into() => Err(text.error(Reason::TooLarge { value, limit: limit.into() })),
+        value => Ok(value as u32),
+    }
+}
+
+fn bounds(template: &Template, scope: &Arc<Scope>, target: &Target) -> Result<Bounds, ExpressionError> {
+    let Launch { block_size, min_blocks, cluster, early, .. } = &template.launch;
+    let early = early.as_ref().filter(|_| target.launches_early());
+    Ok(Bounds {
+        block_size: block_size.as_ref().map_or(Ok(1), |text| from_one(text, scope, MAX_BLOCK_SIZE))?,
+        min_blocks: min_blocks.as_ref().map(|text| from_one(text, scope, MAX_BLOCKS_OF_UNIT)).transpose()?,
+        cluster: cluster.as_ref().map_or(Ok(1), |text| from_one(text, scope, MAX_CLUSTER))?,
+        is_early: early.map_or(Ok(false), |text| text.holds(scope))?,
+    })
+}
+
+fn launch_spec(template: &Template, scope: &Arc<Scope>, bounds: &Bounds) -> Result<LaunchSpec, ExpressionError> {
     let lds_bytes = template.launch.lds_bytes.as_ref().map_or(Ok(0), |text| text.whole_u32(scope))?;
     Ok(LaunchSpec {
         grid: template.launch.grid.clone(),
-        block_size,
+        block_size: bounds.block_size,
+        cluster: bounds.cluster,
         lds_bytes,
         scratch_bytes: template.launch.scratch_bytes.clone(),
         padded: template.padded.clone(),
@@ -287,7 +304,7 @@ fn context(template: &Template, problem: &Problem, scope: &Scope, target: &Targe
     let signature = match template.language {
         Language::C => head.host_signature(),
         Language::Hip => {
-            values.insert("block_size".into(), head.block_size.into());
+            values.insert("block_size".into(), head.bounds.block_size.into());
             head.hip_signature()
         }
     };
@@ -344,8 +361,7 @@ struct Head<'a> {
     entry: String,
     args: &'a [ArgSpec],
     workspace: &'a [ArgSpec],
-    block_size: u32,
-    is_early: bool,
+    bounds: Bounds,
 }
 
 impl Head<'_> {
@@ -355,9 +371,17 @@ impl Head<'_> {
         format!("static void kernel(\n{})", joined(&lines))
     }
 
+    /// Lanes of a wave and threads of a block, for all that follows.
+    fn hip_constants(&self, target: &Target) -> String {
+        format!("enum {{ WAVE = {}, BLOCK = {} }};", target.wave_size, self.bounds.block_size)
+    }
+
     fn hip_signature(&self) -> String {
-        let bounds = format!("extern \"C\" __global__ __launch_bounds__({})", self.block_size);
-        format!("{bounds}\nvoid {}(\n{})", self.entry, joined(&self.lines("__restrict__")))
+        let Bounds { block_size, min_blocks, cluster, .. } = self.bounds;
+        let cluster = if cluster > 1 { format!("__cluster_dims__({cluster}) ") } else { String::new() };
+        let min_blocks = min_blocks.map_or(String::new(), |blocks| format!(", {blocks}"));
+        let (entry, lines) = (&self.entry, joined(&self.lines("__restrict__")));
+        format!("extern \"C\" {cluster}__global__ __launch_bounds__({block_size}{min_blocks})\nvoid {entry}(\n{lines})")
     }
 
     /// Each argument's declaration, and its shape and type for a comment.
@@ -365,7 +389,8 @@ impl Head<'_> {
         let line = |arg: &ArgSpec| {
             // What an early kernel reads may be written while it waits, which is what `restrict` denies: NVIDIA's
             // compiler moved such loads above the wait.
-            let is_shared = self.is_aliased(arg) || self.is_early && arg.access == Access::Read && !arg.is_weights;
+            let is_shared =
+                self.is_aliased(arg) || self.bounds.is_early && arg.access == Access::Read && !arg.is_weights;
             let restrict = if is_shared { String::new() } else { format!(" {restrict}") };
             let declaration = match (arg.is_scalar(), arg.access) {
                 (true, _) => format!("{} {}", arg.dtype, arg.name),

@@ -12,6 +12,7 @@ use super::declaration::Toml;
 use super::launch::ArgSpec;
 use super::library_error::LibraryError;
 use super::signature::Signature;
+use super::uses::{Declared, Parts};
 use expression::{Expression, ExpressionError, Reason, Scope};
 
 /// The `[work]` of a contract.
@@ -87,7 +88,7 @@ pub(super) struct WorkTable {
     #[serde(default)]
     touched: BTreeMap<String, Spanned<String>>,
     #[serde(default)]
-    counts: BTreeMap<String, CountTable>,
+    counts: BTreeMap<String, Spanned<CountTable>>,
     #[serde(default)]
     sample: Vec<Spanned<String>>,
 }
@@ -95,15 +96,15 @@ pub(super) struct WorkTable {
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PaddedTable {
-    flop: Option<Spanned<String>>,
-    blocks: Option<Spanned<String>>,
+    pub flop: Option<Spanned<String>>,
+    pub blocks: Option<Spanned<String>>,
     #[serde(default)]
-    counts: BTreeMap<String, CountTable>,
+    pub counts: BTreeMap<String, Spanned<CountTable>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CountTable {
+pub(super) struct CountTable {
     of: Spanned<String>,
     sum: Spanned<String>,
 }
@@ -118,7 +119,8 @@ impl WorkTable {
         known: &BTreeSet<String>,
         axes: &BTreeSet<String>,
     ) -> Result<WorkSpec, LibraryError> {
-        let (counts, with_counts) = counts(&self.counts, toml, tensors, known)?;
+        let tables = self.counts.iter().map(|(name, table)| (name.as_str(), Declared { toml, value: table }));
+        let (counts, with_counts) = counts(tables, tensors, known)?;
         let mut touched = BTreeMap::new();
         for (name, entries) in &self.touched {
             tensor(&Spanned::new(entries.span(), name.clone()), "`touched`", toml, tensors)?;
@@ -134,36 +136,44 @@ impl WorkTable {
 }
 
 impl PaddedTable {
-    /// Checks the table, as [`WorkTable::read`] does.
-    pub(super) fn read(
-        &self,
-        toml: &Toml<'_>,
-        tensors: &BTreeSet<String>,
-        known: &BTreeSet<String>,
-    ) -> Result<PaddedSpec, LibraryError> {
-        let (counts, with_counts) = counts(&self.counts, toml, tensors, known)?;
-        let read =
-            |text: &Option<Spanned<String>>| text.as_ref().map(|text| toml.expression(text, &with_counts)).transpose();
-        Ok(PaddedSpec { flop: read(&self.flop)?, blocks: read(&self.blocks)?, counts })
+    pub(super) fn is_empty(&self) -> bool {
+        self.flop.is_none() && self.blocks.is_none() && self.counts.is_empty()
     }
 }
 
+/// The `[padded]` of a template and of what it uses: `tensors` are its arguments in memory, `known` what shapes may
+/// use.
+pub(super) fn padded(
+    parts: &Parts<'_>,
+    tensors: &BTreeSet<String>,
+    known: &BTreeSet<String>,
+) -> Result<PaddedSpec, LibraryError> {
+    let tables = parts.named("the count", |tables| &tables.padded.counts)?;
+    let (counts, with_counts) = counts(tables.into_iter(), tensors, known)?;
+    let read = |text: Option<Declared<'_, String>>| text.map(|text| text.expression(&with_counts)).transpose();
+    Ok(PaddedSpec {
+        flop: read(parts.one("padded.flop", |tables| tables.padded.flop.as_ref())?)?,
+        blocks: read(parts.one("padded.blocks", |tables| tables.padded.blocks.as_ref())?)?,
+        counts,
+    })
+}
+
 /// Counts by name, and the names that expressions over them may use.
-fn counts(
-    tables: &BTreeMap<String, CountTable>,
-    toml: &Toml<'_>,
+fn counts<'t>(
+    tables: impl Iterator<Item = (&'t str, Declared<'t, CountTable>)>,
     tensors: &BTreeSet<String>,
     known: &BTreeSet<String>,
 ) -> Result<(BTreeMap<String, Count>, BTreeSet<String>), LibraryError> {
     let mut counts = BTreeMap::new();
     let mut with_counts = known.clone();
-    for (name, table) in tables {
+    for (name, Declared { toml, value }) in tables {
+        let table = value.get_ref();
         toml.name("count", name, table.of.span())?;
         let of = tensor(&table.of, "`of` of a count", toml, tensors)?;
         let mut names = known.clone();
         names.extend([of.clone(), PREVIOUS.to_owned()]);
-        counts.insert(name.clone(), Count { of, sum: toml.expression(&table.sum, &names)? });
-        with_counts.insert(name.clone());
+        counts.insert(name.to_owned(), Count { of, sum: toml.expression(&table.sum, &names)? });
+        with_counts.insert(name.to_owned());
     }
     Ok((counts, with_counts))
 }

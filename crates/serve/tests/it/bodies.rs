@@ -3,7 +3,7 @@
 //! `GPTOSS_JIT_BODIES` is how many are tried instead of a few hundred.
 
 use fixtures::bodies::{CHAT, RESPONSES, Random, mutate, seeds};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::scripted::Scripted;
 

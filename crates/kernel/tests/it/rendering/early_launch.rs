@@ -1,5 +1,6 @@
 //! Kernels that are launched before the kernel before them has ended.
 
+use kernel::target::Language;
 use kernel::template::library::{Layer, Library};
 use kernel::template::render::Rendered;
 use kernel::template::{Params, Precision};
@@ -55,6 +56,18 @@ fn what_others_write_while_an_early_kernel_waits_is_not_restrict() {
     let elsewhere = built_in("linear/gemv", &linear(), &Params::new(), "gfx1100").expect("renders");
     assert!(!elsewhere.is_early && declared(&elsewhere, "x").contains("__restrict__"));
     assert!(!elsewhere.source.contains("griddepcontrol"));
+}
+
+#[test]
+fn a_kernel_that_is_launched_early_waits_and_no_other_does() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let mut n_early = 0;
+    for template in library.templates_where(|_, language| language == Language::Hip) {
+        let waits = template.file.text.contains("wait_for_previous_kernel();");
+        assert_eq!(template.launch.early.is_some(), waits, "{template}");
+        n_early += usize::from(waits);
+    }
+    assert!(n_early > 8, "{n_early}");
 }
 
 #[test]

@@ -53,6 +53,7 @@ fn mistakes_in_front_matter_are_told_with_their_line() {
             "lds_bytes = ",
             "linear/dot.c.j2:15: launch.lds_bytes: expected none on the host, found one",
         ),
+        ("scratch_bytes = ", "early = ", "linear/dot.c.j2:15: launch.early: expected none on the host, found one"),
         (
             "[launch]",
             "[requires]\ndtypes = { weight = [\"u32\"] }\n[launch]",

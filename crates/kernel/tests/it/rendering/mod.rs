@@ -3,6 +3,7 @@
 mod early_launch;
 mod fused;
 mod mistakes;
+mod uses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -127,6 +128,34 @@ fn lds_that_a_launch_asks_for_is_in_the_spec() {
     assert_eq!((kernel.launch.lds_bytes(), kernel.spec().lds_bytes), (65_568, 65_568));
 }
 
+#[test]
+fn what_the_launch_says_of_blocks_is_in_the_head_of_the_kernel() {
+    let text = fs::read_to_string(fixtures().join("rmsnorm/wave.hip.j2")).expect("a fixture");
+    let head = |keys: &str| {
+        let text = text.replacen("[launch]", &format!("[launch]\n{keys}"), 1);
+        let (_folder, library) = library_under(&[("rmsnorm/wave.hip.j2", &text)]);
+        let kernel = rendered(&library, "rmsnorm/wave", &rmsnorm(), &Params::new(), &gpu("gfx1100"));
+        let kernel = kernel.map_err(|error| error.to_string())?;
+        let line = kernel.source.lines().find(|line| line.contains("__global__")).expect("a kernel").to_owned();
+        Ok::<_, String>((line, kernel.launch.grid(&scalars(7)).map_err(|error| error.to_string())))
+    };
+    let plain = "extern \"C\" __global__ __launch_bounds__(32)".to_owned();
+    assert_eq!(head(""), Ok((plain.clone(), Ok([7, 1, 1]))));
+    assert_eq!(head("cluster = \"row_size // 48\""), Ok((plain, Ok([7, 1, 1]))));
+    let (line, grid) = head("cluster = \"2\"\nmin_blocks = \"wave_size // 8\"").expect("renders");
+    assert_eq!(line, "extern \"C\" __cluster_dims__(2) __global__ __launch_bounds__(32, 4)");
+    let error = grid.expect_err("an odd number");
+    assert!(error.ends_with("could not evaluate `n_tokens`: 7 blocks are no whole clusters of 2"), "{error}");
+    for (keys, error) in [
+        ("cluster = \"row_size - 48\"", "could not evaluate `row_size - 48`: it is 0, expected at least 1"),
+        ("cluster = \"row_size\"", "could not evaluate `row_size`: it is 48, expected at most 8"),
+        ("min_blocks = \"row_size\"", "could not evaluate `row_size`: it is 48, expected at most 32"),
+    ] {
+        let found = head(keys).expect_err(keys);
+        assert!(found.ends_with(error), "{found}");
+    }
+}
+
 /// The error of the broken file of that name.
 fn broken(files: &[(&str, &str)], name: &str) -> String {
     let (folder, library) = library_under(files);
@@ -157,8 +186,8 @@ fn a_fact_is_known_to_expressions_and_to_the_body() {
     assert!(kernel.source.contains("// 98 true\n"), "{}", kernel.source);
     for (facts, error) in [
         ("a = \"b\"\nb = \"a + 1\"", "let: expected facts that end, found a circle of `a`, `b`"),
-        ("tile_n = \"1\"", "let: expected a name that neither op.toml nor [params] declares, found `tile_n`"),
-        ("in_features = \"1\"", "let: expected a name that neither"),
+        ("tile_n = \"1\"", "linear/dot.c.j2:14: `tile_n` is declared a second time, first in linear/dot.c.j2:5"),
+        ("in_features = \"1\"", "let: expected a name that op.toml does not declare, found `in_features`"),
         ("lone = \"1\"", "the fact `lone` is declared and never used"),
         ("odd = \"n_tokens\"", "`n_tokens` is not declared"),
     ] {
