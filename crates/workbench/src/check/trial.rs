@@ -34,6 +34,8 @@ pub(super) struct Trial {
     is_varied: bool,
     /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
     pub is_thin: bool,
+    /// Whether each of the scalars is launched once, over workspace that nobody used.
+    pub is_once: bool,
     seed: u64,
 }
 
@@ -77,7 +79,8 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         if which.first_shape && !trials.is_empty() {
             break;
         }
-        let mut problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
+        let is_first = trials.is_empty();
+        let mut problems = if is_first { fitting } else { with_every_dtype(fitting) };
         let mut half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
         if let Some(kept) = half.filter(|_| trials.is_empty()).and_then(|half| every_other_choice(&problems, half)) {
             (problems, half) = (kept, None); // each of them at all of its rows
@@ -93,9 +96,9 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 if let Some(half) = half {
                     scalars = every_other(scalars, half + k);
                 }
-                let (is_varied, is_thin) = (n > 0, which.is_thin);
-                let seed = i as u64;
-                trials.push(Trial { problem, params, scalars, activation, inputs, is_varied, is_thin, seed });
+                let (is_varied, is_thin, seed) = (n > 0, which.is_thin, i as u64);
+                let is_once = is_thin && !is_first && (k > 0 || is_varied);
+                trials.push(Trial { problem, params, scalars, activation, inputs, is_varied, is_thin, is_once, seed });
             }
         }
     }
@@ -329,6 +332,7 @@ mod tests {
             inputs: None,
             is_varied: false,
             is_thin: false,
+            is_once: false,
             seed: 0,
         };
         let mut trials = [
