@@ -42,7 +42,8 @@ fn read(path: &Path) -> String {
 
 /// All that is ours but tests.
 pub fn ours() -> impl Iterator<Item = Source> {
-    sources("src").into_iter().chain(sources("crates"))
+    let is_tests = |source: &Source| source.path.contains("/tests/it/") || source.path.starts_with("crates/fixtures/");
+    sources("src").into_iter().chain(sources("crates")).filter(move |source| !is_tests(source))
 }
 
 /// All below a folder.
@@ -196,7 +197,7 @@ fn public_items_say_what_they_are() {
     let item = item.expect("a pattern");
     let mut silent = Vec::new();
     // Functions of vendors are explained where they come from, and tests by their names.
-    let others = ["-sys/", "fake-hip/", "/tests"];
+    let others = ["-sys/", "fake-hip/", "fixtures/", "/tests"];
     let sources = ours().filter(|source| !others.iter().any(|other| source.path.contains(other)));
     for source in sources {
         let text = read(&root().join(&source.path));

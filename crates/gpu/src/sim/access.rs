@@ -4,30 +4,50 @@
 use super::context::{Context, FaultKind, Range, Watch, range_of, recent_range, stop};
 use super::watch::{Access, IS_ATOMIC, IS_WRITE, Own};
 
-/// Called by the object before the running thread accesses memory. Does not return from an access that is wrong.
-pub(super) extern "C" fn access(
-    context: *mut Context,
-    begin: usize,
-    len_bytes: u32,
-    alignment: u32,
-    how: u32,
-    pc: usize,
-) {
-    // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and
-    // nobody else uses it while one of its threads runs. No reference to it is held, but for a moment in `recent_range`
-    // and `range_of`.
-    let [stack_begin, stack_end] = unsafe { (*context).stack };
-    let end = begin.saturating_add(len_bytes as usize);
-    if begin >= stack_begin && end <= stack_end {
+/// Of `what` in [`access`]: bytes, then the alignment in bytes, then how.
+const ALIGNMENT_SHIFT: u32 = 24;
+const HOW_SHIFT: u32 = 29;
+
+const MAX_LEN_BYTES: u32 = (1 << ALIGNMENT_SHIFT) - 1;
+const MAX_ALIGNMENT: u32 = (1 << (HOW_SHIFT - ALIGNMENT_SHIFT)) - 1;
+
+/// Called by the object before the running thread accesses memory. Does not return from an access that is wrong. Half
+/// of all accesses are of the two kinds that are looked for here: the others are elsewhere, so that these do not prepare
+/// for them.
+pub(super) extern "C" fn access(context: *mut Context, begin: usize, what: u32, pc: usize) {
+    let len_bytes = (what & MAX_LEN_BYTES) as usize;
+    // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as its
+    // threads do, and nobody else uses it while one of them runs. No reference to it is held, but for a moment in
+    // `recent_range` and `range_of`.
+    let [stack, stack_bytes] = unsafe { (*(*context).thread).stack };
+    let on_stack = begin.wrapping_sub(stack);
+    if on_stack < stack_bytes && on_stack + len_bytes <= stack_bytes {
         return;
     }
-    // Most accesses are of these kinds: what may be wrong is found out elsewhere, so that they do not prepare for it.
-    let is_aligned = begin & (alignment as usize).wrapping_sub(1) == 0;
+    let is_unwatched = |range: &Range| range.watch == Watch::Nothing;
+    if what >> HOW_SHIFT == 0
+        && is_aligned(begin, what)
+        && recent_range(context, begin, begin.saturating_add(len_bytes), pc).is_some_and(is_unwatched)
+    {
+        return;
+    }
+    access_watched(context, begin, what, pc);
+}
+
+fn is_aligned(begin: usize, what: u32) -> bool {
+    begin & ((what >> ALIGNMENT_SHIFT & MAX_ALIGNMENT) as usize).wrapping_sub(1) == 0
+}
+
+/// The same of memory that is watched: most is LDS, and nothing has to be found out about it.
+#[inline(never)]
+extern "C" fn access_watched(context: *mut Context, begin: usize, what: u32, pc: usize) {
+    let (len_bytes, how) = (what & MAX_LEN_BYTES, what >> HOW_SHIFT);
     let access = Access { begin, len_bytes, how, pc };
-    match recent_range(context, begin, end, pc) {
-        Some(range) if is_aligned && how == 0 && range.watch == Watch::Nothing => (),
-        Some(range) if is_aligned && range.watch == Watch::Lds => touch_lds(context, range, access),
-        _ => access_any(context, access, alignment),
+    let range = recent_range(context, begin, begin.saturating_add(len_bytes as usize), pc);
+    match range.filter(|range| range.watch == Watch::Lds && is_aligned(begin, what)) {
+        Some(range) if Own::of(context).is_plain_in_lds(range, access) => (),
+        Some(range) => touch_lds(context, range, access),
+        None => access_any(context, access, what >> ALIGNMENT_SHIFT & MAX_ALIGNMENT),
     }
 }
 

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::{io, ptr};
 
-use super::context::{CALLS, Context, Fault, FaultKind, Pause, PauseKind, Range, SLOT_BYTES, Slot, Stamp, suspend};
+use super::context::{
+    CALLS, Context, Fault, FaultKind, Pause, PauseKind, Range, SLOT_BYTES, Slot, Stamp, Thread, suspend,
+};
 use super::coroutine::{Coroutine, Link, ThreadStack};
 use super::object::Object;
 use super::order::Order;
@@ -55,17 +57,6 @@ impl Grid<'_> {
     }
 }
 
-struct Thread {
-    coroutine: Coroutine,
-    pause: Pause,
-    parity: u32,
-    /// Counts what orders it among others.
-    time: u32,
-    /// The time of its wave's last barrier.
-    wave_floor: u32,
-    stack: [usize; 2],
-}
-
 thread_local! {
     static STACKS: RefCell<Vec<ThreadStack>> = const { RefCell::new(Vec::new()) };
 }
@@ -98,29 +89,25 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
     object.forget_lds();
     let mut slots = vec![Slot([0; SLOT_BYTES]); 2 * grid.wave_size as usize];
     let mut context = Context {
-        stamp: 0,
-        wave_floor: 0,
-        thread: 0,
+        thread: ptr::null_mut(),
         block: grid.index(block),
         grid: grid.blocks,
-        parity: 0,
         slots: slots.as_mut_ptr().cast(),
         calls: CALLS,
+        turn: [ptr::null(); 2],
         floor: 0,
         wave_size: grid.wave_size,
-        stack: [0; 2],
         ranges,
         recent: [ptr::null(); 256],
         entry: object.entry(),
         args: args.as_ptr(),
         link: Link::NONE,
-        pause: Pause::NONE,
         fault: None,
         order: grid.order,
     };
     let context = &raw mut context;
     object.bind(context);
-    let mut running = Running { context, threads: Vec::new(), grid, block };
+    let mut running = Running { context, threads: Vec::new(), turn: Vec::new(), grid, block };
     running.start(grid.block_size)?;
     running.run()
 }
@@ -128,6 +115,8 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
 struct Running<'a> {
     context: *mut Context,
     threads: Vec<Thread>,
+    /// Of the running wave, who runs after whom.
+    turn: Vec<*mut Thread>,
     grid: &'a Grid<'a>,
     block: u64,
 }
@@ -144,11 +133,13 @@ unsafe extern "C" fn body(context: *mut Context) -> ! {
 
 impl Running<'_> {
     fn start(&mut self, block_size: u32) -> Result<(), Stop> {
-        for thread in 0..block_size {
+        self.threads.reserve_exact(block_size as usize);
+        for index in 0..block_size {
             let stack = STACKS.with_borrow_mut(Vec::pop).map_or_else(ThreadStack::new, Ok);
-            let stack = stack.map_err(|error| Stop { thread, why: Why::NoStack(error) })?;
+            let stack = stack.map_err(|error| Stop { thread: index, why: Why::NoStack(error) })?;
             let (bounds, coroutine) = (stack.bounds(), Coroutine::new(stack, body));
-            let thread = Thread { coroutine, pause: Pause::NONE, parity: 0, time: 1, wave_floor: 0, stack: bounds };
+            let (stamp, pause) = (Stamp::new(self.block, index, 1).0, Pause::NONE);
+            let thread = Thread { index, parity: 0, stamp, stack: bounds, wave_floor: 0, pause, coroutine };
             self.threads.push(thread);
         }
         Ok(())
@@ -166,16 +157,14 @@ impl Running<'_> {
                 break;
             }
             self.all_alike(0, self.threads.len())?;
-            let latest = self.threads.iter().map(|thread| thread.time).max().unwrap_or_default();
+            let latest = latest(&self.threads);
             if latest >= Stamp::MAX_TIME / 2 {
                 return Err(Stop { thread: 0, why: Why::TooLong });
             }
             self.grid.order.join(self.block, 0..self.grid.block_size);
             // SAFETY: no coroutine runs, so nothing else uses the context.
             unsafe { (*self.context).floor = latest };
-            for thread in &mut self.threads {
-                (thread.pause, thread.time) = (Pause::NONE, latest + 1);
-            }
+            self.threads.iter_mut().for_each(|thread| thread.stamp = Stamp(thread.stamp).at(latest + 1).0);
         }
         Ok(())
     }
@@ -183,12 +172,13 @@ impl Running<'_> {
     /// Runs the lanes of a wave until all wait at a barrier or are done.
     fn run_wave(&mut self, first: usize, round: u64) -> Result<(), Stop> {
         let end = (first + self.grid.wave_size as usize).min(self.threads.len());
+        let threads = &raw mut self.threads[first..end];
+        let order = self.grid.schedule.order(end - first, [first as u64, round]);
+        self.turn.clear();
+        // SAFETY: each of the order is one of these.
+        self.turn.extend(order.map(|lane| unsafe { threads.cast::<Thread>().add(lane) }));
         loop {
-            for lane in self.grid.schedule.order(end - first, [first as u64, round]) {
-                if self.threads[first + lane].pause == Pause::NONE {
-                    self.resume(first + lane)?;
-                }
-            }
+            self.take_turns()?;
             let wave = &mut self.threads[first..end];
             let pause = wave[0].pause;
             let are_alike = wave.iter().all(|thread| thread.pause == pause);
@@ -199,13 +189,12 @@ impl Running<'_> {
             // While nobody runs: behind it a lane may do what the others are not to know.
             if pause.is(PauseKind::WaveBarrier) {
                 self.grid.order.join(self.block, first as u32..end as u32);
-                let latest = wave.iter().map(|thread| thread.time).max().unwrap_or_default();
-                for thread in &mut *wave {
-                    // At its end time stands, as at a fence.
-                    (thread.wave_floor, thread.time) = (latest, Stamp::MAX_TIME.min(latest + 1));
+                let latest = latest(wave);
+                let next = Stamp::MAX_TIME.min(latest + 1); // at its end time stands, as at a fence
+                for thread in wave {
+                    (thread.wave_floor, thread.stamp) = (latest, Stamp(thread.stamp).at(next).0);
                 }
             }
-            wave.iter_mut().for_each(|thread| thread.pause = Pause::NONE);
         }
     }
 
@@ -228,32 +217,30 @@ impl Running<'_> {
         }
     }
 
-    fn resume(&mut self, index: usize) -> Result<(), Stop> {
-        let thread = &mut self.threads[index];
-        // SAFETY: no coroutine runs, so nothing else uses the context.
+    /// Each in turn runs until it gives way. One may go on for the other: then this hears of the last of them.
+    fn take_turns(&mut self) -> Result<(), Stop> {
+        let context = self.context;
+        let turn = self.turn.as_ptr_range();
+        // SAFETY: no coroutine runs, so nothing else uses the context, whose threads are the block's, and so is the
+        // link in it.
         unsafe {
-            (*self.context).thread = index as u32;
-            (*self.context).stamp = Stamp::new(self.block, index as u32, thread.time).0;
-            (*self.context).wave_floor = thread.wave_floor;
-            (*self.context).parity = thread.parity;
-            (*self.context).stack = thread.stack;
-        }
-        // SAFETY: the context is the block's, and so is the link in it.
-        unsafe { thread.coroutine.resume(self.context, &raw mut (*self.context).link) };
-        // SAFETY: as above: it is suspended again.
-        unsafe {
-            thread.parity = (*self.context).parity;
-            thread.time = Stamp((*self.context).stamp).time();
-            thread.wave_floor = (*self.context).wave_floor;
-            thread.pause = (*self.context).pause;
-        }
-        if thread.pause.is(PauseKind::Fault) {
-            // SAFETY: as above.
-            let fault = unsafe { (*self.context).fault }.expect("it says what it did");
-            return Err(Stop { thread: index as u32, why: Why::Fault(fault) });
+            (*context).turn = [turn.start, turn.end];
+            while let Some(next) = Context::next_in_turn(context) {
+                Coroutine::resume(&raw mut (*next).coroutine, context, &raw mut (*context).link);
+                let last = (*context).thread;
+                if (*last).pause.is(PauseKind::Fault) {
+                    let fault = (*context).fault.expect("it says what it did");
+                    return Err(Stop { thread: (*last).index, why: Why::Fault(fault) });
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// The last time of any of these threads.
+fn latest(threads: &[Thread]) -> u32 {
+    threads.iter().map(|thread| Stamp(thread.stamp).time()).max().unwrap_or_default()
 }
 
 impl Drop for Running<'_> {

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::access::access;
-use super::coroutine::Link;
+use super::coroutine::{Coroutine, Link};
 use super::object::Entry;
 use super::order::Order;
 use super::watch::{Cell, cells};
@@ -239,34 +239,47 @@ pub(super) enum FaultKind {
     Undefined,
 }
 
-/// The running thread, and what it may touch.
+/// A GPU thread.
+#[repr(C)]
+pub(super) struct Thread {
+    /// Its number in the block.
+    pub index: u32,
+    /// Which half of the slots its next wave operation uses.
+    pub parity: u32,
+    /// The object's text does not know what follows. Who it is, and when: its time grows at each barrier and fence.
+    pub stamp: u64,
+    /// Where its stack begins, and its length.
+    pub stack: [usize; 2],
+    /// The time of its wave's last barrier.
+    pub wave_floor: u32,
+    /// Why it was suspended.
+    pub pause: Pause,
+    pub coroutine: Coroutine,
+}
+
+/// What a block's threads share.
 #[repr(C)]
 pub(super) struct Context {
-    pub(crate) thread: u32,
-    pub(crate) block: [u32; 3],
-    pub(crate) grid: [u32; 3],
-    pub(crate) parity: u32,
-    pub(crate) slots: *mut u8,
-    pub(crate) calls: Calls,
-    /// The object's text does not know what follows. Who the running thread is, and when: its time grows at each
-    /// barrier and fence.
-    pub(crate) stamp: u64,
-    /// The time of its wave's last barrier.
-    pub(crate) wave_floor: u32,
-    pub(crate) floor: u32,
-    pub(crate) wave_size: u32,
-    /// Where the running thread's stack begins and ends.
-    pub(crate) stack: [usize; 2],
-    pub(crate) ranges: *const [Range],
+    /// The one that runs.
+    pub thread: *mut Thread,
+    pub block: [u32; 3],
+    pub grid: [u32; 3],
+    pub slots: *mut u8,
+    pub calls: Calls,
+    /// The object's text does not know what follows. Who runs when the running thread gives way, in turn, and who is
+    /// behind the last of them.
+    pub turn: [*const *mut Thread; 2],
+    /// The time of the block's last barrier.
+    pub floor: u32,
+    pub wave_size: u32,
+    pub ranges: *const [Range],
     /// Ranges of these by the place in the code that used them last.
     pub(crate) recent: [*const Range; 256],
     /// What a thread begins with.
-    pub(crate) entry: Entry,
-    pub(crate) args: *const *const c_void,
-    /// The running coroutine's.
-    pub(crate) link: Link,
-    /// Why it was suspended.
-    pub(crate) pause: Pause,
+    pub entry: Entry,
+    pub args: *const *const c_void,
+    /// Of the running coroutine and of who resumed the first of its wave.
+    pub link: Link,
     /// What the running thread did that it must not. Here, because pauses are many and small.
     pub(crate) fault: Option<Fault>,
     /// What of all blocks orders accesses.
@@ -277,7 +290,7 @@ pub(super) struct Context {
 #[repr(C)]
 pub(super) struct Calls {
     wait: extern "C" fn(*mut Context, u32, u32),
-    access: extern "C" fn(*mut Context, usize, u32, u32, u32, usize),
+    access: extern "C" fn(*mut Context, usize, u32, usize),
     fence: extern "C" fn(*mut Context),
 }
 
@@ -305,27 +318,31 @@ pub(super) fn stop(context: *mut Context, kind: FaultKind, address: usize, len_b
 
 /// The running thread executes a fence for the device.
 extern "C" fn fence(context: *mut Context) {
-    let Now { stamp, floor, order } = now(context);
+    let Now { thread, stamp, floor, order } = now(context);
     order.fence(Stamp(stamp), floor);
     // At its end time stands; the block's next barrier says that the block is too long.
     if Stamp(stamp).time() < Stamp::MAX_TIME {
-        // SAFETY: as in `suspend`; `now` gave no reference to the context itself.
-        unsafe { (*context).stamp = stamp + (1 << Stamp::TIME_SHIFT) };
+        // SAFETY: as in `suspend`; `now` gave no reference to the thread.
+        unsafe { (*thread).stamp = stamp + (1 << Stamp::TIME_SHIFT) };
     }
 }
 
 /// The running thread, and what orders it among others.
 struct Now<'a> {
+    thread: *mut Thread,
     stamp: u64,
     floor: u32,
     order: &'a Order,
 }
 
 fn now<'a>(context: *mut Context) -> Now<'a> {
-    // SAFETY: the object passes on the context that `block::run` gave it; it and the launch's order, which is only used
-    // by shared reference, live as long as the block runs, and nobody else uses the context while one of its threads
-    // runs.
-    unsafe { Now { stamp: (*context).stamp, floor: (*context).floor, order: &*(*context).order } }
+    // SAFETY: the object passes on the context that `block::run` gave it; it, its threads and the launch's order, which
+    // is only used by shared reference, live as long as the block runs, and nobody else uses the context while one of
+    // its threads runs.
+    unsafe {
+        let thread = (*context).thread;
+        Now { thread, stamp: (*thread).stamp, floor: (*context).floor, order: &*(*context).order }
+    }
 }
 
 /// Where a place in the code touched memory last, if these bytes lie there too: most touch one tensor.
@@ -345,13 +362,40 @@ pub(super) fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: 
     Some(range)
 }
 
-/// Gives way to others, until it is resumed.
+/// Gives way to others, until it is resumed: to the next one in turn, unless the block is given up.
 #[inline(always)]
 pub(super) fn suspend(context: *mut Context, pause: Pause) {
-    // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, and no
-    // reference to it is held meanwhile; the link is what the running thread was resumed with.
+    // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as its
+    // threads do, and no reference to any of them is held meanwhile; the link is what the first one in turn was resumed
+    // with.
     unsafe {
-        (*context).pause = pause;
-        Link::suspend(&raw mut (*context).link);
+        let own = (*context).thread;
+        (*own).pause = pause;
+        let link = &raw mut (*context).link;
+        let next = move || {
+            let next = if pause.is(PauseKind::Fault) { None } else { Context::next_in_turn(context) };
+            next.map(|next| &raw mut (*next).coroutine)
+        };
+        Coroutine::suspend(&raw mut (*own).coroutine, next, context, link);
+    }
+}
+
+impl Context {
+    /// The next one in turn is the running thread.
+    ///
+    /// # Safety
+    /// The context is valid, and nobody else uses it.
+    #[inline(always)]
+    pub unsafe fn next_in_turn(context: *mut Self) -> Option<*mut Thread> {
+        // SAFETY: between the two are those that are in turn.
+        unsafe {
+            let [next, end] = (*context).turn;
+            if next == end {
+                return None;
+            }
+            (*context).turn[0] = next.add(1);
+            (*context).thread = *next;
+            Some(*next)
+        }
     }
 }

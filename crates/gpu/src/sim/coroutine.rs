@@ -32,9 +32,9 @@ impl ThreadStack {
         Ok(Self { stack: DefaultStack::new(STACK_BYTES)?, skipped_bytes })
     }
 
-    /// The addresses in it.
-    pub(crate) fn bounds(&self) -> [usize; 2] {
-        [self.limit().get(), self.base().get()]
+    /// Where it begins, and its length.
+    pub fn bounds(&self) -> [usize; 2] {
+        [self.limit().get(), self.base().get() - self.limit().get()]
     }
 }
 
@@ -71,25 +71,15 @@ mod switch {
         top: *mut usize,
     }
 
-    /// Between who runs and who resumed it.
+    /// The way back to who resumed a coroutine, or the first of several that went on for each other.
     #[derive(Debug)]
     pub(crate) struct Link {
         back: *mut usize,
-        own: *mut *mut usize,
     }
 
     impl Link {
-        pub(crate) const NONE: Self = Self { back: ptr::null_mut(), own: ptr::null_mut() };
-
-        /// Goes back to who resumed the running coroutine.
-        ///
-        /// # Safety
-        /// `link` is the one that it was resumed with.
-        #[inline(always)]
-        pub(crate) unsafe fn suspend(link: *mut Self) {
-            // SAFETY: both were set when it was resumed, by who has not gone on since.
-            unsafe { switch((*link).own, (*link).back, ptr::null_mut()) }
-        }
+        /// To nobody.
+        pub const NONE: Self = Self { back: ptr::null_mut() };
     }
 
     impl Coroutine {
@@ -106,16 +96,31 @@ mod switch {
             Self { stack, top }
         }
 
-        /// Runs it until it suspends itself.
+        /// Runs it until it, or who goes on for it, goes back.
         ///
         /// # Safety
         /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
         #[inline(always)]
-        pub(crate) unsafe fn resume(&mut self, context: *mut Context, link: *mut Link) {
+        pub unsafe fn resume(own: *mut Self, context: *mut Context, link: *mut Link) {
             // SAFETY: on top of its stack is where it goes on, by `new` or by `switch`.
+            unsafe { switch(&raw mut (*link).back, (*own).top, context) };
+        }
+
+        /// The running coroutine stops, and the next one goes on, or who resumed it if there is none.
+        ///
+        /// # Safety
+        /// `own` is the one that runs, with this context and link; `next` is not, and takes the same context.
+        #[inline(always)]
+        pub unsafe fn suspend(
+            own: *mut Self,
+            next: impl FnOnce() -> Option<*mut Self>,
+            context: *mut Context,
+            link: *mut Link,
+        ) {
+            // SAFETY: as above; the way back was left when the first of them was resumed, by who has not gone on since.
             unsafe {
-                (*link).own = &raw mut self.top;
-                switch(&raw mut (*link).back, self.top, context);
+                let to = next().map_or((*link).back, |next| (*next).top);
+                switch(&raw mut (*own).top, to, context);
             }
         }
 
@@ -176,23 +181,15 @@ mod switch {
         yielder: *const Yielder<Input, ()>,
     }
 
-    /// Between who runs and who resumed it.
+    /// The way back to who resumed a coroutine.
     #[derive(Debug)]
     pub(crate) struct Link {
         yielder: *const Yielder<Input, ()>,
     }
 
     impl Link {
-        pub(crate) const NONE: Self = Self { yielder: ptr::null() };
-
-        /// Goes back to who resumed the running coroutine.
-        ///
-        /// # Safety
-        /// `link` is the one that it was resumed with.
-        pub(crate) unsafe fn suspend(link: *mut Self) {
-            // SAFETY: the yielder is the running coroutine's.
-            unsafe { (*(*link).yielder).suspend(()) };
-        }
+        /// To nobody.
+        pub const NONE: Self = Self { yielder: ptr::null() };
     }
 
     impl Coroutine {
@@ -208,16 +205,31 @@ mod switch {
             Self { inner: corosensei::Coroutine::with_stack(stack, begin), yielder: ptr::null() }
         }
 
-        /// Runs it until it suspends itself.
+        /// Runs it until it goes back.
         ///
         /// # Safety
         /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
-        pub(crate) unsafe fn resume(&mut self, context: *mut Context, link: *mut Link) {
+        pub unsafe fn resume(own: *mut Self, context: *mut Context, link: *mut Link) {
             // SAFETY: nobody else uses it.
-            unsafe { (*link).yielder = self.yielder };
-            self.inner.resume((context, link));
-            // SAFETY: as above.
-            self.yielder = unsafe { (*link).yielder };
+            unsafe {
+                (*link).yielder = (*own).yielder;
+                (*own).inner.resume((context, link));
+                (*own).yielder = (*link).yielder;
+            }
+        }
+
+        /// The running coroutine stops, and who resumed it goes on: it is who knows the next.
+        ///
+        /// # Safety
+        /// `own` is the one that runs, with this link.
+        pub unsafe fn suspend(
+            _own: *mut Self,
+            _next: impl FnOnce() -> Option<*mut Self>,
+            _context: *mut Context,
+            link: *mut Link,
+        ) {
+            // SAFETY: the yielder is the running coroutine's.
+            unsafe { (*(*link).yielder).suspend(()) };
         }
 
         /// Its stack, for another one.

@@ -115,9 +115,9 @@ pub(super) struct Order {
 
 #[derive(Default)]
 struct State {
-    /// The running block, and its threads if any of them fenced or used atomics.
+    /// The running block, and its threads if any of them fenced or used atomics. Those that met are one.
     block: u64,
-    threads: Vec<Thread>,
+    threads: Vec<Arc<Thread>>,
     /// Whether all of them know the same: nothing happened since all met.
     is_joined: bool,
     /// What words of global memory were told.
@@ -131,10 +131,10 @@ impl State {
     fn thread(&mut self, own: Stamp, n: u32) -> &mut Thread {
         if self.block != own.block() || self.threads.is_empty() {
             self.block = own.block();
-            self.threads = vec![Thread::default(); n as usize];
+            self.threads = vec![Arc::default(); n as usize];
         }
         self.is_joined = false;
-        &mut self.threads[own.thread() as usize]
+        Arc::make_mut(&mut self.threads[own.thread() as usize])
     }
 
     fn knows(&self, own: Stamp, other: Stamp) -> bool {
@@ -190,11 +190,18 @@ impl Order {
         let end = n_threads.min(threads.end as usize);
         state.is_joined = threads.start == 0 && end == n_threads;
         let threads = &mut state.threads[threads.start as usize..end];
-        let mut joined = threads[0].clone();
-        for thread in &threads[1..] {
+        // Since these met before, most of them did nothing of the kind.
+        let mut joined = Thread::clone(&threads[0]);
+        let mut are_alike = threads.len() > 1;
+        for pair in threads.windows(2).filter(|pair| !Arc::ptr_eq(&pair[0], &pair[1])) {
+            let thread = &pair[1];
+            are_alike = false;
             merge(&mut joined.known, &thread.known);
             joined.released.merge(&thread.released);
             merge(&mut joined.heard, &thread.heard);
+        }
+        if are_alike {
+            return;
         }
         let Released { known, of_block } = &mut joined.released;
         if let Some(known) = known.get(&block) {
@@ -203,7 +210,7 @@ impl Order {
         if !of_block.threads.is_empty() {
             Arc::make_mut(of_block).shorten(n_threads);
         }
-        threads.fill(joined);
+        threads.fill(Arc::new(joined));
     }
 
     /// Whether what has the other stamp comes before what this thread does now.

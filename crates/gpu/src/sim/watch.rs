@@ -76,11 +76,12 @@ impl<'a> Own<'a> {
         // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as
         // the order does, and nobody else uses it while one of its threads runs; no reference to it is held.
         unsafe {
+            let thread = (*context).thread;
             Self {
                 context,
-                stamp: (*context).stamp,
+                stamp: (*thread).stamp,
                 floor: (*context).floor,
-                wave_floor: (*context).wave_floor,
+                wave_floor: (*thread).wave_floor,
                 wave_size: (*context).wave_size,
                 order: &*(*context).order,
             }
@@ -90,6 +91,7 @@ impl<'a> Own<'a> {
 
 impl Own<'_> {
     /// Whether what has this stamp comes before what the running thread does now, in every run.
+    #[inline(always)]
     fn is_before<const IS_LDS: bool>(&self, stamp: u64) -> bool {
         let differs = stamp ^ self.stamp;
         let same_block = Stamp(differs).block_bits() == 0;
@@ -119,6 +121,39 @@ impl Own<'_> {
 
     fn knows(&self, stamp: u64) -> bool {
         self.order.knows(Stamp(self.stamp), Stamp(stamp))
+    }
+
+    /// Whether there is nothing to find out about bytes of LDS, whole words or some of one word. What is new is left in
+    /// their cells, be it of some of them alone: nothing is new of these then.
+    #[inline(always)]
+    pub fn is_plain_in_lds(&self, range: &Range, access: Access) -> bool {
+        let Access { begin, len_bytes, how, .. } = access;
+        let offset = begin - range.begin;
+        let first = offset as u32 & 3;
+        let (n_cells, mask) = match len_bytes {
+            len_bytes if first == 0 && len_bytes & 3 == 0 => (len_bytes as usize >> 2, 15),
+            len_bytes if first + len_bytes <= 4 => (1, ((1u32 << len_bytes) - 1) << first),
+            _ => return false,
+        };
+        let block = Stamp(self.stamp).block_bits() << 4;
+        (0..n_cells).all(|i| {
+            let cell = range.cell((offset >> 2) + i);
+            let mut defined = cell.defined.load(Ordering::Relaxed);
+            if defined & !15 != block {
+                if how != IS_WRITE || defined & !(15 | IS_SPLIT) == block {
+                    return false; // of another block, so that nobody wrote it, or its bytes have cells of their own
+                }
+                defined = block;
+            }
+            if how != IS_WRITE {
+                return !defined & mask == 0 && self.is_plain::<true>(cell, mask.into(), how);
+            }
+            if !self.is_plain::<true>(cell, mask.into(), how) {
+                return false;
+            }
+            cell.defined.store(defined | mask, Ordering::Relaxed);
+            true
+        })
     }
 
     /// Bytes of a range. Does not return if something is wrong with that.
@@ -176,7 +211,8 @@ impl Own<'_> {
     }
 
     /// Whether there is nothing to find out about bytes of one cell: the same was done before, or all that was done
-    /// came before the block's last barrier. Most accesses are of this kind. What is new is left in the cell.
+    /// comes before this, or, where this reads LDS, all that was written. Most accesses are of this kind. What is new is
+    /// left in the cell.
     #[inline(always)]
     fn is_plain<const IS_LDS: bool>(&self, cell: &Cell, mask: u64, how: u32) -> bool {
         let kind = if how & IS_ATOMIC != 0 { Stamp::ATOMIC } else { 0 };
@@ -199,12 +235,29 @@ impl Own<'_> {
                 return true;
             }
         }
-        let is_new = self.is_before_floor(shared) && self.is_before_floor(write);
-        if is_new {
-            let word = if is_shared { &cell.shared } else { &cell.write };
-            word.store(mine, Ordering::Relaxed);
+        // What came before the block's last barrier may be of any bytes: nobody asks again.
+        let is_past = self.is_before_floor(old);
+        if !is_past && (old & MASK != mask || old & Stamp::ATOMIC != kind) || !self.is_before::<true>(write) {
+            return false;
         }
-        is_new
+        if !is_shared {
+            let is_new = self.is_before::<true>(shared);
+            if is_new {
+                cell.write.store(mine, Ordering::Relaxed);
+            }
+            return is_new;
+        }
+        let made = if is_past || self.is_before::<true>(old) { mine } else { self.with(old, mine) };
+        cell.shared.store(made, Ordering::Relaxed);
+        true
+    }
+
+    /// The stamp of several that shared bytes at once, of which one is kept.
+    #[inline(always)]
+    fn with(&self, old: u64, mine: u64) -> u64 {
+        let kind = if Stamp(old ^ mine).thread() < self.wave_size { Stamp::LANES } else { MANY };
+        let made = mine | old & (MASK | MANY) | kind;
+        if Stamp(old).time() > Stamp(made).time() { Stamp(made).at(Stamp(old).time()).0 } else { made }
     }
 
     /// The same as `touch_of`, whatever was there.
@@ -338,12 +391,7 @@ impl Own<'_> {
                 made |= ELSEWHERE;
             }
         } else if !before && old & mask != 0 {
-            // Several at once, of which one stamp is kept; of other bytes, the last.
-            made |= old & (MASK | MANY);
-            made |= if Stamp(old ^ mine).thread() < self.wave_size { Stamp::LANES } else { MANY };
-            if Stamp(old).time() > Stamp(made).time() {
-                made = Stamp(made).at(Stamp(old).time()).0;
-            }
+            made = self.with(old, made); // of other bytes, the last
         } else if before && Stamp(old).time() == Stamp(mine).time() {
             made |= old & MASK; // by the same thread
         }

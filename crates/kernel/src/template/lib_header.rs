@@ -71,7 +71,7 @@ impl LibHeader {
 }
 
 impl HeaderTable {
-    pub fn into_tables(self) -> Tables {
+    pub(crate) fn into_tables(self) -> Tables {
         let Self { uses, requires, params, facts, constraints, launch, padded, workspace, numerics, .. } = self;
         Tables { uses, requires, params, facts, constraints, launch, padded, workspace, numerics }
     }

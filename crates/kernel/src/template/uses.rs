@@ -123,11 +123,11 @@ pub(super) struct Declared<'p, T> {
 }
 
 impl<T> Declared<'_, T> {
-    pub fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         self.toml.place(self.value.span())
     }
 
-    pub fn refuse(
+    pub(crate) fn refuse(
         &self,
         item: impl Into<String>,
         expected: impl Into<String>,

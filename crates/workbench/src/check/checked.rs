@@ -226,7 +226,8 @@ impl Checked {
 
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
 /// whose tensors then lie otherwise, and the first. Of a thin trial only the first and the last are launched twice over
-/// the same workspace, and lie otherwise, then once: where a workspace lies does not change what may be in it.
+/// the same workspace, and lie otherwise, then once: where a workspace lies does not change what may be in it. At shapes
+/// behind the first one that is so with the first types and parameters alone, and others are run once.
 fn cases<'a>(
     on: &Running<'_>,
     trial: &'a Trial,
@@ -238,14 +239,15 @@ fn cases<'a>(
     let fence = |edge| Some(edge).filter(|_| on.is_fenced);
     let (begin, end) = (fence(Edge::Begin), fence(Edge::End));
     let last = trial.scalars.len().saturating_sub(1);
-    let is_whole = move |i: usize| !trial.is_thin || i == 0 || i == last;
+    let is_whole = move |i: usize| !trial.is_once && (!trial.is_thin || i == 0 || i == last);
     let all = trial.scalars.iter().enumerate();
     let first = all.clone().map(move |(i, scalars)| {
         let placement = Placement::Plain;
         Case { i, scalars, placement, fence: begin, is_again: false, is_twice: is_whole(i) }
     });
     let lies_otherwise = move |i: usize| is_awkward && is_whole(i);
-    let again = all.rev().filter(move |(i, _)| lies_otherwise(*i) || is_host || *i == 0).map(move |(i, scalars)| {
+    let is_again = move |i: usize| !trial.is_once && (lies_otherwise(i) || is_host || i == 0);
+    let again = all.rev().filter(move |(i, _)| is_again(*i)).map(move |(i, scalars)| {
         let placement = if is_awkward { Placement::Awkward } else { Placement::Plain };
         Case { i, scalars, placement, fence: end, is_again: !is_awkward, is_twice: !trial.is_thin }
     });

@@ -33,7 +33,9 @@ pub(super) struct Trial {
     /// Whether the parameters are not the ones taken by default.
     is_varied: bool,
     /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
-    pub(crate) is_thin: bool,
+    pub is_thin: bool,
+    /// Whether each of the scalars is launched once, over workspace that nobody used.
+    pub is_once: bool,
     seed: u64,
 }
 
@@ -77,10 +79,16 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         if which.first_shape && !trials.is_empty() {
             break;
         }
-        let mut problems = if trials.is_empty() { fitting } else { with_every_dtype(fitting) };
+        let is_first = trials.is_empty();
+        let mut problems = if is_first { fitting } else { with_every_dtype(fitting) };
         let mut half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
         if let Some(kept) = half.filter(|_| trials.is_empty()).and_then(|half| every_other_choice(&problems, half)) {
             (problems, half) = (kept, None); // each of them at all of its rows
+        }
+        // So it is at other shapes of a thin trial: types go in turn to precisions, of which the first shape has both.
+        let goes_by_types = which.is_thin && !is_first && problems.len() > 1 && template.precisions().count() > 1;
+        if let Some(skipped) = half.take_if(|_| goes_by_types) {
+            problems = problems.into_iter().skip((skipped + i) % 2).step_by(2).collect();
         }
         for (k, problem) in problems.into_iter().enumerate() {
             // Around its tiles, other types are no other tiles.
@@ -93,9 +101,12 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 if let Some(half) = half {
                     scalars = every_other(scalars, half + k);
                 }
-                let (is_varied, is_thin) = (n > 0, which.is_thin);
-                let seed = i as u64;
-                trials.push(Trial { problem, params, scalars, activation, inputs, is_varied, is_thin, seed });
+                let (is_varied, is_thin, seed) = (n > 0, which.is_thin, i as u64);
+                let is_new = |(name, dtype): (&String, &Dtype)| {
+                    !trials.iter().any(|trial: &Trial| !trial.is_once && trial.problem.dtypes.get(name) == Some(dtype))
+                };
+                let is_once = is_thin && !is_first && (k > 0 || is_varied) && !problem.dtypes.iter().any(is_new);
+                trials.push(Trial { problem, params, scalars, activation, inputs, is_varied, is_thin, is_once, seed });
             }
         }
     }
@@ -329,6 +340,7 @@ mod tests {
             inputs: None,
             is_varied: false,
             is_thin: false,
+            is_once: false,
             seed: 0,
         };
         let mut trials = [
@@ -414,6 +426,60 @@ mod tests {
             }
         }
         assert!(n_thinned > 10, "{n_thinned}");
+    }
+
+    #[test]
+    fn thinned_out_any_two_of_rows_types_and_precision_meet_and_the_first_two_at_every_shape() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let template = library.template("linear/gemv", Language::Hip).expect("built in");
+        let target = Target::gpu("gfx1100").expect("known").simulated();
+        let met = |which: &Selection| {
+            let mut met = BTreeSet::new();
+            let mut n_trials = 0;
+            for precision in template.precisions() {
+                for Trial { problem, scalars, .. } in trials(template, precision, &target, which) {
+                    let (dims, weight) = (list(&problem.dims), problem.dtypes["weight"].to_string());
+                    met.insert((weight.clone(), precision.name().to_owned(), String::new()));
+                    for rows in scalars.iter().map(|one| one[ROWS].to_string()) {
+                        met.insert((dims.clone(), weight.clone(), rows.clone()));
+                        met.insert((dims.clone(), precision.name().to_owned(), rows));
+                    }
+                    n_trials += 1;
+                }
+            }
+            (met, n_trials)
+        };
+        let (all, n_all) = met(&Selection::default());
+        for half in [Some(0), Some(1)] {
+            let (thin, n_thin) = met(&Selection { half, is_thin: true, ..Selection::default() });
+            assert_eq!(thin, all);
+            assert!(n_thin * 3 < n_all * 2, "{n_thin} of {n_all} kernels");
+        }
+    }
+
+    #[test]
+    fn each_shape_and_each_type_is_launched_over_what_was_used_before() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let target = Target::gpu("gfx1100").expect("known").simulated();
+        let (mut n_once, mut n_all) = (0, 0);
+        for template in library.templates().filter(|template| template.fits_target(&target).is_ok()) {
+            for precision in template.precisions() {
+                let which = Selection { half: Some(0), is_thin: true, ..Selection::default() };
+                let all = trials(template, precision, &target, &which);
+                let again: Vec<&Trial> = all.iter().filter(|trial| !trial.is_once).collect();
+                for trial in &all {
+                    let Problem { dims, flags, dtypes, .. } = &trial.problem;
+                    let is_of_shape = |other: &&Trial| {
+                        (&other.problem.dims, &other.problem.flags, &other.inputs) == (dims, flags, &trial.inputs)
+                    };
+                    assert!(again.iter().any(is_of_shape), "{}: {trial}", template.label());
+                    let has = |(name, dtype)| again.iter().any(|other| other.problem.dtypes.get(name) == Some(dtype));
+                    assert!(dtypes.iter().all(has), "{}: {trial}", template.label());
+                }
+                (n_once, n_all) = (n_once + all.len() - again.len(), n_all + all.len());
+            }
+        }
+        assert!(n_once * 5 > n_all, "{n_once} of {n_all} are launched once");
     }
 
     #[test]
