@@ -19,7 +19,7 @@ use model::config::NamedShape;
 use report::{Kernels, Report};
 use workbench::bench::measure::{Bench, Measured};
 use workbench::bench::roofline::Model;
-use workbench::bench::suite::{Asked, Kind, Suite, Work};
+use workbench::bench::suite::{Kind, Suite, SuiteOptions, Work};
 use workbench::bench::{limits, links};
 
 /// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run
@@ -178,8 +178,8 @@ impl Session<'_> {
 }
 
 impl Args {
-    fn asked(&self) -> Asked {
-        Asked {
+    fn asked(&self) -> SuiteOptions {
+        SuiteOptions {
             kinds: self.work.clone(),
             batches: self.batch.clone(),
             context: self.context,

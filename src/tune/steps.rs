@@ -22,7 +22,7 @@ use kernel::tuning::{TuningError, TuningTables};
 use workbench::bench::limits::{self, Care, Limits};
 use workbench::bench::measure::Bench;
 use workbench::bench::roofline::Model;
-use workbench::bench::suite::{self, Asked, Effort, Suite};
+use workbench::bench::suite::{self, Effort, Suite, SuiteOptions};
 use workbench::tune::journal::{Journal, Key};
 use workbench::tune::step::{Decision, Outcome, Steps, Work, decide as decide_by};
 
@@ -75,7 +75,7 @@ pub(super) fn decide(
     output: &Output,
 ) -> anyhow::Result<Decided> {
     let works = works(setup);
-    let asked = Asked { repeats: Some(3), steps: Some(20), ..Asked::default() };
+    let asked = SuiteOptions { repeats: Some(3), steps: Some(20), ..SuiteOptions::default() };
     let suite = Suite::of(&asked, setup.target());
     let (found, n_done) = (Map::new(), BTreeMap::new());
     let mut engines = Engines { setup, tables, journal, bar, suite, limits: None, found, n_done };

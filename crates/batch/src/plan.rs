@@ -5,9 +5,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::asked::{Asked, LineError, Prompt};
 use super::prompter::Prompter;
 use super::records::{Outcome, Records};
+use super::request_line::{LineError, Prompt, RequestLine};
 use super::shard::Shard;
 use super::source::{Format, Source};
 use super::{BatchError, Place};
@@ -121,11 +121,11 @@ impl Batch {
     /// # Errors
     /// The line cannot be read again.
     pub(crate) fn plan(&self, i: usize) -> Result<Result<Planned, LineError>, BatchError> {
-        Ok(Asked::parse(self.source.format(), self.source.line(i)?).and_then(|asked| self.planned(i, &asked)))
+        Ok(RequestLine::parse(self.source.format(), self.source.line(i)?).and_then(|asked| self.planned(i, &asked)))
     }
 
     /// Ids that end the answer to a line.
-    pub(crate) fn stop_ids(&self, asked: &Asked) -> Vec<u32> {
+    pub(crate) fn stop_ids(&self, asked: &RequestLine) -> Vec<u32> {
         let mut stop = self.usual.stop.clone();
         stop.extend(&asked.wishes.stop_token_ids);
         if let (Prompt::Messages(_), Ok(chat)) = (&asked.prompt, self.prompter.chat()) {
@@ -134,8 +134,8 @@ impl Batch {
         stop
     }
 
-    fn planned(&self, i: usize, asked: &Asked) -> Result<Planned, LineError> {
-        let Asked { prompt, wishes, .. } = asked;
+    fn planned(&self, i: usize, asked: &RequestLine) -> Result<Planned, LineError> {
+        let RequestLine { prompt, wishes, .. } = asked;
         let usual = &self.usual;
         let ids = self.prompter.ids(prompt, wishes.reasoning)?;
         PromptError::check_ids(&ids, usual.vocab_size)?;

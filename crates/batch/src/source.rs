@@ -7,8 +7,8 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::asked;
 use super::pattern;
+use super::request_line;
 use hint::Hint;
 
 /// How prompts are written down.
@@ -267,7 +267,7 @@ impl Part {
             Lines { part: 0, name: &self.name, reader: self.text.reader(&self.name)?, number: 0, offset: 0 };
         while let Some((_, bytes)) = lines.next_line()? {
             if !bytes.trim_ascii().is_empty() {
-                return Ok(if asked::is_batch_line(&bytes) { Format::Batch } else { Format::Jsonl });
+                return Ok(if request_line::is_batch_line(&bytes) { Format::Batch } else { Format::Jsonl });
             }
         }
         Ok(Format::Jsonl)

@@ -41,21 +41,21 @@ pub enum Turn {
     /// What the person says.
     User(String),
     /// A message of the assistant.
-    Assistant(Made),
+    Assistant(AssistantMessage),
     /// What a call came to; it follows the call.
     Result { name: String, text: String },
 }
 
 /// A message of the assistant: one that a model made, or that a client says was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct AssistantMessage {
     pub part: Part,
     /// The whole message as it may stand in a prompt, in its format's tokens; none if the model left one of them out,
     /// or nobody knows.
     pub ids: Option<Vec<u32>>,
 }
 
-impl From<Part> for Made {
+impl From<Part> for AssistantMessage {
     fn from(part: Part) -> Self {
         Self { part, ids: None }
     }

@@ -9,7 +9,7 @@ use super::history::Turn;
 use super::stop_text::StopText;
 use super::tools::{Function, Tools};
 use chat::chat_format::{AnswerParser, Event, Purpose};
-use chat::{Made, Part, Phase};
+use chat::{AssistantMessage, Part, Phase};
 use engine::scheduler::{FinishReason, LogitRowLogprobs};
 use model::tokenizer::Tokenizer;
 
@@ -269,7 +269,7 @@ impl Answer {
         steps.push(Step::Closed { is_whole });
         let part = open.part();
         if is_whole || !matches!(part, Part::Call { .. }) {
-            self.turn.push(Made { part, ids });
+            self.turn.push(AssistantMessage { part, ids });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::ApiError;
 use super::history::{self, History, Scope, Turn as MadeTurn};
-use chat::{Made, Part, Phase, Turn};
+use chat::{AssistantMessage, Part, Phase, Turn};
 
 /// A piece of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) enum Entry {
     /// What the person says.
     User(String),
     /// A turn of the assistant, as its client has it.
-    Assistant(Vec<Made>),
+    Assistant(Vec<AssistantMessage>),
     /// A turn that is known to be this server's.
     Made(Arc<MadeTurn>),
     /// What a call came to.
@@ -40,8 +40,8 @@ impl Entry {
 /// A turn of the prompt before it is known whether its reasoning is still wanted.
 enum Line<'a> {
     Plain(Turn),
-    Made(&'a Made),
-    Given { made: &'a Made, is_final: bool },
+    Made(&'a AssistantMessage),
+    Given { made: &'a AssistantMessage, is_final: bool },
 }
 
 /// The turns of the prompt of a conversation.
@@ -155,6 +155,6 @@ impl Line<'_> {
             }
             (_, part) => part.clone(),
         };
-        Some(Turn::Assistant(Made { part, ids: made.ids.clone() }))
+        Some(Turn::Assistant(AssistantMessage { part, ids: made.ids.clone() }))
     }
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::bounded::{Bounded, Limits};
-use chat::{BETWEEN_MESSAGES, Made, Part};
+use chat::{AssistantMessage, BETWEEN_MESSAGES, Part};
 
 /// Whose turns: one scope does not see those of another. It is what a request's API key comes to.
 pub(crate) type Scope = u64;
 
 /// All that was made in one answer.
-pub(crate) type Turn = Vec<Made>;
+pub(crate) type Turn = Vec<AssistantMessage>;
 
 /// The turns with calls that were made lately, by the calls' ids.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ mod tests {
 
     fn kept() -> History {
         let history = History::new(Limits::for_tests());
-        let made = |part, id| Made { part, ids: Some(vec![id]) };
+        let made = |part, id| AssistantMessage { part, ids: Some(vec![id]) };
         let reasoning = Part::Reasoning("Hm.".into());
         let turn = vec![made(reasoning, 1), made(content("Look:"), 2), made(call("call_1", r#"{"a": 1, "b": []}"#), 3)];
         history.keep(7, &Arc::new(turn));

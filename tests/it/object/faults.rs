@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use gpu::host::HostDriver;
 use hint::Hint;
 use kernel::choice::KernelRequest;
-use kernel::object::cache::{Cache, Limits, Made};
+use kernel::object::cache::{Cache, Limits, NewObject};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How};
 use kernel::object::store::{Origin, Store, StoreError};
 use kernel::pipeline::Pipeline;
@@ -152,7 +152,7 @@ fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced
     let key = first.store().key(&request).unwrap();
     let whole = first.store().get_all(std::slice::from_ref(&request), &()).remove(0).unwrap().object;
     for bad in [&whole[..whole.len() - 1], &whole[..64], b"no object"] {
-        let made = Made {
+        let made = NewObject {
             object: bad.to_vec(),
             log: String::new(),
             label: rendered.label.clone(),

@@ -27,7 +27,7 @@ pub const CONTEXT_TOKENS: usize = 4000;
 
 /// What the model is to write, and how that goes.
 #[derive(Clone, Debug, Default)]
-pub struct Said {
+pub struct ScriptedAnswer {
     pub ids: Vec<u32>,
     /// Fails behind them.
     pub fails: bool,
@@ -51,7 +51,7 @@ fn n_allowed(mut mask: Box<dyn TokenMask>, ids: &[u32]) -> usize {
 
 /// What a request came to.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct SeenRequest {
     pub prompt: Vec<u32>,
     pub max_new_tokens: usize,
     pub seed: u64,
@@ -63,15 +63,15 @@ pub struct Asked {
 struct Script {
     intake: Arc<Intake>,
     facts: ModelFacts,
-    said: Mutex<VecDeque<Said>>,
-    asked: Mutex<Vec<Asked>>,
+    said: Mutex<VecDeque<ScriptedAnswer>>,
+    asked: Mutex<Vec<SeenRequest>>,
 }
 
 impl Backend for Script {
     fn submit(&self, mut request: Request) -> Result<Generation, Refused> {
         let mailbox = self.intake.take(&mut request)?;
         let said = self.said.lock().unwrap().pop_front().expect("the test wrote down what to say");
-        self.asked.lock().unwrap().push(Asked {
+        self.asked.lock().unwrap().push(SeenRequest {
             prompt: request.prompt.clone(),
             max_new_tokens: request.max_new_tokens,
             seed: request.sampling.seed,
@@ -213,21 +213,25 @@ impl Scripted {
     }
 
     pub fn say_ids(&self, ids: Vec<u32>) {
-        self.script.said.lock().unwrap().push_back(Said { ids, ..Said::default() });
+        self.script.said.lock().unwrap().push_back(ScriptedAnswer { ids, ..ScriptedAnswer::default() });
     }
 
     /// Says it, and asks the mask whether it may.
     pub fn say_checked(&self, text: &str) {
-        let said = Said { ids: self.ids(text), fails: false, is_checked: true };
+        let said = ScriptedAnswer { ids: self.ids(text), fails: false, is_checked: true };
         self.script.said.lock().unwrap().push_back(said);
     }
 
     pub fn say_and_fail(&self, text: &str) {
-        self.script.said.lock().unwrap().push_back(Said { ids: self.ids(text), fails: true, is_checked: false });
+        self.script.said.lock().unwrap().push_back(ScriptedAnswer {
+            ids: self.ids(text),
+            fails: true,
+            is_checked: false,
+        });
     }
 
     /// What the last request came to.
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> SeenRequest {
         self.script.asked.lock().unwrap().last().expect("something was asked").clone()
     }
 

@@ -17,7 +17,7 @@ use kernel::template::{Precision, Problem};
 use kernel::tuning::TuningTables;
 use kernel::tuning::edit::{NewRow, Proof, merged};
 use kernel::tuning::table::{Fact, ProvenanceKind, Tokens};
-use workbench::tune::job::{Asked, Counts, Job, Piece};
+use workbench::tune::job::{Counts, Job, Piece, TuningProblem};
 use workbench::tune::journal::Journal;
 use workbench::tune::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
@@ -84,7 +84,7 @@ impl World {
             ..Problem::plain("linear", Precision::F32)
         };
         let (label, scalars, parts) = ("qkv".into(), [].into(), Vec::new());
-        let asked = Asked { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
+        let asked = TuningProblem { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
         Self {
             chooser: Chooser::new(library, tables, Target::host()).expect("they fit"),
             store: Store::new(Cache::in_memory(), options),
@@ -189,7 +189,7 @@ fn a_run_comes_after_its_ops_though_it_takes_more_of_a_step() {
         problem.dims.insert("hidden_size".into(), 64);
         problem.dtypes.insert("scale".into(), format::Dtype::F32);
         problem.constants.insert("eps".into(), 1e-5);
-        Asked { problem, parts, ..linear.clone() }
+        TuningProblem { problem, parts, ..linear.clone() }
     };
     world.job.asked = vec![of(&["rmsnorm", "linear"], vec![1, 2]), of(&["rmsnorm"], Vec::new()), linear.clone()];
     let (which, counts) = (BTreeSet::from([0, 1, 2]), Counts::only(&[4]));

@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use super::{Did, Ready, Said, Sent};
+use super::{BatchReplicaMessage, Did, Ready, Sent};
 use crate::energy::Energy;
 use crate::work::{InFlight, Job};
 use engine::{Engine, EngineError};
@@ -14,7 +14,7 @@ use replica::child::tell;
 /// # Errors
 /// The engine's.
 pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: Ready) -> Result<(), EngineError> {
-    tell(Said::Ready(ready));
+    tell(BatchReplicaMessage::Ready(ready));
     let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
     let mut energy = Energy::default();
     loop {
@@ -29,8 +29,8 @@ pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: Ready) -> Result<
         in_flight.step(engine, &mut answered)?;
         energy.ask(Instant::now(), || engine.power_watts());
         if !answered.is_empty() {
-            tell(Said::Did(Did::by(engine, energy.joules())));
+            tell(BatchReplicaMessage::Did(Did::by(engine, energy.joules())));
         }
-        answered.drain(..).for_each(|one| tell(Said::Answered(one)));
+        answered.drain(..).for_each(|one| tell(BatchReplicaMessage::Answered(one)));
     }
 }

@@ -1,6 +1,6 @@
 //! Copies of the model on several devices of this machine, each in a process of its own.
 //!
-//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there, [`Said`] comes back.
+//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there, [`BatchReplicaMessage`] comes back.
 
 pub mod child;
 mod parent;
@@ -14,14 +14,14 @@ pub use parent::Replicas;
 use super::work::{Answered, Job};
 use engine::Engine;
 use engine::scheduler::Figures;
-use replica::Asked;
+use replica::WireRequest;
 
 /// A job, in a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Sent {
     index: usize,
     digest: u64,
-    asked: Asked,
+    asked: WireRequest,
 }
 
 impl From<Job> for Sent {
@@ -39,7 +39,7 @@ impl From<Sent> for Job {
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-enum Said {
+enum BatchReplicaMessage {
     Ready(Ready),
     /// What it did so far: before every answer.
     Did(Did),

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::{Did, Ready, Said, Sent};
+use super::{BatchReplicaMessage, Did, Ready, Sent};
 use crate::work::{Answered, InFlight, Job};
 use replica::{Line, Listening, Replica, ReplicaError, Start};
 
@@ -14,7 +14,7 @@ const WAIT: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Replicas {
     replicas: Vec<Answering>,
-    heard: Receiver<(usize, Option<Line<Said>>)>,
+    heard: Receiver<(usize, Option<Line<BatchReplicaMessage>>)>,
     listening: Listening,
 }
 
@@ -106,14 +106,14 @@ impl Replicas {
         }
     }
 
-    fn take(&mut self, i: usize, line: Line<Said>) -> Result<Option<Answered>, ReplicaError> {
+    fn take(&mut self, i: usize, line: Line<BatchReplicaMessage>) -> Result<Option<Answered>, ReplicaError> {
         let of = &mut self.replicas[i];
         of.replica.heard();
         match line {
             Line::Alive => {}
-            Line::Told(Said::Ready(ready)) => of.ready = Some(ready),
-            Line::Told(Said::Did(did)) => of.did = did,
-            Line::Told(Said::Answered(answered)) => {
+            Line::Told(BatchReplicaMessage::Ready(ready)) => of.ready = Some(ready),
+            Line::Told(BatchReplicaMessage::Did(did)) => of.did = did,
+            Line::Told(BatchReplicaMessage::Answered(answered)) => {
                 of.n_jobs -= 1;
                 return Ok(Some(answered));
             }

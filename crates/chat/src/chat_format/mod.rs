@@ -18,7 +18,7 @@ use crate::chat_template::ChatTemplate;
 use crate::grammar::Layout;
 use crate::harmony::parser::Repair;
 use crate::harmony::{Harmony, HarmonyError};
-use crate::{Made, Reasoning, ResponseFormat, Tool, Turn};
+use crate::{AssistantMessage, Reasoning, ResponseFormat, Tool, Turn};
 use model::family::Family;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
@@ -117,7 +117,7 @@ pub trait AnswerParser: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A message that cannot be written; none that was read.
-    fn messages(&self) -> Result<Vec<Made>, ChatFormatError>;
+    fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError>;
 }
 
 /// Something that became known with a token.

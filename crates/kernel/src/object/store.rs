@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
-use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, Made};
+use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, NewObject};
 use super::compile::error::{log_lines, source_line};
 use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source};
 use super::key::{Digest, KernelKey};
@@ -311,7 +311,7 @@ impl Store {
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
-                let made = Made { object, log, label: label.clone(), compile_ms, compiler };
+                let made = NewObject { object, log, label: label.clone(), compile_ms, compiler };
                 Ok(Loaded::new(self.cache.publish(&task.key, &made), Origin::Compiled))
             }
             Err(error) => {

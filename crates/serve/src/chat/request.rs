@@ -5,7 +5,7 @@ use crate::conversation::Entry;
 use crate::error::ApiError;
 use crate::field::{Field, refuse};
 use crate::tools::{Hosted, TextFormat, Tools};
-use chat::{Made, Part, Phase};
+use chat::{AssistantMessage, Part, Phase};
 
 /// Most answers of a request.
 const MAX_CHOICES: i64 = 128;
@@ -106,7 +106,7 @@ fn old_id(name: &str) -> String {
     format!("function {name}")
 }
 
-fn assistant(message: &Field) -> Result<Vec<Made>, ApiError> {
+fn assistant(message: &Field) -> Result<Vec<AssistantMessage>, ApiError> {
     let mut parts = Vec::new();
     let reasoning = message.get("reasoning").or_else(|| message.get("reasoning_content"));
     if let Some(reasoning) = reasoning {
@@ -128,7 +128,7 @@ fn assistant(message: &Field) -> Result<Vec<Made>, ApiError> {
         let name = function.need("name")?.text()?;
         parts.push(ask::call(old_id(name), name, arguments(&function)?));
     }
-    Ok(parts.into_iter().map(Made::from).collect())
+    Ok(parts.into_iter().map(AssistantMessage::from).collect())
 }
 
 fn arguments<'a>(function: &Field<'a>) -> Result<&'a str, ApiError> {
@@ -165,7 +165,7 @@ mod tests {
                 Part::Content { text: String::new(), phase: None },
                 ask::call("call_1".into(), "f", "{\"a\":1}"),
             ];
-            let want = want.into_iter().map(Made::from).collect();
+            let want = want.into_iter().map(AssistantMessage::from).collect();
             assert_eq!(entries(json!([message])), Ok(vec![Entry::Assistant(want)]));
         }
         let both = json!({"role": "assistant", "content": null, "reasoning": "a", "reasoning_content": "b"});

@@ -13,7 +13,7 @@ use model::tokenizer::stream::TextStream;
 
 /// What of an answer is told.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct ChoiceOptions {
     /// Tokens that end it and are no text.
     pub(crate) stop_ids: Vec<u32>,
     /// Whether names of special tokens are left out of the text.
@@ -27,7 +27,7 @@ pub(super) struct Told {
 /// One answer that is being generated.
 pub(super) struct Choice {
     index: usize,
-    told: Told,
+    told: ChoiceOptions,
     stop_text: StopText,
     stream: TextStream,
     /// Characters so far, the prompt's included if it is told.
@@ -71,7 +71,7 @@ impl Choice {
         index: usize,
         prompt: Option<Vec<u32>>,
         echo: bool,
-        told: Told,
+        told: ChoiceOptions,
         stop_text: StopText,
         generation: Generation,
     ) -> Self {

@@ -15,7 +15,7 @@ use futures_util::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use self::choice::{Choice, Piece, Told};
+use self::choice::{Choice, ChoiceOptions, Piece};
 use self::prompt::{Prompt, Prompts};
 use super::Server;
 use super::body::{self, FromBody, Json};
@@ -160,7 +160,7 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     if fields.sampling.wishes.seed.is_some() {
         sampling.seed = sampling.seed.wrapping_add(i);
     }
-    let told = Told {
+    let told = ChoiceOptions {
         stop_ids: if fields.ignore_eos.unwrap_or(false) { Vec::new() } else { server.ends.clone() },
         skips_specials: fields.skip_special_tokens.unwrap_or(false),
         n_logprobs: fields.logprobs,

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use super::masks::{self, Times, Wanted};
-use super::{Order, Ready, Stepped, Told};
+use super::{Order, Ready, ServeReplicaMessage, Stepped};
 use chat::grammar::Grammars;
 use engine::scheduler::{Event, FinishReason, Request, RequestId};
 use engine::{Engine, EngineError};
@@ -48,7 +48,7 @@ impl Orders {
         let made = move |key, made| drop(masked.send(Heard::Masked(key, made)));
         let masks = masks::start(grammars, times.clone(), made).expect("a thread as others before it");
         let mut open = Open { engine, masks, states: HashMap::new(), keys: HashMap::new() };
-        tell(Told::Ready(ready));
+        tell(ServeReplicaMessage::Ready(ready));
         loop {
             if open.engine.is_idle() {
                 // The threads that send to it end with the process.
@@ -66,7 +66,7 @@ impl Orders {
             let mut stepped = open.stepped(events);
             stepped.took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
             stepped.masks_ns = masks::taken(&times);
-            tell(Told::Stepped(stepped));
+            tell(ServeReplicaMessage::Stepped(stepped));
         }
     }
 }
@@ -107,10 +107,10 @@ impl Open<'_> {
                 (Some(State::Masking { is_cancelled: true }), _) => {
                     let finished = vec![(key, FinishReason::Cancelled.into())];
                     let figures = self.engine.figures();
-                    tell(Told::Stepped(Stepped { figures, finished, ..Stepped::default() }));
+                    tell(ServeReplicaMessage::Stepped(Stepped { figures, finished, ..Stepped::default() }));
                 }
                 (_, Ok(request)) => self.submit(key, request),
-                (_, Err(why)) => tell(Told::Refused(key, why)),
+                (_, Err(why)) => tell(ServeReplicaMessage::Refused(key, why)),
             },
         }
     }
@@ -121,7 +121,7 @@ impl Open<'_> {
                 self.keys.insert(id, key);
                 self.states.insert(key, State::There(id));
             }
-            Err(error) => tell(Told::Refused(key, chain(&error))),
+            Err(error) => tell(ServeReplicaMessage::Refused(key, chain(&error))),
         }
     }
 

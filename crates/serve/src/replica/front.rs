@@ -19,7 +19,7 @@ use crate::intake::{Intake, Limits};
 use crate::mailbox::{Ending, Failed, Generation, Mailbox};
 use crate::metrics::Metrics;
 use engine::scheduler::{Figures as EngineFigures, Request};
-use replica::{Asked, Replica, ReplicaError, Start};
+use replica::{Replica, ReplicaError, Start, WireRequest};
 
 /// What a request that a replica has already is worth, in tokens of a prompt: one more slows all of them, and a prefix
 /// that is not there is computed once.
@@ -82,7 +82,7 @@ pub(super) enum Life {
 /// A request that is not over.
 pub(super) struct Open {
     /// With the tokens that were told.
-    pub(crate) asked: Asked,
+    pub(crate) asked: WireRequest,
     pub(crate) prefixes: Prefixes,
     pub(crate) mailbox: Arc<Mailbox>,
     /// Which replica has it.

@@ -20,19 +20,19 @@ use serde::{Deserialize, Serialize};
 pub use front::Replicas;
 
 use engine::scheduler::{Figures, FinishReason, LogitRowLogprobs, TokenLogprob};
-use replica::Asked;
+use replica::WireRequest;
 
 /// What a replica is told. Requests go by numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    Submit(u64, Asked),
+    Submit(u64, WireRequest),
     /// Nobody waits for it any more.
     Cancel(u64),
 }
 
 /// What a replica tells.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub(crate) enum ServeReplicaMessage {
     Ready(Ready),
     Stepped(Stepped),
     /// This request cannot be run, and why.

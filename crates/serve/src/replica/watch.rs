@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::front::{Front, Life, Open, Place, State};
 use super::held::Held;
-use super::{Order, Ready, Stepped, Told};
+use super::{Order, Ready, ServeReplicaMessage, Stepped};
 use crate::failing::EngineFailure;
 use crate::mailbox::{Ending, Failed};
 use engine::scheduler::{Figures as EngineFigures, FinishReason};
@@ -15,7 +15,7 @@ use hint::{Hint, chain};
 use replica::{Line, Listening, Replica, ReplicaError, Start};
 
 /// What a process of a place said: None is its end.
-pub(super) type Heard = (usize, u64, Option<Line<Told>>);
+pub(super) type Heard = (usize, u64, Option<Line<ServeReplicaMessage>>);
 
 /// How long one wait is, so that silence is noticed.
 const WAIT: Duration = Duration::from_millis(100);
@@ -59,7 +59,7 @@ pub(super) fn begin(
         let (replica, _, ready) = &mut begun[i];
         replica.heard();
         match line {
-            Some(Line::Told(Told::Ready(said))) => *ready = Some(said),
+            Some(Line::Told(ServeReplicaMessage::Ready(said))) => *ready = Some(said),
             Some(Line::Failed { message, hint }) => return Err(replica.failed(message, hint)),
             Some(_) => {}
             None => return Err(replica.ended()),
@@ -95,15 +95,15 @@ pub(super) fn watch(front: &Arc<Front>, heard: &Receiver<Heard>) {
 }
 
 impl Front {
-    fn hear(&self, state: &mut State, i: usize, line: Option<Line<Told>>) {
+    fn hear(&self, state: &mut State, i: usize, line: Option<Line<ServeReplicaMessage>>) {
         let place = &mut state.places[i];
         let Some(replica) = place.replica() else { return };
         replica.heard();
         match line {
             Some(Line::Alive) => {}
-            Some(Line::Told(Told::Ready(ready))) => self.ready(state, i, &ready),
-            Some(Line::Told(Told::Stepped(stepped))) => self.stepped(state, i, stepped),
-            Some(Line::Told(Told::Refused(key, why))) => {
+            Some(Line::Told(ServeReplicaMessage::Ready(ready))) => self.ready(state, i, &ready),
+            Some(Line::Told(ServeReplicaMessage::Stepped(stepped))) => self.stepped(state, i, stepped),
+            Some(Line::Told(ServeReplicaMessage::Refused(key, why))) => {
                 if let Some(open) = take(state, i, key) {
                     open.mailbox.end(Ending::Failed(Failed::Engine(why)));
                 }

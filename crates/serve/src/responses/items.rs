@@ -7,7 +7,7 @@ use crate::conversation::Entry;
 use crate::error::ApiError;
 use crate::field::Field;
 use crate::tools::Tools;
-use chat::{Made, Part, Phase};
+use chat::{AssistantMessage, Part, Phase};
 
 /// What the server knows that items may name.
 pub(crate) trait Known {
@@ -15,7 +15,7 @@ pub(crate) trait Known {
     fn item(&self, id: &str) -> Option<Value>;
 
     /// The reasoning that was sealed as this text.
-    fn sealed(&self, text: &str) -> Option<Made>;
+    fn sealed(&self, text: &str) -> Option<AssistantMessage>;
 }
 
 /// Reads `input`: a string, or a list of items. Items of the assistant that follow each other are one turn. Gives the
@@ -61,7 +61,7 @@ fn referred(item: &Field, known: &dyn Known) -> Result<Option<Value>, ApiError> 
 
 enum Item {
     Entry(Entry),
-    Made(Made),
+    Made(AssistantMessage),
 }
 
 fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
@@ -94,7 +94,7 @@ fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
 }
 
 /// As it was sealed, else as its content says.
-fn reasoning(item: &Field, known: &dyn Known) -> Result<Made, ApiError> {
+fn reasoning(item: &Field, known: &dyn Known) -> Result<AssistantMessage, ApiError> {
     let sealed = item.get("encrypted_content");
     if let Some(made) = sealed.as_ref().map(|sealed| sealed.text()).transpose()?.and_then(|text| known.sealed(text)) {
         return Ok(made);
@@ -135,8 +135,8 @@ mod tests {
             (id == "msg_1").then(|| json!({"id": id, "type": "message", "role": "user", "content": "before"}))
         }
 
-        fn sealed(&self, text: &str) -> Option<Made> {
-            (text == "sealed").then(|| Made { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) })
+        fn sealed(&self, text: &str) -> Option<AssistantMessage> {
+            (text == "sealed").then(|| AssistantMessage { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) })
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
             Part::Content { text: "Look:".into(), phase: Some(Phase::Commentary) },
             Part::Call { id: "call_1".into(), name: "agents__spawn".into(), arguments: "{}".into(), is_text: false },
         ];
-        let turn = turn.into_iter().map(Made::from).collect();
+        let turn = turn.into_iter().map(AssistantMessage::from).collect();
         let result = Entry::Result { call_id: "call_1".into(), text: "3".into(), path: "input[4].call_id".into() };
         assert_eq!(entries(input), Ok(vec![Entry::User("a".into()), Entry::Assistant(turn), result]));
     }
@@ -188,7 +188,7 @@ mod tests {
         let content = json!([{"type": "reasoning_text", "text": "Aha."}]);
         let item = |sealed: &str| json!({"type": "reasoning", "content": content, "encrypted_content": sealed});
         let input = json!([item("sealed"), item("elsewhere")]);
-        let sealed = Made { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) };
+        let sealed = AssistantMessage { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) };
         let told = Part::Reasoning("Aha.".into()).into();
         assert_eq!(entries(input), Ok(vec![Entry::Assistant(vec![sealed, told])]));
     }

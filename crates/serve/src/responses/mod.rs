@@ -34,7 +34,7 @@ use super::keys::Caller;
 use super::prompt;
 use super::sse::{self, Event};
 use chat::chat_format::Prompt;
-use chat::{Made, Part};
+use chat::{AssistantMessage, Part};
 
 /// The field that a prompt is made of.
 const PARAM: &str = "input";
@@ -179,7 +179,7 @@ fn cuts(entries: &[Entry], first: usize) -> Vec<usize> {
     cuts
 }
 
-fn call_id(made: &Made) -> Option<&str> {
+fn call_id(made: &AssistantMessage) -> Option<&str> {
     if let Part::Call { id, .. } = &made.part { Some(id) } else { None }
 }
 
@@ -199,7 +199,7 @@ impl Known for Scoped<'_> {
         stored.item(id).cloned()
     }
 
-    fn sealed(&self, text: &str) -> Option<Made> {
+    fn sealed(&self, text: &str) -> Option<AssistantMessage> {
         self.server.seal.open(self.scope, text)
     }
 }

@@ -37,7 +37,7 @@ pub enum Work {
 
 /// What the command line says, `None` where it says nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct SuiteOptions {
     pub kinds: Option<Vec<Kind>>,
     /// Batch sizes of decoding.
     pub batches: Option<Vec<u32>>,
@@ -85,7 +85,7 @@ const PROMPT_TOKENS: [usize; 2] = [16, 64];
 
 impl Suite {
     /// What was wished for, the rest as suits the device.
-    pub fn of(asked: &Asked, target: &Target) -> Self {
+    pub fn of(asked: &SuiteOptions, target: &Target) -> Self {
         let is_gpu = target.is_real_gpu();
         let is_sim = target.is_simulated;
         let pick = |wish: Option<u32>, sim: u32, host: u32, gpu: u32| {
@@ -239,19 +239,19 @@ mod tests {
 
     #[test]
     fn each_device_has_works_of_its_size_and_asked_come_first() {
-        let works = |arch: &str| Suite::of(&Asked::default(), &Target::named(arch).expect(arch)).works;
+        let works = |arch: &str| Suite::of(&SuiteOptions::default(), &Target::named(arch).expect(arch)).works;
         assert_eq!(works("host").len(), 3);
         let gpu = works("gfx942");
         assert_eq!(gpu.len(), 2 + 7 + 1);
         assert_eq!(gpu[2], Work::Decode { batch: 1, context: 512 });
         assert_eq!(gpu[8], Work::Decode { batch: 1024, context: 16 });
         assert_eq!(gpu[9], Work::Getp { prompts: 1024, new_tokens: 256, slots: 1024 });
-        let asked = Asked {
+        let asked = SuiteOptions {
             kinds: Some(vec![Kind::Getp, Kind::Decode]),
             batches: Some(vec![3]),
             context: Some(100),
             prompts: Some(7),
-            ..Asked::default()
+            ..SuiteOptions::default()
         };
         let suite = Suite::of(&asked, &Target::named("host").expect("this machine"));
         let getp = Work::Getp { prompts: 7, new_tokens: 16, slots: 7 };

@@ -63,12 +63,12 @@ pub(super) struct Part {
     ran: bool,
     uses: Option<Uses>,
     costs: Vec<(String, f64)>,
-    failures: Vec<Told>,
+    failures: Vec<FailureMessage>,
 }
 
 /// A [`Failure`] in words.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+struct FailureMessage {
     case: String,
     text: String,
     is_different: bool,
@@ -78,7 +78,7 @@ struct Told {
 
 impl Part {
     pub(crate) fn of(checked: Checked) -> Self {
-        let told = |Failure { case, wrong, n_more }| Told {
+        let told = |Failure { case, wrong, n_more }| FailureMessage {
             case,
             text: wrong.to_string(),
             is_different: wrong.is_different(),
@@ -104,7 +104,7 @@ impl Part {
 
     /// The same as it was in the child, of this step.
     pub(crate) fn of_step(self, step: &Step) -> Checked {
-        let failure = |Told { case, text, is_different, words, n_more }| Failure {
+        let failure = |FailureMessage { case, text, is_different, words, n_more }| Failure {
             case,
             wrong: Wrong::Told { text, is_different, words },
             n_more,

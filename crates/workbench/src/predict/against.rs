@@ -32,7 +32,7 @@ pub struct Measured {
 #[derive(Deserialize)]
 struct Line {
     about: About,
-    said: Said,
+    said: JournalOutcome,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +59,7 @@ struct About {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
+enum JournalOutcome {
     Time {
         times_us: Vec<f64>,
     },
@@ -72,7 +72,7 @@ enum Said {
 pub fn read(text: &str) -> Vec<Measured> {
     let mut all: BTreeMap<String, (usize, Measured)> = BTreeMap::new();
     for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
-        let Line { about, said: Said::Time { mut times_us } } = line else { continue };
+        let Line { about, said: JournalOutcome::Time { mut times_us } } = line else { continue };
         let Some(step) = StepKind::ALL.into_iter().find(|step| step.name() == about.step) else { continue };
         times_us.sort_by(f64::total_cmp);
         let Some(&time_us) = times_us.get(times_us.len() / 2).filter(|time| **time > 0.0) else { continue };

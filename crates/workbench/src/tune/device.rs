@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::job::Piece;
 use super::judge::{Judge, JudgeError, Kernel, Reason, Verdict};
 use super::objects::{Object, objects};
-use super::worker::{Order, Said};
+use super::worker::{Order, WorkerMessage};
 use crate::check::parent::{Death, Running};
 use kernel::object::store::{Progress, Store};
 use kernel::target::Target;
@@ -80,9 +80,9 @@ impl<'a> Device<'a> {
         // One that has ended already says so below.
         let _ = process.tell(order);
         loop {
-            match process.next::<Said>(self.deadline) {
-                Ok(Said::Runs { at }) => process.runs = Some((at.to_string(), Instant::now())),
-                Ok(Said::Done { verdicts, is_lost }) => {
+            match process.next::<WorkerMessage>(self.deadline) {
+                Ok(WorkerMessage::Runs { at }) => process.runs = Some((at.to_string(), Instant::now())),
+                Ok(WorkerMessage::Done { verdicts, is_lost }) => {
                     process.runs = None;
                     if verdicts.len() != order.kernels.len() {
                         return Ok(Came::Not("it said too little".into()));
@@ -92,7 +92,7 @@ impl<'a> Device<'a> {
                     }
                     return Ok(Came::Verdicts(verdicts));
                 }
-                Ok(Said::CannotPrepare { why }) => {
+                Ok(WorkerMessage::CannotPrepare { why }) => {
                     self.process = Some(process);
                     return Err(JudgeError::Piece(why));
                 }

@@ -19,7 +19,7 @@ use kernel::template::signature::Signature;
 #[derive(Clone, Debug, Default)]
 pub struct Job {
     /// Of each its index is its name among the processes that tune.
-    pub asked: Vec<Asked>,
+    pub asked: Vec<TuningProblem>,
     /// Positions that the last row of a slot sees; a prompt's are at least its rows.
     pub context: u32,
     /// What the device's last cache holds, in bytes.
@@ -28,7 +28,7 @@ pub struct Job {
 
 /// A problem of a forward pass.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct TuningProblem {
     /// Where it is first: `block.0.attn.qkv`.
     pub label: String,
     /// What is asked for there.
@@ -98,7 +98,7 @@ impl Job {
         let mut job = Self { asked: Vec::new(), context, cache_bytes };
         let mut places: BTreeMap<&str, (usize, Rows)> = BTreeMap::new();
         for node in &graph.nodes {
-            let asked = Asked {
+            let asked = TuningProblem {
                 label: node.label.clone(),
                 problem: node.problem.clone(),
                 n_nodes: 0,
@@ -115,12 +115,12 @@ impl Job {
             let Some(&(_, rows)) = of_parts.first() else { continue };
             let parts: Vec<usize> = of_parts.into_iter().map(|(part, _)| part).collect();
             let scalars = parts.iter().flat_map(|part| job.asked[*part].scalars.clone()).collect();
-            job.add(Asked { label, problem, n_nodes: 0, rows, scalars, parts });
+            job.add(TuningProblem { label, problem, n_nodes: 0, rows, scalars, parts });
         }
         job
     }
 
-    fn add(&mut self, asked: Asked) -> usize {
+    fn add(&mut self, asked: TuningProblem) -> usize {
         let rows = asked.rows;
         let index = self.asked.iter().position(|one| one.problem == asked.problem).unwrap_or_else(|| {
             self.asked.push(asked);
@@ -214,7 +214,7 @@ impl Job {
 
     /// The scalars and the kind of the inputs of a piece, with what its node says besides.
     pub(crate) fn setup(&self, piece: &Piece) -> Setup {
-        let Asked { problem, scalars, .. } = &self.asked[piece.problem];
+        let TuningProblem { problem, scalars, .. } = &self.asked[piece.problem];
         Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
     }
 }

@@ -129,7 +129,7 @@ impl Effort {
 pub(super) type Entries = BTreeMap<(String, Params), Entry>;
 
 /// Candidates that are asked about.
-pub(super) struct Asked {
+pub(super) struct CandidateKernels {
     pub(crate) all: Vec<(String, Params)>,
     /// Of those that have no entry yet the kernel, or why there is none.
     pub(crate) kernels: Vec<Result<Kernel, Entry>>,
@@ -308,10 +308,10 @@ impl Tuner<'_> {
         known: &[Candidate],
         n_rounds: usize,
         entries: &Entries,
-    ) -> Result<Asked, TuneError> {
+    ) -> Result<CandidateKernels, TuneError> {
         let problem = &self.job.asked[piece.problem].problem;
         let (library, target) = (self.chooser.library(), self.chooser.target());
-        let mut asked = Asked { all: candidates.iter().map(identity).collect(), kernels: Vec::new() };
+        let mut asked = CandidateKernels { all: candidates.iter().map(identity).collect(), kernels: Vec::new() };
         let mut is_asked = BTreeSet::new();
         for candidate in candidates {
             let is_there = n_rounds == ROUNDS && entries.contains_key(&identity(&candidate));
@@ -335,7 +335,7 @@ impl Tuner<'_> {
     /// What comes of them goes to the entries; gives the times of all candidates, in their order.
     pub(super) fn judged(
         &mut self,
-        asked: Asked,
+        asked: CandidateKernels,
         piece: &Piece,
         n_rounds: usize,
         entries: &mut Entries,

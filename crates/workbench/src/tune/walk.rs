@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::job::{Job, Piece};
 use super::judge::{Kernel, Time};
-use super::tuner::{Asked, Effort, Entries, TuneError, Tuner};
+use super::tuner::{CandidateKernels, Effort, Entries, TuneError, Tuner};
 use crate::timing::search::{Search, look_around};
 use crate::timing::{Candidate, ROUNDS};
 use kernel::choice::{Choice, Chooser, Why};
@@ -84,7 +84,7 @@ impl Tuner<'_> {
         let (store, progress) = (self.store, self.progress);
         thread::scope(|scope| {
             let (sender, compiled) = mpsc::channel();
-            let mut open: VecDeque<(usize, Vec<Params>, Asked)> = VecDeque::new();
+            let mut open: VecDeque<(usize, Vec<Params>, CandidateKernels)> = VecDeque::new();
             let mut is_compiled = BTreeSet::new();
             let mut compilers: BTreeMap<usize, ScopedJoinHandle<'_, ()>> = BTreeMap::new();
             let mut turns: Vec<usize> = (0..walks.len()).collect();
@@ -149,7 +149,7 @@ impl Tuner<'_> {
     }
 
     /// What of them has to be compiled to be judged.
-    fn not_in_the_journal(&self, piece: &Piece, asked: &Asked) -> Vec<Request> {
+    fn not_in_the_journal(&self, piece: &Piece, asked: &CandidateKernels) -> Vec<Request> {
         let is_open = |kernel: &&Kernel| !self.journal.has(&self.key(piece, kernel, ROUNDS, None));
         asked.kernels.iter().flatten().filter(is_open).map(|kernel| kernel.request.clone()).collect()
     }

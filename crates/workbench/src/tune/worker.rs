@@ -30,7 +30,7 @@ pub(super) struct Order {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum WorkerMessage {
     /// This kernel of the order runs now.
     Runs { at: usize },
     /// A verdict for each; whether the device is to be opened by another process.
@@ -62,14 +62,14 @@ pub fn run(job: &Job, pipeline: &Pipeline) -> io::Result<()> {
                 Ok(bench) => at = Some((piece, bench)),
                 Err(error) => {
                     weights = Default::default();
-                    say(&mut to_parent, &Said::CannotPrepare { why: chain(&error) });
+                    say(&mut to_parent, &WorkerMessage::CannotPrepare { why: chain(&error) });
                     continue;
                 }
             }
         }
         let (_, bench) = at.as_ref().expect("just made");
         let (verdicts, is_lost) = measured(bench, pipeline, kernels, n_rounds, &mut to_parent);
-        say(&mut to_parent, &Said::Done { verdicts, is_lost });
+        say(&mut to_parent, &WorkerMessage::Done { verdicts, is_lost });
         if is_lost {
             exit(0);
         }
@@ -95,7 +95,7 @@ fn orders() -> io::Result<Receiver<String>> {
     Ok(orders)
 }
 
-fn say(to_parent: &mut UnixStream, what: &Said) {
+fn say(to_parent: &mut UnixStream, what: &WorkerMessage) {
     if message::write(to_parent, what).is_err() {
         exit(1); // the parent is gone
     }
@@ -124,7 +124,8 @@ fn measured(
         }
     }
     let mut is_lost = false;
-    let timed = bench.time(candidates, n_rounds, &(), &mut |at| say(to_parent, &Said::Runs { at: places[at] }));
+    let timed =
+        bench.time(candidates, n_rounds, &(), &mut |at| say(to_parent, &WorkerMessage::Runs { at: places[at] }));
     for (place, (_, result)) in places.iter().zip(timed) {
         verdicts[*place] = Some(match result {
             Ok(timed) => Verdict::Time(time(&timed, bench)),

@@ -5,7 +5,7 @@ use std::mem;
 use crate::chat_format::{AnswerParser, Begun, ChatFormatError, Event, Purpose};
 use crate::harmony::parser::{Ending, Event as Parsed, HarmonyParser, Repair};
 use crate::harmony::{Channel, Harmony, Message, Part as MessagePart, Role, Turn};
-use crate::{Made, Part, Phase};
+use crate::{AssistantMessage, Part, Phase};
 use model::tokenizer::limit::Limit;
 
 /// An answer in harmony, as far as it was read.
@@ -90,7 +90,7 @@ impl AnswerParser for HarmonyAnswer {
         self.parser.repairs().map(|(repair, n)| (Repair::name(repair), n)).collect()
     }
 
-    fn messages(&self) -> Result<Vec<Made>, ChatFormatError> {
+    fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError> {
         let head = self.harmony.prompt_of(&[], &Limit::NONE)?.len();
         let made = |message: &Message| {
             let text = message.text.clone();
@@ -101,7 +101,7 @@ impl AnswerParser for HarmonyAnswer {
             };
             let mut ids = self.harmony.prompt_of(&[Turn::Message(message.clone())], &Limit::NONE)?;
             ids.truncate(ids.len() - head);
-            Ok(Made { part, ids: Some(ids) })
+            Ok(AssistantMessage { part, ids: Some(ids) })
         };
         self.ended.iter().map(made).collect()
     }

@@ -7,7 +7,7 @@ use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prom
 use crate::chat_template::{ChatTemplate, Entry};
 use crate::grammar::{GrammarError, Layout, Wanted};
 use crate::harmony::{Channel, Developer, Harmony, Message, Role, SystemMessage, Turn as Written, developer_text};
-use crate::{Made, Part, Phase, Reasoning, Turn};
+use crate::{AssistantMessage, Part, Phase, Reasoning, Turn};
 use answer::HarmonyAnswer;
 use model::tokenizer::limit::Limit;
 
@@ -133,8 +133,8 @@ fn plain(turn: &Turn) -> Written {
     let message = match turn {
         Turn::System(text) | Turn::Developer(text) => Message::new(Role::System, text.as_str()),
         Turn::User(text) => Message::new(Role::User, text.as_str()),
-        Turn::Assistant(Made { ids: Some(ids), .. }) => return Written::Exact(ids.clone()),
-        Turn::Assistant(Made { part, ids: None }) => match part {
+        Turn::Assistant(AssistantMessage { ids: Some(ids), .. }) => return Written::Exact(ids.clone()),
+        Turn::Assistant(AssistantMessage { part, ids: None }) => match part {
             Part::Reasoning(text) => Message::assistant(Channel::Analysis, text.as_str()),
             Part::Content { text, phase: Some(Phase::Commentary) } => {
                 Message::assistant(Channel::Commentary, text.as_str())
@@ -157,13 +157,14 @@ fn entries(turns: &[Turn]) -> Vec<Entry> {
             Turn::System(text) => ("system", text),
             Turn::Developer(text) => ("developer", text),
             Turn::User(text) => ("user", text),
-            Turn::Assistant(Made { part: Part::Reasoning(text), .. }) => {
+            Turn::Assistant(AssistantMessage { part: Part::Reasoning(text), .. }) => {
                 thinking = Some(text.clone());
                 continue;
             }
-            Turn::Assistant(Made { part: Part::Content { text, .. } | Part::Call { arguments: text, .. }, .. }) => {
-                ("assistant", text)
-            }
+            Turn::Assistant(AssistantMessage {
+                part: Part::Content { text, .. } | Part::Call { arguments: text, .. },
+                ..
+            }) => ("assistant", text),
             Turn::Result { text, .. } => ("tool", text),
         };
         let thinking = thinking.take().filter(|_| role == "assistant");

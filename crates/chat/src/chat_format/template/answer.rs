@@ -3,7 +3,7 @@
 use std::mem;
 
 use crate::chat_format::{AnswerParser, ChatFormatError, Event, Purpose};
-use crate::{Made, Part};
+use crate::{AssistantMessage, Part};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::stream::TextStream;
 
@@ -91,7 +91,7 @@ impl AnswerParser for PlainAnswer {
         Vec::new()
     }
 
-    fn messages(&self) -> Result<Vec<Made>, ChatFormatError> {
+    fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError> {
         let has_ended = self.is_over() && !self.text.is_empty();
         Ok(has_ended.then(|| Part::answer(self.text.clone()).into()).into_iter().collect())
     }

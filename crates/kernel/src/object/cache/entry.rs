@@ -41,7 +41,7 @@ pub struct Entry {
 
 /// A fresh object.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct NewObject {
     pub object: Vec<u8>,
     /// What the compiler said.
     pub log: String,
@@ -142,7 +142,7 @@ impl KeyRecord {
 }
 
 impl Meta {
-    pub(super) fn of_object(key: &KernelKey, made: &Made) -> Self {
+    pub(super) fn of_object(key: &KernelKey, made: &NewObject) -> Self {
         let object = ObjectRecord { len_bytes: made.object.len() as u64, sha256: Digest::of(&made.object) };
         Self {
             compile_ms: made.compile_ms,

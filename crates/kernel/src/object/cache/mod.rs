@@ -46,7 +46,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::object::key::{Digest, KernelKey};
 use entry::Stored;
-pub use entry::{Damage, Entry, KeyRecord, Made, Meta, ObjectRecord};
+pub use entry::{Damage, Entry, KeyRecord, Meta, NewObject, ObjectRecord};
 pub use evict::{PruneOptions, Removed};
 pub use explain::{Difference, Explanation, Nearest};
 pub use folder::{CacheError, Folder};
@@ -140,7 +140,7 @@ impl Cache {
 
     /// Stores a fresh object and gives it back as an entry; when another process was first, that one's. Disk
     /// trouble is a warning, and the entry then lives in memory.
-    pub fn publish(&self, key: &KernelKey, made: &Made) -> Entry {
+    pub fn publish(&self, key: &KernelKey, made: &NewObject) -> Entry {
         let meta = Meta::of_object(key, made);
         let stored = self.store(key, &meta, &made.log, Some(&made.object)).flatten();
         let entry = stored.unwrap_or_else(|| Entry::in_memory(key.digest(), &made.object, meta));

@@ -12,7 +12,7 @@ use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{How, Job, Made, Toolchain};
+use super::job::{CompileOutput, How, Job, Toolchain};
 use super::stamp::Stamp;
 use super::{CompileError, CompilerOptions, named, process};
 use crate::object::cache::trust;
@@ -84,7 +84,7 @@ impl Identity {
         self.facts.first().cloned().unwrap_or_default()
     }
 
-    fn new(compiler: &str, made: &Made) -> Self {
+    fn new(compiler: &str, made: &CompileOutput) -> Self {
         let canary = Digest::of(&made.object).to_string();
         // Debug output of strings is quoted and escaped, so no two lists read the same.
         let id = Digest::of(format!("{:?}", (compiler, &made.facts, &canary)).as_bytes()).to_string();
@@ -92,7 +92,11 @@ impl Identity {
     }
 }
 
-fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Result<Made, CompileError> {
+fn compile_canary(
+    options: &CompilerOptions,
+    toolchain: &Toolchain,
+    target: &str,
+) -> Result<CompileOutput, CompileError> {
     let compiler = named(&toolchain.name).expect("one of COMPILERS");
     let canary = compiler.canary();
     let job = Job {

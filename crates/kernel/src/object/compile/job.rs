@@ -45,7 +45,7 @@ pub struct Job {
 /// be asked again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stated {
-    /// As [`Made::facts`].
+    /// As [`CompileOutput::facts`].
     pub(crate) facts: Vec<String>,
     pub(super) files: Vec<Stamp>,
 }
@@ -59,7 +59,7 @@ impl Stated {
 
 /// What a compiler made. What it printed is captured by the parent; `log` holds what it returned besides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Made {
+pub struct CompileOutput {
     /// The object's bytes.
     #[serde(skip)]
     pub object: Vec<u8>,
@@ -81,7 +81,7 @@ pub struct Failure {
 }
 
 /// What a compile comes to.
-pub(super) type Outcome = Result<Made, Failure>;
+pub(super) type Outcome = Result<CompileOutput, Failure>;
 
 /// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `BadObject`, `Crashed`, `Exited` or
 /// `OutOfMemory`; the parent sees the others, and makes `Failed` of a refusal that names no line of the source.

@@ -35,7 +35,7 @@ pub use compiler::{Canary, Compiler};
 pub use error::CompileError;
 pub use identity::Identity;
 pub use job::signal_name;
-pub use job::{Failure, How, Job, Made, Stated, Toolchain};
+pub use job::{CompileOutput, Failure, How, Job, Stated, Toolchain};
 pub use process::{COMMAND, temporary_room};
 pub use worker::follow_parent;
 pub use worker::run as run_worker;
@@ -255,7 +255,7 @@ impl Compilers {
         })
     }
 
-    fn count_stops(&self, request: &Request, made: &Result<Made, CompileError>) {
+    fn count_stops(&self, request: &Request, made: &Result<CompileOutput, CompileError>) {
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = stopped.entry(request.compiler).or_default();
         match made {
@@ -281,7 +281,7 @@ impl Compilers {
         named(compiler).expect("one of COMPILERS").find(&self.options)
     }
 
-    fn attempt_twice(&self, label: &str, job: &Job) -> Result<Made, CompileError> {
+    fn attempt_twice(&self, label: &str, job: &Job) -> Result<CompileOutput, CompileError> {
         let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
         let first = match compile()? {
             Ok(made) => return Ok(made),

@@ -12,7 +12,7 @@ use std::{env, thread};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::folder::PrivateFolder;
-use super::job::{Failure, How, Job, Made, Outcome, Toolchain};
+use super::job::{CompileOutput, Failure, How, Job, Outcome, Toolchain};
 use super::worker::{ASKED, PRINTED};
 use super::{CompileError, CompilerOptions, answer, evidence, title};
 use system::bounded_process::this_program;
@@ -44,7 +44,7 @@ pub(super) fn compile(options: &CompilerOptions, label: &str, job: &Job) -> Resu
     let printed = clean(&read_printed(folder.path()).map_err(in_folder)?, folder.path(), job);
     let answer = answer::read(folder.path()).map_err(in_folder)?;
     Ok(match judge(end, answer) {
-        Ok(made) => Ok(Made { log: join(&clean(&made.log, folder.path(), job), &printed), ..made }),
+        Ok(made) => Ok(CompileOutput { log: join(&clean(&made.log, folder.path(), job), &printed), ..made }),
         Err(Failure { how, log }) => {
             let log = join(&clean(&log, folder.path(), job), &printed);
             Err(Failure { how: whose_fault(how, &log, job, folder.free_bytes()), log })
@@ -169,7 +169,7 @@ impl Wait<'_> {
     }
 }
 
-fn judge(end: End, answer: Option<Vec<u8>>) -> Result<Made, Failure> {
+fn judge(end: End, answer: Option<Vec<u8>>) -> Result<CompileOutput, Failure> {
     let failed = |how| Err(Failure { how, log: String::new() });
     let status = match end {
         End::Killed(how) => return failed(how),

@@ -15,7 +15,7 @@ use engine::scheduler::{SamplingWishes, Wish};
 use hint::Hint;
 
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestLine {
     /// What the line calls itself: `id`, or `custom_id`.
     pub(crate) id: Option<Value>,
     pub(crate) prompt: Prompt,
@@ -154,7 +154,7 @@ pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
     line.remove("custom_id").or_else(|| line.remove("id"))
 }
 
-impl Asked {
+impl RequestLine {
     /// Understands a line.
     ///
     /// # Errors
