@@ -6,7 +6,7 @@ use crate::rows_plot::{self, Dot, Panel};
 use kernel::tuning::table::ProvenanceKind;
 use workbench::predict::Chip;
 use workbench::tune::judge::Time;
-use workbench::tune::tuner::{Entry, Tuned};
+use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// The picture. A ring is around what is chosen at a number of rows.
 pub(super) fn svg(all: &[Tuned], setup: &Setup) -> String {
@@ -27,7 +27,7 @@ fn panel(of_problem: &[Tuned], setup: &Setup, chip: Option<&Chip>) -> Panel {
     let is_measured = setup.kind() == ProvenanceKind::Measured;
     let dots = of_problem.iter().flat_map(|tuned| {
         let choice = chosen(tuned).map(|(entry, _)| &entry.candidate);
-        let dot = move |(entry, time): (&Entry, &Time)| {
+        let dot = move |(entry, time): (&CandidateResult, &Time)| {
             let params = entry.candidate.params.iter().map(|(name, value)| format!("{name}={value}"));
             Dot {
                 rows: tuned.piece.n_tokens,

@@ -16,10 +16,10 @@ use kernel::tuning::edit::{self, NewRow};
 use kernel::tuning::table::{Facts, Provenance, ProvenanceKind};
 pub(super) use workbench::tune::rows::chosen as chosen_of;
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
-use workbench::tune::tuner::{Entry, Tuned};
+use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// The best of a piece.
-pub(super) fn chosen(tuned: &Tuned) -> Option<(&Entry, &workbench::tune::judge::Time)> {
+pub(super) fn chosen(tuned: &Tuned) -> Option<(&CandidateResult, &workbench::tune::judge::Time)> {
     chosen_of(tuned, None)
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::source::Format;
 use chat::chat_format::ChatFormatError;
-use chat::{Part as ChatPart, Reasoning, Turn};
+use chat::{MessagePart, Reasoning, Turn};
 use engine::PromptError;
 use engine::scheduler::{SamplingWishes, Wish};
 use hint::Hint;
@@ -331,11 +331,11 @@ enum Content {
     #[default]
     Nothing,
     Text(String),
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -373,7 +373,7 @@ fn message(value: Value) -> Result<Turn, String> {
         "system" => Ok(Turn::System(text)),
         "developer" => Ok(Turn::Developer(text)),
         "user" => Ok(Turn::User(text)),
-        "assistant" => Ok(Turn::Assistant(ChatPart::answer(text).into())),
+        "assistant" => Ok(Turn::Assistant(MessagePart::answer(text).into())),
         other => Err(format!("role `{other}` is none of system, developer, user and assistant")),
     }
 }

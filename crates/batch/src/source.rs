@@ -30,14 +30,14 @@ const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Prompts, not read yet.
 #[derive(Debug)]
 pub struct Source {
-    parts: Vec<Part>,
+    parts: Vec<PromptFile>,
     lines: Vec<Line>,
     format: Format,
     findings: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct PromptFile {
     name: String,
     text: Text,
 }
@@ -148,11 +148,11 @@ impl Source {
     fn only(text: Vec<u8>) -> Self {
         let line = Line { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
         let findings = vec!["there is no such file: what `-i` says is the only prompt".to_owned()];
-        let parts = vec![Part { name: "-i".into(), text: Text::Memory(text) }];
+        let parts = vec![PromptFile { name: "-i".into(), text: Text::Memory(text) }];
         Self { parts, lines: vec![line], format: Format::Lines, findings }
     }
 
-    fn read(parts: Vec<Part>, format: Option<Format>, first: Option<usize>) -> Result<Self, SourceError> {
+    fn read(parts: Vec<PromptFile>, format: Option<Format>, first: Option<usize>) -> Result<Self, SourceError> {
         let mut source = Self { parts: Vec::new(), lines: Vec::new(), format: Format::Counted, findings: Vec::new() };
         for (i, part) in parts.into_iter().enumerate() {
             let found = format.map_or_else(|| part.format(), Ok)?;
@@ -171,7 +171,7 @@ impl Source {
 
     /// Finds the lines of the part that came last, so many at most.
     fn find_lines(&mut self, most: usize) -> Result<(), SourceError> {
-        let Part { name, text } = self.parts.last().expect("just pushed");
+        let PromptFile { name, text } = self.parts.last().expect("just pushed");
         let mut lines =
             Lines { part: (self.parts.len() - 1) as u32, name, reader: text.reader(name)?, number: 0, offset: 0 };
         let mut wanted = most;
@@ -238,7 +238,7 @@ impl Source {
     /// [`SourceError::Read`].
     pub(crate) fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
         let Line { part, offset, len_bytes, .. } = self.lines[i];
-        let Part { name, text } = &self.parts[part as usize];
+        let PromptFile { name, text } = &self.parts[part as usize];
         let mut bytes = vec![0; len_bytes as usize];
         match text {
             Text::File(file) => file
@@ -253,7 +253,7 @@ impl Source {
     }
 }
 
-impl Part {
+impl PromptFile {
     /// As its name and its first line say: a name in `.jsonl` or `.ndjson` holds objects, one in `.lines` lines, and
     /// all others are counted as the seeds' are.
     fn format(&self) -> Result<Format, SourceError> {
@@ -315,7 +315,7 @@ impl Lines<'_> {
     }
 }
 
-fn opened(path: &Path) -> Result<Part, SourceError> {
+fn opened(path: &Path) -> Result<PromptFile, SourceError> {
     let name = path.display().to_string();
     let could_not = |source| SourceError::Read { name: name.clone(), source };
     let mut file = File::open(path).map_err(could_not)?;
@@ -326,14 +326,14 @@ fn opened(path: &Path) -> Result<Part, SourceError> {
     if !found.is_file() {
         return spooled(&name, &mut file);
     }
-    Ok(Part { name, text: Text::File(file) })
+    Ok(PromptFile { name, text: Text::File(file) })
 }
 
 /// What can be read once alone, in a file without a name.
-fn spooled(name: &str, reader: &mut dyn Read) -> Result<Part, SourceError> {
+fn spooled(name: &str, reader: &mut dyn Read) -> Result<PromptFile, SourceError> {
     let copied = tempfile::tempfile().and_then(|mut file| io::copy(reader, &mut file).map(|_| file));
     let file = copied.map_err(|source| SourceError::Read { name: name.to_owned(), source })?;
-    Ok(Part { name: name.to_owned(), text: Text::File(file) })
+    Ok(PromptFile { name: name.to_owned(), text: Text::File(file) })
 }
 
 /// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to

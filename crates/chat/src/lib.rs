@@ -49,21 +49,21 @@ pub enum Turn {
 /// A message of the assistant: one that a model made, or that a client says was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssistantMessage {
-    pub part: Part,
+    pub part: MessagePart,
     /// The whole message as it may stand in a prompt, in its format's tokens; none if the model left one of them out,
     /// or nobody knows.
     pub ids: Option<Vec<u32>>,
 }
 
-impl From<Part> for AssistantMessage {
-    fn from(part: Part) -> Self {
+impl From<MessagePart> for AssistantMessage {
+    fn from(part: MessagePart) -> Self {
         Self { part, ids: None }
     }
 }
 
 /// What a message of the assistant says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum MessagePart {
     Reasoning(String),
     Content {
         text: String,
@@ -82,7 +82,7 @@ pub enum Part {
     },
 }
 
-impl Part {
+impl MessagePart {
     /// An answer.
     pub fn answer(text: impl Into<String>) -> Self {
         Self::Content { text: text.into(), phase: Some(Phase::FinalAnswer) }

@@ -41,7 +41,7 @@ static FORMATS: [Format; 3] = [
 
 /// One of the arrays that hold a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TensorPart {
     pub name: String,
     pub dtype: Dtype,
     /// Its shape in elements, outermost axis first.
@@ -66,9 +66,9 @@ impl Dtype {
     ///
     /// # Panics
     /// If it has fewer axes than a block.
-    pub fn parts(self, name: &str, shape: &[usize]) -> Vec<Part> {
+    pub fn parts(self, name: &str, shape: &[usize]) -> Vec<TensorPart> {
         match self.format() {
-            None => vec![Part { name: name.to_owned(), dtype: self, shape: shape.to_vec() }],
+            None => vec![TensorPart { name: name.to_owned(), dtype: self, shape: shape.to_vec() }],
             Some(format) => format.parts(name, shape),
         }
     }
@@ -102,7 +102,7 @@ impl Format {
     }
 
     /// The codes, then every parameter, as [`Dtype::parts`] has them.
-    fn parts(&self, name: &str, shape: &[usize]) -> Vec<Part> {
+    fn parts(&self, name: &str, shape: &[usize]) -> Vec<TensorPart> {
         let [rows, columns] = self.block;
         let (&last, outer) = shape.split_last().expect("a tensor of blocks has axes");
         let of_codes = [outer, &[last.next_multiple_of(columns)]].concat();
@@ -112,12 +112,12 @@ impl Format {
         } else {
             assert_eq!(rows, 1, "blocks of several rows need two axes");
         }
-        let parameter = |parameter: &Parameter| Part {
+        let parameter = |parameter: &Parameter| TensorPart {
             name: parameter.name_beside(name),
             dtype: parameter.dtype,
             shape: of_blocks.clone(),
         };
-        let codes = Part { name: name.to_owned(), dtype: self.dtype, shape: of_codes };
+        let codes = TensorPart { name: name.to_owned(), dtype: self.dtype, shape: of_codes };
         [codes].into_iter().chain(self.parameters.iter().map(parameter)).collect()
     }
 }
@@ -137,7 +137,7 @@ impl Parameter {
 mod tests {
     use super::*;
 
-    fn named(parts: &[Part]) -> Vec<(&str, Dtype, &[usize])> {
+    fn named(parts: &[TensorPart]) -> Vec<(&str, Dtype, &[usize])> {
         parts.iter().map(|part| (part.name.as_str(), part.dtype, part.shape.as_slice())).collect()
     }
 

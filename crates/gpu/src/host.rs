@@ -18,11 +18,11 @@ use crate::{DeviceMemory, Driver, GpuError};
 
 /// The signature of every host kernel: arguments (pointers as they are, values by address), private memory of the
 /// calling thread, and which block to run.
-type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u32);
+type HostEntryPoint = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u32);
 
 /// A kernel in a loaded shared library, which stays loaded as long as this lives.
 struct Function {
-    entry: Entry,
+    entry: HostEntryPoint,
     _object: Loaded,
 }
 
@@ -110,8 +110,8 @@ impl Driver for HostDriver {
         }
         let missing = |_| GpuError::NoEntry { symbol: spec.entry.clone() };
         // SAFETY: the ABI string says that this object was rendered by us for exactly these arguments, and every
-        // rendered host kernel exports its entry with the type `Entry`.
-        let entry = *unsafe { object.library.get::<Entry>(spec.entry.as_bytes()) }.map_err(missing)?;
+        // rendered host kernel exports its entry with the type `HostEntryPoint`.
+        let entry = *unsafe { object.library.get::<HostEntryPoint>(spec.entry.as_bytes()) }.map_err(missing)?;
         Ok(Kernel::new(spec, Function { entry, _object: object }))
     }
 

@@ -9,7 +9,7 @@ use super::history::Turn;
 use super::stop_text::StopText;
 use super::tools::{Function, Tools};
 use chat::chat_format::{AnswerParser, Event, Purpose};
-use chat::{AssistantMessage, Part, Phase};
+use chat::{AssistantMessage, MessagePart, Phase};
 use engine::scheduler::{FinishReason, LogitRowLogprobs};
 use model::tokenizer::Tokenizer;
 
@@ -268,7 +268,7 @@ impl Answer {
         let is_whole = !is_unfinished || !self.was_cut;
         steps.push(Step::Closed { is_whole });
         let part = open.part();
-        if is_whole || !matches!(part, Part::Call { .. }) {
+        if is_whole || !matches!(part, MessagePart::Call { .. }) {
             self.turn.push(AssistantMessage { part, ids });
         }
     }
@@ -289,14 +289,14 @@ impl Open {
         }
     }
 
-    fn part(self) -> Part {
+    fn part(self) -> MessagePart {
         let text = self.text;
         match self.kind {
-            Kind::Reasoning => Part::Reasoning(text),
-            Kind::Message(phase) => Part::Content { text, phase: Some(phase) },
+            Kind::Reasoning => MessagePart::Reasoning(text),
+            Kind::Message(phase) => MessagePart::Content { text, phase: Some(phase) },
             Kind::Call { id, function } => {
                 let name = Tools::name_in_prompt(&function.name, function.namespace.as_deref());
-                Part::Call { id, name, arguments: text, is_text: function.is_custom }
+                MessagePart::Call { id, name, arguments: text, is_text: function.is_custom }
             }
         }
     }

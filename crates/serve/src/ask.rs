@@ -9,7 +9,7 @@ use super::stop_text::StopText;
 use super::tools::{TextFormat, Tools};
 use chat::chat_format::Thinking;
 use chat::grammar::ToolChoice;
-use chat::{Part, Reasoning};
+use chat::{MessagePart, Reasoning};
 use engine::scheduler::Request;
 
 /// Parameters of other servers that constrain an answer in ways that this one does not.
@@ -180,8 +180,8 @@ pub(crate) fn content_text(content: &Field) -> Result<String, ApiError> {
 }
 
 /// A call of a function that a client gives back.
-pub(crate) fn call(id: String, name: &str, arguments: &str) -> Part {
-    Part::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
+pub(crate) fn call(id: String, name: &str, arguments: &str) -> MessagePart {
+    MessagePart::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::Server;
 use super::answer::{Answer, Making};
 use super::ask::Ask;
 use super::choices::Choices;
-use super::conversation::{self, Entry};
+use super::conversation::{self, ConversationItem};
 use super::error::ApiError;
 use super::keys::Caller;
 use super::long_work::LONG_TEXT_BYTES;
@@ -23,9 +23,9 @@ use hint::{Hint, chain};
 use model::tokenizer::limit::Limit;
 
 /// Whether a conversation, or the request that it came with, takes a while to become a prompt.
-pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a ConversationItem>) -> bool {
     let body_bytes = Record::current().map_or(0, |record| record.body_bytes());
-    body_bytes.max(entries.into_iter().map(Entry::size_bytes).sum()) > LONG_TEXT_BYTES
+    body_bytes.max(entries.into_iter().map(ConversationItem::size_bytes).sum()) > LONG_TEXT_BYTES
 }
 
 /// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
@@ -37,7 +37,7 @@ pub(crate) fn of(
     server: &Server,
     caller: Caller,
     ask: &Ask,
-    entries: &[&Entry],
+    entries: &[&ConversationItem],
     param: &str,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Prompt, ApiError> {

@@ -122,20 +122,20 @@ impl Record {
 
 /// A request that is being answered; the line is written when it is dropped: with the last of the body, or when hyper
 /// drops the handler since the client left.
-struct Entry {
+struct OpenRequest {
     server: Arc<Server>,
     record: Arc<Record>,
     /// Counted while the program waits for its requests to end.
     _open: Arc<()>,
 }
 
-impl Watcher for Entry {
+impl Watcher for OpenRequest {
     fn is_whole(&self) {
         self.record.known().is_whole = true;
     }
 }
 
-impl Drop for Entry {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         let Record { id, method, path, begin, known } = &*self.record;
         let known = known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +203,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
         begin: Instant::now(),
         known: Mutex::default(),
     });
-    let entry = Entry { record: record.clone(), _open: server.open.clone(), server };
+    let entry = OpenRequest { record: record.clone(), _open: server.open.clone(), server };
     let answered = RECORD.scope(record.clone(), caught(next.run(request))).await;
     let mut response = answered.unwrap_or_else(|why| {
         tracing::error!(id = record.id, why, "a handler panicked");

@@ -24,7 +24,7 @@ use answer::{Answer, Manner};
 use batch::prompter::Prompter;
 use batch::request_line::Prompt;
 use chat::chat_format::Begun;
-use chat::{AssistantMessage, Part, Phase, Turn, today};
+use chat::{AssistantMessage, MessagePart, Phase, Turn, today};
 use engine::scheduler::{Event, Request, Sampling};
 use engine::{Engine, Sizes};
 use hint::Hint;
@@ -238,5 +238,5 @@ impl<'a> Chat<'a> {
 
 /// Whether a message is for the user to read.
 fn is_for_user(made: &AssistantMessage) -> bool {
-    !matches!(made.part, Part::Reasoning(_) | Part::Content { phase: Some(Phase::Commentary), .. })
+    !matches!(made.part, MessagePart::Reasoning(_) | MessagePart::Content { phase: Some(Phase::Commentary), .. })
 }

@@ -12,7 +12,7 @@ use chat::chat_format::specials::Specials;
 use chat::chat_format::{
     Begun, ChatFormat, ChatFormatError, Conversation, Event, Has, Prompts, Purpose, Thinking, Untaken, Word, choose,
 };
-use chat::{Part, Reasoning, Tool, Turn};
+use chat::{MessagePart, Reasoning, Tool, Turn};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ fn turn(message: &Value) -> Turn {
     match message["role"].as_str() {
         Some("system") => Turn::Developer(text), // which is what servers get
         Some("user") => Turn::User(text),
-        Some("assistant") => Turn::Assistant(Part::answer(text).into()),
+        Some("assistant") => Turn::Assistant(MessagePart::answer(text).into()),
         other => panic!("{other:?}"),
     }
 }
@@ -193,7 +193,7 @@ fn what_a_template_leaves_out_is_an_error() {
     is(refused("chatml", &user, tools, Thinking::Usual), Untaken::Tools);
     is(refused("chatml", &user, &[], Thinking::Effort(Reasoning::Low)), Untaken::Effort);
     let (id, name, arguments) = ("call_1".into(), "weather".into(), "{}".into());
-    let call = Turn::Assistant(Part::Call { id, name, arguments, is_text: false }.into());
+    let call = Turn::Assistant(MessagePart::Call { id, name, arguments, is_text: false }.into());
     is(refused("tools", &[user[0].clone(), call], tools, Thinking::Usual), Untaken::Calls);
     let result = Turn::Result { name: "weather".into(), text: "rain".into() };
     is(refused("tools", &[user[0].clone(), result], tools, Thinking::Usual), Untaken::Calls);
@@ -250,7 +250,7 @@ fn an_answer_is_text_up_to_an_end() {
     assert_eq!(answer.push(IM_END), [Event::Ended { is_unfinished: false, ids: None }]);
     assert!(answer.is_over());
     assert_eq!((answer.push(a), answer.finish()), (vec![], vec![]));
-    assert_eq!(answer.messages().expect("text"), [Part::answer("é").into()]);
+    assert_eq!(answer.messages().expect("text"), [MessagePart::answer("é").into()]);
     assert_eq!((answer.n_reasoning_tokens(), answer.repairs()), (0, vec![]));
 
     let mut answer = format.answer(Begun::default(), false);

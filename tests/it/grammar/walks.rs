@@ -3,7 +3,7 @@
 
 use chat::grammar::{Format, Grammars, ToolChoice, Wanted};
 use chat::harmony::parser::{Ending, Event};
-use chat::harmony::{Harmony, Message, Part};
+use chat::harmony::{Harmony, Message, MessageKind};
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
 
@@ -90,12 +90,12 @@ fn walks_are_valid(tokenizer: Tokenizer, grammars: &Grammars, n_schemas: usize, 
         let schema = object(&mut random);
         let tools = vec![tool("other", None, false), tool("f", Some(schema.clone()), true)];
         let call = walker.said(grammars, &wanted(tools, ToolChoice::Named("f".into()), None), &mut random);
-        assert_eq!(call.part(), Part::Call("f"));
+        assert_eq!(call.part(), MessageKind::Call("f"));
         hold(&call.text, &schema);
 
         let format = Some(Format::Schema(schema.clone()));
         let answer = walker.said(grammars, &wanted(vec![], ToolChoice::None, format), &mut random);
-        assert_eq!(answer.part(), Part::Answer);
+        assert_eq!(answer.part(), MessageKind::Answer);
         hold(&answer.text, &schema);
     }
 }
@@ -123,12 +123,15 @@ fn what_is_not_strict_is_still_an_object() {
     for _ in 0..50 {
         let call = wanted(vec![tool("f", None, false)], ToolChoice::Required, None);
         let call = walker.said(&grammars, &call, &mut random);
-        assert!(call.part() == Part::Call("f") && is_object(&call.text), "{call:?}");
+        assert!(call.part() == MessageKind::Call("f") && is_object(&call.text), "{call:?}");
         let any = wanted(vec![], ToolChoice::None, Some(Format::JsonObject));
         let any = walker.said(&grammars, &any, &mut random);
-        assert!(any.part() == Part::Answer && is_object(&any.text), "{any:?}");
+        assert!(any.part() == MessageKind::Answer && is_object(&any.text), "{any:?}");
         // With a choice, whatever comes is in the format.
         let free = wanted(vec![tool("f", None, false)], ToolChoice::Auto, None);
-        assert!(matches!(walker.said(&grammars, &free, &mut random).part(), Part::Call("f") | Part::Answer));
+        assert!(matches!(
+            walker.said(&grammars, &free, &mut random).part(),
+            MessageKind::Call("f") | MessageKind::Answer
+        ));
     }
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use bytes::Bytes;
 use chat::harmony::parser::{Ending, Event};
-use chat::harmony::{Channel, Harmony, HarmonyError, Message, Part, Role};
+use chat::harmony::{Channel, Harmony, HarmonyError, Message, MessageKind, Role};
 use model::tokenizer::split::Split;
 use model::tokenizer::{Tokenizer, TokenizerError};
 use proptest::prelude::*;
@@ -303,7 +303,7 @@ proptest! {
         let parsed = ended(&parse(&harmony, &[&first[2..], &ids[..]].concat()));
         let last_final = conversation.iter().rposition(|message| message.channel == Some(Channel::Final));
         let kept = conversation.iter().enumerate().filter(|(i, message)| {
-            message.part() != Part::Reasoning || last_final.is_none_or(|last| *i > last)
+            message.part() != MessageKind::Reasoning || last_final.is_none_or(|last| *i > last)
         });
         let want: Vec<Message> = kept.map(|(_, message)| message.clone()).collect();
         let got: Vec<Message> = parsed.into_iter().skip(1).map(|(message, _)| message).collect();

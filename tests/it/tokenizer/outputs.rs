@@ -3,7 +3,7 @@
 //! [`OUTPUTS`] is data, for tests of whatever reads outputs: each is given with its tokens, and with what should come
 //! out. The parser's own tests are [`super::parser`]'s.
 
-use chat::harmony::Part;
+use chat::harmony::MessageKind;
 use chat::harmony::parser::Repair;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::split::Split;
@@ -28,7 +28,7 @@ pub struct Output {
     pub what: &'static str,
     pub pieces: &'static [Piece],
     /// The messages that it is, and their texts.
-    pub parts: &'static [(Part<'static>, &'static str)],
+    pub parts: &'static [(MessageKind<'static>, &'static str)],
     /// Whether the turn is over.
     pub is_over: bool,
     pub repairs: &'static [Repair],
@@ -45,15 +45,15 @@ impl Output {
     }
 }
 
-const REASONING: Part<'_> = Part::Reasoning;
-const PREAMBLE: Part<'_> = Part::Preamble;
-const ANSWER: Part<'_> = Part::Answer;
-const F: Part<'_> = Part::Call("f");
+const REASONING: MessageKind<'_> = MessageKind::Reasoning;
+const PREAMBLE: MessageKind<'_> = MessageKind::Preamble;
+const ANSWER: MessageKind<'_> = MessageKind::Answer;
+const F: MessageKind<'_> = MessageKind::Call("f");
 
 const fn output(
     what: &'static str,
     pieces: &'static [Piece],
-    parts: &'static [(Part<'static>, &'static str)],
+    parts: &'static [(MessageKind<'static>, &'static str)],
     repairs: &'static [Repair],
 ) -> Output {
     Output { what, pieces, parts, is_over: true, repairs }
@@ -63,7 +63,7 @@ const fn output(
 const fn open(
     what: &'static str,
     pieces: &'static [Piece],
-    parts: &'static [(Part<'static>, &'static str)],
+    parts: &'static [(MessageKind<'static>, &'static str)],
     repairs: &'static [Repair],
 ) -> Output {
     Output { what, pieces, parts, is_over: false, repairs }
@@ -115,7 +115,7 @@ pub const OUTPUTS: &[Output] = &[
     output(
         "a tool that nobody defined",
         &[Marked("<|channel|>analysis to=browser.search code<|message|>{\"query\":\"x\"}<|call|>")],
-        &[(Part::Call("browser.search"), "{\"query\":\"x\"}")],
+        &[(MessageKind::Call("browser.search"), "{\"query\":\"x\"}")],
         &[],
     ),
     output(

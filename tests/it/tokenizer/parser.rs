@@ -1,7 +1,7 @@
 //! Outputs of models are read as they were meant, whole, cut, and of any tokens.
 
 use chat::harmony::parser::{Ending, Event, HarmonyParser, Repair};
-use chat::harmony::{Harmony, Message, Part, Role};
+use chat::harmony::{Harmony, Message, MessageKind, Role};
 use model::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ fn read(parser: &mut HarmonyParser, ids: &[u32]) -> Vec<(Message, Ending)> {
     messages
 }
 
-fn parts(messages: &[(Message, Ending)]) -> Vec<(Part<'_>, &str)> {
+fn parts(messages: &[(Message, Ending)]) -> Vec<(MessageKind<'_>, &str)> {
     messages.iter().map(|(message, _)| (message.part(), message.text.as_str())).collect()
 }
 
@@ -124,14 +124,14 @@ fn a_model_that_is_kept_from_stopping_is_read_on() {
     let messages = read(&mut parser, &tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8"));
     let roles: Vec<&Role> = messages.iter().map(|(message, _)| &message.role).collect();
     assert_eq!(roles, [&Role::Assistant, &Role::Assistant, &Role::User]);
-    assert_eq!(parts(&messages), [(Part::Answer, "a"), (Part::Answer, "b"), (Part::Answer, "c")]);
+    assert_eq!(parts(&messages), [(MessageKind::Answer, "a"), (MessageKind::Answer, "b"), (MessageKind::Answer, "c")]);
 }
 
 #[test]
 fn an_id_that_no_vocabulary_has_is_passed_over() {
     let mut parser = harmony().parser();
     let messages = read(&mut parser, &[200_005, 17_196, 200_008, 1_000_000, 13_225, u32::MAX, 200_002]);
-    assert_eq!(parts(&messages), [(Part::Answer, "Hello")]);
+    assert_eq!(parts(&messages), [(MessageKind::Answer, "Hello")]);
     assert_eq!(parser.repairs().collect::<Vec<_>>(), [(Repair::UnknownToken, 2)]);
 }
 

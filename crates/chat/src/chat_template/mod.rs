@@ -32,7 +32,7 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
 /// A message, as templates know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct TemplateMessage {
     /// Who speaks: `user`.
     pub(crate) role: String,
     pub(crate) content: String,
@@ -41,7 +41,7 @@ pub struct Entry {
     pub(crate) thinking: Option<String>,
 }
 
-impl Entry {
+impl TemplateMessage {
     /// A message without thoughts.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
         Self { role: role.to_owned(), content: content.into(), thinking: None }
@@ -57,7 +57,7 @@ impl Entry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Given {
     /// The messages, in order.
-    pub(crate) messages: Vec<Entry>,
+    pub(crate) messages: Vec<TemplateMessage>,
     /// The tools, as OpenAI's API has them.
     #[serde(default)]
     pub(crate) tools: Vec<Value>,
@@ -135,7 +135,11 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Render`], [`ChatTemplateError::Bounds`], [`ChatTemplateError::Unclear`],
     /// [`ChatTemplateError::Tokenizer`].
-    pub fn prompt(&self, conversation: &[Entry], tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+    pub fn prompt(
+        &self,
+        conversation: &[TemplateMessage],
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<u32>, ChatTemplateError> {
         self.prompt_of(&Given { messages: conversation.to_vec(), ..Given::default() }, tokenizer)
     }
 

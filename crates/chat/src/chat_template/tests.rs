@@ -14,17 +14,17 @@ const HARMONY: &str = "{%- for message in messages %}
     {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
 ";
 
-fn conversation() -> Vec<Entry> {
+fn conversation() -> Vec<TemplateMessage> {
     vec![
-        Entry::new("system", "You are brief."),
-        Entry::new("user", "Hello <|end|> there"),
-        Entry { thinking: Some("A greeting.".into()), ..Entry::new("assistant", "Hi.") },
-        Entry::new("user", "Bye"),
+        TemplateMessage::new("system", "You are brief."),
+        TemplateMessage::new("user", "Hello <|end|> there"),
+        TemplateMessage { thinking: Some("A greeting.".into()), ..TemplateMessage::new("assistant", "Hi.") },
+        TemplateMessage::new("user", "Bye"),
     ]
 }
 
 /// With what the process would answer.
-fn ids(template: &str, conversation: &[Entry]) -> Result<Vec<u32>, ChatTemplateError> {
+fn ids(template: &str, conversation: &[TemplateMessage]) -> Result<Vec<u32>, ChatTemplateError> {
     let given = Given { messages: conversation.to_vec(), ..Given::default() };
     prompt(template, &given, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))
 }
@@ -32,7 +32,7 @@ fn ids(template: &str, conversation: &[Entry]) -> Result<Vec<u32>, ChatTemplateE
 /// The same with one message, of which the template sees `text`.
 fn said(template: &str, words: &str) -> Result<Vec<u32>, ChatTemplateError> {
     let template = format!("{{% set text = messages[0].content %}}{template}");
-    ids(&template, &[Entry::new("user", words)])
+    ids(&template, &[TemplateMessage::new("user", words)])
 }
 
 /// The ids of parts by turns the template's, whose names are tokens, and a message's, whose are not. No word may go

@@ -7,7 +7,7 @@
 //! of signs alone, which names of special tokens have and words do not, and of bars, which most names have and tags
 //! like `</think>` do not. What they leave open is closed by rules on the safe side: see [`Whose::origin`].
 
-use super::{Entry, Given};
+use super::{Given, TemplateMessage};
 
 /// Stands for a character of a message: the last one of Unicode's last private plane.
 const MASK: char = '\u{10fffd}';
@@ -36,7 +36,7 @@ impl Masked {
     /// The same conversation, masked.
     pub(crate) fn given(self, given: &Given) -> Given {
         let text = |text: &String| text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect();
-        let masked = |message: &Entry| Entry {
+        let masked = |message: &TemplateMessage| TemplateMessage {
             role: message.role.clone(),
             content: text(&message.content),
             thinking: message.thinking.as_ref().map(text),
@@ -66,7 +66,7 @@ pub(super) enum Origin {
 pub(super) struct Whose<'a> {
     pub(crate) text: &'a str,
     template: &'a str,
-    conversation: &'a [Entry],
+    conversation: &'a [TemplateMessage],
     /// The masks under which the template took the same way, and which bytes of the prompt they mark as of messages.
     masks: Vec<(Masked, Vec<bool>)>,
 }
@@ -77,7 +77,7 @@ impl<'a> Whose<'a> {
         text: &'a str,
         masked: impl IntoIterator<Item = (Masked, Option<&'m str>)>,
         template: &'a str,
-        conversation: &'a [Entry],
+        conversation: &'a [TemplateMessage],
     ) -> Self {
         let known = |(kind, masked): (Masked, Option<&str>)| Some((kind, of_messages(text, masked?)?));
         Self { text, template, conversation, masks: masked.into_iter().filter_map(known).collect() }
@@ -108,7 +108,7 @@ impl<'a> Whose<'a> {
     }
 
     fn messages_have(&self, is_such: impl Fn(&str) -> bool) -> bool {
-        self.conversation.iter().flat_map(Entry::texts).any(is_such)
+        self.conversation.iter().flat_map(TemplateMessage::texts).any(is_such)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::mem;
 
 use super::header::{Beginning, Fields, Header, Mark};
-use super::{Channel, Harmony, Message, Part, Role};
+use super::{Channel, Harmony, Message, MessageKind, Role};
 use model::tokenizer::stream::TextStream;
 
 /// Something that became known with a token.
@@ -272,7 +272,7 @@ impl HarmonyParser {
             _ => None,
         });
         if let Some(message) = ended.or(self.open()) {
-            let is_reasoning = message.part() == Part::Reasoning;
+            let is_reasoning = message.part() == MessageKind::Reasoning;
             self.n_reasoning_tokens += if is_reasoning { self.n_pending } else { 0 };
             self.n_pending = 0;
         }
@@ -388,7 +388,7 @@ impl HarmonyParser {
                     self.repair(Repair::EmptyArguments);
                     tell_text(&mut message, "{}".into(), events);
                 }
-                self.was_analysis = message.part() == Part::Reasoning;
+                self.was_analysis = message.part() == MessageKind::Reasoning;
                 events.push(Event::Ended { message, ending });
             }
             other => self.state = other,

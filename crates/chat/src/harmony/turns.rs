@@ -1,6 +1,6 @@
 //! Conversations to prompts.
 
-use super::{Channel, Harmony, HarmonyError, Message, Part, Role};
+use super::{Channel, Harmony, HarmonyError, Message, MessageKind, Role};
 use model::tokenizer::limit::Limit;
 
 /// A part of a conversation.
@@ -160,7 +160,7 @@ impl<'a> Item<'a> {
         let is_ours = message.role == Role::Assistant;
         Self {
             content: Content::Message(message),
-            is_reasoning: is_ours && message.part() == Part::Reasoning,
+            is_reasoning: is_ours && message.part() == MessageKind::Reasoning,
             is_final: is_ours && message.channel == Some(Channel::Final),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::access::access;
 use super::coroutine::Link;
-use super::object::Entry;
+use super::object::SimEntryPoint;
 use super::order::Order;
 use super::watch::{Cell, cells};
 
@@ -261,7 +261,7 @@ pub(super) struct Context {
     /// Ranges of these by the place in the code that used them last.
     pub(crate) recent: [*const Range; 256],
     /// What a thread begins with.
-    pub(crate) entry: Entry,
+    pub(crate) entry: SimEntryPoint,
     pub(crate) args: *const *const c_void,
     /// The running coroutine's.
     pub(crate) link: Link,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
-use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, NewObject};
+use super::cache::{Cache, CacheEntry, CacheError, Folder, Limits, Lookup, NewObject};
 use super::compile::error::{log_lines, source_line};
 use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source};
 use super::key::{Digest, KernelKey};
@@ -39,7 +39,7 @@ pub struct Loaded {
     pub object: Arc<[u8]>,
     pub origin: Origin,
     /// Keeps the entry from being evicted.
-    _entry: Entry,
+    _entry: CacheEntry,
 }
 
 /// Where an object came from.
@@ -373,7 +373,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Loaded {
-    fn new(entry: Entry, origin: Origin) -> Self {
+    fn new(entry: CacheEntry, origin: Origin) -> Self {
         Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, _entry: entry }
     }
 }

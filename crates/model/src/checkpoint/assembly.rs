@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::encoding::{Encoding, Part};
+use super::encoding::{Encoding, TensorInfo};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
 use super::rearranged::{Order, Piece, Rearranged, Step};
 use super::stored::{Codec, Number, is_bf16};
@@ -110,7 +110,7 @@ impl Taking<'_> {
     fn group(&mut self, inventory: &mut Inventory, group: &Group, l: usize) {
         let is_expert = group.tensor.is_expert;
         if is_expert && self.has_mxfp4 {
-            let parts: [Part; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
+            let parts: [TensorInfo; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
             let tensors = match self.format.mxfp4 {
                 Mxfp4::Apart { codes, scales } => self.apart(inventory, group, l, parts, [codes, scales]),
                 Mxfp4::Blocks => self.blocks(inventory, group, l, parts),
@@ -152,7 +152,7 @@ impl Taking<'_> {
         inventory: &mut Inventory,
         group: &Group,
         l: usize,
-        parts: [Part; 2],
+        parts: [TensorInfo; 2],
         suffixes: [&str; 2],
     ) -> [Option<Tensor>; 2] {
         let (Spelled::Same(name) | Spelled::Transposed(name)) = group.tensor.spelled(self.format.names) else {
@@ -162,7 +162,7 @@ impl Taking<'_> {
         let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
         let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
-        let mut take = |part: Part, suffix: &str, shape: &[usize]| {
+        let mut take = |part: TensorInfo, suffix: &str, shape: &[usize]| {
             let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
             let taken = inventory.take(stored, shape, Form::Byte)?;
             Some(Tensor {
@@ -177,7 +177,13 @@ impl Taking<'_> {
     }
 
     /// Codes and scales out of blocks that hold both.
-    fn blocks(&self, inventory: &mut Inventory, group: &Group, l: usize, parts: [Part; 2]) -> [Option<Tensor>; 2] {
+    fn blocks(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        parts: [TensorInfo; 2],
+    ) -> [Option<Tensor>; 2] {
         let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
         let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
         let file_offset = Some(pieces[0].file_offset);

@@ -386,7 +386,7 @@ impl Tensor {
             }
         };
         let parts = dtype.parts(&self.name, &self.shape).into_iter().zip(elements);
-        let tensor = |(part, elements): (format::Part, _)| Self {
+        let tensor = |(part, elements): (format::TensorPart, _)| Self {
             name: part.name,
             dtype: part.dtype,
             shape: part.shape,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
-use super::encoding::{Encoding, Part};
+use super::encoding::{Encoding, TensorInfo};
 use super::tensors::{Group, groups, parameters};
 use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
 use crate::config::ModelConfig;
@@ -143,7 +143,7 @@ impl Checkpoint {
     }
 }
 
-fn numbers(group: &Group, part: &Part, stream: u64) -> RandomNumbers {
+fn numbers(group: &Group, part: &TensorInfo, stream: u64) -> RandomNumbers {
     let (centre, reach) = match part.dtype {
         Dtype::Mxfp4 => (0.0, 0.0),
         Dtype::U8 => scales(inputs(group)),

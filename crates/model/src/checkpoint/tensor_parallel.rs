@@ -272,7 +272,7 @@ mod tests {
     use super::super::tensors::tests::gpt_oss_20b;
     use super::*;
     use format::Dtype;
-    use format::Part;
+    use format::TensorPart;
 
     #[test]
     fn features_are_cut_between_blocks() {
@@ -308,7 +308,8 @@ mod tests {
         let all = std::mem::take(&mut checkpoint.tensors).into_values();
         let tensors = all.flat_map(|tensor| {
             let own = if tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
-            let part = |part: Part| Tensor { name: part.name, dtype: part.dtype, shape: part.shape, ..tensor.clone() };
+            let part =
+                |part: TensorPart| Tensor { name: part.name, dtype: part.dtype, shape: part.shape, ..tensor.clone() };
             own.parts(&tensor.name, &tensor.shape).into_iter().map(part).collect::<Vec<_>>()
         });
         checkpoint.tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
@@ -325,7 +326,7 @@ mod tests {
                 let own = if group.tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
                 own.parts(&group.name_in(0), &group.shape)
             });
-            for Part { name, dtype, mut shape } in expected {
+            for TensorPart { name, dtype, mut shape } in expected {
                 if name.starts_with("unembedding") {
                     shape[0] = 100_544;
                 }

@@ -19,7 +19,7 @@ use super::Server;
 use super::answer::Finish;
 use super::body;
 use super::choices::{Choices, News, Usage};
-use super::conversation::Entry;
+use super::conversation::ConversationItem;
 use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
@@ -46,7 +46,7 @@ async fn prompted(
 ) -> Result<(ChatRequest, Prompt), ApiError> {
     let (shared, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
     let work = move |is_wanted: &dyn Fn() -> bool| {
-        let entries: Vec<&Entry> = request.entries.iter().collect();
+        let entries: Vec<&ConversationItem> = request.entries.iter().collect();
         let prompt = prompt::of(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
         prompt.map(|prompt| (request, prompt))
     };

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::items::{self, Known};
 use crate::ask::Ask;
-use crate::conversation::Entry;
+use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::{Field, refuse};
 use crate::tools::{Hosted, TextFormat, Tools};
@@ -42,7 +42,7 @@ pub(crate) struct ResponsesRequest {
     /// Instructions of this request alone.
     pub(crate) instructions: Option<String>,
     /// What it adds to the conversation.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ConversationItem>,
     /// The same as items, as they came.
     pub(crate) input: Vec<Value>,
     /// The response that it follows.

@@ -36,23 +36,23 @@ pub(super) enum Message {
     Runs {
         number: usize,
         case: String,
-        since: Part,
+        since: CaseResults,
     },
     Ran,
     /// The step is done, and this came out last; whether another child is to do the next one.
     Done {
-        since: Part,
+        since: CaseResults,
         is_lost: bool,
     },
     /// The device is lost; another child is to go on.
     Lost {
-        since: Part,
+        since: CaseResults,
     },
 }
 
 /// What came out of some cases of a step.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct CaseResults {
     n_cases: usize,
     /// Bits, because JSON has no infinity.
     worst: u64,
@@ -76,7 +76,7 @@ struct FailureMessage {
     n_more: usize,
 }
 
-impl Part {
+impl CaseResults {
     pub(crate) fn of(checked: Checked) -> Self {
         let told = |Failure { case, wrong, n_more }| FailureMessage {
             case,
@@ -147,7 +147,7 @@ mod tests {
         checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });
         checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
         checked.fail("n 1".into(), Wrong::NoTest);
-        let since = Part::of(checked.clone());
+        let since = CaseResults::of(checked.clone());
         let mut line = Vec::new();
         write(&mut line, &Message::Done { since, is_lost: false }).expect("written");
         let Message::Done { since, .. } = read(&line).expect("read") else { panic!("another message") };

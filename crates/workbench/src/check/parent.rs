@@ -126,7 +126,7 @@ impl Progress {
         Self { checked, number: 0, wrong: BTreeSet::new(), n_deaths: 0 }
     }
 
-    fn add(&mut self, since: message::Part, step: &Step) {
+    fn add(&mut self, since: message::CaseResults, step: &Step) {
         if !since.is_right() {
             self.wrong.insert(self.number);
         }

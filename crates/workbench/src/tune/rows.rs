@@ -2,7 +2,7 @@
 
 use super::job::Job;
 use super::judge::Time;
-use super::tuner::{Entry, Tuned, is_same};
+use super::tuner::{CandidateResult, Tuned, is_same};
 use crate::timing::Candidate;
 use kernel::step::StepKind;
 use kernel::target::Target;
@@ -105,7 +105,7 @@ pub(crate) type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
 fn row(
     job: &Job,
     tuned: &Tuned,
-    entry: &Entry,
+    entry: &CandidateResult,
     time: &Time,
     facts: &Facts,
     tokens: Tokens,
@@ -162,19 +162,23 @@ fn row(
 
 /// The best of what was judged; of equally good ones that of fewer rows if it is no slower than the present one, else
 /// the present one.
-pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t Entry, &'t Time)> {
+pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t CandidateResult, &'t Time)> {
     let is_measured = tuned.entries.iter().filter_map(|entry| entry.verdict.time()).any(|time| time.evidence.is_some());
     let kind = if is_measured { ProvenanceKind::Measured } else { ProvenanceKind::Predicted };
     chosen_by(tuned, before, Rules { kind, renews: false })
 }
 
-fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&Candidate>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
+fn chosen_by<'t>(
+    tuned: &'t Tuned,
+    before: Option<&Candidate>,
+    rules: Rules,
+) -> Option<(&'t CandidateResult, &'t Time)> {
     let ranked = tuned.ranked();
     let (best_entry, best) = *ranked.first()?;
     let limit = best.median_us() * (1.0 + rules.noise().max(best.spread()));
     let n_rounds = best.times_us.len();
     let is_good = |time: &Time| time.times_us.len() == n_rounds && time.median_us() <= limit;
-    let is_before = |entry: &Entry| before.is_some_and(|before| is_same(before, &entry.candidate));
+    let is_before = |entry: &CandidateResult| before.is_some_and(|before| is_same(before, &entry.candidate));
     let good = || ranked.iter().filter(|(_, time)| is_good(time));
     let present = good().find(|(entry, _)| tuned.is_present(entry));
     let is_no_slower = |time: &Time| present.is_none_or(|(_, present)| time.median_us() <= present.median_us());

@@ -31,7 +31,7 @@ const SHARE_TIMES: f64 = 16.0;
 
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct CandidateResult {
     pub candidate: Candidate,
     pub verdict: Verdict,
 }
@@ -53,7 +53,7 @@ pub struct Tuned {
     pub is_fused: bool,
     /// Whether it was only asked because the best of its neighbours differ.
     pub is_between: bool,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CandidateResult>,
 }
 
 /// Why the job cannot go on.
@@ -126,18 +126,18 @@ impl Effort {
     }
 }
 
-pub(super) type Entries = BTreeMap<(String, Params), Entry>;
+pub(super) type CandidateResults = BTreeMap<(String, Params), CandidateResult>;
 
 /// Candidates that are asked about.
 pub(super) struct CandidateKernels {
     pub(crate) all: Vec<(String, Params)>,
     /// Of those that have no entry yet the kernel, or why there is none.
-    pub(crate) kernels: Vec<Result<Kernel, Entry>>,
+    pub(crate) kernels: Vec<Result<Kernel, CandidateResult>>,
 }
 
 impl Tuned {
     /// The candidates that have a time, the fastest first.
-    pub fn ranked(&self) -> Vec<(&Entry, &Time)> {
+    pub fn ranked(&self) -> Vec<(&CandidateResult, &Time)> {
         let timed = self.entries.iter().filter_map(|entry| Some((entry, entry.verdict.time()?)));
         let mut ranked: Vec<_> = timed.collect();
         // What went into the finals has more rounds: of others only the final's loser's time counts.
@@ -150,7 +150,7 @@ impl Tuned {
     }
 
     /// Whether it is what the tables say now.
-    pub fn is_present(&self, entry: &Entry) -> bool {
+    pub fn is_present(&self, entry: &CandidateResult) -> bool {
         let Candidate { template, params } = &entry.candidate;
         (template.label(), params) == (self.present.0.clone(), &self.present.1)
     }
@@ -190,7 +190,7 @@ impl Tuner<'_> {
     /// [`TuneError`].
     pub fn tune(&mut self, piece: &Piece, before: &[Candidate]) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
-        let mut entries = Entries::new();
+        let mut entries = CandidateResults::new();
         let walks = walks(self.chooser, self.job, self.effort, piece, &choices);
         tuned.n_tried = self.walk(piece, &walks, before, &mut entries)?;
         if tuned.n_tried == 0 {
@@ -201,7 +201,7 @@ impl Tuner<'_> {
         Ok(self.done(tuned, entries))
     }
 
-    fn done(&mut self, mut tuned: Tuned, entries: Entries) -> Tuned {
+    fn done(&mut self, mut tuned: Tuned, entries: CandidateResults) -> Tuned {
         tuned.entries = entries.into_values().collect();
         if let Some((_, time)) = tuned.ranked().first() {
             self.best_us.insert(tuned.piece, time.median_us());
@@ -219,7 +219,7 @@ impl Tuner<'_> {
     /// Where walks at more rows begin: what is good here, and the best of each template.
     pub fn seeds(&self, tuned: &Tuned) -> Vec<Candidate> {
         let mut seeds: Vec<Candidate> = Vec::new();
-        for (place, (Entry { candidate, .. }, _)) in tuned.ranked().into_iter().enumerate() {
+        for (place, (CandidateResult { candidate, .. }, _)) in tuned.ranked().into_iter().enumerate() {
             if place < FINALISTS || !seeds.iter().any(|one| one.template.label() == candidate.template.label()) {
                 seeds.push(candidate.clone());
             }
@@ -234,7 +234,7 @@ impl Tuner<'_> {
     pub fn compare(&mut self, piece: &Piece, known: Vec<Candidate>) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
         let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
-        let mut entries = Entries::new();
+        let mut entries = CandidateResults::new();
         tuned.n_tried = known.len();
         self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
         Ok(self.done(tuned, entries))
@@ -269,9 +269,9 @@ impl Tuner<'_> {
         &mut self,
         piece: &Piece,
         known: impl Iterator<Item = Candidate>,
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<(), TuneError> {
-        let mut best: Vec<(f64, &Entry)> =
+        let mut best: Vec<(f64, &CandidateResult)> =
             entries.values().filter_map(|entry| Some((entry.verdict.time()?.median_us(), entry))).collect();
         best.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut candidates: Vec<Candidate> =
@@ -294,7 +294,7 @@ impl Tuner<'_> {
         candidates: Vec<Candidate>,
         known: &[Candidate],
         n_rounds: usize,
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<(), TuneError> {
         let asked = self.asked(candidates, piece, known, n_rounds, entries)?;
         self.judged(asked, piece, n_rounds, entries).map(drop)
@@ -307,7 +307,7 @@ impl Tuner<'_> {
         piece: &Piece,
         known: &[Candidate],
         n_rounds: usize,
-        entries: &Entries,
+        entries: &CandidateResults,
     ) -> Result<CandidateKernels, TuneError> {
         let problem = &self.job.asked[piece.problem].problem;
         let (library, target) = (self.chooser.library(), self.chooser.target());
@@ -326,7 +326,7 @@ impl Tuner<'_> {
                     let is_known = known.iter().any(|known| is_same(known, &candidate));
                     Ok(Kernel { candidate, rendered, request, key, is_known })
                 }
-                Err(error) => Err(Entry { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
+                Err(error) => Err(CandidateResult { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
             });
         }
         Ok(asked)
@@ -338,7 +338,7 @@ impl Tuner<'_> {
         asked: CandidateKernels,
         piece: &Piece,
         n_rounds: usize,
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<Vec<Option<f64>>, TuneError> {
         let kernels: Vec<Kernel> = asked.kernels.iter().flatten().cloned().collect();
         let mut verdicts = self.verdicts(piece, kernels, n_rounds)?.into_iter();
@@ -346,7 +346,7 @@ impl Tuner<'_> {
             let entry = match one {
                 Ok(kernel) => {
                     let verdict = verdicts.next().expect("one for each kernel");
-                    Entry { candidate: kernel.candidate, verdict }
+                    CandidateResult { candidate: kernel.candidate, verdict }
                 }
                 Err(entry) => entry,
             };

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::job::{Job, Piece};
 use super::judge::{Kernel, Time};
-use super::tuner::{CandidateKernels, Effort, Entries, TuneError, Tuner};
+use super::tuner::{CandidateKernels, CandidateResults, Effort, TuneError, Tuner};
 use crate::timing::search::{Search, look_around};
 use crate::timing::{Candidate, ROUNDS};
 use kernel::choice::{Choice, Chooser, Why};
@@ -72,7 +72,7 @@ impl Tuner<'_> {
         piece: &Piece,
         walks: &[Walk],
         before: &[Candidate],
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<usize, TuneError> {
         let most = self.effort.most(piece.problem);
         let known: Vec<Candidate> = walks.iter().filter(|walk| walk.is_of_a_row).map(Walk::start).collect();

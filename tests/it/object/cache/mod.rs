@@ -9,7 +9,7 @@ mod processes;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kernel::object::cache::{Cache, Entry, Explanation, Limits, Lookup, NewObject};
+use kernel::object::cache::{Cache, CacheEntry, Explanation, Limits, Lookup, NewObject};
 use kernel::object::key::KernelKey;
 use tempfile::TempDir;
 
@@ -63,7 +63,7 @@ fn made(key: &KernelKey) -> NewObject {
     }
 }
 
-fn hit(cache: &Cache, key: &KernelKey) -> Option<Entry> {
+fn hit(cache: &Cache, key: &KernelKey) -> Option<CacheEntry> {
     match cache.get(key) {
         Lookup::Hit(entry) => Some(entry),
         Lookup::Failed { log } => panic!("expected a hit or a miss, found a failure: {log}"),

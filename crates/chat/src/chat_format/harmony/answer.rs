@@ -4,8 +4,8 @@ use std::mem;
 
 use crate::chat_format::{AnswerParser, Begun, ChatFormatError, Event, Purpose};
 use crate::harmony::parser::{Ending, Event as Parsed, HarmonyParser, Repair};
-use crate::harmony::{Channel, Harmony, Message, Part as MessagePart, Role, Turn};
-use crate::{AssistantMessage, Part, Phase};
+use crate::harmony::{Channel, Harmony, Message, MessageKind, Role, Turn};
+use crate::{AssistantMessage, MessagePart, Phase};
 use model::tokenizer::limit::Limit;
 
 /// An answer in harmony, as far as it was read.
@@ -95,9 +95,9 @@ impl AnswerParser for HarmonyAnswer {
         let made = |message: &Message| {
             let text = message.text.clone();
             let part = match purpose(message) {
-                Purpose::Reasoning => Part::Reasoning(text),
-                Purpose::Commentary => Part::Content { text, phase: Some(Phase::Commentary) },
-                Purpose::Answer | Purpose::Untold => Part::answer(text),
+                Purpose::Reasoning => MessagePart::Reasoning(text),
+                Purpose::Commentary => MessagePart::Content { text, phase: Some(Phase::Commentary) },
+                Purpose::Answer | Purpose::Untold => MessagePart::answer(text),
             };
             let mut ids = self.harmony.prompt_of(&[Turn::Message(message.clone())], &Limit::NONE)?;
             ids.truncate(ids.len() - head);
@@ -112,8 +112,8 @@ impl AnswerParser for HarmonyAnswer {
 fn kind(message: &Message) -> (Purpose, Option<String>) {
     match message.part() {
         _ if message.role != Role::Assistant => (Purpose::Answer, None),
-        MessagePart::Call(name) => (purpose(message), Some(name.to_owned())),
-        MessagePart::Reasoning | MessagePart::Preamble | MessagePart::Answer => (purpose(message), None),
+        MessageKind::Call(name) => (purpose(message), Some(name.to_owned())),
+        MessageKind::Reasoning | MessageKind::Preamble | MessageKind::Answer => (purpose(message), None),
     }
 }
 

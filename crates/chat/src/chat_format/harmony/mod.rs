@@ -4,10 +4,10 @@ mod answer;
 mod grammar;
 
 use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking};
-use crate::chat_template::{ChatTemplate, Entry};
+use crate::chat_template::{ChatTemplate, TemplateMessage};
 use crate::grammar::{GrammarError, Layout, Wanted};
 use crate::harmony::{Channel, Developer, Harmony, Message, Role, SystemMessage, Turn as Written, developer_text};
-use crate::{AssistantMessage, Part, Phase, Reasoning, Turn};
+use crate::{AssistantMessage, MessagePart, Phase, Reasoning, Turn};
 use answer::HarmonyAnswer;
 use model::tokenizer::limit::Limit;
 
@@ -135,13 +135,13 @@ fn plain(turn: &Turn) -> Written {
         Turn::User(text) => Message::new(Role::User, text.as_str()),
         Turn::Assistant(AssistantMessage { ids: Some(ids), .. }) => return Written::Exact(ids.clone()),
         Turn::Assistant(AssistantMessage { part, ids: None }) => match part {
-            Part::Reasoning(text) => Message::assistant(Channel::Analysis, text.as_str()),
-            Part::Content { text, phase: Some(Phase::Commentary) } => {
+            MessagePart::Reasoning(text) => Message::assistant(Channel::Analysis, text.as_str()),
+            MessagePart::Content { text, phase: Some(Phase::Commentary) } => {
                 Message::assistant(Channel::Commentary, text.as_str())
             }
-            Part::Content { text, .. } => Message::assistant(Channel::Final, text.as_str()),
-            Part::Call { name, arguments, is_text: false, .. } => Message::call(name, arguments),
-            Part::Call { name, arguments, is_text: true, .. } => Message::text_call(name, arguments),
+            MessagePart::Content { text, .. } => Message::assistant(Channel::Final, text.as_str()),
+            MessagePart::Call { name, arguments, is_text: false, .. } => Message::call(name, arguments),
+            MessagePart::Call { name, arguments, is_text: true, .. } => Message::text_call(name, arguments),
         },
         Turn::Result { name, text } => Message::result(name, text.as_str()),
     };
@@ -149,7 +149,7 @@ fn plain(turn: &Turn) -> Written {
 }
 
 /// Messages as gpt-oss' template knows them. What the assistant thought is the `thinking` of the message behind it.
-fn entries(turns: &[Turn]) -> Vec<Entry> {
+fn entries(turns: &[Turn]) -> Vec<TemplateMessage> {
     let mut thinking = None;
     let mut entries = Vec::new();
     for turn in turns {
@@ -157,18 +157,18 @@ fn entries(turns: &[Turn]) -> Vec<Entry> {
             Turn::System(text) => ("system", text),
             Turn::Developer(text) => ("developer", text),
             Turn::User(text) => ("user", text),
-            Turn::Assistant(AssistantMessage { part: Part::Reasoning(text), .. }) => {
+            Turn::Assistant(AssistantMessage { part: MessagePart::Reasoning(text), .. }) => {
                 thinking = Some(text.clone());
                 continue;
             }
             Turn::Assistant(AssistantMessage {
-                part: Part::Content { text, .. } | Part::Call { arguments: text, .. },
+                part: MessagePart::Content { text, .. } | MessagePart::Call { arguments: text, .. },
                 ..
             }) => ("assistant", text),
             Turn::Result { text, .. } => ("tool", text),
         };
         let thinking = thinking.take().filter(|_| role == "assistant");
-        entries.push(Entry { thinking, ..Entry::new(role, content.as_str()) });
+        entries.push(TemplateMessage { thinking, ..TemplateMessage::new(role, content.as_str()) });
     }
     entries
 }
@@ -184,7 +184,7 @@ mod tests {
             Turn::System("Be kind.".into()),
             Turn::Developer("Be brief.".into()),
             Turn::User("Hello".into()),
-            Turn::Assistant(Part::answer("Hi").into()),
+            Turn::Assistant(MessagePart::answer("Hi").into()),
             Turn::System("Now be loud.".into()),
         ];
         let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");

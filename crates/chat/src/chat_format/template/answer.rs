@@ -3,7 +3,7 @@
 use std::mem;
 
 use crate::chat_format::{AnswerParser, ChatFormatError, Event, Purpose};
-use crate::{AssistantMessage, Part};
+use crate::{AssistantMessage, MessagePart};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::stream::TextStream;
 
@@ -93,6 +93,6 @@ impl AnswerParser for PlainAnswer {
 
     fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError> {
         let has_ended = self.is_over() && !self.text.is_empty();
-        Ok(has_ended.then(|| Part::answer(self.text.clone()).into()).into_iter().collect())
+        Ok(has_ended.then(|| MessagePart::answer(self.text.clone()).into()).into_iter().collect())
     }
 }

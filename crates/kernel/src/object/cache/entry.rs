@@ -26,7 +26,7 @@ const CHECKSUM: &str = "rest_sha256 = ";
 
 /// A checked object. Cheap to clone; while a clone lives, no process removes the entry from the disk.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct CacheEntry {
     /// The digest of its key.
     pub digest: Digest,
     /// The compiled code: the bytes that were checked, to be loaded from memory.
@@ -53,7 +53,7 @@ pub struct NewObject {
     pub compiler: String,
 }
 
-impl Entry {
+impl CacheEntry {
     pub(super) fn in_memory(digest: Digest, object: &[u8], meta: Meta) -> Self {
         Self { digest, object: object.into(), meta: Arc::new(meta), dir: None, used: None }
     }
@@ -251,7 +251,7 @@ impl Damage {
 /// What the disk holds for a digest.
 #[derive(Debug)]
 pub(super) enum Stored {
-    Object(Entry),
+    Object(CacheEntry),
     Failed { log: String },
     Absent,
 }
@@ -353,7 +353,7 @@ impl OpenedEntry {
             gpu::elf::check_whole(&object).map_err(Damage::Object)?;
         }
         let (meta, dir, used) = (Arc::new(meta), Some(self.path.clone()), used.map(Arc::new));
-        Ok(Stored::Object(Entry { digest: *digest, object, meta, dir, used }))
+        Ok(Stored::Object(CacheEntry { digest: *digest, object, meta, dir, used }))
     }
 
     fn read_checked(&self, file: &'static str, expected: Digest) -> Result<Vec<u8>, Damage> {

@@ -46,7 +46,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::object::key::{Digest, KernelKey};
 use entry::Stored;
-pub use entry::{Damage, Entry, KeyRecord, Meta, NewObject, ObjectRecord};
+pub use entry::{CacheEntry, Damage, KeyRecord, Meta, NewObject, ObjectRecord};
 pub use evict::{PruneOptions, Removed};
 pub use explain::{Difference, Explanation, Nearest};
 pub use folder::{CacheError, Folder};
@@ -68,7 +68,7 @@ pub struct Cache {
 /// their object: a long tuning run must not keep every candidate.
 #[derive(Debug, Default)]
 struct Memory {
-    entries: HashMap<Digest, Entry>,
+    entries: HashMap<Digest, CacheEntry>,
     failures: HashMap<Digest, String>, // the logs
 }
 
@@ -76,7 +76,7 @@ struct Memory {
 #[derive(Clone, Debug)]
 pub enum Lookup {
     /// The object, checked.
-    Hit(Entry),
+    Hit(CacheEntry),
     /// Compiling it failed before, with the same compiler, and would again.
     Failed {
         /// What the compiler said.
@@ -140,10 +140,10 @@ impl Cache {
 
     /// Stores a fresh object and gives it back as an entry; when another process was first, that one's. Disk
     /// trouble is a warning, and the entry then lives in memory.
-    pub fn publish(&self, key: &KernelKey, made: &NewObject) -> Entry {
+    pub fn publish(&self, key: &KernelKey, made: &NewObject) -> CacheEntry {
         let meta = Meta::of_object(key, made);
         let stored = self.store(key, &meta, &made.log, Some(&made.object)).flatten();
-        let entry = stored.unwrap_or_else(|| Entry::in_memory(key.digest(), &made.object, meta));
+        let entry = stored.unwrap_or_else(|| CacheEntry::in_memory(key.digest(), &made.object, meta));
         self.memory().failures.remove(&entry.digest);
         let entry = self.remember(entry);
         self.prune_hourly();
@@ -191,7 +191,7 @@ impl Cache {
     }
 
     /// Writes to the disk. None, after a warning, where that does not work.
-    fn store(&self, key: &KernelKey, meta: &Meta, log: &str, object: Option<&[u8]>) -> Option<Option<Entry>> {
+    fn store(&self, key: &KernelKey, meta: &Meta, log: &str, object: Option<&[u8]>) -> Option<Option<CacheEntry>> {
         let warn = |error: &CacheError| {
             tracing::warn!("kernel `{}` is not stored in the cache: {}", meta.label, chain(error));
         };
@@ -199,7 +199,7 @@ impl Cache {
     }
 
     /// Keeps a checked entry, and lets go of those that only the memory still holds.
-    fn remember(&self, entry: Entry) -> Entry {
+    fn remember(&self, entry: CacheEntry) -> CacheEntry {
         let mut memory = self.memory();
         memory.entries.retain(|_, known| known.dir.is_none() || Arc::strong_count(&known.object) > 1);
         memory.entries.entry(entry.digest).or_insert(entry).clone()
