@@ -8,7 +8,7 @@ use super::{Args, write};
 use crate::output::Output;
 use kernel::template::work::Work;
 use kernel::template::{Params, Problem};
-use workbench::tune::job::{Job, Piece};
+use workbench::tune::job::{Piece, TuningJob};
 use workbench::tune::judge::{Reason, Time, Uses, Verdict};
 use workbench::tune::tuner::{CandidateResult, Tuned};
 
@@ -44,7 +44,7 @@ pub(super) fn short(problem: &Problem, piece: &Piece) -> String {
 }
 
 /// The same of a piece of a job.
-pub(super) fn title(job: &Job, piece: &Piece) -> String {
+pub(super) fn title(job: &TuningJob, piece: &Piece) -> String {
     short(&job.asked[piece.problem].problem, piece)
 }
 

@@ -28,7 +28,7 @@ use model::checkpoint::encoding::Encoding;
 use model::checkpoint::layout::Layout;
 use system::bounded_process::this_program;
 use workbench::tune::device::Device as Measuring;
-use workbench::tune::job::{Counts, Job, Piece};
+use workbench::tune::job::{Counts, Piece, TuningJob};
 use workbench::tune::journal::Journal;
 use workbench::tune::judge::Judge;
 use workbench::tune::predicted::Predicted;
@@ -53,7 +53,7 @@ pub(super) struct Setup {
     tables: TuningTables,
     pub(crate) store: Store,
     /// What there is to tune.
-    pub(crate) job: Job,
+    pub(crate) job: TuningJob,
     /// Which of its problems.
     which: BTreeSet<usize>,
     pub(crate) checkpoint: Checkpoint,
@@ -322,7 +322,7 @@ impl JobArgs {
         precision: Precision,
         target: &Target,
         tables: &TuningTables,
-    ) -> anyhow::Result<Job> {
+    ) -> anyhow::Result<TuningJob> {
         let (n_slots, capacity_tokens) = BLUEPRINT;
         let options = ModelOptions {
             drafts: None,
@@ -342,11 +342,11 @@ impl JobArgs {
         let fusions = library.fusions(target);
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
-        Ok(Job::of(&graph, &fusions, self.context, cache_bytes))
+        Ok(TuningJob::of(&graph, &fusions, self.context, cache_bytes))
     }
 
     /// The job with the element types that were asked for, and which of its problems are tuned.
-    fn narrow(&self, mut job: Job) -> anyhow::Result<(Job, BTreeSet<usize>)> {
+    fn narrow(&self, mut job: TuningJob) -> anyhow::Result<(TuningJob, BTreeSet<usize>)> {
         let ops = |problem: &Problem| problem.ops.join("+");
         let known: BTreeSet<String> = job.asked.iter().map(|one| ops(&one.problem)).collect();
         if let Some(unknown) = self.op.iter().find(|op| !known.contains(*op)) {

@@ -48,7 +48,7 @@ pub struct Statistics {
 
 /// A prompt that has something to generate.
 #[derive(Debug)]
-pub struct Job {
+pub struct BatchJob {
     /// Which prompt, from 0.
     pub index: usize,
     /// Of the prompt and all that its answer depends on.
@@ -106,8 +106,8 @@ impl InFlight {
     ///
     /// # Errors
     /// The engine's.
-    pub fn submit(&mut self, engine: &mut Engine, job: Job) -> Result<(), EngineError> {
-        let Job { index, digest, request } = job;
+    pub fn submit(&mut self, engine: &mut Engine, job: BatchJob) -> Result<(), EngineError> {
+        let BatchJob { index, digest, request } = job;
         let prompt_tokens = request.prompt.len();
         let id = engine.submit(request)?;
         let (begun, ids) = (Instant::now(), Vec::new());
@@ -269,7 +269,7 @@ impl Work<'_> {
     }
 
     /// The job of a prompt. None where there is nothing to generate, which is recorded.
-    fn job(&mut self, index: usize, statistics: &mut Statistics) -> Result<Option<Job>, BatchError> {
+    fn job(&mut self, index: usize, statistics: &mut Statistics) -> Result<Option<BatchJob>, BatchError> {
         let Planned { request, n_prompt, digest, .. } = match self.batch.plan(index)? {
             Ok(planned) => planned,
             Err(error) if self.keeps_errors => {
@@ -281,7 +281,7 @@ impl Work<'_> {
         };
         statistics.n_prompt_tokens += n_prompt;
         if let Some(request) = request {
-            return Ok(Some(Job { index, digest, request }));
+            return Ok(Some(BatchJob { index, digest, request }));
         }
         *statistics.reasons.entry("length".into()).or_default() += 1;
         let finish_reason = "length".to_owned();

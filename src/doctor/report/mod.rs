@@ -112,13 +112,13 @@ impl Report<'_> {
     }
 
     /// What came of some words with `--json`.
-    fn ask(&self, words: &[&str], limit: Duration) -> io::Result<Answer> {
+    fn ask(&self, words: &[&str], limit: Duration) -> io::Result<CommandResult> {
         let words: Vec<String> = words.iter().chain(&["--json"]).map(|word| (*word).to_owned()).collect();
         let child::Ended { result, notes, problem, took } = child::run(&words, limit)?;
         // Errors are told as the problem; a line for each compiled kernel is no news.
         let notes = notes.into_iter().filter(|line| !line.starts_with("error: ")).collect();
         let result = serde_json::from_str(&result).unwrap_or(Value::Null);
-        Ok(Answer { command: command(&words), result, notes, problem, took })
+        Ok(CommandResult { command: command(&words), result, notes, problem, took })
     }
 
     /// A part that is one command; its result.
@@ -301,7 +301,7 @@ impl Report<'_> {
 const NO_TIME: &str = "no time was left: `--seconds` gives more";
 
 /// What came of a command with `--json`.
-struct Answer {
+struct CommandResult {
     command: String,
     result: Value,
     notes: Vec<String>,
@@ -309,7 +309,7 @@ struct Answer {
     took: Duration,
 }
 
-impl Answer {
+impl CommandResult {
     fn part(self, name: &'static str) -> ReportSection {
         ReportSection {
             name,

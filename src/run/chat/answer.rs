@@ -20,7 +20,7 @@ pub(super) enum Manner {
     Json,
 }
 
-pub(super) struct Answer<'a> {
+pub(super) struct AnswerPrinter<'a> {
     manner: Manner,
     output: &'a Output,
     /// What was said so far, and what for: the last is open, if one is.
@@ -45,7 +45,7 @@ pub(super) struct Answer<'a> {
 /// A count that changes faster cannot be read.
 const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 
-impl<'a> Answer<'a> {
+impl<'a> AnswerPrinter<'a> {
     pub(super) fn new(manner: Manner, output: &'a Output) -> Self {
         Self {
             manner,

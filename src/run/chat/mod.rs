@@ -20,7 +20,7 @@ use super::{Args, Mode};
 use crate::args::{Room, kernel_counts};
 use crate::output::Output;
 use crate::usage::UsageError;
-use answer::{Answer, Manner};
+use answer::{AnswerPrinter, Manner};
 use batch::prompter::Prompter;
 use batch::request_line::Prompt;
 use chat::chat_format::Begun;
@@ -180,7 +180,7 @@ impl<'a> Chat<'a> {
         let (mut first_s, mut n_cached) = (0.0, 0);
         let mut parser = self.prompter.chat()?.answer(Begun::default(), false);
         let waits = self.prompter.chat()?.stop_ids().to_vec();
-        let mut answer = Answer::new(self.manner, self.output);
+        let mut answer = AnswerPrinter::new(self.manner, self.output);
         self.engine.submit(request)?;
         while !self.engine.is_idle() {
             for event in self.engine.step()? {

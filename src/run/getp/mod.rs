@@ -94,7 +94,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     if let Some(extent) = args.getp.replica {
         return replicas::work(&args, extent, output);
     }
-    let job = Job::open(&args, output)?;
+    let job = GetpJob::open(&args, output)?;
     let shard = placed(&mut args, &job.checkpoint, output)?;
     let args = &args;
     let expected = args.verify.as_deref().map(Expected::read).transpose()?;
@@ -115,7 +115,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         None => Records::in_memory(header, job.source.len()),
     };
     let start = Instant::now();
-    let Job { checkpoint, tokenizer, source, format } = job;
+    let GetpJob { checkpoint, tokenizer, source, format } = job;
     let batch = batch(args, &checkpoint, tokenizer, source, records.header(), shard)?;
     let n_resumed = records.n_done();
     if n_resumed > 0 {
@@ -221,14 +221,14 @@ impl Runner {
     }
 }
 
-struct Job {
+struct GetpJob {
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     source: Source,
     format: OutFormat,
 }
 
-impl Job {
+impl GetpJob {
     fn open(args: &Args, output: &Output) -> anyhow::Result<Self> {
         let Some(input) = &args.input else {
             return Err(UsageError("getp needs a file of prompts: `-i FILE`".into()).into());

@@ -17,7 +17,7 @@ use kernel::template::{Precision, Problem};
 use kernel::tuning::TuningTables;
 use kernel::tuning::edit::{NewRow, Proof, merged};
 use kernel::tuning::table::{Fact, ProvenanceKind, Tokens};
-use workbench::tune::job::{Counts, Job, Piece, TuningProblem};
+use workbench::tune::job::{Counts, Piece, TuningJob, TuningProblem};
 use workbench::tune::journal::Journal;
 use workbench::tune::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
@@ -70,7 +70,7 @@ impl Judge for MadeUp {
 struct World {
     chooser: Chooser,
     store: Store,
-    job: Job,
+    job: TuningJob,
 }
 
 impl World {
@@ -88,7 +88,7 @@ impl World {
         Self {
             chooser: Chooser::new(library, tables, Target::host()).expect("they fit"),
             store: Store::new(Cache::in_memory(), options),
-            job: Job { asked: vec![asked], context: 64, cache_bytes: 1 << 20 },
+            job: TuningJob { asked: vec![asked], context: 64, cache_bytes: 1 << 20 },
         }
     }
 

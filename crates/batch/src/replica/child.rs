@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{BatchReplicaMessage, Did, Ready, Sent};
 use crate::energy::Energy;
-use crate::work::{InFlight, Job};
+use crate::work::{BatchJob, InFlight};
 use engine::{Engine, EngineError};
 use replica::child::tell;
 
@@ -21,10 +21,10 @@ pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: Ready) -> Result<
         if in_flight.is_empty() {
             // The thread that sends them ends with the process.
             let Ok(job) = jobs.recv() else { return Ok(()) };
-            in_flight.submit(engine, Job::from(job))?;
+            in_flight.submit(engine, BatchJob::from(job))?;
         }
         for job in jobs.try_iter() {
-            in_flight.submit(engine, Job::from(job))?;
+            in_flight.submit(engine, BatchJob::from(job))?;
         }
         in_flight.step(engine, &mut answered)?;
         energy.ask(Instant::now(), || engine.power_watts());

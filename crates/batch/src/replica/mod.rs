@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use parent::Replicas;
 
-use super::work::{Answered, Job};
+use super::work::{Answered, BatchJob};
 use engine::Engine;
 use engine::scheduler::Figures;
 use replica::WireRequest;
@@ -24,14 +24,14 @@ pub struct Sent {
     asked: WireRequest,
 }
 
-impl From<Job> for Sent {
-    fn from(job: Job) -> Self {
-        let Job { index, digest, request } = job;
+impl From<BatchJob> for Sent {
+    fn from(job: BatchJob) -> Self {
+        let BatchJob { index, digest, request } = job;
         Self { index, digest, asked: request.into() }
     }
 }
 
-impl From<Sent> for Job {
+impl From<Sent> for BatchJob {
     fn from(sent: Sent) -> Self {
         let Sent { index, digest, asked } = sent;
         Self { index, digest, request: asked.into() }

@@ -4,7 +4,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use super::{BatchReplicaMessage, Did, Ready, Sent};
-use crate::work::{Answered, InFlight, Job};
+use crate::work::{Answered, BatchJob, InFlight};
 use replica::{Line, Listening, Replica, ReplicaError, Start};
 
 /// How long one wait for an answer is, so that signals and silence are noticed.
@@ -82,7 +82,7 @@ impl Replicas {
     }
 
     /// Gives a replica a job.
-    pub(crate) fn submit(&mut self, i: usize, job: Job) {
+    pub(crate) fn submit(&mut self, i: usize, job: BatchJob) {
         self.replicas[i].n_jobs += 1;
         self.replicas[i].replica.order(Replica::line(&Sent::from(job)));
     }

@@ -15,7 +15,7 @@ const FUEL: u64 = 10_000_000;
 
 /// Conversations to render.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct PromptRenderJob {
     pub(crate) template: String,
     pub(crate) conversations: Vec<Given>,
 }
@@ -45,16 +45,16 @@ impl Given {
 
 /// What became of a job: why the template does not compile, or what each conversation gave.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum PromptRenderResult {
     NoTemplate(String),
     Rendered(Vec<Result<String, String>>),
 }
 
 /// Does a job, with no bound but on steps.
-pub(super) fn render(job: &Job) -> Answer {
+pub(super) fn render(job: &PromptRenderJob) -> PromptRenderResult {
     let mut environment = environment();
     if let Err(error) = environment.add_template("chat", &job.template) {
-        return Answer::NoTemplate(said(&error));
+        return PromptRenderResult::NoTemplate(said(&error));
     }
     let rendered = job.conversations.iter().map(|given| {
         let template = environment.get_template("chat").map_err(|error| said(&error))?;
@@ -66,7 +66,7 @@ pub(super) fn render(job: &Job) -> Answer {
             prompt => Ok(prompt),
         }
     });
-    Answer::Rendered(rendered.collect())
+    PromptRenderResult::Rendered(rendered.collect())
 }
 
 /// An error with its causes.

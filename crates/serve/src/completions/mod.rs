@@ -148,9 +148,9 @@ async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fiel
     let usage = Usage { prompt_tokens, ..Usage::default() };
     if fields.stream.unwrap_or(false) {
         let options = fields.stream_options.unwrap_or_default();
-        Ok(sse::response(Answer { server, head, usage, options }.events(choices)))
+        Ok(sse::response(CompletionResponse { server, head, usage, options }.events(choices)))
     } else {
-        Answer { server, head, usage, options: StreamOptions::default() }.whole(choices).await
+        CompletionResponse { server, head, usage, options: StreamOptions::default() }.whole(choices).await
     }
 }
 
@@ -226,14 +226,14 @@ impl Usage {
 }
 
 /// Everything but the texts.
-struct Answer {
+struct CompletionResponse {
     server: Arc<Server>,
     head: sse::Head,
     usage: Usage,
     options: StreamOptions,
 }
 
-impl Answer {
+impl CompletionResponse {
     /// All of it in one object: the pieces that a stream would have, joined.
     async fn whole(mut self, choices: Vec<Choice>) -> Result<Response, ApiError> {
         let mut whole = Vec::with_capacity(choices.len());

@@ -8,7 +8,7 @@ use std::process::exit;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::message::{self, CaseResults, Job, Message};
+use super::message::{self, CaseResults, CheckJob, Message};
 use super::{Checked, Checker, Go, Selection, Watch};
 use kernel::object::compile::follow_parent;
 
@@ -19,7 +19,7 @@ use kernel::object::compile::follow_parent;
 pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
-    let job: Job = message::read(line.as_bytes())?;
+    let job: CheckJob = message::read(line.as_bytes())?;
     let to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     follow_parent(|| ())?;
     // A kernel that dies leaves a message, not its memory.

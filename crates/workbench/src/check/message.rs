@@ -22,7 +22,7 @@ pub(super) struct Step {
 
 /// What a child is to do.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct CheckJob {
     pub(crate) steps: Vec<Step>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
     pub(crate) n_known: usize,

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{self, Job, Message, Step};
+use super::message::{self, CheckJob, Message, Step};
 use super::{Checked, Checker, Selection, Wrong};
 use kernel::object::compile::signal_name;
 use kernel::template::Template;
@@ -164,7 +164,7 @@ impl Children {
                 Some(child) => child,
                 None => {
                     let (n_known, wrong) = (progress.number, progress.wrong.clone());
-                    running.insert(self.start(&Job { steps: steps.to_vec(), n_known, wrong }).map_err(error)?)
+                    running.insert(self.start(&CheckJob { steps: steps.to_vec(), n_known, wrong }).map_err(error)?)
                 }
             };
             let (is_lost, is_done) = match child.next(self.deadline) {
@@ -202,7 +202,7 @@ impl Children {
         Ok(())
     }
 
-    fn start(&self, job: &Job) -> io::Result<Running> {
+    fn start(&self, job: &CheckJob) -> io::Result<Running> {
         let mut running = Running::start(&self.program, &self.words)?;
         match running.tell(job) {
             // It ended already: the first look will tell how.

@@ -17,7 +17,7 @@ use kernel::template::signature::Signature;
 
 /// Problems, with what they are to a step.
 #[derive(Clone, Debug, Default)]
-pub struct Job {
+pub struct TuningJob {
     /// Of each its index is its name among the processes that tune.
     pub asked: Vec<TuningProblem>,
     /// Positions that the last row of a slot sees; a prompt's are at least its rows.
@@ -91,7 +91,7 @@ impl Counts {
     }
 }
 
-impl Job {
+impl TuningJob {
     /// The problems of a forward pass, and of the runs of its nodes that one kernel may do. What a step has only if a
     /// request asks for it is left out.
     pub fn of(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
 use super::objects::{Object, objects};
 use crate::isa::IsaError;
@@ -25,7 +25,7 @@ const VERSION: u32 = 4;
 
 /// A chip that is not here.
 pub struct Predicted<'a> {
-    job: &'a Job,
+    job: &'a TuningJob,
     library: &'a Library,
     target: &'a Target,
     store: &'a Store,
@@ -47,7 +47,7 @@ impl<'a> Predicted<'a> {
     /// # Errors
     /// If they do not.
     pub fn new(
-        job: &'a Job,
+        job: &'a TuningJob,
         library: &'a Library,
         target: &'a Target,
         store: &'a Store,

@@ -1,6 +1,6 @@
 //! What was found, as rows of a tuning table.
 
-use super::job::Job;
+use super::job::TuningJob;
 use super::judge::Time;
 use super::tuner::{CandidateResult, Tuned, is_same};
 use crate::timing::Candidate;
@@ -43,7 +43,7 @@ impl Rules {
 /// search that was cut short leaves others: there, and below the first number, a choice holds nearby; so it does above
 /// the last one, unless `is_last` says that steps hardly have more rows. Neighbours that choose alike are one row.
 pub fn rows_of(
-    job: &Job,
+    job: &TuningJob,
     of_problem: &[Tuned],
     facts: &Facts,
     rules: Rules,
@@ -103,7 +103,7 @@ pub(crate) type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
 /// The row for one number of rows; `None` where the tables say it already.
 #[expect(clippy::too_many_arguments, reason = "what a row is made of")]
 fn row(
-    job: &Job,
+    job: &TuningJob,
     tuned: &Tuned,
     entry: &CandidateResult,
     time: &Time,

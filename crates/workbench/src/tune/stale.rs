@@ -1,6 +1,6 @@
 //! Rows whose templates render to something else now than what was measured.
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use kernel::choice::{Chooser, is_stale};
 use kernel::step::StepKind;
 use kernel::template::render::render;
@@ -15,7 +15,7 @@ pub struct Stale {
 }
 
 /// The stale rows for a job's problems: those that decide something.
-pub fn rows(job: &Job, chooser: &Chooser) -> Vec<Stale> {
+pub fn rows(job: &TuningJob, chooser: &Chooser) -> Vec<Stale> {
     let mut stale: Vec<Stale> = Vec::new();
     for (problem, asked) in job.asked.iter().enumerate() {
         let query = asked.problem.query();

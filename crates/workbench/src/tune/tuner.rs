@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, json};
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use super::journal::{Journal, JournalError, Key};
 use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
 use super::walk::walks;
@@ -106,7 +106,7 @@ pub struct Tuner<'a> {
     /// The cache and the compiler.
     pub store: &'a Store,
     /// What there is to tune.
-    pub job: &'a Job,
+    pub job: &'a TuningJob,
     pub effort: &'a Effort,
     /// Who says how long kernels take.
     pub judge: &'a mut dyn Judge,

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use super::judge::{Kernel, Time};
 use super::tuner::{CandidateKernels, CandidateResults, Effort, TuneError, Tuner};
 use crate::timing::search::{Search, look_around};
@@ -156,7 +156,13 @@ impl Tuner<'_> {
 }
 
 /// The templates that are tried, each with its legal parameters.
-pub(super) fn walks(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Piece, choices: &[Choice]) -> Vec<Walk> {
+pub(super) fn walks(
+    chooser: &Chooser,
+    job: &TuningJob,
+    effort: &Effort,
+    piece: &Piece,
+    choices: &[Choice],
+) -> Vec<Walk> {
     let Effort { variants, params: fixed, .. } = effort;
     let keeps = |params: &Params| fixed.iter().all(|(name, value)| params.get(name) == Some(value));
     let problem = &job.asked[piece.problem].problem;
@@ -172,7 +178,7 @@ pub(super) fn walks(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Piece
 }
 
 /// What is asked of the compiler first when a piece is tuned.
-pub fn first_requests(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Piece) -> Vec<Request> {
+pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &Effort, piece: &Piece) -> Vec<Request> {
     let problem = &job.asked[piece.problem].problem;
     let ranking = chooser.ranking(problem, piece.n_tokens as usize, piece.step);
     let choices = ranking.map(|ranking| ranking.choices).unwrap_or_default();

@@ -11,7 +11,7 @@ use gpu::GpuError;
 use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use super::judge::{Reason, Time, Uses, Verdict};
 use crate::check::Wrong;
 use crate::check::message;
@@ -43,7 +43,7 @@ pub(super) enum WorkerMessage {
 ///
 /// # Errors
 /// If standard input is no socket, or what comes is no order.
-pub fn run(job: &Job, pipeline: &Pipeline) -> io::Result<()> {
+pub fn run(job: &TuningJob, pipeline: &Pipeline) -> io::Result<()> {
     let mut to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let orders = orders()?;
     // A kernel that dies leaves a message, not its memory.

@@ -8,7 +8,7 @@ use std::{fs, io};
 use hiprtc_sys::HIPRTC;
 
 use super::host::{contraction, unavailable};
-use super::job::{CompileOutput, Failure, How, Job, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
 use crate::object::key::Digest;
 use crate::target::{Platform, Target};
@@ -70,7 +70,7 @@ impl Compiler for Hiprtc {
         Canary { source: SOURCE, entry: "canary", options: &["-O3", "-std=c++17", "-nostdinc"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<CompileOutput, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         let cannot = |error: io::Error| unavailable(&format!("could not put `{HEADER_NAME}` into its folder: {error}"));
         fs::write(HEADER_NAME, HEADER).map_err(cannot)?;
         let made = match rtc::compile(&HIPRTC, job) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
-use super::job::{CompileOutput, Failure, How, Job, Stated, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 use super::worker::ASKED;
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::{Platform, Target};
@@ -73,7 +73,7 @@ impl Compiler for Host {
         Canary { source: SOURCE, entry: "canary", options: &["-O3", "-ffast-math"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<CompileOutput, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         compile(job)
     }
 }
@@ -155,7 +155,7 @@ fn is_program(path: &Path) -> bool {
 }
 
 /// Compiles the job. What the compiler prints goes where the worker's own output goes.
-fn compile(job: &Job) -> Result<CompileOutput, Failure> {
+fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
     let mut command = command(job)?;
     fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
     run(command.args(BEFORE).arg(SOURCE).args(&job.options).args(AFTER).args(["-o", "object"]))?;
@@ -163,7 +163,7 @@ fn compile(job: &Job) -> Result<CompileOutput, Failure> {
 }
 
 /// The compiler, to be given its arguments.
-pub(super) fn command(job: &Job) -> Result<Command, Failure> {
+pub(super) fn command(job: &CompileJob) -> Result<Command, Failure> {
     job.toolchain.command().ok_or_else(|| unavailable("no compiler was named"))
 }
 
@@ -177,7 +177,7 @@ pub(super) fn run(command: &mut Command) -> Result<(), Failure> {
 /// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was
 /// asked last. The object is opened here, where it may take the process with it: one for another processor may have
 /// instructions in its constructors that this one does not have, and is not opened.
-pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<CompileOutput, Failure> {
+pub(super) fn made(job: &CompileJob, how: String, front_end: &str) -> Result<CompileOutput, Failure> {
     let (facts, files) = match job.stated.as_ref().and_then(Stated::facts_if_it_holds) {
         Some(facts) => (facts, Vec::new()),
         None => {

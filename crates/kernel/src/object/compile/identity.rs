@@ -12,7 +12,7 @@ use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{CompileOutput, How, Job, Toolchain};
+use super::job::{CompileJob, CompileOutput, How, Toolchain};
 use super::stamp::Stamp;
 use super::{CompileError, CompilerOptions, named, process};
 use crate::object::cache::trust;
@@ -99,7 +99,7 @@ fn compile_canary(
 ) -> Result<CompileOutput, CompileError> {
     let compiler = named(&toolchain.name).expect("one of COMPILERS");
     let canary = compiler.canary();
-    let job = Job {
+    let job = CompileJob {
         toolchain: toolchain.clone(),
         source: canary.source.into(),
         entry: canary.entry.into(),

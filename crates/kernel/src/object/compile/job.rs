@@ -25,7 +25,7 @@ pub struct Toolchain {
 
 /// One kernel to compile. The worker's current folder, `TMPDIR` and `HOME` are one private folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Job {
+pub struct CompileJob {
     /// The compiler to use.
     pub(crate) toolchain: Toolchain,
     /// The rendered source, whole.
@@ -205,7 +205,7 @@ impl Toolchain {
 
 const FILE: &str = "job.json";
 
-impl Job {
+impl CompileJob {
     /// Leaves the job where [`Self::read`] finds it.
     pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
         fs::write(folder.join(FILE), serde_json::to_vec(self)?)

@@ -35,7 +35,7 @@ pub use compiler::{Canary, Compiler};
 pub use error::CompileError;
 pub use identity::Identity;
 pub use job::signal_name;
-pub use job::{CompileOutput, Failure, How, Job, Stated, Toolchain};
+pub use job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 pub use process::{COMMAND, temporary_room};
 pub use worker::follow_parent;
 pub use worker::run as run_worker;
@@ -265,8 +265,8 @@ impl Compilers {
         }
     }
 
-    fn job(&self, request: &Request, known: Known) -> Job {
-        Job {
+    fn job(&self, request: &Request, known: Known) -> CompileJob {
+        CompileJob {
             toolchain: known.toolchain,
             source: request.source.clone(),
             entry: request.entry.clone(),
@@ -281,7 +281,7 @@ impl Compilers {
         named(compiler).expect("one of COMPILERS").find(&self.options)
     }
 
-    fn attempt_twice(&self, label: &str, job: &Job) -> Result<CompileOutput, CompileError> {
+    fn attempt_twice(&self, label: &str, job: &CompileJob) -> Result<CompileOutput, CompileError> {
         let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
         let first = match compile()? {
             Ok(made) => return Ok(made),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nvrtc_sys::NVRTC;
 
-use super::job::{CompileOutput, Failure, How, Job, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
 use crate::target::{Platform, Target};
 use crate::template::Precision;
@@ -62,7 +62,7 @@ impl Compiler for Nvrtc {
         Canary { source: SOURCE, entry: "canary", options: &["--std=c++17", "--fmad=false"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<CompileOutput, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         rtc::compile(&NVRTC, job)
     }
 

@@ -7,7 +7,7 @@ use std::{env, fs};
 use rtc::{Compiler, Image, Rtc};
 
 use super::CompileError;
-use super::job::{CompileOutput, Failure, How, Job, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 
 /// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the
 /// usual places, for which it is told some variables of the environment.
@@ -33,7 +33,7 @@ pub(super) fn find(
 }
 
 /// Compiles, with either vendor's compiler.
-pub(super) fn compile(compiler: &'static Compiler, job: &Job) -> Result<CompileOutput, Failure> {
+pub(super) fn compile(compiler: &'static Compiler, job: &CompileJob) -> Result<CompileOutput, Failure> {
     let rtc = open(compiler, job.toolchain.compiler.as_deref())?;
     let mut options = job.options.clone();
     let for_target = compiler.target_option;
