@@ -23,7 +23,7 @@ use data::Origin;
 use engine::device::Device;
 use engine::kernel_driver::KernelDriver;
 use hint::Hint;
-use kernel::object::cache::{Cache, Folder, Limits};
+use kernel::object::cache::{Cache, CacheLimits, Folder};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for, temporary_room};
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -208,7 +208,7 @@ fn cache() -> Check {
 }
 
 fn cache_folder() -> anyhow::Result<Vec<String>> {
-    let (root, limit) = (Cache::default_root()?, human_bytes(Limits::from_env()?.max_bytes));
+    let (root, limit) = (Cache::default_root()?, human_bytes(CacheLimits::from_env()?.max_bytes));
     let entries = Folder::open(&root)?.list()?;
     let bytes = human_bytes(entries.iter().map(|entry| entry.size_bytes).sum());
     Ok(vec![format!("{}: usable, {} entries, {bytes} of at most {limit}", root.display(), entries.len())])

@@ -111,7 +111,7 @@ struct CheckFailed {
 struct Report {
     schema: u32,
     target: String,
-    templates: Vec<Row>,
+    templates: Vec<CheckRow>,
     broken: Vec<String>,
     /// With `--timings`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -131,7 +131,7 @@ struct Slowest {
 
 /// One template at one precision.
 #[derive(Serialize)]
-struct Row {
+struct CheckRow {
     op: String,
     variant: String,
     precision: &'static str,
@@ -271,7 +271,8 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     };
     let checked = checker.check_in_children(&selection, &children(args), &mut done)?;
     let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
-    let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
+    let rows: Vec<CheckRow> =
+        checked.into_iter().map(|checked| CheckRow::of(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
@@ -297,7 +298,7 @@ fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
     })
 }
 
-impl Row {
+impl CheckRow {
     fn of(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
         let status = match (checked.is_right(), checked.ran, is_simulated) {
             (false, ..) => "wrong",
@@ -392,7 +393,7 @@ impl UsesRow {
     }
 }
 
-fn print(rows: &[Row], broken: &[Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
+fn print(rows: &[CheckRow], broken: &[Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
     let of_gpu = target.is_real_gpu();
     const TIMES: &str = "x rounding";

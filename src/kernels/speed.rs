@@ -24,7 +24,7 @@ struct Report {
     target: String,
     /// Where the numbers come from.
     predicted_by: &'static str,
-    limits: Limits,
+    limits: ProductLimits,
     /// Templates at the model's shapes.
     times: Vec<Time>,
     kernels: Vec<Kernel>,
@@ -47,7 +47,7 @@ struct Time {
 
 /// What the fastest product of the arch can do, as its maker states it.
 #[derive(Serialize)]
-struct Limits {
+struct ProductLimits {
     product: String,
     matrix_tflops: f64,
     matrix_flop_per_cycle_and_cu: u32,
@@ -61,12 +61,12 @@ struct Kernel {
     variant: String,
     precision: &'static str,
     case: String,
-    hot_loops: Vec<Row>,
+    hot_loops: Vec<HotLoopReport>,
     error: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct HotLoopReport {
     /// Of its first instruction.
     address: String,
     instructions: usize,
@@ -120,7 +120,7 @@ pub(super) fn run(
     }
     let n_wrong = kernels.iter().filter(|kernel| kernel.error.is_some()).count();
     let n_kernels = kernels.len();
-    let limits = Limits::of(product);
+    let limits = ProductLimits::of(product);
     let predicted_by = if of_amd { "llvm-mca" } else { "the schedule in the object" };
     if output.is_json() {
         output.json(&Report { schema: 1, target: arch, predicted_by, limits, times, kernels })?;
@@ -172,7 +172,7 @@ fn print_times(times: &[Time], output: &Output) -> anyhow::Result<()> {
     Ok(output.table(&header, &cells, &RIGHT)?)
 }
 
-impl Limits {
+impl ProductLimits {
     fn of(product: &Product) -> Self {
         Self {
             product: product.name.clone(),
@@ -188,7 +188,7 @@ impl Kernel {
     fn of(speed: KernelSpeed, unit: &ComputeUnit) -> Self {
         let KernelSpeed { op, variant, precision, case, loops } = speed;
         let (hot_loops, error) = match loops {
-            Ok(loops) => (loops.iter().map(|found| Row::of(found, unit)).collect(), None),
+            Ok(loops) => (loops.iter().map(|found| HotLoopReport::of(found, unit)).collect(), None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         Self { op, variant, precision: precision.name(), case, hot_loops, error }
@@ -206,7 +206,7 @@ impl Kernel {
     }
 }
 
-impl Row {
+impl HotLoopReport {
     fn of(found: &HotLoop, unit: &ComputeUnit) -> Self {
         let predicted = found.speed.map(|speed| {
             let share = |share: f64| Some(share).filter(|_| speed.matrix_cycles > 0.0);
@@ -248,7 +248,7 @@ impl Row {
     }
 }
 
-fn print(kernels: &[Kernel], limits: &Limits, arch: &str, output: &Output) -> anyhow::Result<()> {
+fn print(kernels: &[Kernel], limits: &ProductLimits, arch: &str, output: &Output) -> anyhow::Result<()> {
     const NUMBERS: [&str; 7] = [
         "instructions",
         "predicted cycles, alone",

@@ -31,7 +31,7 @@ use model::checkpoint::Checkpoint;
 use model::config::ModelConfig;
 use model::tokenizer::Tokenizer;
 use system::bounded_process::this_program;
-use workbench::bench::limits::{self, Limits};
+use workbench::bench::limits::{self, MachineLimits};
 
 /// What `run` does with its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -196,13 +196,13 @@ fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
 
 /// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without
 /// them.
-fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
+fn limits_of(pipeline: &Pipeline, output: &Output) -> MachineLimits {
     if pipeline.target().is_simulated {
-        return Limits::unknown();
+        return MachineLimits::unknown();
     }
     limits::measure(pipeline, limits::Care::Little).unwrap_or_else(|error| {
         output.warning(&format!("the device's limits could not be measured: {error:#}"));
-        Limits::unknown()
+        MachineLimits::unknown()
     })
 }
 

@@ -20,7 +20,7 @@ use model::tokenizer::Tokenizer;
 use serve::backend::Backend;
 use serve::engine_thread::EngineThread;
 use serve::failing::Failing;
-use serve::intake::Limits;
+use serve::intake::IntakeLimits;
 use serve::metrics::Metrics;
 use serve::replay::{Replay, Scripts};
 use serve::replica::{Ready, Replicas};
@@ -89,7 +89,7 @@ impl Served {
         let limits = |ready: &[Ready]| {
             let limits = limits(ready);
             shares_cores = ready.iter().any(|one| one.shares_cores);
-            let Limits { n_slots, context_tokens, .. } = limits;
+            let IntakeLimits { n_slots, context_tokens, .. } = limits;
             sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
             limits
         };
@@ -154,9 +154,9 @@ impl Args {
         self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)
     }
 
-    fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> Limits {
+    fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> IntakeLimits {
         let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
-        Limits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
+        IntakeLimits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
     }
 }
 

@@ -19,7 +19,7 @@ use kernel::step::StepKind;
 use kernel::template::Precision;
 use kernel::tuning::edit::NewRow;
 use kernel::tuning::{TuningError, TuningTables};
-use workbench::bench::limits::{self, Care, Limits};
+use workbench::bench::limits::{self, Care, MachineLimits};
 use workbench::bench::measure::Bench;
 use workbench::bench::roofline::Model;
 use workbench::bench::suite::{self, Effort, Suite, SuiteOptions};
@@ -50,7 +50,7 @@ struct Engines<'a> {
     journal: &'a mut Journal,
     bar: &'a Bar<'a>,
     suite: Suite,
-    limits: Option<Limits>,
+    limits: Option<MachineLimits>,
     /// Of each work by name: at most so many tokens per second.
     found: Map<String, Value>,
     /// How often each was done, by its name and the rows.

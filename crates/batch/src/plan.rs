@@ -9,7 +9,7 @@ use super::prompter::Prompter;
 use super::records::{Outcome, Records};
 use super::request_line::{LineError, Prompt, RequestLine};
 use super::shard::Shard;
-use super::source::{Format, Source};
+use super::source::{PromptFormat, Source};
 use super::{BatchError, Place};
 use engine::PromptError;
 use engine::scheduler::{Request, Sampling};
@@ -139,13 +139,13 @@ impl Batch {
         let usual = &self.usual;
         let ids = self.prompter.ids(prompt, wishes.reasoning)?;
         PromptError::check_ids(&ids, usual.vocab_size)?;
-        let is_of_seeds = matches!(self.source.format(), Format::Counted | Format::Lines);
+        let is_of_seeds = matches!(self.source.format(), PromptFormat::Counted | PromptFormat::Lines);
         if ids.is_empty() && !is_of_seeds {
             return Err(PromptError::Empty.into());
         }
         let longest = if wishes.max_new_tokens.is_some() { usual.context } else { usual.reach };
         let (n_prompt, room) = (ids.len(), longest.saturating_sub(ids.len()));
-        if room == 0 && self.source.format() == Format::Batch {
+        if room == 0 && self.source.format() == PromptFormat::Batch {
             return Err(PromptError::TooLong { n_prompt, capacity_tokens: longest }.into());
         }
         let max_new_tokens = wishes.max_new_tokens.or(usual.max_new_tokens).map_or(room, |n| n.min(room));

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::source::Format;
+use super::source::PromptFormat;
 use chat::chat_format::ChatFormatError;
 use chat::{MessagePart, Reasoning, Turn};
 use engine::PromptError;
@@ -158,19 +158,19 @@ impl RequestLine {
     /// Understands a line.
     ///
     /// # Errors
-    /// [`LineError`]; a line of [`Format::Counted`] and [`Format::Lines`] is always understood.
-    pub(crate) fn parse(format: Format, line: Vec<u8>) -> Result<Self, LineError> {
+    /// [`LineError`]; a line of [`PromptFormat::Counted`] and [`PromptFormat::Lines`] is always understood.
+    pub(crate) fn parse(format: PromptFormat, line: Vec<u8>) -> Result<Self, LineError> {
         match format {
-            Format::Counted | Format::Lines => {
+            PromptFormat::Counted | PromptFormat::Lines => {
                 let wishes = Wishes::default();
                 Ok(Self { id: None, prompt: Prompt::Text(line), wishes, model: None })
             }
-            Format::Jsonl => {
+            PromptFormat::Jsonl => {
                 let mut fields = Fields::read(&line)?;
                 let id = fields.take("id")?;
                 Self::from_fields(fields, id)
             }
-            Format::Batch => Self::from_batch(&line),
+            PromptFormat::Batch => Self::from_batch(&line),
         }
     }
 

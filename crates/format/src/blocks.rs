@@ -8,7 +8,7 @@ use super::Dtype;
 
 /// A format in blocks.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Format {
+pub struct BlockFormat {
     /// The type of the codes, which names the format.
     pub dtype: Dtype,
     /// Rows and columns of a block.
@@ -29,10 +29,10 @@ const fn parameter(name: &'static str, dtype: Dtype) -> Parameter {
     Parameter { name, dtype }
 }
 
-static FORMATS: [Format; 3] = [
-    Format { dtype: Dtype::Mxfp4, block: [1, 32], parameters: &[parameter("scale", Dtype::U8)] },
-    Format { dtype: Dtype::Q8_0, block: [1, 32], parameters: &[parameter("scale", Dtype::F16)] },
-    Format {
+static FORMATS: [BlockFormat; 3] = [
+    BlockFormat { dtype: Dtype::Mxfp4, block: [1, 32], parameters: &[parameter("scale", Dtype::U8)] },
+    BlockFormat { dtype: Dtype::Q8_0, block: [1, 32], parameters: &[parameter("scale", Dtype::F16)] },
+    BlockFormat {
         dtype: Dtype::Q4_1,
         block: [1, 32],
         parameters: &[parameter("scale", Dtype::F16), parameter("offset", Dtype::F16)],
@@ -50,8 +50,8 @@ pub struct TensorPart {
 
 impl Dtype {
     /// The format whose codes have this type; none where numbers stand alone.
-    pub fn format(self) -> Option<&'static Format> {
-        Format::all().iter().find(|format| format.dtype == self)
+    pub fn format(self) -> Option<&'static BlockFormat> {
+        BlockFormat::all().iter().find(|format| format.dtype == self)
     }
 
     /// Names and types of the arrays that hold a tensor: see [`Self::parts`].
@@ -74,7 +74,7 @@ impl Dtype {
     }
 }
 
-impl Format {
+impl BlockFormat {
     /// All of them.
     pub const fn all() -> &'static [Self] {
         &FORMATS
@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn a_block_may_have_rows() {
-        const FORMAT: Format =
-            Format { dtype: Dtype::U8, block: [128, 128], parameters: &[parameter("inverse_scale", Dtype::F32)] };
+        const FORMAT: BlockFormat =
+            BlockFormat { dtype: Dtype::U8, block: [128, 128], parameters: &[parameter("inverse_scale", Dtype::F32)] };
         let parts = FORMAT.parts("weight", &[2, 300, 200]);
         let want: [(&str, Dtype, &[usize]); 2] =
             [("weight", Dtype::U8, &[2, 300, 256]), ("inverse_scale", Dtype::F32, &[2, 3, 2])];

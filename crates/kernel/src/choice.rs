@@ -13,7 +13,7 @@ use crate::template::library_error::LibraryError;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
 use crate::tuning::lint::{Finding, FindingKind};
-use crate::tuning::table::{APART, Fact, Facts, Row};
+use crate::tuning::table::{APART, Fact, Facts, TuningRow};
 use crate::tuning::{Query, TuningError, TuningTables};
 
 /// A template with complete, legal parameters.
@@ -30,7 +30,7 @@ pub struct Choice {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
     /// A row of a tuning table.
-    Row(Box<Row>),
+    Row(Box<TuningRow>),
     /// The template's priority and its default parameters, or the first legal ones where those are not.
     Priority(i64),
 }
@@ -103,14 +103,14 @@ pub struct Ranking {
     pub misfits: Vec<(Arc<str>, Misfit)>,
     /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
     /// it.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TuningRow>,
     /// Tuning rows that could not be followed, a line for each.
     pub warnings: Vec<String>,
 }
 
 impl Ranking {
     /// The row that has decided.
-    pub fn row(&self) -> Option<&Row> {
+    pub fn row(&self) -> Option<&TuningRow> {
         match &self.choices[0].why {
             Why::Row(row) => Some(row),
             Why::Priority(_) => None,
@@ -155,7 +155,7 @@ impl Problem {
 
 /// Whether a row was measured on this problem and with another source than this one, to which its template renders
 /// now. Of a row that does not say on which problem it was measured, it is known only if it wants all of its facts.
-pub fn is_stale(row: &Row, problem: &Problem, source: &str) -> bool {
+pub fn is_stale(row: &TuningRow, problem: &Problem, source: &str) -> bool {
     let Some(measured) = &row.source else { return false };
     let is_its_problem = match &row.problem {
         Some(identity) => *identity == problem.identity(),
@@ -165,7 +165,7 @@ pub fn is_stale(row: &Row, problem: &Problem, source: &str) -> bool {
 }
 
 /// One line for all stale rows, by their files; `None` where there is none.
-pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -> Option<String> {
+pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, target: &Target) -> Option<String> {
     let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     for place in places {
@@ -344,7 +344,7 @@ pub fn choose(
     target: &Target,
 ) -> Result<Ranking, LibraryError> {
     let Examined { candidates, misfits } = library.examined(problem, target)?;
-    let rows: Vec<Row> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
+    let rows: Vec<TuningRow> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
     let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
     if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
         match follow(row, &candidates, problem, target) {
@@ -378,7 +378,7 @@ pub fn choose(
 }
 
 /// The choice that a row asks for.
-fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
+fn follow(row: &TuningRow, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
     let template = candidates
         .iter()
         .find(|template| template.is_labelled(&row.template))

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Figures, Health, ModelFacts, Refused};
 use super::failing::{EngineFailure, Failing};
-use super::intake::{Intake, Limits};
+use super::intake::{Intake, IntakeLimits};
 use super::mailbox::{Ending, Failed, Generation, Mailbox};
 use super::metrics::Metrics;
 use super::request_log::words_of;
@@ -53,7 +53,7 @@ impl EngineThread {
     ///
     /// # Errors
     /// Where the system has no thread to give.
-    pub fn start(engine: Engine, facts: ModelFacts, limits: Limits, metrics: Metrics) -> io::Result<Self> {
+    pub fn start(engine: Engine, facts: ModelFacts, limits: IntakeLimits, metrics: Metrics) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             intake: Intake::new(limits, metrics),
             born: Instant::now(),

@@ -17,7 +17,7 @@ use super::request_log::Record;
 use super::tools::TextFormat;
 use chat::ResponseFormat;
 use chat::chat_format::{ChatFormatError, Conversation, Prompt, Untaken};
-use chat::grammar::{Format, GrammarError, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, GrammarError, ToolChoice, Wanted};
 use engine::scheduler::{Request, TokenMask};
 use hint::{Hint, chain};
 use model::tokenizer::limit::Limit;
@@ -142,8 +142,8 @@ async fn masks(
     }
     let format = match &ask.format {
         TextFormat::Text => None,
-        TextFormat::JsonObject => Some(Format::JsonObject),
-        TextFormat::Schema { schema, .. } => Some(Format::Schema(schema.clone())),
+        TextFormat::JsonObject => Some(AnswerFormat::JsonObject),
+        TextFormat::Schema { schema, .. } => Some(AnswerFormat::Schema(schema.clone())),
     };
     let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();

@@ -26,7 +26,7 @@ use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
 
 use super::backend::{Backend, Figures, Health, ModelFacts, Refused};
-use super::intake::{Intake, Limits};
+use super::intake::{Intake, IntakeLimits};
 use super::mailbox::{Ending, Failed, Generation, Mailbox};
 use super::metrics::Metrics;
 use engine::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob};
@@ -172,7 +172,13 @@ pub struct Replay {
 
 impl Replay {
     /// Scripts with a model's facts and an engine's limits.
-    pub fn new(scripts: Scripts, tokenizer: Tokenizer, facts: ModelFacts, limits: Limits, metrics: Metrics) -> Self {
+    pub fn new(
+        scripts: Scripts,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        limits: IntakeLimits,
+        metrics: Metrics,
+    ) -> Self {
         let slots = Arc::new(Semaphore::new(limits.n_slots));
         let (intake, is_over) = (Intake::new(limits, metrics), watch::Sender::new(false));
         Self { scripts, turn: AtomicUsize::new(0), tokenizer, facts, intake, slots, is_over }
@@ -266,7 +272,7 @@ mod tests {
         let tokenizer = Tokenizer::o200k_harmony();
         let scripts = Scripts::parse(FILE, &tokenizer).unwrap();
         let (context_tokens, vocab_size) = (100, tokenizer.vocab_size());
-        let limits = Limits { n_slots: 1, max_queue: 9, max_queued_tokens: 1000, context_tokens, vocab_size };
+        let limits = IntakeLimits { n_slots: 1, max_queue: 9, max_queued_tokens: 1000, context_tokens, vocab_size };
         let facts = limits.facts("fp_0".into(), 0);
         Replay::new(scripts, tokenizer, facts, limits, Metrics::default())
     }

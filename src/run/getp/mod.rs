@@ -31,7 +31,7 @@ use batch::plan::{Batch, Order, Survey, Usual};
 use batch::records::{Header, Outcome, Records};
 use batch::replica::{Did, Ready, Replicas};
 use batch::shard::Shard;
-use batch::source::{Format, Source};
+use batch::source::{PromptFormat, Source};
 use batch::work::{Statistics, Work};
 use engine::{Engine, Sizes};
 use model::checkpoint::Checkpoint;
@@ -46,7 +46,7 @@ pub(crate) struct GetpArgs {
     /// How prompts are written (getp) [default: as the file's name says: .jsonl and .ndjson hold objects, OpenAI's
     /// batch lines or our own; .lines one prompt a line; all others, and stdin, are counted]
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) in_format: Option<Format>,
+    pub(crate) in_format: Option<PromptFormat>,
 
     /// How answers are written (getp) [default: ids; jsonl and batch for prompts that are]
     #[arg(long, value_enum, value_name = "FORMAT")]
@@ -237,9 +237,9 @@ impl GetpJob {
         let source = Source::open(input, args.getp.in_format, first)?;
         source.findings().iter().for_each(|finding| output.note(&format!("note: {finding}")));
         let format = args.getp.out_format.unwrap_or(match source.format() {
-            Format::Counted | Format::Lines => OutFormat::Ids,
-            Format::Jsonl => OutFormat::Jsonl,
-            Format::Batch => OutFormat::Batch,
+            PromptFormat::Counted | PromptFormat::Lines => OutFormat::Ids,
+            PromptFormat::Jsonl => OutFormat::Jsonl,
+            PromptFormat::Batch => OutFormat::Batch,
         });
         let checkpoint = args.model.open(output)?;
         let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;

@@ -1,7 +1,7 @@
 //! Random walks: tokens drawn of those that a mask allows. Whatever comes out must be what was wanted, by the parser
 //! and by a validator that are not the grammar's.
 
-use chat::grammar::{Format, Grammars, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, Grammars, ToolChoice, Wanted};
 use chat::harmony::parser::{Ending, Event};
 use chat::harmony::{Harmony, Message, MessageKind};
 use model::tokenizer::Tokenizer;
@@ -93,7 +93,7 @@ fn walks_are_valid(tokenizer: Tokenizer, grammars: &Grammars, n_schemas: usize, 
         assert_eq!(call.part(), MessageKind::Call("f"));
         hold(&call.text, &schema);
 
-        let format = Some(Format::Schema(schema.clone()));
+        let format = Some(AnswerFormat::Schema(schema.clone()));
         let answer = walker.said(grammars, &wanted(vec![], ToolChoice::None, format), &mut random);
         assert_eq!(answer.part(), MessageKind::Answer);
         hold(&answer.text, &schema);
@@ -124,7 +124,7 @@ fn what_is_not_strict_is_still_an_object() {
         let call = wanted(vec![tool("f", None, false)], ToolChoice::Required, None);
         let call = walker.said(&grammars, &call, &mut random);
         assert!(call.part() == MessageKind::Call("f") && is_object(&call.text), "{call:?}");
-        let any = wanted(vec![], ToolChoice::None, Some(Format::JsonObject));
+        let any = wanted(vec![], ToolChoice::None, Some(AnswerFormat::JsonObject));
         let any = walker.said(&grammars, &any, &mut random);
         assert!(any.part() == MessageKind::Answer && is_object(&any.text), "{any:?}");
         // With a choice, whatever comes is in the format.

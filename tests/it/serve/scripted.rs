@@ -14,7 +14,7 @@ use engine::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, T
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
 use serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
-use serve::intake::{Intake, Limits};
+use serve::intake::{Intake, IntakeLimits};
 use serve::keys::Keys;
 use serve::mailbox::{Ending, Failed, Generation};
 use serve::metrics::Metrics;
@@ -156,8 +156,13 @@ impl Scripted {
     pub fn with_keys(keys: &[&str]) -> Self {
         let tokenizer = Tokenizer::o200k_harmony();
         let vocab_size = tokenizer.vocab_size();
-        let limits =
-            Limits { n_slots: 8, max_queue: 8, max_queued_tokens: 1 << 20, context_tokens: CONTEXT_TOKENS, vocab_size };
+        let limits = IntakeLimits {
+            n_slots: 8,
+            max_queue: 8,
+            max_queued_tokens: 1 << 20,
+            context_tokens: CONTEXT_TOKENS,
+            vocab_size,
+        };
         let metrics = Metrics::default();
         let facts = limits.facts("fp_0".into(), 1_760_000_000);
         let intake = Intake::new(limits, metrics.clone());

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::Request;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -141,7 +141,7 @@ fn kernels(arch: &str, half: Option<usize>) -> Option<Vec<KernelCode>> {
     let llvm = llvm("llvm-objdump")?;
     hiprtc::compiler()?;
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let cache = Cache::open(shared_cache(), Limits::default());
+    let cache = Cache::open(shared_cache(), CacheLimits::default());
     let (store, target) = (Store::new(cache, hiprtc::options()), Target::gpu(arch).expect(arch));
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
     let kernels = checker.codes(&Selection { half, ..Selection::default() }, &llvm);
@@ -239,7 +239,7 @@ const ANOTHER_WORD: &str = "\n__device__ static inline unsigned of_hiprtcs_heade
 fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
     let (Some(llvm), Some(compiler)) = (llvm("llvm-objdump"), hiprtc::compiler()) else { return };
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), hiprtc::options());
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), hiprtc::options());
     // Shuffles and exponentials, atomics and votes, double precision.
     for (arch, op, variant) in [
         ("gfx1100", "attention", "decode"),

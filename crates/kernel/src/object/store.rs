@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
-use super::cache::{Cache, CacheEntry, CacheError, Folder, Limits, Lookup, NewObject};
+use super::cache::{Cache, CacheEntry, CacheError, CacheLimits, Folder, Lookup, NewObject};
 use super::compile::error::{log_lines, source_line};
 use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source};
 use super::key::{Digest, KernelKey};
@@ -141,7 +141,7 @@ impl Store {
     /// When a variable is no good, or no cache folder is known.
     pub fn from_env() -> Result<Self, StoreError> {
         let of_cache = |error| StoreError::Cache(Arc::new(error));
-        let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, Limits::from_env().map_err(of_cache)?);
+        let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, CacheLimits::from_env().map_err(of_cache)?);
         let store = Self::new(cache, CompilerOptions::default());
         match env::var_os("GPTOSS_JIT_JOBS").filter(|text| !text.is_empty()) {
             None => Ok(store),

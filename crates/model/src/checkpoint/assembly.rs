@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::encoding::{Encoding, TensorInfo};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
-use super::rearranged::{Order, Piece, Rearranged, Step};
+use super::rearranged::{ElementConversion, Order, Piece, Rearranged};
 use super::stored::{Codec, Number, is_bf16};
 use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
@@ -22,8 +22,8 @@ use expression::Scope;
 use format::Dtype;
 
 /// How a kind of files lays out tensors; how it names them, the family says.
-pub(super) struct Format {
-    names: family::Format,
+pub(super) struct FileLayout {
+    names: family::NamingScheme,
     /// What precedes a layer's number in its tensors' names; a dot follows it.
     layer_prefix: &'static str,
     mxfp4: Mxfp4,
@@ -38,21 +38,22 @@ enum Mxfp4 {
 }
 
 /// Hugging Face's transformers.
-pub(super) const HUGGING_FACE: Format = Format {
-    names: family::Format::HuggingFace,
+pub(super) const HUGGING_FACE: FileLayout = FileLayout {
+    names: family::NamingScheme::HuggingFace,
     layer_prefix: "model.layers.",
     mxfp4: Mxfp4::Apart { codes: "_blocks", scales: "_scales" },
 };
 
 /// OpenAI's original checkpoints, whose names are ours.
-pub(super) const OPENAI: Format = Format {
-    names: family::Format::OpenAi,
+pub(super) const OPENAI: FileLayout = FileLayout {
+    names: family::NamingScheme::OpenAi,
     layer_prefix: "block.",
     mxfp4: Mxfp4::Apart { codes: ".blocks", scales: ".scales" },
 };
 
 /// GGUF files, as llama.cpp's converter writes them.
-pub(super) const GGUF: Format = Format { names: family::Format::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
+pub(super) const GGUF: FileLayout =
+    FileLayout { names: family::NamingScheme::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
 
 /// A tensor of the model made of numbers, whose type is not decided yet.
 struct PlannedTensor {
@@ -71,7 +72,7 @@ struct PlannedTensor {
 /// All tensors that are missing, left over, or not of the expected shape and type.
 pub(super) fn assemble(
     mut inventory: Inventory,
-    format: &Format,
+    format: &FileLayout,
     config: &ModelConfig,
 ) -> Result<BTreeMap<String, Tensor>, Mismatches> {
     let mut taking = Taking {
@@ -98,7 +99,7 @@ pub(super) fn assemble(
 
 /// The assembly under way.
 struct Taking<'a> {
-    format: &'a Format,
+    format: &'a FileLayout,
     dims: Arc<Scope>,
     has_mxfp4: bool,
     planned: Vec<PlannedTensor>,
@@ -189,21 +190,23 @@ impl Taking<'_> {
         let file_offset = Some(pieces[0].file_offset);
         let format = parts[0].dtype.format().expect("codes are of a format");
         let [codes, scales] = parts;
-        [(codes, Step::Codes(format)), (scales, Step::Parameter(format, 0))].map(|(part, step)| {
-            let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
-            let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
-            Some(Tensor {
-                name: part.name_in(l),
-                dtype: part.dtype,
-                elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
-                shape: part.shape,
-                file_offset,
-            })
-        })
+        [(codes, ElementConversion::Codes(format)), (scales, ElementConversion::Parameter(format, 0))].map(
+            |(part, step)| {
+                let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
+                let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
+                Some(Tensor {
+                    name: part.name_in(l),
+                    dtype: part.dtype,
+                    elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
+                    shape: part.shape,
+                    file_offset,
+                })
+            },
+        )
     }
 }
 
-impl Format {
+impl FileLayout {
     fn name_in(&self, name: &str, group: &Group, l: usize) -> String {
         if group.tensor.per_layer { format!("{}{l}.{name}", self.layer_prefix) } else { name.to_owned() }
     }
@@ -271,7 +274,7 @@ fn rearranged(
     };
     let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {
         let from = piece.number().expect("taken as numbers");
-        Piece { bytes: piece.bytes, step: Step::Convert { from, to: dtype }, pairs: *pairs }
+        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs }
     };
     Rearranged::new(pieces.into_iter().zip(pairs).map(piece).collect(), order, row_len)
 }

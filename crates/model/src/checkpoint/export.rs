@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rayon::prelude::*;
 
 use super::bin::{HEADER, HEADER_BYTES};
-use super::conversion::{Row, convert};
+use super::conversion::{EncodedRow, convert};
 use super::layout::FORK_SEQ_LEN;
 use super::random::RandomNumbers;
 use super::tensors::{groups, parameters};
@@ -144,7 +144,7 @@ impl Source {
         let mut out = vec![0; rows.len() * to.len_bytes(row_len)];
         let from = stored.par_chunks_exact(self.numbers.row_bytes());
         let out_rows = out.par_chunks_exact_mut(to.len_bytes(row_len));
-        let row = |numbers, scales| Row { dtype: self.numbers.dtype, numbers, scales };
+        let row = |numbers, scales| EncodedRow { dtype: self.numbers.dtype, numbers, scales };
         let rounded = match &self.scales {
             None => from.zip(out_rows).map(|(from, out)| convert(row(from, &[]), to, out)).sum(),
             Some(scales) => {

@@ -51,7 +51,7 @@ use gguf::model::GgufTokenizer;
 use inventory::Mismatches;
 use layout::{Finding, Layout};
 use random::RandomNumbers;
-use rearranged::{Order, Piece, Rearranged, Step};
+use rearranged::{ElementConversion, Order, Piece, Rearranged};
 use safetensors::SafetensorsError;
 use slice::Slice;
 use stored::Number;
@@ -453,8 +453,11 @@ impl Tensor {
         let elements = match &self.elements {
             _ if dtype == self.dtype => return self.clone(),
             Elements::Bytes(bytes) => {
-                let piece =
-                    Piece { bytes: bytes.clone(), step: Step::Convert { from: number, to: dtype }, pairs: None };
+                let piece = Piece {
+                    bytes: bytes.clone(),
+                    step: ElementConversion::Convert { from: number, to: dtype },
+                    pairs: None,
+                };
                 Elements::Rearranged(Rearranged::new(vec![piece], Order::Concatenated, 1))
             }
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),

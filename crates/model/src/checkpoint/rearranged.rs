@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::stored::{Number, codes_of, parameters_of};
+use format::BlockFormat;
 use format::Dtype;
-use format::Format;
 
 /// How a tensor is made of pieces of files.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Piece {
     /// Rows, one after the other.
     pub(crate) bytes: Bytes,
     /// What is done with them; all pieces of a tensor become the same type.
-    pub step: Step,
+    pub step: ElementConversion,
     /// Rows of a head, where the stored ones of a head are in pairs: row `2 i + s` becomes row `s * rows / 2 + i`.
     pub(crate) pairs: Option<usize>,
 }
@@ -48,17 +48,17 @@ pub(crate) enum Order {
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ElementConversion {
     /// Numbers become f32 or bf16, or stay what they are.
     Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: two consecutive elements of 4 bits to a byte, the even one in its low
     /// half.
-    Codes(&'static Format),
+    Codes(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
-    Parameter(&'static Format, usize),
+    Parameter(&'static BlockFormat, usize),
 }
 
-impl Step {
+impl ElementConversion {
     /// Bytes of so many elements as they are stored.
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
@@ -141,16 +141,18 @@ impl Rearranged {
     /// The types of its numbers in the file; none if it is not made of numbers.
     pub(crate) fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
-            Step::Convert { from, .. } => Some(from),
-            Step::Codes(_) | Step::Parameter(..) => None,
+            ElementConversion::Convert { from, .. } => Some(from),
+            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => None,
         })
     }
 
     /// The same tensor with its numbers made another type.
     pub(crate) fn with_dtype(&self, to: Dtype) -> Self {
         let pieces = self.pieces.iter().map(|piece| match piece.step {
-            Step::Convert { from, .. } => Piece { step: Step::Convert { from, to }, ..piece.clone() },
-            Step::Codes(_) | Step::Parameter(..) => piece.clone(),
+            ElementConversion::Convert { from, .. } => {
+                Piece { step: ElementConversion::Convert { from, to }, ..piece.clone() }
+            }
+            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => piece.clone(),
         });
         Self::new(pieces.collect(), self.order, self.row_len)
     }
@@ -168,21 +170,21 @@ impl Rearranged {
     ///
     /// # Panics
     /// If they are not.
-    pub(crate) fn in_blocks(&self, format: &'static Format) -> Vec<Self> {
-        let of = |step: Step, row_len: usize| {
+    pub(crate) fn in_blocks(&self, format: &'static BlockFormat) -> Vec<Self> {
+        let of = |step: ElementConversion, row_len: usize| {
             let pieces = self.pieces.iter().map(|piece| Piece { step, ..piece.clone() });
             Self::new(pieces.collect(), self.order, row_len)
         };
         assert!(self.stored().all(|number| number.format() == Some(format)), "all are stored in it");
-        let parameters = (0..format.parameters.len()).map(|i| Step::Parameter(format, i));
-        let codes = of(Step::Codes(format), self.row_len);
+        let parameters = (0..format.parameters.len()).map(|i| ElementConversion::Parameter(format, i));
+        let codes = of(ElementConversion::Codes(format), self.row_len);
         [codes].into_iter().chain(parameters.map(|step| of(step, self.row_len / format.block_len()))).collect()
     }
 
     /// The bytes of the file, where the tensor is one piece of it as it is.
     pub(crate) fn as_is(&self) -> Option<&Bytes> {
         match (&*self.pieces, self.order) {
-            ([Piece { bytes, step: Step::Convert { from, to }, pairs: None }], Order::Concatenated)
+            ([Piece { bytes, step: ElementConversion::Convert { from, to }, pairs: None }], Order::Concatenated)
                 if from.dtype() == Some(*to) =>
             {
                 Some(bytes)
@@ -238,7 +240,7 @@ impl Rearranged {
     }
 
     fn transpose(&self, to: &mut [u8], n_rows: usize) {
-        let Piece { bytes: stored, step: Step::Convert { from, to: wanted }, .. } = &self.pieces[0] else {
+        let Piece { bytes: stored, step: ElementConversion::Convert { from, to: wanted }, .. } = &self.pieces[0] else {
             panic!("only numbers are transposed")
         };
         let turn = Turn { n_rows, row_len: self.row_len };
@@ -316,7 +318,7 @@ mod tests {
         Bytes::from_iter(values.flat_map(|value| (value as f32).to_le_bytes()))
     }
 
-    const KEEP: Step = Step::Convert { from: Number::F32, to: Dtype::F32 };
+    const KEEP: ElementConversion = ElementConversion::Convert { from: Number::F32, to: Dtype::F32 };
 
     fn piece(bytes: Bytes) -> Piece {
         Piece { bytes, step: KEEP, pairs: None }
@@ -372,7 +374,7 @@ mod tests {
     #[test]
     fn pieces_of_different_types_become_one() {
         let halves = Bytes::from_iter([1.0, 2.0].iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()));
-        let half = Piece { step: Step::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
+        let half = Piece { step: ElementConversion::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
         let pieces = vec![piece(f32s(7..9)), half];
         let joined = Rearranged::new(pieces.clone(), Order::Concatenated, 1);
         assert_eq!(made(&joined), f32s([7, 8, 1, 2].into_iter()));
@@ -385,7 +387,7 @@ mod tests {
     #[test]
     fn numbers_in_blocks_of_one_format_can_stay_so() {
         let block = |first: u8| Bytes::from_iter((0..34).map(|i| first + i));
-        let step = Step::Convert { from: Number::Q8_0, to: Dtype::F32 };
+        let step = ElementConversion::Convert { from: Number::Q8_0, to: Dtype::F32 };
         let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
         let joined = Rearranged::new(pieces.clone(), Order::Concatenated, 32);
         assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));
@@ -397,7 +399,7 @@ mod tests {
         assert_eq!(Rearranged::new(mixed, Order::Concatenated, 32).stored_dtype(), None);
         let turned = Rearranged::new(vec![piece(f32s(0..6))], Order::Transposed { n_rows: 2 }, 3);
         assert_eq!(turned.stored_dtype(), None);
-        let widened = Step::Convert { from: Number::Bf16, to: Dtype::F32 };
+        let widened = ElementConversion::Convert { from: Number::Bf16, to: Dtype::F32 };
         let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], Order::Concatenated, 17);
         assert_eq!(widened.stored_dtype(), Some(Dtype::Bf16));
         assert_eq!(widened.with_dtype(Dtype::Bf16).as_is(), Some(&block(1)));
@@ -410,9 +412,9 @@ mod tests {
         let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
         let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
         let format = Dtype::Mxfp4.format().expect("in blocks");
-        let scales = Rearranged::new(pieces(Step::Parameter(format, 0)), Order::Interleaved, 2);
+        let scales = Rearranged::new(pieces(ElementConversion::Parameter(format, 0)), Order::Interleaved, 2);
         assert_eq!(made(&scales), [1, 2, 3, 4]);
-        let codes = Rearranged::new(pieces(Step::Codes(format)), Order::Interleaved, 64);
+        let codes = Rearranged::new(pieces(ElementConversion::Codes(format)), Order::Interleaved, 64);
         let want: Vec<u8> = [0x11, 0x22, 0x33, 0x44].iter().flat_map(|&pair| [pair; 16]).collect();
         assert_eq!(made(&codes), want);
     }

@@ -12,7 +12,7 @@ use super::slice::{Cut, Slice};
 use super::tensors::{EMBEDDING, UNEMBEDDING};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
-use crate::family::Cut as FamilyCut;
+use crate::family::Sharding;
 use hint::Hint;
 
 /// Which part of a model.
@@ -94,8 +94,8 @@ const FEATURES: &str = "intermediate_size";
 
 /// How the family has a tensor cut, and whether it is a parameter of another one's blocks: those are cut as what they
 /// belong to.
-fn rule(whole: &ModelConfig, name: &str) -> (FamilyCut, bool) {
-    whole.family.tensor(name).map_or((FamilyCut::Whole, false), |(tensor, is_parameter)| (tensor.cut, is_parameter))
+fn rule(whole: &ModelConfig, name: &str) -> (Sharding, bool) {
+    whole.family.tensor(name).map_or((Sharding::Whole, false), |(tensor, is_parameter)| (tensor.cut, is_parameter))
 }
 
 impl TpRank {
@@ -137,7 +137,7 @@ impl TpRank {
     /// Whether its own columns of a tensor in blocks are whole ones.
     fn check_blocks(self, tensor: &Tensor, whole: &ModelConfig) -> Result<(), TensorParallelError> {
         let columns = whole.dim(HEADS) / self.size * whole.dim(HEAD_DIM);
-        let is_cut = self.size > 1 && rule(whole, &tensor.name).0 == FamilyCut::QueryHeadColumns;
+        let is_cut = self.size > 1 && rule(whole, &tensor.name).0 == Sharding::QueryHeadColumns;
         if is_cut && tensor.dtype.format().is_some() && !columns.is_multiple_of(BLOCK) {
             return Err(TensorParallelError::Blocks { size: self.size, name: tensor.name.clone(), columns });
         }
@@ -171,7 +171,7 @@ impl TpRank {
             made: [1, n_made],
         };
         let cut = match rule {
-            FamilyCut::HeadRows => {
+            Sharding::HeadRows => {
                 let (q, kv) = (num_attention_heads * head_dim, num_key_value_heads * head_dim);
                 let behind = |range: Range<usize>, first: usize| first + range.start..first + range.end;
                 let (own_q, own_kv) =
@@ -179,45 +179,43 @@ impl TpRank {
                 let n_made = own_q.len() + 2 * own_kv.len();
                 rows_of(vec![own_q, behind(own_kv.clone(), q), behind(own_kv, q + kv)], q + 2 * kv, n_made)
             }
-            FamilyCut::QueryHeadRows => {
+            Sharding::QueryHeadRows => {
                 let own = self.own(num_attention_heads);
                 let n_made = own.len();
                 rows_of(vec![own], num_attention_heads, n_made)
             }
-            FamilyCut::QueryHeadColumns => {
+            Sharding::QueryHeadColumns => {
                 let own = scaled(self.own(num_attention_heads), head_dim);
                 let n_made = own.len() / unit;
                 columns_of(own.start / unit..own.end / unit, n_made)
             }
-            FamilyCut::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
+            Sharding::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
             // Two matrices, of which each is filled up.
-            FamilyCut::GateRowsUpRows => rows_of(vec![features], intermediate_size, n_features),
+            Sharding::GateRowsUpRows => rows_of(vec![features], intermediate_size, n_features),
             // Of rows of blocks there are whole ones, and so are there of what is cut.
-            FamilyCut::FeatureColumns if is_parameter => {
+            Sharding::FeatureColumns if is_parameter => {
                 columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
             }
-            FamilyCut::FeatureColumns => {
+            Sharding::FeatureColumns => {
                 let end = features.end.next_multiple_of(BLOCK).min(last);
                 columns_of(features.start.min(end)..end, n_features)
             }
-            FamilyCut::VocabularyRows => {
+            Sharding::VocabularyRows => {
                 let own = self.ids(whole.vocab_size);
                 let n_made = own.len();
                 rows_of(vec![own], whole.vocab_size, n_made)
             }
-            FamilyCut::Whole => return None,
-            FamilyCut::FirstDevice if self.rank == 0 => return None,
-            FamilyCut::FirstDevice => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
+            Sharding::Whole => return None,
+            Sharding::FirstDevice if self.rank == 0 => return None,
+            Sharding::FirstDevice => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
         };
         let mut made = shape.clone();
         match rule {
-            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::VocabularyRows => made[0] = cut.made[0],
-            FamilyCut::GateRowsUpRows => made[0] = 2 * cut.made[0],
-            FamilyCut::GateAndUpRows => made[1] = cut.made[0],
-            FamilyCut::QueryHeadColumns | FamilyCut::FeatureColumns => {
-                *made.last_mut().expect("the same") = cut.made[1]
-            }
-            FamilyCut::Whole | FamilyCut::FirstDevice => {}
+            Sharding::HeadRows | Sharding::QueryHeadRows | Sharding::VocabularyRows => made[0] = cut.made[0],
+            Sharding::GateRowsUpRows => made[0] = 2 * cut.made[0],
+            Sharding::GateAndUpRows => made[1] = cut.made[0],
+            Sharding::QueryHeadColumns | Sharding::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
+            Sharding::Whole | Sharding::FirstDevice => {}
         }
         Some((cut, made))
     }

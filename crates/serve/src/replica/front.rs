@@ -15,7 +15,7 @@ use super::{Order, Ready};
 use crate::backend::{Backend, Figures, Health, ModelFacts, Refused, ReplicaFigures};
 use crate::engine_thread::STALLED;
 use crate::failing::Failing;
-use crate::intake::{Intake, Limits};
+use crate::intake::{Intake, IntakeLimits};
 use crate::mailbox::{Ending, Failed, Generation, Mailbox};
 use crate::metrics::Metrics;
 use engine::scheduler::{Figures as EngineFigures, Request};
@@ -206,7 +206,7 @@ impl Replicas {
     pub fn start(
         starts: Vec<Start>,
         created: u64,
-        limits: impl FnOnce(&[Ready]) -> Limits,
+        limits: impl FnOnce(&[Ready]) -> IntakeLimits,
         metrics: Metrics,
     ) -> Result<Self, ReplicaError> {
         let (said, heard) = channel();

@@ -23,7 +23,7 @@ use self::output::Output;
 use self::request::ResponsesRequest;
 use self::store::{Page, Stored};
 use super::Server;
-use super::answer::Step;
+use super::answer::AnswerDelta;
 use super::body;
 use super::choices::{Choices, News};
 use super::conversation::ConversationItem;
@@ -298,7 +298,7 @@ impl Making {
         let News { steps, finish, .. } = news;
         let mut events = Vec::new();
         for step in steps {
-            if self.is_sealed && matches!(step, Step::Closed { .. }) {
+            if self.is_sealed && matches!(step, AnswerDelta::Closed { .. }) {
                 self.seal();
             }
             events.extend(self.object.take(step));

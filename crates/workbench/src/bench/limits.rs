@@ -18,7 +18,7 @@ use kernel::template::{Params, Precision, Problem, Template};
 
 /// The machine's limits.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct MachineLimits {
     /// Bytes read from memory per second, by all threads.
     pub read_bytes_per_s: f64,
     /// Bytes moved per second by a copy from memory to memory: those read and those written.
@@ -85,7 +85,7 @@ pub(crate) struct MatrixRate {
     pub(crate) summary: String,
 }
 
-impl Limits {
+impl MachineLimits {
     /// Of a device that was not measured: nothing can be held against them.
     pub fn unknown() -> Self {
         let [read_bytes_per_s, copy_bytes_per_s, multiply_add_flop_per_s] = [f64::NAN; 3];
@@ -232,10 +232,10 @@ const EMPTY_LAUNCHES: usize = 200;
 ///
 /// # Errors
 /// If a kernel cannot be had, or the device refuses it.
-pub fn measure(pipeline: &Pipeline, care: Care) -> Result<Limits, LimitsError> {
+pub fn measure(pipeline: &Pipeline, care: Care) -> Result<MachineLimits, LimitsError> {
     let bench = Bench { pipeline, effort: Effort::of(pipeline.target(), care) };
     let (read_bytes_per_s, copy_bytes_per_s) = bench.bandwidths()?;
-    Ok(Limits {
+    Ok(MachineLimits {
         read_bytes_per_s,
         copy_bytes_per_s,
         multiply_add_flop_per_s: bench.multiply_add()?,

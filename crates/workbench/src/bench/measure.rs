@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::limits::Limits;
+use super::limits::MachineLimits;
 use super::machine::CpuTimes;
 use super::roofline::{Cost, Model, Rows, Sequence};
 use super::suite::{self, Effort, OTHER_STEPS, Work};
@@ -68,7 +68,7 @@ impl Measured {
     }
 
     /// What no machine of these limits can pass, in tokens per second.
-    pub fn limit_tok_per_s(&self, limits: &Limits) -> f64 {
+    pub fn limit_tok_per_s(&self, limits: &MachineLimits) -> f64 {
         self.tokens as f64 / self.cost.least_s(limits.memory_bytes_per_s(), limits.flop_per_s())
     }
 }

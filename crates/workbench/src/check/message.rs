@@ -14,7 +14,7 @@ use kernel::template::Precision;
 
 /// One template at one precision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Step {
+pub(super) struct CheckStep {
     pub(crate) op: String,
     pub(crate) variant: String,
     pub(crate) precision: Precision,
@@ -23,7 +23,7 @@ pub(super) struct Step {
 /// What a child is to do.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct CheckJob {
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<CheckStep>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
     pub(crate) n_known: usize,
     /// Cases after which it was told that something is wrong.
@@ -103,7 +103,7 @@ impl CaseResults {
     }
 
     /// The same as it was in the child, of this step.
-    pub(crate) fn of_step(self, step: &Step) -> Checked {
+    pub(crate) fn of_step(self, step: &CheckStep) -> Checked {
         let failure = |FailureMessage { case, text, is_different, words, n_more }| Failure {
             case,
             wrong: Wrong::Told { text, is_different, words },
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_came_out_travels_as_it_was() {
-        let step = Step { op: "linear".into(), variant: "dot".into(), precision: Precision::Bf16 };
+        let step = CheckStep { op: "linear".into(), variant: "dot".into(), precision: Precision::Bf16 };
         let mut checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
         (checked.n_cases, checked.worst, checked.ran) = (3, f64::INFINITY, true);
         checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{self, CheckJob, Message, Step};
+use super::message::{self, CheckJob, CheckStep, Message};
 use super::{Checked, Checker, Selection, Wrong};
 use kernel::object::compile::signal_name;
 use kernel::template::Template;
@@ -94,12 +94,12 @@ impl Checker<'_> {
         children: &Children,
         done: &mut dyn FnMut(&Checked),
     ) -> Result<Vec<Checked>, ChildError> {
-        let step = |(template, precision): (&Arc<Template>, _)| Step {
+        let step = |(template, precision): (&Arc<Template>, _)| CheckStep {
             op: template.ops.join("+"),
             variant: template.variant.clone(),
             precision,
         };
-        let steps: Vec<Step> = self.steps(selection).map(step).collect();
+        let steps: Vec<CheckStep> = self.steps(selection).map(step).collect();
         let mut all = Vec::new();
         for of_op in steps.chunk_by(|one, other| one.op == other.op) {
             children.check(of_op, &mut |checked| {
@@ -121,12 +121,12 @@ struct Progress {
 }
 
 impl Progress {
-    fn of(step: &Step) -> Self {
+    fn of(step: &CheckStep) -> Self {
         let checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
         Self { checked, number: 0, wrong: BTreeSet::new(), n_deaths: 0 }
     }
 
-    fn add(&mut self, since: message::CaseResults, step: &Step) {
+    fn add(&mut self, since: message::CaseResults, step: &CheckStep) {
         if !since.is_right() {
             self.wrong.insert(self.number);
         }
@@ -154,7 +154,7 @@ impl Progress {
 
 impl Children {
     /// Checks these, with as many children as it takes.
-    fn check(&self, mut steps: &[Step], done: &mut dyn FnMut(Checked)) -> Result<(), ChildError> {
+    fn check(&self, mut steps: &[CheckStep], done: &mut dyn FnMut(Checked)) -> Result<(), ChildError> {
         let error = |source| ChildError { program: self.program.clone(), source: Arc::new(source) };
         let mut known: Option<Progress> = None;
         let mut running: Option<Running> = None;

@@ -7,7 +7,7 @@ use crate::timing::Candidate;
 use kernel::step::StepKind;
 use kernel::target::Target;
 use kernel::tuning::edit::{NewRow, Proof};
-use kernel::tuning::table::{APART, Facts, ProvenanceKind, Row, Tokens};
+use kernel::tuning::table::{APART, Facts, ProvenanceKind, Tokens, TuningRow};
 use kernel::tuning::{Query, TuningTables};
 
 /// Measured times that are no further apart than this are the same, as a fraction.
@@ -191,11 +191,11 @@ fn chosen_by<'t>(
 pub fn behind_measured(rows: Vec<NewRow>, tables: &TuningTables, target: &Target) -> Vec<NewRow> {
     let cut = |row: NewRow| {
         let query = Query { op: row.op.clone(), facts: row.facts.clone() };
-        let meets = |found: &&Row| {
+        let meets = |found: &&TuningRow| {
             let mut steps = StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step));
             steps.any(|step| found.applies(&query, step))
         };
-        let is_measured = |found: &&Row| {
+        let is_measured = |found: &&TuningRow| {
             tables.provenance(found).is_some_and(|provenance| provenance.kind == ProvenanceKind::Measured)
         };
         let mut left = vec![row.tokens];

@@ -4,12 +4,12 @@ use super::job::{Piece, TuningJob};
 use kernel::choice::{Chooser, is_stale};
 use kernel::step::StepKind;
 use kernel::template::render::render;
-use kernel::tuning::table::Row;
+use kernel::tuning::table::TuningRow;
 
 /// A row that is not what was measured, and where it would be measured again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stale {
-    pub(crate) row: Row,
+    pub(crate) row: TuningRow,
     /// A problem that it decides, at the number of rows at which it was measured.
     pub piece: Piece,
 }

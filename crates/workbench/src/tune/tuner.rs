@@ -18,7 +18,7 @@ use kernel::template::library_error::LibraryError;
 use kernel::template::render::render;
 use kernel::template::work::Work;
 use kernel::template::{Params, Problem, Template};
-use kernel::tuning::table::{APART, ProvenanceKind, Row, Tokens};
+use kernel::tuning::table::{APART, ProvenanceKind, Tokens, TuningRow};
 
 /// Rounds in which the best are held against each other.
 const FINAL_ROUNDS: usize = 15;
@@ -48,7 +48,7 @@ pub struct Tuned {
     /// What the tables say now; of a run that is not fused now, what they would say.
     pub(crate) present: (String, Params),
     /// The row that says it; `None` where none does.
-    pub(crate) present_row: Option<Row>,
+    pub(crate) present_row: Option<TuningRow>,
     /// Of a run of ops, whether one kernel does it now.
     pub is_fused: bool,
     /// Whether it was only asked because the best of its neighbours differ.

@@ -12,7 +12,7 @@ use engine::scheduler::{DraftOptions, Event, FinishReason, LogitChanges, Request
 use engine::{Engine, EngineOptions};
 use format::Dtype;
 use gpu::Driver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::target::Target;
@@ -31,7 +31,7 @@ use crate::object::hiprtc;
 fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts: Option<DraftOptions>) -> Engine {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
     let checkpoint = Checkpoint::open(&model, Layout::Auto).expect("a model");
-    let store = Store::new(Cache::open(cache(), Limits::default()), hiprtc::options());
+    let store = Store::new(Cache::open(cache(), CacheLimits::default()), hiprtc::options());
     let (library, tables) = (Library::load(&[]).expect("built in"), TuningTables::load(&[]).expect("built in"));
     let mut model = ModelOptions {
         precision: Precision::F32,

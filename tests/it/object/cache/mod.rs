@@ -9,7 +9,7 @@ mod processes;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kernel::object::cache::{Cache, CacheEntry, Explanation, Limits, Lookup, NewObject};
+use kernel::object::cache::{Cache, CacheEntry, CacheLimits, Explanation, Lookup, NewObject};
 use kernel::object::key::KernelKey;
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ impl Room {
 
     /// A cache as a fresh process sees it: with nothing in memory.
     fn open(&self) -> Cache {
-        let cache = Cache::open(&self.root(), Limits::default());
+        let cache = Cache::open(&self.root(), CacheLimits::default());
         assert!(cache.folder().is_some(), "the folder is usable");
         cache
     }

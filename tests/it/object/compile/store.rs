@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use hint::Hint;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::{CompileError, CompilerOptions};
 use kernel::object::store::{Origin, Stats, Store, StoreError};
 use tempfile::TempDir;
@@ -86,7 +86,7 @@ fn a_passing_failure_is_not_remembered() {
         let source = format!("// fake: {directive}");
         for _ in 0..2 {
             let options = CompilerOptions { deadline: Duration::from_secs(2), ..options() };
-            let store = Store::new(Cache::open(folder.path(), Limits::default()), options);
+            let store = Store::new(Cache::open(folder.path(), CacheLimits::default()), options);
             let error = store.get_all(&[request(FAKE, &source)], &()).remove(0).unwrap_err();
             assert!(matches!(error, StoreError::Compile(_)), "{directive}: {error}");
         }

@@ -52,7 +52,7 @@ pub use explain::{Difference, Explanation, Nearest};
 pub use folder::{CacheError, Folder};
 use hint::chain;
 pub use inventory::{Finding, Listed, Verified};
-pub use limits::{Limits, parse_size};
+pub use limits::{CacheLimits, parse_size};
 pub use lock::CompileLock;
 pub use trust::Distrust;
 
@@ -60,7 +60,7 @@ pub use trust::Distrust;
 #[derive(Debug)]
 pub struct Cache {
     folder: Option<Folder>,
-    limits: Limits,
+    limits: CacheLimits,
     memory: Mutex<Memory>,
 }
 
@@ -99,7 +99,7 @@ impl Cache {
 
     /// Opens the cache at `root`, created with mode 0700 if need be. A folder that cannot be used, or that another
     /// user could write to, is a warning, and the cache then works in memory alone.
-    pub fn open(root: &Path, limits: Limits) -> Self {
+    pub fn open(root: &Path, limits: CacheLimits) -> Self {
         let folder = Folder::open(root)
             .inspect_err(|error| tracing::warn!("kernels will not be cached on disk: {}", chain(error)))
             .ok();
@@ -108,7 +108,7 @@ impl Cache {
 
     /// A cache in memory alone.
     pub fn in_memory() -> Self {
-        Self { folder: None, limits: Limits::default(), memory: Mutex::default() }
+        Self { folder: None, limits: CacheLimits::default(), memory: Mutex::default() }
     }
 
     /// The folder on the disk, unless the cache works in memory alone.
@@ -173,7 +173,7 @@ impl Cache {
 
     /// Waits for the right to compile this key, so that of several processes one does. Look the key up again
     /// after it: the wait may have been for the one that made it. Hold one at a time. The wait is bounded
-    /// ([`Limits::lock_wait`]), and the lock only saves work: without a disk, or after the wait, it is no lock.
+    /// ([`CacheLimits::lock_wait`]), and the lock only saves work: without a disk, or after the wait, it is no lock.
     pub fn lock(&self, digest: &Digest) -> CompileLock {
         match &self.folder {
             Some(folder) => folder.lock(digest, self.limits.lock_wait),

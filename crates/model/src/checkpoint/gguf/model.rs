@@ -233,7 +233,7 @@ impl Own<'_> {
         }
         let Some((name, value)) = dim.gguf.iter().find_map(|name| Some((name, self.get(name)?))) else {
             let embedding = self.family.tensor(EMBEDDING).filter(|_| dim.name == "vocab_size");
-            let embedding = embedding.and_then(|(embedding, _)| match embedding.spelled(family::Format::Gguf) {
+            let embedding = embedding.and_then(|(embedding, _)| match embedding.spelled(family::NamingScheme::Gguf) {
                 Spelled::Same(name) => self.file.tensors.get(name),
                 Spelled::Stacked(_) | Spelled::Transposed(_) => None,
             });
