@@ -246,7 +246,7 @@ fn explain_kernel(label: &str, other: Option<&str>, args: &KernelArgs, output: &
     }
     let RenderedFor { kernel, target, .. } = args.render(label)?;
     let store = Store::from_env()?;
-    let key = store.key(&Request::of(&kernel, &target))?;
+    let key = store.key(&Request::new(&kernel, &target))?;
     print_explanation(&format!("{label} for {}", target.id()), &store.cache().explain(&key), output)
 }
 

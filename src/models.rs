@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 }
 
 fn ls(output: &Output) -> anyhow::Result<()> {
-    let shapes_of = |family: &Family| NamedShape::of(family).map(Shape::of).collect::<Vec<Shape>>();
+    let shapes_of = |family: &Family| NamedShape::all_of_family(family).map(Shape::from_named).collect::<Vec<Shape>>();
     let of_broken = |broken: &Broken| json!({"file": broken.path, "error": broken.error.to_string()});
     if output.is_json() {
         let of = |family: &&Family| json!({"name": family.name, "shapes": shapes_of(family)});
@@ -123,7 +123,7 @@ fn ls(output: &Output) -> anyhow::Result<()> {
 }
 
 impl Shape {
-    fn of(shape: NamedShape) -> Self {
+    fn from_named(shape: NamedShape) -> Self {
         let config = shape.config(None);
         let (name, layers) = (shape.name(), config.num_hidden_layers);
         let bytes = groups(&config).iter().map(bytes_of).sum();
@@ -149,12 +149,12 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
             return Err(UsageError(format!("`{}` is of the family `{of}`, not of `{name}`", shape.name())).into());
         }
         Some(shape) => shape,
-        None => NamedShape::of(family)
+        None => NamedShape::all_of_family(family)
             .next()
             .ok_or_else(|| UsageError(format!("the family `{name}` has no [shapes], of which one would be shown")))?,
     };
     let config = shape.config(None);
-    let rows: Vec<FamilyTensorRow> = groups(&config).iter().map(|group| FamilyTensorRow::of(group, &config)).collect();
+    let rows: Vec<FamilyTensorRow> = groups(&config).iter().map(|group| FamilyTensorRow::new(group, &config)).collect();
     let total: u64 = rows.iter().map(|row| row.parameters).sum();
     let library = Library::load(&Library::default_search(None))?;
     let checkpoint = Checkpoint::random(config.clone(), Encoding::default(), 0)?;
@@ -181,7 +181,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
 }
 
 impl FamilyTensorRow {
-    fn of(group: &Group, config: &ModelConfig) -> Self {
+    fn new(group: &Group, config: &ModelConfig) -> Self {
         let stored = |format| {
             let pieces = group.tensor.pieces(format, &config.scope());
             pieces.into_iter().map(|piece| piece.name).collect::<Vec<_>>().join(" + ")

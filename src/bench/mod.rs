@@ -101,7 +101,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let chosen = DeviceArgs { device, ..args.device.clone() };
     let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?.at(precision);
-    let suite = Suite::of(&args.asked(), pipeline.target());
+    let suite = Suite::new(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     let n_devices = args.device.tp as usize;
@@ -167,7 +167,7 @@ impl Session<'_> {
         let start = Instant::now();
         let mut engine = self.device.load(self.checkpoint, &cache, sizes, self.output)?;
         let load_s = start.elapsed().as_secs_f64();
-        let model = Model::of(self.checkpoint, engine.kv_layout().dtype);
+        let model = Model::from_checkpoint(self.checkpoint, engine.kv_layout().dtype);
         let profiles = self.args.kernels || self.args.svg.is_some();
         let effort = self.suite.effort;
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles, load_s };

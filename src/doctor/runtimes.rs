@@ -59,7 +59,7 @@ pub(super) fn checks(runtime: Runtime, driver: &KernelDriver, compilers: &Compil
     let arch = arch.or_else(|| Some(driver.gpus.first().filter(|_| runtime == Runtime::Hip)?.arch.clone()));
     let compiler = compiler_for(&Target::gpu(known).expect("an arch with a table"));
     let probed = probe(compilers, compiler.name(), arch.as_deref().unwrap_or(known));
-    [check, Check::of(compiler.title(), false, probed)]
+    [check, Check::from_result(compiler.title(), false, probed)]
 }
 
 fn not_opened(runtime: Runtime, error: &GpuError, driver: &KernelDriver) -> Check {
@@ -100,7 +100,7 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
         }
     }
     if opened.n_devices() > 1 && state == State::Ok {
-        match gpu_links::of(runtime, opened) {
+        match gpu_links::list(runtime, opened) {
             Ok(links) => details.extend(links.iter().map(Link::line)),
             Err(problem) => details.push(problem),
         }

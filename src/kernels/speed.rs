@@ -106,7 +106,7 @@ pub(super) fn run(
     for template in checker.selected(selection) {
         // A template that fits no problem of the model has none to be held to.
         for beside in choosers.beside(template, shape)? {
-            times.push(Time::of(&beside, shape, choosers.predict(&beside, checker.store)?));
+            times.push(Time::new(&beside, shape, choosers.predict(&beside, checker.store)?));
         }
     }
     let mut kernels = Vec::new();
@@ -115,12 +115,12 @@ pub(super) fn run(
         match speed.loops {
             // A missing tool is one error, not one for each kernel.
             Err(CodeError::Isa(error)) => return Err(error.into()),
-            _ => kernels.push(Kernel::of(speed, &unit)),
+            _ => kernels.push(Kernel::new(speed, &unit)),
         }
     }
     let n_wrong = kernels.iter().filter(|kernel| kernel.error.is_some()).count();
     let n_kernels = kernels.len();
-    let limits = ProductLimits::of(product);
+    let limits = ProductLimits::from_product(product);
     let predicted_by = if of_amd { "llvm-mca" } else { "the schedule in the object" };
     if output.is_json() {
         output.json(&Report { schema: 1, target: arch, predicted_by, limits, times, kernels })?;
@@ -135,7 +135,7 @@ pub(super) fn run(
 }
 
 impl Time {
-    fn of(beside: &Beside, shape: &ShapeArgs, times: Times) -> Self {
+    fn new(beside: &Beside, shape: &ShapeArgs, times: Times) -> Self {
         let us = |one: &Result<Prediction, PredictError>| one.as_ref().ok().map(|one| 1e6 * one.seconds());
         let dims = beside.problem.dims.iter().map(|(name, value)| format!("{name} {value}"));
         Self {
@@ -173,7 +173,7 @@ fn print_times(times: &[Time], output: &Output) -> anyhow::Result<()> {
 }
 
 impl ProductLimits {
-    fn of(product: &Product) -> Self {
+    fn from_product(product: &Product) -> Self {
         Self {
             product: product.name.clone(),
             matrix_tflops: product.matrix_tflops(),
@@ -185,10 +185,10 @@ impl ProductLimits {
 }
 
 impl Kernel {
-    fn of(speed: KernelSpeed, unit: &ComputeUnit) -> Self {
+    fn new(speed: KernelSpeed, unit: &ComputeUnit) -> Self {
         let KernelSpeed { op, variant, precision, case, loops } = speed;
         let (hot_loops, error) = match loops {
-            Ok(loops) => (loops.iter().map(|found| HotLoopReport::of(found, unit)).collect(), None),
+            Ok(loops) => (loops.iter().map(|found| HotLoopReport::new(found, unit)).collect(), None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         Self { op, variant, precision: precision.name(), case, hot_loops, error }
@@ -207,7 +207,7 @@ impl Kernel {
 }
 
 impl HotLoopReport {
-    fn of(found: &HotLoop, unit: &ComputeUnit) -> Self {
+    fn new(found: &HotLoop, unit: &ComputeUnit) -> Self {
         let predicted = found.speed.map(|speed| {
             let share = |share: f64| Some(share).filter(|_| speed.matrix_cycles > 0.0);
             Predicted {

@@ -106,7 +106,7 @@ impl Served {
         } else {
             let checkpoint = args.model.open(output)?;
             let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-            (Spoken::of(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
+            (Spoken::from_checkpoint(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
         };
         let Spoken { tokenizer, ends, chat } = spoken;
         let scripts = Scripts::read(path, &tokenizer)?;
@@ -129,8 +129,8 @@ pub(super) struct Spoken {
 }
 
 impl Spoken {
-    fn of(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
-        let specials = Specials::of(checkpoint, &tokenizer)?;
+    fn from_checkpoint(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
+        let specials = Specials::read(checkpoint, &tokenizer)?;
         let word = Word::of_family(checkpoint.config.family);
         Ok(Self::new(tokenizer, specials, word, checkpoint.origin.chat_template.as_deref()))
     }
@@ -147,7 +147,7 @@ impl Args {
     pub(super) fn spoken(&self, checkpoint: &Checkpoint) -> anyhow::Result<Spoken> {
         let tokenizer = self.model.tokenizer(&self.tokenizer, checkpoint)?;
         tokenizer.check_model(checkpoint.config.vocab_size)?;
-        Spoken::of(checkpoint, tokenizer)
+        Spoken::from_checkpoint(checkpoint, tokenizer)
     }
 
     pub(crate) fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {

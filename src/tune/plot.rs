@@ -11,7 +11,7 @@ use workbench::tune::tuner::{CandidateResult, Tuned};
 /// The picture. A ring is around what is chosen at a number of rows.
 pub(super) fn svg(all: &[Tuned], setup: &Setup) -> String {
     let target = setup.target();
-    let chip = setup.chooser.tables().facts(&target.arch).and_then(|facts| Chip::of(target, facts));
+    let chip = setup.chooser.tables().facts(&target.arch).and_then(|facts| Chip::for_target(target, facts));
     let of_problem = all.chunk_by(|a, b| (a.piece.problem, a.piece.step) == (b.piece.problem, b.piece.step));
     let panels: Vec<Panel> = of_problem.map(|of_problem| panel(of_problem, setup, chip.as_ref())).collect();
     let heading = setup.device().map_or_else(|| target.id(), |device| format!("{}, {device}", target.id()));

@@ -85,7 +85,7 @@ impl<'a> Judging<'a> {
 
 impl Setup {
     /// Opens what the command line names.
-    pub(crate) fn of(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
+    pub(crate) fn from_args(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
@@ -166,7 +166,7 @@ impl Setup {
     /// The numbers of rows that are tuned.
     pub(crate) fn counts(&self) -> Counts {
         let JobArgs { tokens, rows, .. } = &self.args;
-        let mut counts = Counts::of(self.target());
+        let mut counts = Counts::for_target(self.target());
         if !tokens.is_empty() {
             counts = Counts::only(tokens);
         }
@@ -342,7 +342,7 @@ impl JobArgs {
         let fusions = library.fusions(target);
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
-        Ok(TuningJob::of(&graph, &fusions, self.context, cache_bytes))
+        Ok(TuningJob::from_graph(&graph, &fusions, self.context, cache_bytes))
     }
 
     /// The job with the element types that were asked for, and which of its problems are tuned.

@@ -76,7 +76,7 @@ pub(super) fn decide(
 ) -> anyhow::Result<Decided> {
     let works = works(setup);
     let asked = SuiteOptions { repeats: Some(3), steps: Some(20), ..SuiteOptions::default() };
-    let suite = Suite::of(&asked, setup.target());
+    let suite = Suite::new(&asked, setup.target());
     let (found, n_done) = (Map::new(), BTreeMap::new());
     let mut engines = Engines { setup, tables, journal, bar, suite, limits: None, found, n_done };
     let is_over = || until.is_some_and(|until| Instant::now() >= until);
@@ -183,7 +183,7 @@ impl Engines<'_> {
         };
         let mut engine =
             Engine::load(&setup.checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())?;
-        let model = Model::of(&setup.checkpoint, engine.kv_layout().dtype);
+        let model = Model::from_checkpoint(&setup.checkpoint, engine.kv_layout().dtype);
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles: false, load_s: 0.0 };
         let measured = bench.measure(which)?;
         let limits = self.limits.as_ref().expect("measured above");

@@ -327,7 +327,7 @@ pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -
 /// What rows for an op, or a run of ops, may want.
 fn fact_names(library: &Library, op: &str) -> Result<BTreeSet<String>, String> {
     let contracts = op.split('+').map(|op| library.contract(op).cloned()).collect::<Result<Vec<_>, _>>();
-    let signature = contracts.and_then(|contracts| Signature::of(&contracts)).map_err(|error| error.to_string())?;
+    let signature = contracts.and_then(|contracts| Signature::join(&contracts)).map_err(|error| error.to_string())?;
     Ok(signature.condition_names().into_iter().chain(["precision".to_owned()]).collect())
 }
 

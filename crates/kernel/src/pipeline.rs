@@ -247,7 +247,7 @@ impl Pipeline {
 
     /// What the compiler is asked for a rendered kernel.
     pub fn request(&self, rendered: &Rendered) -> Request {
-        Request::of(rendered, self.target())
+        Request::new(rendered, self.target())
     }
 
     /// Renders one template at given parameters.

@@ -33,7 +33,7 @@ pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a ConversationItem
 ///
 /// # Errors
 /// A result without a call, or more tokens than the context has.
-pub(crate) fn of(
+pub(crate) fn build(
     server: &Server,
     caller: Caller,
     ask: &Ask,

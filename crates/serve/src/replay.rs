@@ -152,7 +152,7 @@ impl Scripts {
     }
 
     /// The script for a prompt; `turn` counts those that no line fits.
-    fn of(&self, prompt: &str, turn: &AtomicUsize) -> Option<Arc<Script>> {
+    fn script(&self, prompt: &str, turn: &AtomicUsize) -> Option<Arc<Script>> {
         let fits = self.matching.iter().find(|(part, _)| prompt.contains(part.as_str())).map(|(_, script)| script);
         let next = || self.in_turn.get(turn.fetch_add(1, Ordering::Relaxed) % self.in_turn.len().max(1));
         fits.or_else(next).cloned()
@@ -189,7 +189,7 @@ impl Backend for Replay {
     fn submit(&self, mut request: Request) -> Result<Generation, Refused> {
         let mailbox = self.intake.take(&mut request)?;
         let prompt = self.tokenizer.decode_all(&request.prompt).unwrap_or_default();
-        let Some(script) = self.scripts.of(&String::from_utf8_lossy(&prompt), &self.turn) else {
+        let Some(script) = self.scripts.script(&String::from_utf8_lossy(&prompt), &self.turn) else {
             mailbox.end(Ending::Failed(Failed::Engine("no line of the script fits this prompt".into())));
             return Ok(Generation::new(mailbox, || {}));
         };

@@ -36,7 +36,7 @@ pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<Line<'_>> 
     let most = |line: &Line<'_>| if line.decision.rows == Rows::All { most_rows } else { most_logits };
 
     let mut lines =
-        joined(decisions.all.iter().map(|decision| Line::of(decisions, decision, with_reasons)), Line::takes_layer);
+        joined(decisions.all.iter().map(|decision| Line::new(decisions, decision, with_reasons)), Line::takes_layer);
     lines = joined(lines.into_iter(), Line::takes_range);
     let mut starts: BTreeMap<String, usize> = BTreeMap::new();
     for line in &lines {
@@ -65,7 +65,7 @@ fn joined<'a>(
 }
 
 impl<'a> Line<'a> {
-    fn of(decisions: &'a Decisions, decision: &'a Decision, with_reasons: bool) -> Self {
+    fn new(decisions: &'a Decisions, decision: &'a Decision, with_reasons: bool) -> Self {
         let (generic, layer) = generic(&decision.label);
         Self {
             generic,

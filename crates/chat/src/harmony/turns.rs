@@ -46,7 +46,7 @@ impl Harmony {
         let mut items = Vec::new();
         for turn in turns {
             match turn {
-                Turn::Message(message) => items.push(Item::of(message)),
+                Turn::Message(message) => items.push(Item::new(message)),
                 Turn::Exact(ids) => self.written_items(ids, &mut items)?,
             }
         }
@@ -58,7 +58,7 @@ impl Harmony {
     /// # Errors
     /// As there.
     pub fn prompt(&self, conversation: &[Message]) -> Result<Vec<u32>, HarmonyError> {
-        self.join(conversation.iter().map(Item::of).collect(), &Limit::NONE)
+        self.join(conversation.iter().map(Item::new).collect(), &Limit::NONE)
     }
 
     /// Makes the answer begin at once, without reasoning: a prompt goes on with the head of a `final` message. What
@@ -156,7 +156,7 @@ impl Harmony {
 }
 
 impl<'a> Item<'a> {
-    fn of(message: &'a Message) -> Self {
+    fn new(message: &'a Message) -> Self {
         let is_ours = message.role == Role::Assistant;
         Self {
             content: Content::Message(message),

@@ -49,7 +49,7 @@ pub(super) fn load_all(
     };
     let (planned, (rankings, kernels)) = served(graph, candidates, chooser, limits, serve)?;
     if chooser.library().has_own_templates() {
-        let overruled = Overruled::all(graph, chooser, &Decisions::of(&planned, rankings));
+        let overruled = Overruled::all(graph, chooser, &Decisions::from_planned(&planned, rankings));
         if let Some(warning) = Overruled::warning(&overruled, chooser.target()) {
             warn_once(&warning);
         }

@@ -52,7 +52,7 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
         Watch::Nothing => (),
         Watch::Lds => touch_lds(context, range, access),
         Watch::Global => {
-            let own = Own::of(context);
+            let own = Own::new(context);
             own.touch_all::<false>(range, access);
             if how & IS_ATOMIC != 0 {
                 own.synchronise(begin);
@@ -64,5 +64,5 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
 /// Bytes of a variable in LDS.
 #[inline(never)]
 fn touch_lds(context: *mut Context, range: &Range, access: Access) {
-    Own::of(context).touch_all::<true>(range, access);
+    Own::new(context).touch_all::<true>(range, access);
 }

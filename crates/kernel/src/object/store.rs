@@ -158,13 +158,13 @@ impl Store {
         let folder = cache.folder().map(Folder::identities_folder);
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let (compiler, turns) = (Compilers::new(options), Turns::of(jobs));
+        let (compiler, turns) = (Compilers::new(options), Turns::new(jobs));
         Self { cache, compiler, jobs, turns, retry_failed: false, origins: Mutex::default() }
     }
 
     /// Compiles at most so many kernels at a time.
     pub fn with_jobs(self, jobs: NonZeroUsize) -> Self {
-        Self { jobs, turns: Turns::of(jobs), ..self }
+        Self { jobs, turns: Turns::new(jobs), ..self }
     }
 
     /// Compiles again what is remembered to have failed.
@@ -350,7 +350,7 @@ struct Turns {
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    fn of(n: NonZeroUsize) -> Self {
+    fn new(n: NonZeroUsize) -> Self {
         Self { state: Mutex::new((n.get(), 0)), changed: Condvar::new() }
     }
 
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn who_is_urgent_goes_first_though_another_waited_longer() {
-        let turns = Turns::of(NonZeroUsize::MIN);
+        let turns = Turns::new(NonZeroUsize::MIN);
         let order = Mutex::new(Vec::new());
         let go = |is_urgent| {
             let _turn = turns.take(is_urgent);

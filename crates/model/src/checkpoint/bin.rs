@@ -111,7 +111,7 @@ fn read_header(bytes: &[u8], findings: &mut Vec<Finding>) -> Result<ModelConfig,
     let words = RefCell::new(Words { header, findings });
     let family = gpt_oss();
     usable(family)?;
-    let config = ModelConfig::of(
+    let config = ModelConfig::from_values(
         family,
         |dim| words.borrow_mut().integer(dim).transpose(),
         |number| Ok::<_, CheckpointError>(words.borrow_mut().float(&number.name)),

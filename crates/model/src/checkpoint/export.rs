@@ -79,7 +79,7 @@ impl<'a> BinFile<'a> {
         for group in groups(&self.config) {
             for &l in &group.layers {
                 let row_len = *group.shape.last().expect("every tensor has a dimension");
-                let source = Source::of(self.checkpoint, &group.name_in(l))?;
+                let source = Source::of_tensor(self.checkpoint, &group.name_in(l))?;
                 let n_rows = group.shape.iter().product::<usize>() / row_len;
                 let rows_at_once = (CHUNK / row_len).max(1);
                 for first in (0..n_rows).step_by(rows_at_once) {
@@ -122,10 +122,10 @@ enum StoredElements {
 }
 
 impl Source {
-    fn of(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
-        let numbers = Stored::of(checkpoint.tensor(name))?;
+    fn of_tensor(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
+        let numbers = Stored::from_tensor(checkpoint.tensor(name))?;
         let scales = numbers.dtype.format().map(|format| format.parameters[0].name_beside(name));
-        let scales = scales.map(|name| Stored::of(checkpoint.tensor(&name))).transpose()?;
+        let scales = scales.map(|name| Stored::from_tensor(checkpoint.tensor(&name))).transpose()?;
         Ok(Self { numbers, scales })
     }
 
@@ -159,7 +159,7 @@ impl Source {
 }
 
 impl Stored {
-    fn of(tensor: &Tensor) -> Result<Self, CheckpointError> {
+    fn from_tensor(tensor: &Tensor) -> Result<Self, CheckpointError> {
         let elements = match (&tensor.elements, tensor.read()?) {
             (Elements::Random(numbers), _) => StoredElements::Random(*numbers),
             (_, bytes) => StoredElements::Bytes(bytes.expect("random elements alone are not read")),

@@ -462,7 +462,7 @@ impl Tensor {
             }
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
             Elements::Random(numbers) => Elements::Random(*numbers),
-            Elements::Slice(slice) => Elements::Slice(slice.of(slice.whole().with_dtype(dtype))),
+            Elements::Slice(slice) => Elements::Slice(slice.with_whole(slice.whole().with_dtype(dtype))),
         };
         Self { dtype, elements, ..self.clone() }
     }

@@ -282,7 +282,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// The first that `dim` or `number` gives, or `missing` of a name that has no default.
-    pub(crate) fn of<E>(
+    pub(crate) fn from_values<E>(
         family: &'static Family,
         mut dim: impl FnMut(&'static Dim) -> Result<Option<usize>, E>,
         mut number: impl FnMut(&'static Number) -> Result<Option<f32>, E>,
@@ -332,7 +332,7 @@ impl ModelConfig {
             family.dims.iter().any(|dim| dim.name == name) || family.numbers.iter().any(|number| number.name == name)
         };
         assert!(values.iter().all(|(name, _)| is_known(name)), "{} has other names", family.name);
-        let config = Self::of(
+        let config = Self::from_values(
             family,
             |dim| Ok(value(&dim.name).map(|value| value as usize)),
             |number| Ok(value(&number.name).map(|value| value as f32)),
@@ -421,7 +421,7 @@ impl NamedShape {
     }
 
     /// Those of a family, the smallest first.
-    pub fn of(family: &Family) -> impl Iterator<Item = Self> + '_ {
+    pub fn all_of_family(family: &Family) -> impl Iterator<Item = Self> + '_ {
         Self::all().iter().filter(|shape| std::ptr::eq(shape.family, family)).copied()
     }
 

@@ -47,7 +47,7 @@ async fn prompted(
     let (shared, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
     let work = move |is_wanted: &dyn Fn() -> bool| {
         let entries: Vec<&ConversationItem> = request.entries.iter().collect();
-        let prompt = prompt::of(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
+        let prompt = prompt::build(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
         prompt.map(|prompt| (request, prompt))
     };
     server.long_work.run(is_long, work).await?

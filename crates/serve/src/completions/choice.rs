@@ -98,7 +98,7 @@ impl Choice {
     /// If the generation failed.
     pub(crate) async fn next(&mut self, tokenizer: &Tokenizer) -> Result<Piece, ApiError> {
         let generation = self.generation.as_mut().expect("nobody asks after the end");
-        let mut piece = Piece::of(self.index);
+        let mut piece = Piece::new(self.index);
         let chunk = generation.next().await;
         // Not before there is something to say: a piece that says nothing is left out, and this with it.
         let says_something = !chunk.tokens.is_empty() || chunk.ending.is_some();
@@ -214,7 +214,7 @@ fn top(row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
 }
 
 impl Piece {
-    pub(crate) fn of(index: usize) -> Self {
+    pub(crate) fn new(index: usize) -> Self {
         Self { index, ..Self::default() }
     }
 

@@ -238,7 +238,7 @@ impl CompletionResponse {
     async fn whole(mut self, choices: Vec<Choice>) -> Result<Response, ApiError> {
         let mut whole = Vec::with_capacity(choices.len());
         for mut choice in choices {
-            let mut joined = Piece::of(choice.index());
+            let mut joined = Piece::new(choice.index());
             while joined.finish_reason.is_none() {
                 joined.join(choice.next(&self.server.tokenizer).await?);
             }

@@ -116,7 +116,7 @@ async fn prompted(server: &Arc<Server>, caller: Caller, request: ResponsesReques
         let instructions = request.instructions.clone().map(ConversationItem::Developer);
         let prompt = |entries: &[&ConversationItem]| {
             let all: Vec<&ConversationItem> = instructions.iter().chain(entries.iter().copied()).collect();
-            prompt::of(&shared, caller, &request.ask, &all, PARAM, is_wanted)
+            prompt::build(&shared, caller, &request.ask, &all, PARAM, is_wanted)
         };
         let (left_out, prompt) = shortest_cut(&entries, request.truncates, prompt)?;
         entries.drain(left_out);
@@ -260,7 +260,7 @@ async fn input_items(
     Query(page): Query<Page>,
 ) -> Result<Json<Value>, ApiError> {
     let stored = server.responses.get(caller.0, &id).ok_or_else(|| not_found(&id))?;
-    Ok(Json(page.of(&stored.input)))
+    Ok(Json(page.json(&stored.input)))
 }
 
 /// A response in the making.

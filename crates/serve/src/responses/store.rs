@@ -106,7 +106,7 @@ pub(crate) struct Page {
 
 impl Page {
     /// The items of the page.
-    pub(crate) fn of(&self, items: &[Value]) -> Value {
+    pub(crate) fn json(&self, items: &[Value]) -> Value {
         let mut items: Vec<&Value> = items.iter().collect();
         if self.order.as_deref() != Some("asc") {
             items.reverse();
@@ -134,7 +134,7 @@ mod tests {
     fn a_list_is_paged_from_either_end() {
         let items: Vec<Value> = ["a", "b", "c"].iter().map(|id| json!({ "id": id })).collect();
         let page = |limit, order: &str, after: Option<&str>| {
-            let page = Page { limit, order: Some(order.to_owned()), after: after.map(str::to_owned) }.of(&items);
+            let page = Page { limit, order: Some(order.to_owned()), after: after.map(str::to_owned) }.json(&items);
             let ids: Vec<&str> =
                 page["data"].as_array().expect("a list").iter().filter_map(|item| item["id"].as_str()).collect();
             (ids.concat(), page["has_more"] == true)

@@ -188,7 +188,7 @@ struct Effort {
 }
 
 impl Effort {
-    fn of(target: &Target, care: Care) -> Self {
+    fn new(target: &Target, care: Care) -> Self {
         let (block_elements, budget) = (if target.is_real_gpu() { &ALL_SIZES[..] } else { &LARGE }, care.budget());
         let of = |memory_bytes, ms, repeats| Self {
             memory_bytes,
@@ -233,7 +233,7 @@ const EMPTY_LAUNCHES: usize = 200;
 /// # Errors
 /// If a kernel cannot be had, or the device refuses it.
 pub fn measure(pipeline: &Pipeline, care: Care) -> Result<MachineLimits, LimitsError> {
-    let bench = Bench { pipeline, effort: Effort::of(pipeline.target(), care) };
+    let bench = Bench { pipeline, effort: Effort::new(pipeline.target(), care) };
     let (read_bytes_per_s, copy_bytes_per_s) = bench.bandwidths()?;
     Ok(MachineLimits {
         read_bytes_per_s,

@@ -119,7 +119,7 @@ impl Rows {
 
 impl Model {
     /// The matrices of a checkpoint, in their types.
-    pub fn of(checkpoint: &Checkpoint, kv: Dtype) -> Self {
+    pub fn from_checkpoint(checkpoint: &Checkpoint, kv: Dtype) -> Self {
         let config = &checkpoint.config;
         let mut matrices = Vec::new();
         for group in groups(config).iter().filter(|group| group.tensor.name.ends_with("weight")) {
@@ -200,7 +200,7 @@ mod tests {
     fn model(layers: Option<usize>, experts: Dtype) -> Model {
         let config = NamedShape::gpt_oss_20b().config(layers);
         let encoding = if experts == Dtype::Mxfp4 { Encoding::Mxfp4 } else { Encoding::Bf16 };
-        Model::of(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
+        Model::from_checkpoint(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
     }
 
     #[test]

@@ -85,7 +85,7 @@ const PROMPT_TOKENS: [usize; 2] = [16, 64];
 
 impl Suite {
     /// What was wished for, the rest as suits the device.
-    pub fn of(asked: &SuiteOptions, target: &Target) -> Self {
+    pub fn new(asked: &SuiteOptions, target: &Target) -> Self {
         let is_gpu = target.is_real_gpu();
         let is_sim = target.is_simulated;
         let pick = |wish: Option<u32>, sim: u32, host: u32, gpu: u32| {
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn each_device_has_works_of_its_size_and_asked_come_first() {
-        let works = |arch: &str| Suite::of(&SuiteOptions::default(), &Target::named(arch).expect(arch)).works;
+        let works = |arch: &str| Suite::new(&SuiteOptions::default(), &Target::named(arch).expect(arch)).works;
         assert_eq!(works("host").len(), 3);
         let gpu = works("gfx942");
         assert_eq!(gpu.len(), 2 + 7 + 1);
@@ -253,7 +253,7 @@ mod tests {
             prompts: Some(7),
             ..SuiteOptions::default()
         };
-        let suite = Suite::of(&asked, &Target::named("host").expect("this machine"));
+        let suite = Suite::new(&asked, &Target::named("host").expect("this machine"));
         let getp = Work::Getp { prompts: 7, new_tokens: 16, slots: 7 };
         assert_eq!(suite.works, [getp, Work::Decode { batch: 3, context: 100 }]);
     }

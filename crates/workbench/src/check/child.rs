@@ -34,7 +34,7 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
             io::Error::new(io::ErrorKind::NotFound, what)
         })?;
         let checked = checker.check_template(template, precision, selection, &mut reporter);
-        reporter.say(&Message::Done { since: CaseResults::of(checked), is_lost: reporter.is_lost });
+        reporter.say(&Message::Done { since: CaseResults::from_checked(checked), is_lost: reporter.is_lost });
         if reporter.is_lost {
             break;
         }
@@ -69,7 +69,7 @@ impl Watch for Reporter {
             }
             return Go::Known { is_right: !self.wrong.contains(&self.number) };
         }
-        let since = CaseResults::of(so_far.take());
+        let since = CaseResults::from_checked(so_far.take());
         if self.is_lost {
             self.say(&Message::Lost { since });
             exit(0);

@@ -77,7 +77,7 @@ struct FailureMessage {
 }
 
 impl CaseResults {
-    pub(crate) fn of(checked: Checked) -> Self {
+    pub(crate) fn from_checked(checked: Checked) -> Self {
         let told = |Failure { case, wrong, n_more }| FailureMessage {
             case,
             text: wrong.to_string(),
@@ -147,7 +147,7 @@ mod tests {
         checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });
         checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
         checked.fail("n 1".into(), Wrong::NoTest);
-        let since = CaseResults::of(checked.clone());
+        let since = CaseResults::from_checked(checked.clone());
         let mut line = Vec::new();
         write(&mut line, &Message::Done { since, is_lost: false }).expect("written");
         let Message::Done { since, .. } = read(&line).expect("read") else { panic!("another message") };

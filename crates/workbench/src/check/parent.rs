@@ -78,7 +78,7 @@ impl fmt::Display for Death {
 }
 
 impl Death {
-    fn of(status: ExitStatus) -> Self {
+    fn from_status(status: ExitStatus) -> Self {
         status.signal().map_or_else(|| Self::Exit(status.code().unwrap_or_default()), Self::Signal)
     }
 }
@@ -121,7 +121,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn of(step: &CheckStep) -> Self {
+    fn new(step: &CheckStep) -> Self {
         let checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
         Self { checked, number: 0, wrong: BTreeSet::new(), n_deaths: 0 }
     }
@@ -159,7 +159,7 @@ impl Children {
         let mut known: Option<Progress> = None;
         let mut running: Option<Running> = None;
         while let Some((step, rest)) = steps.split_first() {
-            let progress = known.get_or_insert_with(|| Progress::of(step));
+            let progress = known.get_or_insert_with(|| Progress::new(step));
             let child = match &mut running {
                 Some(child) => child,
                 None => {
@@ -258,11 +258,11 @@ impl Running {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     // What a kernel started may hold the socket when its process is gone.
                     let ended = self.ended();
-                    return Err(ended.map_or(Death::TimedOut { deadline }, Death::of));
+                    return Err(ended.map_or(Death::TimedOut { deadline }, Death::from_status));
                 }
                 Ok(_) | Err(_) => {
                     let ended = self.wait(ENDING);
-                    return Err(ended.map_or(Death::TimedOut { deadline: ENDING }, Death::of));
+                    return Err(ended.map_or(Death::TimedOut { deadline: ENDING }, Death::from_status));
                 }
             }
         }

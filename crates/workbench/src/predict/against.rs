@@ -130,15 +130,15 @@ pub struct Agreement {
 pub fn agreement(both: &[(Measured, f64)]) -> Vec<Agreement> {
     let ops: BTreeSet<&str> = both.iter().map(|(measured, _)| measured.op.as_str()).collect();
     let of = |op: &str| -> Vec<&(Measured, f64)> { both.iter().filter(|(measured, _)| measured.op == op).collect() };
-    let mut all: Vec<Agreement> = ops.iter().map(|op| Agreement::of(op, &of(op))).collect();
+    let mut all: Vec<Agreement> = ops.iter().map(|op| Agreement::new(op, &of(op))).collect();
     if ops.len() > 1 {
-        all.push(Agreement::of("all", &both.iter().collect::<Vec<_>>()));
+        all.push(Agreement::new("all", &both.iter().collect::<Vec<_>>()));
     }
     all
 }
 
 impl Agreement {
-    fn of(op: &str, both: &[&(Measured, f64)]) -> Self {
+    fn new(op: &str, both: &[&(Measured, f64)]) -> Self {
         let pairs: Vec<(f64, f64)> = both.iter().map(|(measured, seconds)| (measured.time_us, 1e6 * seconds)).collect();
         let mut ratios: Vec<f64> = pairs.iter().map(|(measured, predicted)| predicted / measured).collect();
         ratios.sort_by(f64::total_cmp);

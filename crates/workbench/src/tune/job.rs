@@ -73,7 +73,7 @@ const LAUNCH_BYTES: f64 = 1e6;
 
 impl Counts {
     /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
-    pub fn of(target: &Target) -> Self {
+    pub fn for_target(target: &Target) -> Self {
         let (decode, prompt, searched): (&[u32], &[u32], &[u32]) = match target.is_gpu() {
             true => {
                 let decode = &[1, 2, 4, 8, 16, 32, 64, 128, 256];
@@ -94,7 +94,7 @@ impl Counts {
 impl TuningJob {
     /// The problems of a forward pass, and of the runs of its nodes that one kernel may do. What a step has only if a
     /// request asks for it is left out.
-    pub fn of(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
+    pub fn from_graph(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
         let mut job = Self { asked: Vec::new(), context, cache_bytes };
         let mut places: BTreeMap<&str, (usize, Rows)> = BTreeMap::new();
         for node in &graph.nodes {
@@ -215,7 +215,7 @@ impl TuningJob {
     /// The scalars and the kind of the inputs of a piece, with what its node says besides.
     pub(crate) fn setup(&self, piece: &Piece) -> Setup {
         let TuningProblem { problem, scalars, .. } = &self.asked[piece.problem];
-        Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
+        Setup::for_problem(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
     }
 }
 

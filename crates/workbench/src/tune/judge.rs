@@ -165,7 +165,7 @@ impl Time {
 }
 
 impl Uses {
-    pub(crate) fn of(facts: &KernelFacts) -> Self {
+    pub(crate) fn from_facts(facts: &KernelFacts) -> Self {
         Self { vgprs: facts.vgprs, spills: facts.spills(), lds_bytes: facts.lds_bytes }
     }
 }

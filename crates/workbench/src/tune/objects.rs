@@ -41,7 +41,7 @@ pub(crate) fn objects(
         let examined =
             target.is_real_gpu().then(|| examine(&object.object, &rendered.spec(), &rendered.resources, target));
         let uses = examined.transpose().map_err(|error| Verdict::refused(Reason::Exceeds, error))?;
-        let object = Object { bytes: Arc::clone(&object.object), uses: uses.map(|facts| Uses::of(&facts)) };
+        let object = Object { bytes: Arc::clone(&object.object), uses: uses.map(|facts| Uses::from_facts(&facts)) };
         object.spills().filter(|_| !kernel.is_known).map_or(Ok(object), Err)
     };
     kernels.iter().zip(objects).map(usable).collect()

@@ -321,7 +321,7 @@ impl Tuner<'_> {
             let Candidate { template, params } = &candidate;
             asked.kernels.push(match render(library, template, problem, params, target) {
                 Ok(rendered) => {
-                    let request = Request::of(&rendered, target);
+                    let request = Request::new(&rendered, target);
                     let key = self.store.key(&request)?.digest();
                     let is_known = known.iter().any(|known| is_same(known, &candidate));
                     Ok(Kernel { candidate, rendered, request, key, is_known })

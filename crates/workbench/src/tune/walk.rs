@@ -188,5 +188,5 @@ pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &Effort, piece
     });
     let (library, target) = (chooser.library(), chooser.target());
     let rendered = first.filter_map(|one| render(library, &one.template, problem, &one.params, target).ok());
-    rendered.map(|rendered| Request::of(&rendered, target)).collect()
+    rendered.map(|rendered| Request::new(&rendered, target)).collect()
 }

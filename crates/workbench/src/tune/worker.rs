@@ -146,7 +146,7 @@ fn time(timed: &Timed, bench: &Bench<'_>) -> Time {
         evidence: Some(timed.evidence.clone()),
         object: Some(timed.object.clone()),
         source: timed.source.clone(),
-        uses: timed.uses.as_ref().map(Uses::of),
+        uses: timed.uses.as_ref().map(Uses::from_facts),
     }
 }
 

@@ -118,7 +118,7 @@ pub struct KeyRecord {
 
 impl KeyRecord {
     /// What an entry records of a key.
-    pub(crate) fn of(key: &KernelKey) -> Self {
+    pub(crate) fn from_key(key: &KernelKey) -> Self {
         Self {
             source_sha256: Digest::of(key.source.as_bytes()),
             target: key.target.clone(),
@@ -161,7 +161,7 @@ impl Meta {
             compiler_description: String::new(),
             log_sha256: Digest::of(log.as_bytes()),
             object: None,
-            key: KeyRecord::of(key),
+            key: KeyRecord::from_key(key),
         }
     }
 

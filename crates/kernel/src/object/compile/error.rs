@@ -175,7 +175,7 @@ mod tests {
 
     fn failed(how: How, log: &str) -> CompileError {
         let job = CompileJob {
-            toolchain: Toolchain::of("hiprtc", None),
+            toolchain: Toolchain::new("hiprtc", None),
             source: String::new(),
             entry: "k".into(),
             target: "gfx942".into(),

@@ -137,7 +137,7 @@ impl Toolchain {
         } else {
             Vec::new()
         };
-        Ok(Self { launcher, ..Self::of(Hiprtc.name(), Some(library)) })
+        Ok(Self { launcher, ..Self::new(Hiprtc.name(), Some(library)) })
     }
 }
 

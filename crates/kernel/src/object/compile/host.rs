@@ -131,7 +131,7 @@ pub(super) fn first_on_path(
     match found {
         Some((program, rest)) => {
             let arguments = rest.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-            Ok(Toolchain { arguments, ..Toolchain::of(compiler.name(), Some(program)) })
+            Ok(Toolchain { arguments, ..Toolchain::new(compiler.name(), Some(program)) })
         }
         None => {
             let looked_for = commands.iter().map(|words| format!("`{}`", Path::new(&words[0]).display())).collect();

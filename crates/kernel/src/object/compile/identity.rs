@@ -147,7 +147,7 @@ fn recall(path: &Path) -> Option<Record> {
 /// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that
 /// compiled it.
 fn stamps(files: &[PathBuf], start: SystemTime) -> Vec<Stamp> {
-    let stamps = files.iter().map(|file| Stamp::of(file)).collect::<io::Result<Vec<_>>>();
+    let stamps = files.iter().map(|file| Stamp::of_file(file)).collect::<io::Result<Vec<_>>>();
     stamps.ok().filter(|stamps| stamps.iter().all(|stamp| stamp.is_older_than(start))).unwrap_or_default()
 }
 

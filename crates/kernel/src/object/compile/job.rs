@@ -180,7 +180,7 @@ impl How {
 
 impl Toolchain {
     /// A compiler by name, in this file or library; without one the worker finds it.
-    pub(super) fn of(name: &str, compiler: Option<PathBuf>) -> Self {
+    pub(super) fn new(name: &str, compiler: Option<PathBuf>) -> Self {
         let (arguments, environment, launcher) = Default::default();
         Self { name: name.to_owned(), compiler, arguments, environment, launcher }
     }

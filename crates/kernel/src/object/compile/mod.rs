@@ -81,7 +81,7 @@ pub struct Request {
 
 impl Request {
     /// What is asked for a rendered kernel.
-    pub fn of(kernel: &Rendered, target: &Target) -> Self {
+    pub fn new(kernel: &Rendered, target: &Target) -> Self {
         Self {
             label: kernel.label.clone(),
             source: kernel.source.clone(),
@@ -136,8 +136,8 @@ impl Default for CompilerOptions {
             deadline: Duration::from_secs(120),
             memory_bytes: 8 << 30,
             cc: None,
-            hiprtc: Toolchain::of(hiprtc::Hiprtc.name(), None),
-            nvrtc: Toolchain::of(nvrtc::Nvrtc.name(), None),
+            hiprtc: Toolchain::new(hiprtc::Hiprtc.name(), None),
+            nvrtc: Toolchain::new(nvrtc::Nvrtc.name(), None),
             identities: None,
         }
     }

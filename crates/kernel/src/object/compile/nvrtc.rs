@@ -96,7 +96,7 @@ impl Toolchain {
         let library = places.iter().find_map(|place| NVRTC.candidates(Some(place), None).into_iter().next());
         let hint = "name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`";
         let library = library.ok_or(CompileError::NotThere { compiler: Nvrtc.title(), root, hint })?;
-        Ok(Self::of(Nvrtc.name(), Some(library)))
+        Ok(Self::new(Nvrtc.name(), Some(library)))
     }
 }
 

@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_log_names_the_source_as_we_do() {
         let job = CompileJob {
-            toolchain: Toolchain::of("hiprtc", None),
+            toolchain: Toolchain::new("hiprtc", None),
             source: String::new(),
             entry: "k".into(),
             target: "gfx1100".into(),

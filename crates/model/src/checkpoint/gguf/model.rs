@@ -79,7 +79,7 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
         let of_number = family.numbers.iter().find(|number| number.name == name).and_then(|number| number.gguf.last());
         own.missing(of_dim.or(of_number).map_or(name, String::as_str)).into()
     };
-    let config = ModelConfig::of(family, dim, number, missing)?;
+    let config = ModelConfig::from_values(family, dim, number, missing)?;
     config.check()?;
     check_constants(&own, &config)?;
     Ok(config)
@@ -165,7 +165,7 @@ impl GgufTokenizer {
     ///
     /// # Errors
     /// [`GgufError::MissingKey`] and [`GgufError::Key`].
-    pub fn of(file: &Gguf) -> Result<Self, GgufError> {
+    pub fn from_gguf(file: &Gguf) -> Result<Self, GgufError> {
         tokenizer(file)?.ok_or_else(|| GgufError::MissingKey { key: "tokenizer.ggml.tokens".into() })
     }
 
