@@ -45,7 +45,7 @@ pub(super) fn short(problem: &Problem, piece: &Piece) -> String {
 
 /// The same of a piece of a job.
 pub(super) fn title(job: &TuningJob, piece: &Piece) -> String {
-    short(&job.asked[piece.problem].problem, piece)
+    short(&job.problems[piece.problem].problem, piece)
 }
 
 fn list(params: &Params) -> String {

@@ -95,7 +95,7 @@ impl Setup {
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
-            let problem = &job.asked[i].problem;
+            let problem = &job.problems[i].problem;
             problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
         });
         let store = Store::from_env()?;
@@ -119,7 +119,7 @@ impl Setup {
 
     /// The problems that are tuned.
     pub(crate) fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.which.iter().map(|&i| &self.job.asked[i].problem)
+        self.which.iter().map(|&i| &self.job.problems[i].problem)
     }
 
     /// The device in words, or what stands in for it.
@@ -348,22 +348,22 @@ impl JobArgs {
     /// The job with the element types that were asked for, and which of its problems are tuned.
     fn narrow(&self, mut job: TuningJob) -> anyhow::Result<(TuningJob, BTreeSet<usize>)> {
         let ops = |problem: &Problem| problem.ops.join("+");
-        let known: BTreeSet<String> = job.asked.iter().map(|one| ops(&one.problem)).collect();
+        let known: BTreeSet<String> = job.problems.iter().map(|one| ops(&one.problem)).collect();
         if let Some(unknown) = self.op.iter().find(|op| !known.contains(*op)) {
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
             return Err(
                 UsageError(format!("--op {unknown}: not in the forward pass, expected some of: {known}")).into()
             );
         }
-        let mut which: BTreeSet<usize> = (0..job.asked.len())
+        let mut which: BTreeSet<usize> = (0..job.problems.len())
             .filter(|&i| match self.op.is_empty() {
-                true => !job.asked[i].rows.are_asked_for(),
-                false => self.op.contains(&ops(&job.asked[i].problem)),
+                true => !job.problems[i].rows.are_asked_for(),
+                false => self.op.contains(&ops(&job.problems[i].problem)),
             })
             .collect();
         for &i in &which {
             for (name, dtype) in &self.dtype {
-                let problem = &mut job.asked[i].problem;
+                let problem = &mut job.problems[i].problem;
                 match problem.dtypes.get_mut(name) {
                     Some(own) => *own = *dtype,
                     None if self.op.is_empty() => {}
@@ -375,17 +375,17 @@ impl JobArgs {
             return Ok((job, which));
         }
         // Of each op the problems that have what is asked for; where none has, the first one is made to have it.
-        let all_ops: BTreeSet<String> = which.iter().map(|&i| ops(&job.asked[i].problem)).collect();
+        let all_ops: BTreeSet<String> = which.iter().map(|&i| ops(&job.problems[i].problem)).collect();
         for op in all_ops {
-            let of_op: Vec<usize> = which.iter().copied().filter(|&i| ops(&job.asked[i].problem) == op).collect();
+            let of_op: Vec<usize> = which.iter().copied().filter(|&i| ops(&job.problems[i].problem) == op).collect();
             let has = |&i: &usize| {
-                let problem = &job.asked[i].problem;
+                let problem = &job.problems[i].problem;
                 self.dims.iter().all(|(name, value)| problem.dims.get(name) == Some(value))
                     && self.flag.iter().all(|(name, value)| problem.flags.get(name) == Some(value))
             };
             let mut kept: Vec<usize> = of_op.iter().copied().filter(has).collect();
             if kept.is_empty() && !self.op.is_empty() {
-                let problem = &mut job.asked[of_op[0]].problem;
+                let problem = &mut job.problems[of_op[0]].problem;
                 for (name, value) in &self.dims {
                     let known: Vec<String> = problem.dims.keys().cloned().collect();
                     *problem.dims.get_mut(name).ok_or_else(|| unknown("dims", name, known.iter()))? = *value;

@@ -84,11 +84,11 @@ impl World {
             ..Problem::plain("linear", Precision::F32)
         };
         let (label, scalars, parts) = ("qkv".into(), [].into(), Vec::new());
-        let asked = TuningProblem { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
+        let problem_of_job = TuningProblem { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
         Self {
             chooser: Chooser::new(library, tables, Target::host()).expect("they fit"),
             store: Store::new(Cache::in_memory(), options),
-            job: TuningJob { asked: vec![asked], context: 64, cache_bytes: 1 << 20 },
+            job: TuningJob { problems: vec![problem_of_job], context: 64, cache_bytes: 1 << 20 },
         }
     }
 
@@ -115,7 +115,7 @@ impl World {
     }
 
     fn rows(&self, tuned: &[Tuned], kind: ProvenanceKind) -> Vec<NewRow> {
-        let facts = self.job.asked[0].problem.query().facts;
+        let facts = self.job.problems[0].problem.query().facts;
         rows_of(&self.job, tuned, &facts, Rules { kind, renews: false }, true, &|_| None)
     }
 }
@@ -163,7 +163,7 @@ fn a_run_is_fused_only_where_its_ops_were_judged_beside_it() {
     for one in &mut tuned {
         one.problem.ops = vec!["rmsnorm".into(), "linear".into()];
     }
-    let facts = world.job.asked[0].problem.query().facts;
+    let facts = world.job.problems[0].problem.query().facts;
     let rules = Rules { kind: ProvenanceKind::Measured, renews: false };
     let covered = |apart_us: &dyn Fn(u32) -> Option<f64>, tuned: &[Tuned]| {
         let rows = rows_of(&world.job, tuned, &facts, rules, true, &|one| apart_us(one.piece.n_tokens));
@@ -182,7 +182,7 @@ fn a_run_is_fused_only_where_its_ops_were_judged_beside_it() {
 #[test]
 fn a_run_comes_after_its_ops_though_it_takes_more_of_a_step() {
     let mut world = World::new(no_tables());
-    let linear = world.job.asked.remove(0);
+    let linear = world.job.problems.remove(0);
     let of = |ops: &[&str], parts: Vec<usize>| {
         let mut problem = linear.problem.clone();
         problem.ops = ops.iter().map(|op| (*op).to_owned()).collect();
@@ -191,7 +191,7 @@ fn a_run_comes_after_its_ops_though_it_takes_more_of_a_step() {
         problem.constants.insert("eps".into(), 1e-5);
         TuningProblem { problem, parts, ..linear.clone() }
     };
-    world.job.asked = vec![of(&["rmsnorm", "linear"], vec![1, 2]), of(&["rmsnorm"], Vec::new()), linear.clone()];
+    world.job.problems = vec![of(&["rmsnorm", "linear"], vec![1, 2]), of(&["rmsnorm"], Vec::new()), linear.clone()];
     let (which, counts) = (BTreeSet::from([0, 1, 2]), Counts::only(&[4]));
     let shares = world.job.shares(&which, &counts, world.chooser.library(), None);
     assert!(shares[&0] > shares[&1] && shares[&0] > shares[&2], "{shares:?}");
@@ -341,7 +341,7 @@ fn proof_is_written_and_read_back() {
     };
     let text = merged("host", "", &[NewRow { proof, ..row("1+") }], &provenance).expect("right");
     let tables = TuningTables::load(&[]).expect("right").with_table(&[], Path::new("x"), "host", &text).expect("right");
-    let query = World::new(no_tables()).job.asked[0].problem.query();
+    let query = World::new(no_tables()).job.problems[0].problem.query();
     let found = tables.lookup(&query, 5, StepKind::Decode, &Target::host()).expect("a row");
     let read = [&found.problem, &found.source, &found.object, &found.evidence].map(|one| one.clone().expect("there"));
     assert_eq!(read, ["a", "b", "c", "d"].map(|digit| digit.repeat(64)));

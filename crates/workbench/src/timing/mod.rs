@@ -42,7 +42,7 @@ pub const ROUNDS: usize = 5;
 const REPLAY_US: f64 = 400.0;
 
 /// A candidate that is slower than the best by this factor in every round so far is not timed again.
-const HOPELESS: f64 = 1.5;
+const DROP_FACTOR: f64 = 1.5;
 
 /// A candidate is not timed in rounds if a launch by itself takes longer than the best by this factor and this many
 /// microseconds, which is what a launch by itself may take more.
@@ -300,7 +300,7 @@ impl<'a> Bench<'a> {
             for (i, (_, ready)) in ready.iter().enumerate() {
                 let Some(ready) = ready.as_ref().ok().filter(|ready| ready.slow_us.is_none()) else { continue };
                 let fastest = times[i].iter().copied().fold(f64::INFINITY, f64::min);
-                if failed[i].is_some() || (round > 1 && fastest > HOPELESS * best) {
+                if failed[i].is_some() || (round > 1 && fastest > DROP_FACTOR * best) {
                     continue;
                 }
                 runs(i);

@@ -96,7 +96,7 @@ impl<'a> Predicted<'a> {
         {
             return Ok(work.clone());
         }
-        let problem = &self.job.asked[piece.problem].problem;
+        let problem = &self.job.problems[piece.problem].problem;
         let work = timing::work(self.library, problem, &self.job.setup(piece));
         let work = work.map_err(|error| JudgeError::Piece(chain(&error)))?;
         self.work = Some((*piece, work.clone()));

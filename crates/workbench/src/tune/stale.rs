@@ -17,7 +17,7 @@ pub struct Stale {
 /// The stale rows for a job's problems: those that decide something.
 pub fn rows(job: &TuningJob, chooser: &Chooser) -> Vec<Stale> {
     let mut stale: Vec<Stale> = Vec::new();
-    for (problem, asked) in job.asked.iter().enumerate() {
+    for (problem, asked) in job.problems.iter().enumerate() {
         let query = asked.problem.query();
         for step in StepKind::ALL {
             for row in chooser.tables().rows_for(chooser.target()).filter(|row| row.applies(&query, step)) {

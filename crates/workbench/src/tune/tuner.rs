@@ -242,7 +242,7 @@ impl Tuner<'_> {
 
     /// What is known of a piece before anything is tried.
     fn begin(&self, piece: &Piece) -> Result<(Tuned, Vec<Choice>), TuneError> {
-        let problem = &self.job.asked[piece.problem].problem;
+        let problem = &self.job.problems[piece.problem].problem;
         let n_rows = piece.n_tokens as usize;
         let ranking = self.chooser.ranking(problem, n_rows, piece.step)?;
         let first = &ranking.choices[0];
@@ -309,7 +309,7 @@ impl Tuner<'_> {
         n_rounds: usize,
         entries: &CandidateResults,
     ) -> Result<CandidateKernels, TuneError> {
-        let problem = &self.job.asked[piece.problem].problem;
+        let problem = &self.job.problems[piece.problem].problem;
         let (library, target) = (self.chooser.library(), self.chooser.target());
         let mut asked = CandidateKernels { all: candidates.iter().map(identity).collect(), kernels: Vec::new() };
         let mut is_asked = BTreeSet::new();
@@ -385,7 +385,7 @@ impl Tuner<'_> {
     }
 
     pub(super) fn key(&self, piece: &Piece, kernel: &Kernel, n_rounds: usize, group: Option<&str>) -> Key {
-        let asked = &self.job.asked[piece.problem];
+        let asked = &self.job.problems[piece.problem];
         let Candidate { template, params } = &kernel.candidate;
         let setup = self.job.setup(piece);
         let (key, inputs) = (kernel.key.to_string(), format!("{setup:?}"));

@@ -57,7 +57,7 @@ pub fn run(job: &TuningJob, pipeline: &Pipeline) -> io::Result<()> {
             if weights.0 != Some(piece.problem) {
                 weights = (Some(piece.problem), Weights::default());
             }
-            let asked = job.asked.get(piece.problem).ok_or_else(|| io::Error::other("there is no such problem"))?;
+            let asked = job.problems.get(piece.problem).ok_or_else(|| io::Error::other("there is no such problem"))?;
             match Bench::new(pipeline, &asked.problem, &job.setup(&piece), &mut weights.1) {
                 Ok(bench) => at = Some((piece, bench)),
                 Err(error) => {
