@@ -14,7 +14,7 @@ use kernel::template::signature::Signature;
 use kernel::template::{Precision, Problem};
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
-use model::checkpoint::tensor_parallel::TpRank;
+use model::config::tensor_parallel::TpRank;
 use model::config::{ModelConfig, NamedShape};
 
 /// Most rows of a step, as `run` has it.

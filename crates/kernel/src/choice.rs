@@ -2,14 +2,13 @@
 //! function for `run`, `tune` and `kernels plan`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use sha2::{Digest as _, Sha256};
+use std::sync::Arc;
 
 use crate::step::StepKind;
 use crate::target::Target;
 use crate::template::library::{Examined, Library};
 use crate::template::library_error::LibraryError;
+use crate::template::problem::sha256_hex;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
 use crate::tuning::lint::{Finding, FindingKind};
@@ -140,17 +139,6 @@ impl Problem {
         let facts: Facts = dims.chain(flags).chain(dtypes).chain([precision]).collect();
         Query { op: self.ops.join("+"), facts }
     }
-
-    /// SHA-256 of everything that a rendered kernel may depend on, in hex: two problems with one are the same.
-    pub fn identity(&self) -> String {
-        let Self { ops, dims, constants, flags, dtypes, precision, keeps } = self;
-        let mut text = format!("ops {ops:?}\nprecision {precision}\nkeeps {keeps:?}\n");
-        text.extend(dims.iter().map(|(name, value)| format!("dim {name} {value}\n")));
-        text.extend(constants.iter().map(|(name, value)| format!("constant {name} {:08x}\n", value.to_bits())));
-        text.extend(flags.iter().map(|(name, value)| format!("flag {name} {value}\n")));
-        text.extend(dtypes.iter().map(|(name, dtype)| format!("dtype {name} {dtype}\n")));
-        hex(text.as_bytes())
-    }
 }
 
 /// Whether a row was measured on this problem and with another source than this one, to which its template renders
@@ -161,35 +149,7 @@ pub fn is_stale(row: &TuningRow, problem: &Problem, source: &str) -> bool {
         Some(identity) => *identity == problem.identity(),
         None => row.facts == problem.query().facts,
     };
-    is_its_problem && *measured != hex(source.as_bytes())
-}
-
-/// One line for all stale rows, by their files; `None` where there is none.
-pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, target: &Target) -> Option<String> {
-    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
-    let mut files: BTreeMap<&str, usize> = BTreeMap::new();
-    for place in places {
-        *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;
-    }
-    let count = |(file, n): (&&str, &usize)| format!("{n} {} of {file}", if *n == 1 { "row" } else { "rows" });
-    let counts = files.iter().map(count).collect::<Vec<_>>().join(", ");
-    let n: usize = files.values().sum();
-    let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
-    (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
-}
-
-/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for
-/// each work.
-pub fn warn_once(warning: &str) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
-        tracing::warn!("{warning}");
-    }
-}
-
-/// SHA-256 of some bytes, in hex, as tables have it.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    is_its_problem && *measured != sha256_hex(source.as_bytes())
 }
 
 impl Chooser {

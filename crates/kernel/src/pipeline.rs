@@ -1,7 +1,8 @@
 //! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
 //! loaded. What the graph asks, and all it asks.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
@@ -15,8 +16,17 @@ use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
 use crate::template::render::{RenderError, Rendered, render};
 use crate::template::{Params, Problem};
-use crate::tuning::{TuningError, TuningTables};
+use crate::tuning::{TuningError, TuningTables, stale_warning};
 use hint::{Hint, chain};
+
+/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for
+/// each work.
+pub fn warn_once(warning: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
+        tracing::warn!("{warning}");
+    }
+}
 
 /// Templates, tables, target, store and device.
 pub struct Pipeline {
@@ -185,7 +195,7 @@ impl Pipeline {
         let mut attempts: Vec<Attempt> = Vec::new();
         let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
         for (request, ranking) in &rankings.distinct {
-            ranking.warnings.iter().for_each(|warning| choice::warn_once(warning));
+            ranking.warnings.iter().for_each(|warning| warn_once(warning));
             attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
         }
         while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
@@ -197,8 +207,8 @@ impl Pipeline {
             let source = &attempt.loaded.as_ref().filter(|_| attempt.at == 0)?.rendered.source;
             ranking.row().filter(|row| choice::is_stale(row, &attempt.problem, source))
         });
-        if let Some(warning) = choice::stale_warning(taken, self.target()) {
-            choice::warn_once(&warning);
+        if let Some(warning) = stale_warning(taken, self.target()) {
+            warn_once(&warning);
         }
         let loaded = |&ranking: &usize| {
             let attempt = &attempts[attempt_of_ranking[ranking]];

@@ -202,8 +202,8 @@ mod tests {
     use format::Dtype;
     use model::checkpoint::Checkpoint;
     use model::checkpoint::encoding::Encoding;
-    use model::checkpoint::tensor_parallel::TpRank;
     use model::config::NamedShape;
+    use model::config::tensor_parallel::TpRank;
 
     use kernel::target::Target;
     use kernel::template::Precision;

@@ -107,6 +107,20 @@ pub enum TuningError {
     },
 }
 
+/// One line for all stale rows, by their files; `None` where there is none.
+pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, target: &Target) -> Option<String> {
+    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
+    let mut files: BTreeMap<&str, usize> = BTreeMap::new();
+    for place in places {
+        *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;
+    }
+    let count = |(file, n): (&&str, &usize)| format!("{n} {} of {file}", if *n == 1 { "row" } else { "rows" });
+    let counts = files.iter().map(count).collect::<Vec<_>>().join(", ");
+    let n: usize = files.values().sum();
+    let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
+    (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
+}
+
 impl Hint for TuningError {
     fn hint(&self) -> Option<String> {
         match self {

@@ -1,4 +1,7 @@
 //! The dimensions of one model, under the names that its family's file (`models/*.toml`) gives them: Hugging Face's.
+//! [`tensor_parallel`] has those of a part of one.
+
+pub mod tensor_parallel;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
