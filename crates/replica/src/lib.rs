@@ -2,7 +2,8 @@
 //!
 //! [`Replica`] is such a process as the one that started it sees it, [`child`] is the process's own side. They talk in
 //! lines of JSON: over the child's stdin go orders, of whatever type whoever uses this needs; over its stdout
-//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`WireRequest`] is a request, in such a line.
+//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`WireRequest`] is a request, in such a
+//! line.
 
 pub mod child;
 mod parent;

@@ -1,6 +1,7 @@
 //! Copies of the model on several devices of this machine, each in a process of its own.
 //!
-//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there, [`BatchReplicaMessage`] comes back.
+//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there,
+//! [`BatchReplicaMessage`]s come back.
 
 pub mod child;
 mod parent;

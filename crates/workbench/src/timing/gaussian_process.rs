@@ -4,7 +4,7 @@
 const NOISE: f64 = 1e-3;
 
 /// A Gaussian process over a given list of points: the posterior mean and variance of each, which every observation
-/// changes. The prior has mean 0 and variance 1, and the exponential covariance `exp(-d)` of lengthscale 1, where `d` is
+/// changes. The prior has mean 0, variance 1, and the exponential covariance `exp(-d)` of lengthscale 1, where `d` is
 /// the sum of two points' distances along each axis: what is known of one side of a step says little of the other, and
 /// times of kernels have steps (a block more or less on a compute unit). (C. E. Rasmussen and C. K. I. Williams,
 /// *Gaussian Processes for Machine Learning*, 2006, section 2.2; the Cholesky factor grows by a row with each
@@ -23,7 +23,7 @@ impl<'a> GaussianProcess<'a> {
         Self { points, mean: vec![0.0; points.len()], variance: vec![1.0; points.len()], factor: Vec::new() }
     }
 
-    /// The function was observed at the point of this index, or will be (`None`): then variances shrink, and means stay.
+    /// The function was observed at the point of this index, or will be (`None`): variances shrink then, means stay.
     pub(crate) fn observe(&mut self, at: usize, value: Option<f64>) {
         let deviation = (self.variance[at] + NOISE).sqrt();
         let residual = value.map_or(0.0, |value| (value - self.mean[at]) / deviation);
@@ -59,7 +59,7 @@ fn covariance(a: &[f64], b: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// With points on one axis and this covariance what lies between two observations depends on these two alone: for an
+    /// With points on one axis and this covariance what lies between two observations depends on these alone: for an
     /// Ornstein-Uhlenbeck process the mean between them is `(a sinh(1 - t) + b sinh(t)) / sinh(1)` for a distance of 1.
     #[test]
     fn between_two_observations_lies_what_an_ornstein_uhlenbeck_process_has_there() {

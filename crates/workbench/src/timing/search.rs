@@ -166,8 +166,8 @@ pub(crate) fn initial_design(legal: &[Params], start: &Params, most: usize) -> V
     found
 }
 
-/// The coordinates of each in the grid of all, by the ranks of its values among those that its parameters take: 0 is the
-/// least and 1 the one that would follow the greatest, so that parameters with few values and with many have one
+/// The coordinates of each in the grid of all, by the ranks of its values among those that its parameters take: 0 is
+/// the least and 1 the one that would follow the greatest, so that parameters with few values and with many have one
 /// lengthscale. And how long a step is along each axis.
 fn points(legal: &[Params]) -> (Vec<Vec<f64>>, Vec<f64>) {
     let mut values: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
