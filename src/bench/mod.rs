@@ -19,7 +19,7 @@ use model::config::NamedShape;
 use report::{Kernels, Report};
 use workbench::bench::measure::{Bench, Measured};
 use workbench::bench::roofline::Model;
-use workbench::bench::suite::{Kind, Suite, SuiteOptions, Work};
+use workbench::bench::suite::{Kind, Suite, SuiteOptions, Workload};
 use workbench::bench::{limits, links};
 
 /// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run
@@ -158,9 +158,9 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self, works: &[Work], sizes: Sizes, is_gpu: bool) -> anyhow::Result<Vec<Measured>> {
+    fn run(&mut self, works: &[Workload], sizes: Sizes, is_gpu: bool) -> anyhow::Result<Vec<Measured>> {
         let mut cache = self.args.cache.clone();
-        if let [Work::Prefill { tokens }] = works {
+        if let [Workload::Prefill { tokens }] = works {
             let chunk = is_gpu.then_some((*tokens).min(GPU_PREFILL_CHUNK) as u32).or(cache.chunk);
             cache.chunk = self.args.prefill_chunk.or(chunk);
         }

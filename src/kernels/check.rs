@@ -14,7 +14,7 @@ use crate::CHECK_WORKER;
 use crate::args::source::TargetArgs;
 use crate::output::Output;
 use crate::usage::UsageError;
-use engine::device::{Device, Ready, SEED_VARIABLE, simulator_seed, stand_in};
+use engine::device::{Device, OpenedDevice, SEED_VARIABLE, simulator_seed, stand_in};
 use kernel::object::compile::compiler_for;
 use kernel::object::store::Store;
 use kernel::target::compute_unit::ComputeUnit;
@@ -174,7 +174,7 @@ struct Setup {
     store: Store,
     target: Target,
     /// What was opened for `--device`.
-    opened: Option<Ready>,
+    opened: Option<OpenedDevice>,
 }
 
 impl Setup {

@@ -27,7 +27,7 @@ struct Report {
     limits: ProductLimits,
     /// Templates at the model's shapes.
     times: Vec<Time>,
-    kernels: Vec<Kernel>,
+    kernels: Vec<KernelReport>,
 }
 
 /// A template at one of a model's shapes, beside what runs today. All of it predicted, in microseconds.
@@ -56,7 +56,7 @@ struct ProductLimits {
 }
 
 #[derive(Serialize)]
-struct Kernel {
+struct KernelReport {
     op: String,
     variant: String,
     precision: &'static str,
@@ -115,7 +115,7 @@ pub(super) fn run(
         match speed.loops {
             // A missing tool is one error, not one for each kernel.
             Err(CodeError::Isa(error)) => return Err(error.into()),
-            _ => kernels.push(Kernel::new(speed, &unit)),
+            _ => kernels.push(KernelReport::new(speed, &unit)),
         }
     }
     let n_wrong = kernels.iter().filter(|kernel| kernel.error.is_some()).count();
@@ -184,7 +184,7 @@ impl ProductLimits {
     }
 }
 
-impl Kernel {
+impl KernelReport {
     fn new(speed: KernelSpeed, unit: &ComputeUnit) -> Self {
         let KernelSpeed { op, variant, precision, case, loops } = speed;
         let (hot_loops, error) = match loops {
@@ -248,7 +248,7 @@ impl HotLoopReport {
     }
 }
 
-fn print(kernels: &[Kernel], limits: &ProductLimits, arch: &str, output: &Output) -> anyhow::Result<()> {
+fn print(kernels: &[KernelReport], limits: &ProductLimits, arch: &str, output: &Output) -> anyhow::Result<()> {
     const NUMBERS: [&str; 7] = [
         "instructions",
         "predicted cycles, alone",
@@ -261,7 +261,7 @@ fn print(kernels: &[Kernel], limits: &ProductLimits, arch: &str, output: &Output
     let mut header = vec!["op", "variant", "precision", "loop"];
     header.extend(NUMBERS);
     header.push("shape");
-    let cells: Vec<Vec<String>> = kernels.iter().flat_map(Kernel::cells).collect();
+    let cells: Vec<Vec<String>> = kernels.iter().flat_map(KernelReport::cells).collect();
     output.table(&header, &cells, &NUMBERS)?;
     for kernel in kernels {
         if let Some(error) = &kernel.error {

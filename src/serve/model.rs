@@ -23,7 +23,7 @@ use serve::failing::Failing;
 use serve::intake::IntakeLimits;
 use serve::metrics::Metrics;
 use serve::replay::{Replay, Scripts};
-use serve::replica::{Ready, Replicas};
+use serve::replica::{Replicas, ServeReplicaReady};
 use system::bounded_process::this_program;
 
 /// A backend and what belongs to it.
@@ -80,13 +80,13 @@ impl Served {
         let checkpoint = args.model.open(output)?;
         let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
         let starts = replicas::starts(&args.device, &checkpoint, n, &["--replica".into()])?;
-        let limits = |ready: &[Ready]| {
+        let limits = |ready: &[ServeReplicaReady]| {
             let n_slots = ready.iter().map(|one| one.n_slots).sum();
-            let least = |of: fn(&Ready) -> usize| ready.iter().map(of).min().unwrap_or_default();
+            let least = |of: fn(&ServeReplicaReady) -> usize| ready.iter().map(of).min().unwrap_or_default();
             args.limits(n_slots, least(|one| one.context_tokens), least(|one| one.vocab_size))
         };
         let (mut sizes, mut shares_cores) = (String::new(), false);
-        let limits = |ready: &[Ready]| {
+        let limits = |ready: &[ServeReplicaReady]| {
             let limits = limits(ready);
             shares_cores = ready.iter().any(|one| one.shares_cores);
             let IntakeLimits { n_slots, context_tokens, .. } = limits;

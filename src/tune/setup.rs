@@ -128,7 +128,7 @@ impl Setup {
     }
 
     /// Opens the device that measures, for whole steps.
-    pub fn open(&self) -> anyhow::Result<device::Ready> {
+    pub fn open(&self) -> anyhow::Result<device::OpenedDevice> {
         let (_, device) = self.opened.as_ref().expect("only what measures is opened");
         match (&self.args.arch, device) {
             (Some(arch), Device::Auto) => Ok(device::of_arch(arch, self.chooser.tables())?),
@@ -267,7 +267,7 @@ pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<
 }
 
 impl JobArgs {
-    fn open(&self, tables: &TuningTables) -> anyhow::Result<device::Ready> {
+    fn open(&self, tables: &TuningTables) -> anyhow::Result<device::OpenedDevice> {
         match (&self.device, &self.arch) {
             (Some(device), _) => Ok(device.open(tables, 0)?),
             (None, Some(arch)) => Ok(device::of_arch(arch, tables)?),

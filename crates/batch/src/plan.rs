@@ -16,7 +16,7 @@ use engine::scheduler::{Request, Sampling};
 
 /// In which order prompts are run. Answers are in the order of the prompts in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Order {
+pub enum PromptOrder {
     /// As they stand there
     #[default]
     Given,
@@ -165,7 +165,7 @@ impl Batch {
     /// # Errors
     /// [`BatchError::Line`] of the first that is wrong, if that is no answer; [`BatchError::Changed`] of the first
     /// whose recorded answer is to something else.
-    pub fn survey(&self, records: &Records, order: Order, keeps_errors: bool) -> Result<Survey, BatchError> {
+    pub fn survey(&self, records: &Records, order: PromptOrder, keeps_errors: bool) -> Result<Survey, BatchError> {
         let mut survey = Survey::default();
         let mut keys = Vec::new();
         for start in (0..self.source.len()).step_by(CHUNK) {
@@ -182,13 +182,13 @@ impl Batch {
                 survey.longest = survey.longest.max(n_positions);
                 survey.n_positions += n_positions as u64;
                 match order {
-                    Order::Given => {}
-                    Order::Longest => keys.push((vec![u64::MAX - n_positions as u64], i as u32)),
-                    Order::Prefix => keys.push((blocks, i as u32)),
+                    PromptOrder::Given => {}
+                    PromptOrder::Longest => keys.push((vec![u64::MAX - n_positions as u64], i as u32)),
+                    PromptOrder::Prefix => keys.push((blocks, i as u32)),
                 }
             }
         }
-        if order != Order::Given {
+        if order != PromptOrder::Given {
             keys.sort_unstable();
             survey.order = keys.into_iter().map(|(_, i)| i).collect();
         }
@@ -200,7 +200,7 @@ impl Batch {
         &self,
         i: usize,
         records: &Records,
-        order: Order,
+        order: PromptOrder,
         keeps_errors: bool,
     ) -> Result<Option<Measured>, BatchError> {
         let place = || Place(self.source.place(i));
@@ -221,7 +221,7 @@ impl Batch {
         }
         let (n_positions, blocks) = match &planned.request {
             Some(request) => {
-                let blocks = if order == Order::Prefix { blocks(&request.prompt) } else { Vec::new() };
+                let blocks = if order == PromptOrder::Prefix { blocks(&request.prompt) } else { Vec::new() };
                 (request.prompt.len() + request.max_new_tokens, blocks)
             }
             None => (0, Vec::new()),

@@ -31,7 +31,7 @@ const MAX_LINE_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct Source {
     parts: Vec<PromptFile>,
-    lines: Vec<Line>,
+    lines: Vec<LinePlace>,
     format: PromptFormat,
     findings: Vec<String>,
 }
@@ -49,7 +49,7 @@ enum Text {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct LinePlace {
     part: u32,
     /// From 1.
     number: u32,
@@ -146,7 +146,8 @@ impl Source {
 
     /// A text that is the only prompt, line ends included.
     fn only(text: Vec<u8>) -> Self {
-        let line = Line { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
+        let line =
+            LinePlace { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
         let findings = vec!["there is no such file: what `-i` says is the only prompt".to_owned()];
         let parts = vec![PromptFile { name: "-i".into(), text: Text::Memory(text) }];
         Self { parts, lines: vec![line], format: PromptFormat::Lines, findings }
@@ -229,7 +230,7 @@ impl Source {
 
     /// Which prompt `i` is, from 1, and where it stands, for messages.
     pub fn place(&self, i: usize) -> String {
-        let Line { part, number, .. } = self.lines[i];
+        let LinePlace { part, number, .. } = self.lines[i];
         format!("{} (`{}`, line {number})", i + 1, self.parts[part as usize].name)
     }
 
@@ -238,7 +239,7 @@ impl Source {
     /// # Errors
     /// [`SourceError::Read`].
     pub(crate) fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
-        let Line { part, offset, len_bytes, .. } = self.lines[i];
+        let LinePlace { part, offset, len_bytes, .. } = self.lines[i];
         let PromptFile { name, text } = &self.parts[part as usize];
         let mut bytes = vec![0; len_bytes as usize];
         match text {
@@ -299,7 +300,7 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     /// The next one, without its end.
-    fn next_line(&mut self) -> Result<Option<(Line, Vec<u8>)>, SourceError> {
+    fn next_line(&mut self) -> Result<Option<(LinePlace, Vec<u8>)>, SourceError> {
         let mut bytes = Vec::new();
         let read = (&mut self.reader).take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes);
         let n_read = read.map_err(|source| SourceError::Read { name: self.name.to_owned(), source })?;
@@ -312,7 +313,7 @@ impl Lines<'_> {
         }
         let Self { part, number, offset, .. } = *self;
         self.offset += n_read as u64;
-        Ok(Some((Line { part, number, offset, len_bytes: bytes.len() as u32 }, bytes)))
+        Ok(Some((LinePlace { part, number, offset, len_bytes: bytes.len() as u32 }, bytes)))
     }
 }
 

@@ -40,7 +40,7 @@ pub struct Statistics {
     pub first_token_s: Vec<f32>,
     /// Seconds from there to its last token.
     pub latency_s: Vec<f32>,
-    /// What the device of [`Work::run`] took, in joules, where its driver says.
+    /// What the device of [`BatchRun::run`] took, in joules, where its driver says.
     pub joules: Option<f64>,
     /// Whether somebody wanted the run to end before it was done.
     pub is_interrupted: bool,
@@ -162,14 +162,14 @@ impl Active {
 }
 
 /// A run in the making.
-pub struct Work<'a> {
+pub struct BatchRun<'a> {
     pub batch: &'a Batch,
     pub records: &'a mut Records,
     /// A line that is wrong is answered with what is wrong with it.
     pub keeps_errors: bool,
 }
 
-impl Work<'_> {
+impl BatchRun<'_> {
     /// Runs the prompts of `order`.
     ///
     /// - `go_on`: asked after each step; false ends the run, and what was not finished is not kept

@@ -248,17 +248,17 @@ pub(crate) fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
 /// One cache line, so that vectors of 64 bytes can be loaded aligned.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line(#[expect(dead_code, reason = "only its address is used")] [u8; 64]);
+struct CacheLine(#[expect(dead_code, reason = "only its address is used")] [u8; 64]);
 
 /// Calls `f` with at least `len_bytes` bytes of this thread's own, 64-byte aligned; contents are what was left there.
 fn with_scratch(len_bytes: usize, f: impl FnOnce(*mut c_void)) {
     thread_local! {
-        static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+        static SCRATCH: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
     }
     SCRATCH.with_borrow_mut(|scratch| {
-        let n_lines = len_bytes.div_ceil(size_of::<Line>());
+        let n_lines = len_bytes.div_ceil(size_of::<CacheLine>());
         if scratch.len() < n_lines {
-            scratch.resize(n_lines, Line([0; 64]));
+            scratch.resize(n_lines, CacheLine([0; 64]));
         }
         f(scratch.as_mut_ptr().cast());
     });

@@ -5,7 +5,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::history::Turn;
+use super::history::AssistantTurn;
 use super::stop_text::StopText;
 use super::tools::{Function, Tools};
 use chat::chat_format::{AnswerParser, Event, Purpose};
@@ -95,7 +95,7 @@ pub(crate) struct Answer {
     n_tokens: usize,
     /// Tokens that are not yet part of a text.
     drawn: Vec<Drawn>,
-    turn: Turn,
+    turn: AssistantTurn,
 }
 
 /// An item that is open.
@@ -172,7 +172,7 @@ impl Answer {
     }
 
     /// The messages that ended, for when they come back.
-    pub(crate) fn turn(&self) -> &Turn {
+    pub(crate) fn turn(&self) -> &AssistantTurn {
         &self.turn
     }
 

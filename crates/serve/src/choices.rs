@@ -49,10 +49,10 @@ pub(crate) struct Choices {
     scope: Scope,
     n_prompt: usize,
     n_cached: Option<usize>,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceStream>,
 }
 
-struct Choice {
+struct ChoiceStream {
     /// None once it is over.
     generation: Option<Generation>,
     answer: Answer,
@@ -61,7 +61,7 @@ struct Choice {
 impl Choices {
     /// Generations and what is to become of them.
     pub(crate) fn new(server: Arc<Server>, scope: Scope, n_prompt: usize, choices: Vec<(Generation, Answer)>) -> Self {
-        let choice = |(generation, answer)| Choice { generation: Some(generation), answer };
+        let choice = |(generation, answer)| ChoiceStream { generation: Some(generation), answer };
         let choices = choices.into_iter().map(choice).collect();
         Self { server, scope, n_prompt, n_cached: None, choices }
     }

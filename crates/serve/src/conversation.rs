@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::error::ApiError;
-use super::history::{self, History, Scope, Turn as MadeTurn};
+use super::history::{self, AssistantTurn, History, Scope};
 use chat::{AssistantMessage, MessagePart, Phase, Turn};
 
 /// A piece of a conversation.
@@ -16,7 +16,7 @@ pub(crate) enum ConversationItem {
     /// A turn of the assistant, as its client has it.
     Assistant(Vec<AssistantMessage>),
     /// A turn that is known to be this server's.
-    Made(Arc<MadeTurn>),
+    Made(Arc<AssistantTurn>),
     /// What a call came to.
     Result {
         call_id: String,
@@ -38,7 +38,7 @@ impl ConversationItem {
 }
 
 /// A turn of the prompt before it is known whether its reasoning is still wanted.
-enum Line<'a> {
+enum PromptLine<'a> {
     Plain(Turn),
     Made(&'a AssistantMessage),
     Given { made: &'a AssistantMessage, is_final: bool },
@@ -52,7 +52,7 @@ enum Line<'a> {
 /// # Errors
 /// A result of a call that is not there, or a second one.
 pub(crate) fn turns(entries: &[&ConversationItem], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
-    let known: Vec<Option<Arc<MadeTurn>>> = entries
+    let known: Vec<Option<Arc<AssistantTurn>>> = entries
         .iter()
         .map(|entry| match entry {
             ConversationItem::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
@@ -61,9 +61,9 @@ pub(crate) fn turns(entries: &[&ConversationItem], history: &History, scope: Sco
         })
         .collect();
     let lines = lines(entries, &known)?;
-    let last_final = lines.iter().rposition(Line::is_final);
+    let last_final = lines.iter().rposition(PromptLine::is_final);
     let is_kept =
-        |(i, line): &(usize, Line)| !line.is_reasoning() || last_final.is_none_or(|last_final| *i > last_final);
+        |(i, line): &(usize, PromptLine)| !line.is_reasoning() || last_final.is_none_or(|last_final| *i > last_final);
     Ok(lines.into_iter().enumerate().filter(is_kept).filter_map(|(_, line)| line.turn()).collect())
 }
 
@@ -72,8 +72,8 @@ type Results<'a> = HashMap<&'a str, VecDeque<(&'a str, &'a str)>>;
 
 fn lines<'a>(
     entries: &'a [&'a ConversationItem],
-    known: &'a [Option<Arc<MadeTurn>>],
-) -> Result<Vec<Line<'a>>, ApiError> {
+    known: &'a [Option<Arc<AssistantTurn>>],
+) -> Result<Vec<PromptLine<'a>>, ApiError> {
     let mut results = Results::new();
     for entry in entries {
         if let ConversationItem::Result { call_id, text, path } = entry {
@@ -85,7 +85,7 @@ fn lines<'a>(
         match (entry, known) {
             (_, Some(turn)) => {
                 for made in turn.iter() {
-                    lines.push(Line::Made(made));
+                    lines.push(PromptLine::Made(made));
                     lines.extend(result_of(&made.part, &mut results));
                 }
             }
@@ -98,13 +98,13 @@ fn lines<'a>(
                         }
                         _ => false,
                     };
-                    lines.push(Line::Given { made, is_final });
+                    lines.push(PromptLine::Given { made, is_final });
                     lines.extend(result_of(&made.part, &mut results));
                 }
             }
             (ConversationItem::Developer(text), None) if text.is_empty() => {}
-            (ConversationItem::Developer(text), None) => lines.push(Line::Plain(Turn::Developer(text.clone()))),
-            (ConversationItem::User(text), None) => lines.push(Line::Plain(Turn::User(text.clone()))),
+            (ConversationItem::Developer(text), None) => lines.push(PromptLine::Plain(Turn::Developer(text.clone()))),
+            (ConversationItem::User(text), None) => lines.push(PromptLine::Plain(Turn::User(text.clone()))),
             // Behind its call already. A turn that was made has its place above.
             (ConversationItem::Result { .. } | ConversationItem::Made(_), None) => {}
         }
@@ -116,13 +116,13 @@ fn lines<'a>(
     }
 }
 
-fn result_of<'a>(part: &MessagePart, results: &mut Results) -> Option<Line<'a>> {
+fn result_of<'a>(part: &MessagePart, results: &mut Results) -> Option<PromptLine<'a>> {
     let MessagePart::Call { id, name, .. } = part else { return None };
     let (text, _) = results.get_mut(id.as_str())?.pop_front()?;
-    Some(Line::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
+    Some(PromptLine::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
 }
 
-impl Line<'_> {
+impl PromptLine<'_> {
     fn part(&self) -> Option<&MessagePart> {
         match self {
             Self::Plain(_) => None,

@@ -65,7 +65,7 @@ impl EngineThread {
         let (commands, received) = channel();
         let of_thread = shared.clone();
         thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut open = Open {
+            let mut open = OpenGeneration {
                 engine,
                 mailboxes: HashMap::new(),
                 shared: of_thread.clone(),
@@ -156,7 +156,7 @@ impl Shared {
 }
 
 /// The engine and whom its tokens are for.
-struct Open {
+struct OpenGeneration {
     engine: Engine,
     mailboxes: HashMap<RequestId, Arc<Mailbox>>,
     shared: Arc<Shared>,
@@ -164,7 +164,7 @@ struct Open {
     counted: EngineFigures,
 }
 
-impl Open {
+impl OpenGeneration {
     /// Until nobody is there to send commands.
     fn run(&mut self, commands: &Receiver<Command>) -> Result<(), EngineFailure> {
         loop {

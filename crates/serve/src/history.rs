@@ -16,12 +16,12 @@ use chat::{AssistantMessage, BETWEEN_MESSAGES, MessagePart};
 pub(crate) type Scope = u64;
 
 /// All that was made in one answer.
-pub(crate) type Turn = Vec<AssistantMessage>;
+pub(crate) type AssistantTurn = Vec<AssistantMessage>;
 
 /// The turns with calls that were made lately, by the calls' ids.
 #[derive(Debug)]
 pub struct History {
-    turns: Mutex<LruMap<(Scope, String), Arc<Turn>>>,
+    turns: Mutex<LruMap<(Scope, String), Arc<AssistantTurn>>>,
 }
 
 const LIMITS: LruLimits =
@@ -39,7 +39,7 @@ impl History {
     }
 
     /// Keeps a turn; one without calls cannot be found again, and is not kept.
-    pub(crate) fn keep(&self, scope: Scope, turn: &Arc<Turn>) {
+    pub(crate) fn keep(&self, scope: Scope, turn: &Arc<AssistantTurn>) {
         let bytes = size_bytes(turn);
         for made in turn.iter() {
             if let MessagePart::Call { id, .. } = &made.part {
@@ -50,7 +50,11 @@ impl History {
 
     /// The turn that a client gives back as these parts: the same calls with the same arguments, the same content, and
     /// the same reasoning or none.
-    pub(crate) fn find<'a>(&self, scope: Scope, parts: impl IntoIterator<Item = &'a MessagePart>) -> Option<Arc<Turn>> {
+    pub(crate) fn find<'a>(
+        &self,
+        scope: Scope,
+        parts: impl IntoIterator<Item = &'a MessagePart>,
+    ) -> Option<Arc<AssistantTurn>> {
         let parts: Vec<&MessagePart> = parts.into_iter().collect();
         let id = parts.iter().find_map(|part| match part {
             MessagePart::Call { id, .. } => Some(id.clone()),
@@ -60,13 +64,13 @@ impl History {
         comes_back(&parts, &turn).then_some(turn)
     }
 
-    fn lock(&self) -> MutexGuard<'_, LruMap<(Scope, String), Arc<Turn>>> {
+    fn lock(&self) -> MutexGuard<'_, LruMap<(Scope, String), Arc<AssistantTurn>>> {
         self.turns.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// Bytes that a turn takes, about.
-pub(crate) fn size_bytes(turn: &Turn) -> usize {
+pub(crate) fn size_bytes(turn: &AssistantTurn) -> usize {
     turn.iter().map(|made| made.part.size_bytes() + 4 * made.ids.as_ref().map_or(0, Vec::len)).sum()
 }
 
@@ -75,7 +79,7 @@ pub(crate) fn joined<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(BETWEEN_MESSAGES)
 }
 
-fn comes_back(parts: &[&MessagePart], turn: &Turn) -> bool {
+fn comes_back(parts: &[&MessagePart], turn: &AssistantTurn) -> bool {
     let made = || turn.iter().map(|made| &made.part);
     let given = || parts.iter().copied();
     let reasoning = reasoning_of(given());

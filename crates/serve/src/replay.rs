@@ -50,7 +50,7 @@ struct Script {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct ScriptLine {
     text: Option<String>,
     ids: Option<Vec<u32>>,
     prompt: Option<String>,
@@ -128,7 +128,7 @@ impl Scripts {
     pub(crate) fn parse(text: &str, tokenizer: &Tokenizer) -> Result<Self, ReplayError> {
         let mut scripts = Self { matching: Vec::new(), in_turn: Vec::new() };
         for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
-            let parsed: Line = serde_json::from_str(text).map_err(|source| ReplayError::Json { line, source })?;
+            let parsed: ScriptLine = serde_json::from_str(text).map_err(|source| ReplayError::Json { line, source })?;
             let tokens = match (&parsed.text, parsed.ids) {
                 (Some(text), None) => tokenizer.encode_with_specials(text.as_bytes()),
                 (None, Some(ids)) => tokenizer.decode_all(&ids).map(|_| ids),

@@ -36,11 +36,11 @@ pub(super) struct Record {
     method: Method,
     path: String,
     begin: Instant,
-    known: Mutex<Known>,
+    known: Mutex<RequestFacts>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct RequestFacts {
     /// None as long as no head was sent.
     status: Option<StatusCode>,
     code: Option<&'static str>,
@@ -115,7 +115,7 @@ impl Record {
         });
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> std::sync::MutexGuard<'_, RequestFacts> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -157,7 +157,7 @@ impl Drop for OpenRequest {
         let tok_per_s = (known.decode_s > 0.0)
             .then(|| (known.tokens - known.n_generations.min(known.tokens)) as f64)
             .map(|tokens| tokens / known.decode_s);
-        let Known { prompt_tokens, cached_tokens, tokens, queue_s, first_token_s, reason, .. } = *known;
+        let RequestFacts { prompt_tokens, cached_tokens, tokens, queue_s, first_token_s, reason, .. } = *known;
         tracing::info!(
             id,
             method,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::json;
 
-use super::spans::Line;
+use super::spans::SpanLine;
 use crate::output::Output;
 use engine::graph::{Rows, StepLimits};
 use engine::plan::overruled::Overruled;
@@ -23,7 +23,7 @@ pub(super) struct Report<'a> {
     pub(crate) precision: Precision,
     pub(crate) limits: StepLimits,
     pub(crate) chooser: &'a Chooser,
-    pub(crate) lines: &'a [Line<'a>],
+    pub(crate) lines: &'a [SpanLine<'a>],
     pub(crate) overruled: Vec<Overruled>,
 }
 
@@ -129,7 +129,7 @@ impl Report<'_> {
         })
     }
 
-    fn launch<'l>(&'l self, line: &'l Line<'_>) -> Launch<'l> {
+    fn launch<'l>(&'l self, line: &'l SpanLine<'_>) -> Launch<'l> {
         let (first, ranking) = (&line.ranking.choices[0], line.ranking);
         let rows: Vec<TuningRowReport<'_>> = ranking.rows.iter().map(|row| self.row(row)).collect();
         let mut rows = rows.into_iter();
@@ -207,7 +207,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn cells(&self, line: &Line<'_>) -> Vec<String> {
+    fn cells(&self, line: &SpanLine<'_>) -> Vec<String> {
         let first = &line.ranking.choices[0];
         let next = match &line.ranking.choices[1..] {
             [] => "-".to_owned(),
@@ -238,7 +238,7 @@ impl Report<'_> {
     }
 
     /// All that is known of a line's choice.
-    fn reasons(&self, line: &Line<'_>) -> Vec<String> {
+    fn reasons(&self, line: &SpanLine<'_>) -> Vec<String> {
         let (first, ranking) = (&line.ranking.choices[0], line.ranking);
         let rows = line.row_counts();
         let mut told = vec![format!("{}, {} step, {rows}: {}", line.label(), line.step_name(), first.template)];
@@ -329,7 +329,7 @@ fn misfits(ranking: &Ranking) -> impl Iterator<Item = Misfit> {
     all.map(|(template, why)| Misfit { template: template.to_string(), why: why.to_string() })
 }
 
-fn unfused(line: &Line<'_>) -> impl Iterator<Item = Unfused> {
+fn unfused(line: &SpanLine<'_>) -> impl Iterator<Item = Unfused> {
     let all = line.decision.unfused.iter();
     all.map(|run| Unfused { ops: run.problem.ops.clone(), why: run.why.to_string() })
 }

@@ -5,7 +5,7 @@ use std::fs;
 use super::{Answers, GetpJob, OutputFile, Records, Shard, batch, records_path, shard_without_place, write};
 use crate::output::Output;
 use crate::run::{Args, verify::Expected};
-use batch::plan::{Batch, Order};
+use batch::plan::{Batch, PromptOrder};
 use batch::records::Outcome;
 use hint::Hint;
 
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         let records = Records::open(path, header.clone(), batch.source.len(), false)?;
         // A shard has the seed and the date of its own first run, and so have its prompts' digests.
         batch = super::batch(args, &checkpoint, tokenizer.clone(), batch.source, records.header(), Some(*shard))?;
-        batch.survey(&records, Order::Given, true)?;
+        batch.survey(&records, PromptOrder::Given, true)?;
         merged.push(records);
     }
     batch.shard = None;

@@ -27,12 +27,12 @@ use crate::replicas::here;
 use crate::usage::UsageError;
 use batch::BatchError;
 use batch::answers::{Answers, OutFormat};
-use batch::plan::{Batch, Order, Survey, Usual};
+use batch::plan::{Batch, PromptOrder, Survey, Usual};
 use batch::records::{Header, Outcome, Records};
-use batch::replica::{Did, Ready, Replicas};
+use batch::replica::{BatchReplicaReady, Did, Replicas};
 use batch::shard::Shard;
 use batch::source::{PromptFormat, Source};
-use batch::work::{Statistics, Work};
+use batch::work::{BatchRun, Statistics};
 use engine::{Engine, Sizes};
 use model::checkpoint::Checkpoint;
 use model::tokenizer::Tokenizer;
@@ -54,7 +54,7 @@ pub(crate) struct GetpArgs {
 
     /// In which order prompts are run (getp); answers are in the order of the prompts in any case [default: given]
     #[arg(long, value_enum)]
-    pub(crate) order: Option<Order>,
+    pub(crate) order: Option<PromptOrder>,
 
     /// Where finished answers are kept until all are there (getp) [default: beside `-o`, as FILE.records]
     #[arg(long, value_name = "FILE")]
@@ -132,7 +132,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     }
 
     let mut runner = Runner::new(args, &checkpoint, &survey, output)?;
-    let mut work = Work { batch: &batch, records: &mut records, keeps_errors };
+    let mut work = BatchRun { batch: &batch, records: &mut records, keeps_errors };
     let (statistics, seconds, signal) = answer(&mut work, &mut runner, &survey, output)?;
     let seconds = seconds + survey_s;
     if let Some(signal) = signal {
@@ -212,7 +212,7 @@ impl Runner {
     }
 
     /// What is to be known of each that answers.
-    fn ready(&self) -> Vec<Ready> {
+    fn ready(&self) -> Vec<BatchReplicaReady> {
         match self {
             Self::Nothing => Vec::new(),
             Self::Here(engine) => vec![replicas::ready(engine)],
@@ -362,7 +362,7 @@ fn records_path(args: &Args, output: &Output) -> Option<PathBuf> {
 /// Runs what is to be run, until all is done or a signal comes, which is told then. Also gives the seconds that it took
 /// from when the model was there.
 fn answer(
-    work: &mut Work<'_>,
+    work: &mut BatchRun<'_>,
     runner: &mut Runner,
     survey: &Survey,
     output: &Output,

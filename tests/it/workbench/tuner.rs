@@ -19,9 +19,9 @@ use kernel::tuning::edit::{NewRow, Proof, merged};
 use kernel::tuning::table::{Fact, ProvenanceKind, Tokens};
 use workbench::tune::job::{Counts, Piece, TuningJob, TuningProblem};
 use workbench::tune::journal::Journal;
-use workbench::tune::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use workbench::tune::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
-use workbench::tune::step::{Decision, Steps, Work, decide};
+use workbench::tune::step::{Decision, StepWork, Steps, decide};
 use workbench::tune::tuner::{Effort, Tuned, Tuner};
 
 /// A device on which blocks of 16 outputs are the fastest up to 23 rows, those of 192 above; blocks of 96 are refused,
@@ -43,12 +43,12 @@ impl Judge for MadeUp {
     fn judge(
         &mut self,
         piece: &Piece,
-        kernels: &[Kernel],
+        kernels: &[CandidateKernel],
         n_rounds: usize,
         _progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError> {
         self.n_asked += kernels.len();
-        let verdict = |kernel: &Kernel| {
+        let verdict = |kernel: &CandidateKernel| {
             let params = &kernel.candidate.params;
             let is_small = piece.n_tokens <= 23;
             let us = match params.get("tile_out") {
@@ -259,7 +259,7 @@ impl Steps for MadeUpSteps {
     type Error = String;
 
     /// Faster with the new rows, but for steps of 256 rows: there a kernel that was timed at 16 is slow.
-    fn tok_per_s(&mut self, work: &Work, rows: Option<&[NewRow]>) -> Result<f64, String> {
+    fn tok_per_s(&mut self, work: &StepWork, rows: Option<&[NewRow]>) -> Result<f64, String> {
         self.n_done += 1;
         let new = rows.is_some_and(|rows| rows.iter().any(|row| row.tokens.contains(work.rows)));
         let noise = 1.0 + f64::from(self.n_done as u32 % 3) / 1000.0;
@@ -292,7 +292,7 @@ fn row(tokens: &str) -> NewRow {
 
 fn decided(rows: Vec<NewRow>) -> Decision {
     let steps = [1, 8, 32, 256].map(|n| (format!("decode, batch {n}"), StepKind::Decode, n));
-    decide(rows, &Work::all(&steps), 3, &mut MadeUpSteps { n_done: 0 }, &|| false).expect("measured")
+    decide(rows, &StepWork::all(&steps), 3, &mut MadeUpSteps { n_done: 0 }, &|| false).expect("measured")
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_table_that_makes_the_step_slower_is_refused_whole() {
 #[test]
 fn a_work_speaks_for_the_numbers_of_rows_next_to_its_own() {
     let steps = [(StepKind::Decode, 1), (StepKind::Decode, 8), (StepKind::Mixed, 512)];
-    let works = Work::all(&steps.map(|(step, n)| (n.to_string(), step, n)));
+    let works = StepWork::all(&steps.map(|(step, n)| (n.to_string(), step, n)));
     let spoken: Vec<String> = works.iter().map(|work| work.speaks_for.to_string()).collect();
     assert_eq!(spoken, ["1-2", "3-64", "65+"]);
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use super::{BatchReplicaMessage, Did, Ready, Sent};
+use super::{BatchReplicaMessage, BatchReplicaReady, Did, Sent};
 use crate::energy::Energy;
 use crate::work::{BatchJob, InFlight};
 use engine::{Engine, EngineError};
@@ -13,7 +13,7 @@ use replica::child::tell;
 ///
 /// # Errors
 /// The engine's.
-pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: Ready) -> Result<(), EngineError> {
+pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: BatchReplicaReady) -> Result<(), EngineError> {
     tell(BatchReplicaMessage::Ready(ready));
     let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
     let mut energy = Energy::default();

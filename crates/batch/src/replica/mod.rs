@@ -41,7 +41,7 @@ impl From<Sent> for BatchJob {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 enum BatchReplicaMessage {
-    Ready(Ready),
+    Ready(BatchReplicaReady),
     /// What it did so far: before every answer.
     Did(Did),
     Answered(Answered),
@@ -49,7 +49,7 @@ enum BatchReplicaMessage {
 
 /// A replica that takes jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
+pub struct BatchReplicaReady {
     /// Sequences that it runs at a time.
     pub n_slots: usize,
     /// Positions of the longest of them.

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::{BatchReplicaMessage, Did, Ready, Sent};
+use super::{BatchReplicaMessage, BatchReplicaReady, Did, Sent};
 use crate::work::{Answered, BatchJob, InFlight};
 use replica::{Line, Listening, Replica, ReplicaError, Start};
 
@@ -21,7 +21,7 @@ pub struct Replicas {
 #[derive(Debug)]
 struct Answering {
     replica: Replica,
-    ready: Option<Ready>,
+    ready: Option<BatchReplicaReady>,
     did: Did,
     n_jobs: usize,
 }
@@ -57,7 +57,7 @@ impl Replicas {
     }
 
     /// Those that take jobs.
-    pub fn ready(&self) -> impl Iterator<Item = &Ready> {
+    pub fn ready(&self) -> impl Iterator<Item = &BatchReplicaReady> {
         self.replicas.iter().filter_map(|replica| replica.ready.as_ref())
     }
 

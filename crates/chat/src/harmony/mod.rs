@@ -11,7 +11,7 @@ mod turns;
 mod typescript;
 
 pub use tools::Developer;
-pub use turns::Turn;
+pub use turns::HarmonyTurn;
 
 pub use crate::{FUNCTIONS, Reasoning, ResponseFormat, TextInput, Tool, is_tool_name};
 use hint::Hint;

@@ -5,7 +5,7 @@ use model::tokenizer::limit::Limit;
 
 /// A part of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum HarmonyTurn {
     /// A message, to be written in the format.
     Message(Message),
     /// What a model wrote, as ids, from `<|start|>assistant` on or from behind it. They go into the prompt as they are,
@@ -13,7 +13,7 @@ pub enum Turn {
     Exact(Vec<u32>),
 }
 
-impl From<Message> for Turn {
+impl From<Message> for HarmonyTurn {
     fn from(message: Message) -> Self {
         Self::Message(message)
     }
@@ -42,12 +42,12 @@ impl Harmony {
     /// # Errors
     /// [`HarmonyError::Tokenizer`]: more than `limit` takes. With a tokenizer that takes any bytes, and for ids that it
     /// has, there are no others.
-    pub fn prompt_of(&self, turns: &[Turn], limit: &Limit) -> Result<Vec<u32>, HarmonyError> {
+    pub fn prompt_of(&self, turns: &[HarmonyTurn], limit: &Limit) -> Result<Vec<u32>, HarmonyError> {
         let mut items = Vec::new();
         for turn in turns {
             match turn {
-                Turn::Message(message) => items.push(Item::new(message)),
-                Turn::Exact(ids) => self.written_items(ids, &mut items)?,
+                HarmonyTurn::Message(message) => items.push(Item::new(message)),
+                HarmonyTurn::Exact(ids) => self.written_items(ids, &mut items)?,
             }
         }
         self.join(items, limit)

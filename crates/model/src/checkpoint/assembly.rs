@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::encoding::{Encoding, TensorInfo};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
-use super::rearranged::{ElementConversion, Order, Piece, Rearranged};
+use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use super::stored::{Codec, Number, is_bf16};
 use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
@@ -62,7 +62,7 @@ struct PlannedTensor {
     pieces: Vec<StoredTensor>,
     /// Rows of a head of each piece whose rows are in pairs.
     pairs: Vec<Option<usize>>,
-    order: Order,
+    order: ElementOrder,
     is_expert: bool,
 }
 
@@ -124,9 +124,9 @@ impl Taking<'_> {
         let wanted = if takes_blocks { Form::Number } else { Form::Plain };
         let Some(pieces) = self.pieces(inventory, group, l, wanted) else { return };
         let order = match (group.tensor.spelled(self.format.names), group.tensor.stack()) {
-            (Spelled::Stacked(_), Some(Stack::InTurn)) => Order::Interleaved,
-            (Spelled::Same(_) | Spelled::Stacked(_), _) => Order::Concatenated,
-            (Spelled::Transposed(_), _) => Order::Transposed { n_rows: group.shape[group.shape.len() - 2] },
+            (Spelled::Stacked(_), Some(Stack::InTurn)) => ElementOrder::Interleaved,
+            (Spelled::Same(_) | Spelled::Stacked(_), _) => ElementOrder::Concatenated,
+            (Spelled::Transposed(_), _) => ElementOrder::Transposed { n_rows: group.shape[group.shape.len() - 2] },
         };
         self.planned.push(PlannedTensor {
             name: group.name_in(l),
@@ -186,7 +186,7 @@ impl Taking<'_> {
         parts: [TensorInfo; 2],
     ) -> [Option<Tensor>; 2] {
         let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
-        let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
+        let order = if pieces.len() == 1 { ElementOrder::Concatenated } else { ElementOrder::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         let format = parts[0].dtype.format().expect("codes are of a format");
         let [codes, scales] = parts;
@@ -248,7 +248,7 @@ impl PlannedTensor {
         let file_offset = Some(pieces[0].file_offset);
         let elements = match pieces.as_slice() {
             [only]
-                if order == Order::Concatenated
+                if order == ElementOrder::Concatenated
                     && pairs == [None]
                     && only.number().and_then(Number::dtype) == Some(dtype) =>
             {
@@ -263,13 +263,13 @@ impl PlannedTensor {
 fn rearranged(
     pieces: Vec<StoredTensor>,
     pairs: &[Option<usize>],
-    order: Order,
+    order: ElementOrder,
     dtype: Dtype,
     shape: &[usize],
 ) -> Rearranged {
     let row_len = match order {
-        Order::Concatenated | Order::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
-        Order::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
+        ElementOrder::Concatenated | ElementOrder::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
+        ElementOrder::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
     let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {

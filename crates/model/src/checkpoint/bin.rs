@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::layout::{Decided, Finding, Layout};
-use super::rearranged::{ElementConversion, Order, Piece, Rearranged};
+use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use super::stored::Number;
 use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, parameters};
 use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
@@ -75,7 +75,7 @@ fn transposed(bytes: Bytes, dtype: Dtype, shape: &[usize]) -> Elements {
     let &[.., n_rows, row_len] = shape else { panic!("{shape:?} is no matrix") };
     let from = if dtype == Dtype::F32 { Number::F32 } else { Number::Bf16 };
     let piece = Piece { bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: None };
-    Elements::Rearranged(Rearranged::new(vec![piece], Order::Transposed { n_rows }, row_len))
+    Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Transposed { n_rows }, row_len))
 }
 
 /// The name of what lies where `name` is expected.

@@ -51,7 +51,7 @@ use gguf::model::GgufTokenizer;
 use inventory::Mismatches;
 use layout::{Finding, Layout};
 use random::RandomNumbers;
-use rearranged::{ElementConversion, Order, Piece, Rearranged};
+use rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use safetensors::SafetensorsError;
 use slice::Slice;
 use stored::Number;
@@ -458,7 +458,7 @@ impl Tensor {
                     step: ElementConversion::Convert { from: number, to: dtype },
                     pairs: None,
                 };
-                Elements::Rearranged(Rearranged::new(vec![piece], Order::Concatenated, 1))
+                Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Concatenated, 1))
             }
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
             Elements::Random(numbers) => Elements::Random(*numbers),

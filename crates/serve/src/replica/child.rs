@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use super::masks::{self, Times, Wanted};
-use super::{Order, Ready, ServeReplicaMessage, Stepped};
+use super::{ServeReplicaMessage, ServeReplicaOrder, ServeReplicaReady, Stepped};
 use chat::grammar::Grammars;
 use engine::scheduler::{Event, FinishReason, Request, RequestId};
 use engine::{Engine, EngineError};
@@ -15,7 +15,7 @@ use replica::child::{begin, tell};
 
 /// What the thread that steps hears.
 enum Heard {
-    Order(Order),
+    Order(ServeReplicaOrder),
     /// A request has its mask, or cannot have one.
     Masked(u64, Result<Request, String>),
 }
@@ -42,7 +42,12 @@ impl Orders {
     ///
     /// # Errors
     /// The engine's.
-    pub fn work(self, engine: &mut Engine, grammars: Option<Grammars>, ready: Ready) -> Result<(), EngineError> {
+    pub fn work(
+        self,
+        engine: &mut Engine,
+        grammars: Option<Grammars>,
+        ready: ServeReplicaReady,
+    ) -> Result<(), EngineError> {
         let times = Times::default();
         let masked = self.tell;
         let made = move |key, made| drop(masked.send(Heard::Masked(key, made)));
@@ -92,12 +97,12 @@ enum State {
 impl Open<'_> {
     fn obey(&mut self, heard: Heard) {
         match heard {
-            Heard::Order(Order::Submit(key, asked)) if asked.grammar.is_some() => {
+            Heard::Order(ServeReplicaOrder::Submit(key, asked)) if asked.grammar.is_some() => {
                 self.states.insert(key, State::Masking { is_cancelled: false });
                 let _ = self.masks.send((key, asked)); // the thread is there as long as this one
             }
-            Heard::Order(Order::Submit(key, asked)) => self.submit(key, asked.into()),
-            Heard::Order(Order::Cancel(key)) => match self.states.get_mut(&key) {
+            Heard::Order(ServeReplicaOrder::Submit(key, asked)) => self.submit(key, asked.into()),
+            Heard::Order(ServeReplicaOrder::Cancel(key)) => match self.states.get_mut(&key) {
                 Some(State::Masking { is_cancelled }) => *is_cancelled = true,
                 // The next step tells that it is over, if it is not over already.
                 Some(State::There(id)) => drop(self.engine.cancel(*id)),

@@ -24,7 +24,7 @@ use replica::WireRequest;
 
 /// What a replica is told. Requests go by numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
+pub(crate) enum ServeReplicaOrder {
     Submit(u64, WireRequest),
     /// Nobody waits for it any more.
     Cancel(u64),
@@ -33,7 +33,7 @@ pub(crate) enum Order {
 /// What a replica tells.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServeReplicaMessage {
-    Ready(Ready),
+    Ready(ServeReplicaReady),
     Stepped(Stepped),
     /// This request cannot be run, and why.
     Refused(u64, String),
@@ -41,7 +41,7 @@ pub(crate) enum ServeReplicaMessage {
 
 /// A replica that takes requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
+pub struct ServeReplicaReady {
     /// Sequences that it runs at a time.
     pub n_slots: usize,
     /// Longest sequence, in tokens.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::front::{Front, Life, Open, Place, State};
 use super::held::Held;
-use super::{Order, Ready, ServeReplicaMessage, Stepped};
+use super::{ServeReplicaMessage, ServeReplicaOrder, ServeReplicaReady, Stepped};
 use crate::failing::EngineFailure;
 use crate::mailbox::{Ending, Failed};
 use engine::scheduler::{Figures as EngineFigures, FinishReason};
@@ -45,7 +45,7 @@ pub(super) fn begin(
 ) -> Result<Vec<Place>, ReplicaError> {
     let all: Vec<(usize, Start)> = starts.into_iter().enumerate().collect();
     let begun = all.into_iter().map(|(i, start)| Ok((begin_one(i, 0, &start, said)?, start, None)));
-    let mut begun = begun.collect::<Result<Vec<(Replica, Start, Option<Ready>)>, ReplicaError>>()?;
+    let mut begun = begun.collect::<Result<Vec<(Replica, Start, Option<ServeReplicaReady>)>, ReplicaError>>()?;
     let mut listening = Listening::default();
     while begun.iter().any(|(.., ready)| ready.is_none()) {
         let line = heard.recv_timeout(WAIT);
@@ -120,7 +120,7 @@ impl Front {
     }
 
     /// A replica that was started again takes requests.
-    fn ready(&self, state: &mut State, i: usize, ready: &Ready) {
+    fn ready(&self, state: &mut State, i: usize, ready: &ServeReplicaReady) {
         let place = &mut state.places[i];
         if place.ready != *ready {
             let why = "the model changed since the server was started, or what it runs on".to_owned();
@@ -245,7 +245,7 @@ impl Front {
             state.requests.iter().filter(|(_, open)| open.at.is_none()).map(|(key, _)| *key).collect();
         for key in homeless {
             let Some(open) = state.requests.get(&key) else { continue };
-            let line = Replica::line(&Order::Submit(key, open.asked.clone()));
+            let line = Replica::line(&ServeReplicaOrder::Submit(key, open.asked.clone()));
             if state.place(key, line) {
                 self.intake.metrics.moved();
             }

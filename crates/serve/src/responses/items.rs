@@ -10,7 +10,7 @@ use crate::tools::Tools;
 use chat::{AssistantMessage, MessagePart, Phase};
 
 /// What the server knows that items may name.
-pub(crate) trait Known {
+pub(crate) trait KnownItems {
     /// The stored item of this id.
     fn item(&self, id: &str) -> Option<Value>;
 
@@ -23,7 +23,10 @@ pub(crate) trait Known {
 ///
 /// # Errors
 /// An item that is none, or of a type that this server does not have; a reference to one that is not there.
-pub(crate) fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<ConversationItem>, Vec<Value>), ApiError> {
+pub(crate) fn read(
+    input: Option<Field>,
+    known: &dyn KnownItems,
+) -> Result<(Vec<ConversationItem>, Vec<Value>), ApiError> {
     let Some(input) = input else { return Ok((Vec::new(), Vec::new())) };
     if let Value::String(text) = input.value() {
         let content = json!([{"type": "input_text", "text": text}]);
@@ -45,7 +48,7 @@ pub(crate) fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<Conve
 }
 
 /// What an item refers to, if it is nothing but an id.
-fn referred(item: &Field, known: &dyn Known) -> Result<Option<Value>, ApiError> {
+fn referred(item: &Field, known: &dyn KnownItems) -> Result<Option<Value>, ApiError> {
     item.object()?;
     let is_reference = match item.get("type") {
         Some(kind) => kind.value() == "item_reference",
@@ -64,7 +67,7 @@ enum Item {
     Made(AssistantMessage),
 }
 
-fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
+fn item(item: &Field, known: &dyn KnownItems) -> Result<Item, ApiError> {
     let kind = item.get("type");
     let text = |name: &str| item.need(name)?.text().map(str::to_owned);
     match kind.as_ref().map_or(Ok("message"), |kind| kind.text())? {
@@ -94,7 +97,7 @@ fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
 }
 
 /// As it was sealed, else as its content says.
-fn reasoning(item: &Field, known: &dyn Known) -> Result<AssistantMessage, ApiError> {
+fn reasoning(item: &Field, known: &dyn KnownItems) -> Result<AssistantMessage, ApiError> {
     let sealed = item.get("encrypted_content");
     if let Some(made) = sealed.as_ref().map(|sealed| sealed.text()).transpose()?.and_then(|text| known.sealed(text)) {
         return Ok(made);
@@ -130,7 +133,7 @@ mod tests {
     /// Knows the item `msg_1`, and what was sealed as `sealed`.
     struct One;
 
-    impl Known for One {
+    impl KnownItems for One {
         fn item(&self, id: &str) -> Option<Value> {
             (id == "msg_1").then(|| json!({"id": id, "type": "message", "role": "user", "content": "before"}))
         }

@@ -17,7 +17,7 @@ use axum::{Extension, Json, Router};
 use futures_util::stream;
 use serde_json::{Value, json};
 
-use self::items::Known;
+use self::items::KnownItems;
 use self::object::ResponseObject;
 use self::output::Output;
 use self::request::ResponsesRequest;
@@ -193,7 +193,7 @@ struct Scoped<'a> {
     scope: Scope,
 }
 
-impl Known for Scoped<'_> {
+impl KnownItems for Scoped<'_> {
     fn item(&self, id: &str) -> Option<Value> {
         let stored = self.server.responses.get(self.scope, &store::response_of(id)?)?;
         stored.item(id).cloned()

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::items::{self, Known};
+use super::items::{self, KnownItems};
 use crate::ask::Ask;
 use crate::conversation::ConversationItem;
 use crate::error::ApiError;
@@ -64,7 +64,7 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
-    pub(crate) fn read(body: &Field, known: &dyn Known) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field, known: &dyn KnownItems) -> Result<Self, ApiError> {
         refuse(body, &UNSUPPORTED)?;
         let tools = Tools::read(body, Hosted::LeftOut)?;
         let text = body.get("text");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::conversation::ConversationItem;
-use crate::history::{Scope, Turn, size_bytes};
+use crate::history::{AssistantTurn, Scope, size_bytes};
 use crate::lru_map::{LruLimits, LruMap};
 
 const LIMITS: LruLimits =
@@ -32,7 +32,7 @@ pub(crate) struct Stored {
     /// The conversation before it, less the instructions.
     pub(crate) entries: Vec<ConversationItem>,
     /// What the model made.
-    pub(crate) turn: Arc<Turn>,
+    pub(crate) turn: Arc<AssistantTurn>,
 }
 
 /// The responses of the last day, as far as there is room.

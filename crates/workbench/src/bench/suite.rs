@@ -16,7 +16,7 @@ pub enum Kind {
 
 /// One thing that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum Workload {
     /// A prompt of so many tokens.
     Prefill { tokens: usize },
     /// Sequences that have so many positions behind them.
@@ -59,7 +59,7 @@ pub struct SuiteOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
     /// In the order in which they are measured.
-    pub(crate) works: Vec<Work>,
+    pub(crate) works: Vec<Workload>,
     /// Decode steps that are measured, and runs of a prompt.
     pub effort: Effort,
 }
@@ -117,16 +117,18 @@ impl Suite {
                 Kind::Prefill => works.extend(
                     list(&asked.prefill, &[8], &[512], &[512, 4096])
                         .iter()
-                        .map(|&tokens| Work::Prefill { tokens: tokens as usize }),
+                        .map(|&tokens| Workload::Prefill { tokens: tokens as usize }),
                 ),
                 Kind::Decode => {
                     let batches = list(&asked.batches, &[1, 2], &[1, 8], &[1, 8, 32, 64, 128, 256, 1024]);
                     let context = |batch: u32| pick(asked.context, 4, 16, CONTEXT.min((CONTEXT_BUDGET / batch).max(1)));
                     works.extend(
-                        batches.iter().map(|&batch| Work::Decode { batch: batch as usize, context: context(batch) }),
+                        batches
+                            .iter()
+                            .map(|&batch| Workload::Decode { batch: batch as usize, context: context(batch) }),
                     );
                 }
-                Kind::Getp => works.push(Work::Getp {
+                Kind::Getp => works.push(Workload::Getp {
                     prompts: pick(asked.prompts, 3, 16, 1024),
                     new_tokens: pick(asked.new_tokens, 2, 16, 256),
                     slots: pick(asked.slots, 2, 8, 1024).min(pick(asked.prompts, 3, 16, 1024)),
@@ -143,8 +145,8 @@ impl Suite {
 
     /// Works that one engine does, with its sizes. A GPU's engine is made for each work: what it does for more slots
     /// than are used would be measured too. On a CPU weights are made anew with each engine, and one does all.
-    pub fn sessions(&self, target: &Target, chunk: usize) -> Vec<(Vec<Work>, Sizes)> {
-        let sizes = |work: &Work| work.sizes(self.effort, chunk);
+    pub fn sessions(&self, target: &Target, chunk: usize) -> Vec<(Vec<Workload>, Sizes)> {
+        let sizes = |work: &Workload| work.sizes(self.effort, chunk);
         if target.is_gpu() {
             return self.works.iter().map(|work| (vec![*work], sizes(work))).collect();
         }
@@ -157,7 +159,7 @@ impl Suite {
     }
 }
 
-impl Work {
+impl Workload {
     /// The name of its kind.
     pub fn name(self) -> &'static str {
         match self {
@@ -243,9 +245,9 @@ mod tests {
         assert_eq!(works("host").len(), 3);
         let gpu = works("gfx942");
         assert_eq!(gpu.len(), 2 + 7 + 1);
-        assert_eq!(gpu[2], Work::Decode { batch: 1, context: 512 });
-        assert_eq!(gpu[8], Work::Decode { batch: 1024, context: 16 });
-        assert_eq!(gpu[9], Work::Getp { prompts: 1024, new_tokens: 256, slots: 1024 });
+        assert_eq!(gpu[2], Workload::Decode { batch: 1, context: 512 });
+        assert_eq!(gpu[8], Workload::Decode { batch: 1024, context: 16 });
+        assert_eq!(gpu[9], Workload::Getp { prompts: 1024, new_tokens: 256, slots: 1024 });
         let asked = SuiteOptions {
             kinds: Some(vec![Kind::Getp, Kind::Decode]),
             batches: Some(vec![3]),
@@ -254,8 +256,8 @@ mod tests {
             ..SuiteOptions::default()
         };
         let suite = Suite::new(&asked, &Target::named("host").expect("this machine"));
-        let getp = Work::Getp { prompts: 7, new_tokens: 16, slots: 7 };
-        assert_eq!(suite.works, [getp, Work::Decode { batch: 3, context: 100 }]);
+        let getp = Workload::Getp { prompts: 7, new_tokens: 16, slots: 7 };
+        assert_eq!(suite.works, [getp, Workload::Decode { batch: 3, context: 100 }]);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub struct Measured {
 
 /// A line of a journal: what was asked, and what was said.
 #[derive(Deserialize)]
-struct Line {
+struct JournalRecord {
     about: About,
     said: JournalOutcome,
 }
@@ -71,8 +71,8 @@ enum JournalOutcome {
 /// several times of one kernel the one of most rounds counts.
 pub fn read(text: &str) -> Vec<Measured> {
     let mut all: BTreeMap<String, (usize, Measured)> = BTreeMap::new();
-    for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
-        let Line { about, said: JournalOutcome::Time { mut times_us } } = line else { continue };
+    for line in text.lines().filter_map(|line| serde_json::from_str::<JournalRecord>(line).ok()) {
+        let JournalRecord { about, said: JournalOutcome::Time { mut times_us } } = line else { continue };
         let Some(step) = StepKind::ALL.into_iter().find(|step| step.name() == about.step) else { continue };
         times_us.sort_by(f64::total_cmp);
         let Some(&time_us) = times_us.get(times_us.len() / 2).filter(|time| **time > 0.0) else { continue };

@@ -26,7 +26,7 @@ pub trait Judge {
     fn judge(
         &mut self,
         piece: &Piece,
-        kernels: &[Kernel],
+        kernels: &[CandidateKernel],
         n_rounds: usize,
         progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError>;
@@ -45,7 +45,7 @@ pub enum JudgeError {
 
 /// A kernel to be judged.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct CandidateKernel {
     pub candidate: Candidate,
     /// Its source and launch.
     pub(crate) rendered: Rendered,

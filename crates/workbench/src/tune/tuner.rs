@@ -7,7 +7,7 @@ use serde_json::{Map, json};
 
 use super::job::{Piece, TuningJob};
 use super::journal::{Journal, JournalError, Key};
-use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use super::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use super::walk::walks;
 use crate::timing::{self, Candidate, ROUNDS, TimingError};
 use kernel::choice::{Choice, Chooser, Why};
@@ -132,7 +132,7 @@ pub(super) type CandidateResults = BTreeMap<(String, Params), CandidateResult>;
 pub(super) struct CandidateKernels {
     pub(crate) all: Vec<(String, Params)>,
     /// Of those that have no entry yet the kernel, or why there is none.
-    pub(crate) kernels: Vec<Result<Kernel, CandidateResult>>,
+    pub(crate) kernels: Vec<Result<CandidateKernel, CandidateResult>>,
 }
 
 impl Tuned {
@@ -324,7 +324,7 @@ impl Tuner<'_> {
                     let request = Request::new(&rendered, target);
                     let key = self.store.key(&request)?.digest();
                     let is_known = known.iter().any(|known| is_same(known, &candidate));
-                    Ok(Kernel { candidate, rendered, request, key, is_known })
+                    Ok(CandidateKernel { candidate, rendered, request, key, is_known })
                 }
                 Err(error) => Err(CandidateResult { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
             });
@@ -340,7 +340,7 @@ impl Tuner<'_> {
         n_rounds: usize,
         entries: &mut CandidateResults,
     ) -> Result<Vec<Option<f64>>, TuneError> {
-        let kernels: Vec<Kernel> = asked.kernels.iter().flatten().cloned().collect();
+        let kernels: Vec<CandidateKernel> = asked.kernels.iter().flatten().cloned().collect();
         let mut verdicts = self.verdicts(piece, kernels, n_rounds)?.into_iter();
         for one in asked.kernels {
             let entry = match one {
@@ -357,7 +357,12 @@ impl Tuner<'_> {
 
     /// What the journal says, else what the judge says, which the journal then keeps. Kernels of finals are compared
     /// with each other: it takes all of them or none from the journal.
-    fn verdicts(&mut self, piece: &Piece, kernels: Vec<Kernel>, n_rounds: usize) -> Result<Vec<Verdict>, TuneError> {
+    fn verdicts(
+        &mut self,
+        piece: &Piece,
+        kernels: Vec<CandidateKernel>,
+        n_rounds: usize,
+    ) -> Result<Vec<Verdict>, TuneError> {
         let group = (n_rounds == FINAL_ROUNDS).then(|| {
             let all: BTreeSet<String> = kernels.iter().map(|kernel| kernel.key.to_string()).collect();
             Digest::of(format!("{all:?}").as_bytes()).to_string()
@@ -369,7 +374,7 @@ impl Tuner<'_> {
         }
         let open: Vec<usize> = (0..kernels.len()).filter(|&i| found[i].is_none()).collect();
         if !open.is_empty() {
-            let asked: Vec<Kernel> = open.iter().map(|&i| kernels[i].clone()).collect();
+            let asked: Vec<CandidateKernel> = open.iter().map(|&i| kernels[i].clone()).collect();
             let said = self.judge.judge(piece, &asked, n_rounds, self.progress)?;
             for (i, verdict) in open.into_iter().zip(said) {
                 // What does not compile is the cache's to remember, and may be this machine's fault. A device that
@@ -384,7 +389,7 @@ impl Tuner<'_> {
         Ok(found.into_iter().map(|verdict| verdict.expect("each was found or asked")).collect())
     }
 
-    pub(super) fn key(&self, piece: &Piece, kernel: &Kernel, n_rounds: usize, group: Option<&str>) -> Key {
+    pub(super) fn key(&self, piece: &Piece, kernel: &CandidateKernel, n_rounds: usize, group: Option<&str>) -> Key {
         let asked = &self.job.problems[piece.problem];
         let Candidate { template, params } = &kernel.candidate;
         let setup = self.job.setup(piece);

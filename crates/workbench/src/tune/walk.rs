@@ -7,7 +7,7 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use super::job::{Piece, TuningJob};
-use super::judge::{Kernel, Time};
+use super::judge::{CandidateKernel, Time};
 use super::tuner::{CandidateKernels, CandidateResults, Effort, TuneError, Tuner};
 use crate::timing::search::{Search, initial_design};
 use crate::timing::{Candidate, ROUNDS};
@@ -150,7 +150,7 @@ impl Tuner<'_> {
 
     /// What of them has to be compiled to be judged.
     fn not_in_the_journal(&self, piece: &Piece, asked: &CandidateKernels) -> Vec<Request> {
-        let is_open = |kernel: &&Kernel| !self.journal.has(&self.key(piece, kernel, ROUNDS, None));
+        let is_open = |kernel: &&CandidateKernel| !self.journal.has(&self.key(piece, kernel, ROUNDS, None));
         asked.kernels.iter().flatten().filter(is_open).map(|kernel| kernel.request.clone()).collect()
     }
 }

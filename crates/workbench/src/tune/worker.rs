@@ -22,7 +22,7 @@ use kernel::template::Params;
 
 /// What the parent asks for.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct WorkerOrder {
     pub(crate) piece: Piece,
     /// Templates and their parameters.
     pub(crate) kernels: Vec<(String, Params)>,
@@ -51,7 +51,7 @@ pub fn run(job: &TuningJob, pipeline: &Pipeline) -> io::Result<()> {
     let mut weights: (Option<usize>, Weights) = Default::default();
     let mut at: Option<(Piece, Bench<'_>)> = None;
     for line in orders {
-        let Order { piece, kernels, n_rounds } = message::read(line.as_bytes())?;
+        let WorkerOrder { piece, kernels, n_rounds } = message::read(line.as_bytes())?;
         if at.as_ref().is_none_or(|(known, _)| *known != piece) {
             at = None; // its memory is needed
             if weights.0 != Some(piece.problem) {

@@ -4,7 +4,7 @@ use std::mem;
 
 use crate::chat_format::{AnswerParser, Begun, ChatFormatError, Event, Purpose};
 use crate::harmony::parser::{Ending, Event as Parsed, HarmonyParser, Repair};
-use crate::harmony::{Channel, Harmony, Message, MessageKind, Role, Turn};
+use crate::harmony::{Channel, Harmony, HarmonyTurn, Message, MessageKind, Role};
 use crate::{AssistantMessage, MessagePart, Phase};
 use model::tokenizer::limit::Limit;
 
@@ -99,7 +99,7 @@ impl AnswerParser for HarmonyAnswer {
                 Purpose::Commentary => MessagePart::Content { text, phase: Some(Phase::Commentary) },
                 Purpose::Answer | Purpose::Untold => MessagePart::answer(text),
             };
-            let mut ids = self.harmony.prompt_of(&[Turn::Message(message.clone())], &Limit::NONE)?;
+            let mut ids = self.harmony.prompt_of(&[HarmonyTurn::Message(message.clone())], &Limit::NONE)?;
             ids.truncate(ids.len() - head);
             Ok(AssistantMessage { part, ids: Some(ids) })
         };

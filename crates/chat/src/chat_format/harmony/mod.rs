@@ -6,7 +6,7 @@ mod grammar;
 use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking};
 use crate::chat_template::{ChatTemplate, TemplateMessage};
 use crate::grammar::{GrammarError, Layout, Wanted};
-use crate::harmony::{Channel, Developer, Harmony, Message, Role, SystemMessage, Turn as Written, developer_text};
+use crate::harmony::{Channel, Developer, Harmony, HarmonyTurn, Message, Role, SystemMessage, developer_text};
 use crate::{AssistantMessage, MessagePart, Phase, Reasoning, Turn};
 use answer::HarmonyAnswer;
 use model::tokenizer::limit::Limit;
@@ -94,7 +94,7 @@ impl Layout for HarmonyFormat {
 }
 
 /// The model's own system message; instructions, tools and formats in one developer message; the rest.
-fn openai(conversation: &Conversation<'_>) -> Vec<Written> {
+fn openai(conversation: &Conversation<'_>) -> Vec<HarmonyTurn> {
     let reasoning = match conversation.thinking {
         Thinking::Usual => Reasoning::default(),
         Thinking::No => Reasoning::Low,
@@ -113,7 +113,7 @@ fn openai(conversation: &Conversation<'_>) -> Vec<Written> {
         tools: conversation.tools.to_vec(),
         formats: conversation.format.iter().cloned().collect(),
     };
-    let head = [Some(system.message()), developer.message()].into_iter().flatten().map(Written::Message);
+    let head = [Some(system.message()), developer.message()].into_iter().flatten().map(HarmonyTurn::Message);
     let later = |turn: &Turn| match instructions(turn) {
         Some(text) => Message::new(Role::Developer, developer_text(text)).into(),
         None => plain(turn),
@@ -129,11 +129,11 @@ fn instructions(turn: &Turn) -> Option<&str> {
 }
 
 /// A turn in a message of its own. Instructions are system messages.
-fn plain(turn: &Turn) -> Written {
+fn plain(turn: &Turn) -> HarmonyTurn {
     let message = match turn {
         Turn::System(text) | Turn::Developer(text) => Message::new(Role::System, text.as_str()),
         Turn::User(text) => Message::new(Role::User, text.as_str()),
-        Turn::Assistant(AssistantMessage { ids: Some(ids), .. }) => return Written::Exact(ids.clone()),
+        Turn::Assistant(AssistantMessage { ids: Some(ids), .. }) => return HarmonyTurn::Exact(ids.clone()),
         Turn::Assistant(AssistantMessage { part, ids: None }) => match part {
             MessagePart::Reasoning(text) => Message::assistant(Channel::Analysis, text.as_str()),
             MessagePart::Content { text, phase: Some(Phase::Commentary) } => {
@@ -145,7 +145,7 @@ fn plain(turn: &Turn) -> Written {
         },
         Turn::Result { name, text } => Message::result(name, text.as_str()),
     };
-    Written::Message(message)
+    HarmonyTurn::Message(message)
 }
 
 /// Messages as gpt-oss' template knows them. What the assistant thought is the `thinking` of the message behind it.

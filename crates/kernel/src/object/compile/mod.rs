@@ -147,7 +147,7 @@ impl Default for CompilerOptions {
 /// of its own, so as many run at once as threads ask.
 pub struct Compilers {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(String, String), Result<Known, CompileError>>>,
+    known: Mutex<BTreeMap<(String, String), Result<KnownCompilers, CompileError>>>,
     /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
     stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
     swept: Once,
@@ -159,7 +159,7 @@ const MAX_STOPPED: usize = 2;
 
 /// What a process knows of a compiler. One that does not work is not asked again and again.
 #[derive(Clone)]
-struct Known {
+struct KnownCompilers {
     identity: Arc<Identity>,
     /// What it was asked for, by which toolchain.
     toolchain: Toolchain,
@@ -187,7 +187,7 @@ impl Compilers {
         Ok(self.known(compiler, target)?.identity)
     }
 
-    fn known(&self, compiler: &str, target: &str) -> Result<Known, CompileError> {
+    fn known(&self, compiler: &str, target: &str) -> Result<KnownCompilers, CompileError> {
         self.swept.call_once(|| folder::sweep(&env::temp_dir()));
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,7 +195,7 @@ impl Compilers {
             let toolchain = self.toolchain(compiler)?;
             let (identity, files) = identity::find(&self.options, &toolchain, target)?;
             let stated = (!files.is_empty()).then(|| Stated { facts: identity.facts.clone(), files });
-            Ok(Known { identity: Arc::new(identity), toolchain, stated })
+            Ok(KnownCompilers { identity: Arc::new(identity), toolchain, stated })
         };
         known.entry((compiler.to_owned(), target.to_owned())).or_insert_with(find).clone()
     }
@@ -265,7 +265,7 @@ impl Compilers {
         }
     }
 
-    fn job(&self, request: &Request, known: Known) -> CompileJob {
+    fn job(&self, request: &Request, known: KnownCompilers) -> CompileJob {
         CompileJob {
             toolchain: known.toolchain,
             source: request.source.clone(),
