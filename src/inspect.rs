@@ -9,7 +9,7 @@ use crate::args::ModelArgs;
 use format::Dtype;
 use model::checkpoint::Tensor;
 use model::checkpoint::bin::HEADER;
-use model::checkpoint::layout::Finding;
+use model::checkpoint::layout::LayoutFinding;
 use model::config::ModelConfig;
 use model::family::known::gpt_oss;
 use system::units::{grouped, human_bytes};
@@ -49,7 +49,7 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct FindingReport<'a> {
     #[serde(flatten)]
-    finding: &'a Finding,
+    finding: &'a LayoutFinding,
     message: String,
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 }
 
 impl<'a> FindingReport<'a> {
-    fn new(finding: &'a Finding) -> Self {
+    fn new(finding: &'a LayoutFinding) -> Self {
         Self { finding, message: finding.to_string() }
     }
 }

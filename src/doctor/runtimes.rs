@@ -9,7 +9,7 @@ use regex::bytes::Regex;
 use super::super::gpu_links::{self, Link};
 use super::{Check, State};
 use engine::device::open_runtime;
-use engine::kernel_driver::{Finding, Gpu, KernelDriver, RuntimeSeen};
+use engine::kernel_driver::{DriverFinding, Gpu, KernelDriver, RuntimeSeen};
 use hint::{Hint, chain};
 use kernel::object::compile::{Compilers, compiler_for};
 use kernel::target::Target;
@@ -38,7 +38,7 @@ pub(super) fn amd_driver(driver: &KernelDriver) -> Check {
 }
 
 /// What to do about all of them.
-fn hints(findings: &[Finding]) -> Option<String> {
+fn hints(findings: &[DriverFinding]) -> Option<String> {
     let mut hints: Vec<&str> = Vec::new();
     for finding in findings {
         if !hints.contains(&finding.hint.as_str()) {
@@ -121,7 +121,7 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
 }
 
 /// What keeps this HIP runtime from GPUs that the driver has.
-fn findings(opened: &dyn GpuRuntime, driver: &KernelDriver) -> Vec<Finding> {
+fn findings(opened: &dyn GpuRuntime, driver: &KernelDriver) -> Vec<DriverFinding> {
     let library = library_file(&opened.path());
     let knows = |arch: &str| lists(&fs::read(library.as_ref()?).ok()?, arch);
     let seen = RuntimeSeen { release: opened.release(), n_devices: opened.n_devices(), knows: &knows };

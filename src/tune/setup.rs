@@ -33,7 +33,7 @@ use workbench::tune::journal::Journal;
 use workbench::tune::judge::Judge;
 use workbench::tune::predicted::Predicted;
 use workbench::tune::stale::{self, Stale};
-use workbench::tune::tuner::{Effort, Tuner};
+use workbench::tune::tuner::{TuneEffort, Tuner};
 
 /// What a last cache holds where no table says it, in bytes: as much as any has.
 const CACHE_BYTES: usize = 256 << 20;
@@ -204,7 +204,7 @@ impl Setup {
         stale::rows(&self.job, &self.chooser)
     }
 
-    pub(crate) fn effort(&self) -> Effort {
+    pub(crate) fn effort(&self) -> TuneEffort {
         let JobArgs { most, variant, params, op, .. } = &self.args;
         // A model's doubts are larger than what more parameters find.
         let (usual, most_times) = match (self.kind(), op.is_empty()) {
@@ -217,7 +217,13 @@ impl Setup {
             true => self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product()),
             false => BTreeMap::new(),
         };
-        Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone(), most_times }
+        TuneEffort {
+            most: most.unwrap_or(usual),
+            shares,
+            variants: variant.clone(),
+            params: params.clone(),
+            most_times,
+        }
     }
 
     pub(crate) fn judge(&self) -> anyhow::Result<Judging<'_>> {
@@ -234,7 +240,7 @@ impl Setup {
     /// What asks a judge about the job's pieces.
     pub(crate) fn tuner<'a>(
         &'a self,
-        effort: &'a Effort,
+        effort: &'a TuneEffort,
         judge: &'a mut Judging<'_>,
         journal: &'a mut Journal,
         progress: &'a dyn Progress,

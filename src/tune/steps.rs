@@ -22,7 +22,7 @@ use kernel::tuning::{TuningError, TuningTables};
 use workbench::bench::limits::{self, Care, MachineLimits};
 use workbench::bench::measure::Bench;
 use workbench::bench::roofline::Model;
-use workbench::bench::suite::{self, Effort, Suite, SuiteOptions};
+use workbench::bench::suite::{self, BenchEffort, Suite, SuiteOptions};
 use workbench::tune::journal::{Journal, Key};
 use workbench::tune::step::{Decision, Outcome, StepWork, Steps, decide as decide_by};
 
@@ -193,7 +193,7 @@ impl Engines<'_> {
     /// What is done, in which sizes, and the most rows of a step.
     fn work(&self, work: &StepWork) -> (suite::Workload, Sizes, usize) {
         let (rows, most) = (work.rows as usize, self.setup.checkpoint.config.max_seq_len);
-        let Effort { steps, .. } = self.suite.effort;
+        let BenchEffort { steps, .. } = self.suite.effort;
         match work.step {
             StepKind::Mixed => (suite::Workload::Prefill { tokens: rows }, Sizes::for_tokens(1, rows, 1), rows),
             StepKind::Decode => {

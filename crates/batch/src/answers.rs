@@ -9,7 +9,7 @@ use super::plan::Batch;
 use super::records::{Outcome, Record, Records};
 use super::request_line::{self, LineError, Prompt, RequestLine};
 use chat::BETWEEN_MESSAGES;
-use chat::chat_format::{AnswerParser, Begun, Event, Purpose};
+use chat::chat_format::{AnswerEvent, AnswerParser, Begun, Purpose};
 
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -45,12 +45,12 @@ impl AnswerText {
     /// the answer is part of it, and calls are not.
     fn of_chat(mut parser: Box<dyn AnswerParser>, ids: impl Iterator<Item = u32>) -> Self {
         let (mut said, mut is_reasoning, mut is_fresh) = (Self::default(), None, false);
-        let mut take = |event: Event| match event {
-            Event::Started { purpose, tool } => {
+        let mut take = |event: AnswerEvent| match event {
+            AnswerEvent::Started { purpose, tool } => {
                 is_fresh = true;
                 is_reasoning = tool.is_none().then_some(purpose == Purpose::Reasoning);
             }
-            Event::Text(text) if !text.is_empty() => {
+            AnswerEvent::Text(text) if !text.is_empty() => {
                 let into = match is_reasoning {
                     Some(true) => &mut said.reasoning,
                     Some(false) => &mut said.text,
@@ -61,7 +61,7 @@ impl AnswerText {
                 }
                 *into += &text;
             }
-            Event::Text(_) | Event::Ended { .. } => {}
+            AnswerEvent::Text(_) | AnswerEvent::Ended { .. } => {}
         };
         for id in ids {
             parser.push(id).into_iter().for_each(&mut take);

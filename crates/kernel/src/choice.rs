@@ -11,7 +11,7 @@ use crate::template::library_error::LibraryError;
 use crate::template::problem::sha256_hex;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
-use crate::tuning::lint::{Finding, FindingKind};
+use crate::tuning::lint::{FindingKind, LintFinding};
 use crate::tuning::table::{APART, Fact, Facts, TuningRow};
 use crate::tuning::{Query, TuningError, TuningTables};
 
@@ -262,10 +262,10 @@ fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) ->
 }
 
 /// The rows of these targets that nothing ever asks for, or that name a template which is not there, as findings.
-pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<Finding> {
+pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<LintFinding> {
     let mut findings = Vec::new();
     let mut add = |place: &str, text: String| {
-        findings.push(Finding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
+        findings.push(LintFinding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
     };
     for target in targets {
         for line in never_asked_for(library, tables, target) {

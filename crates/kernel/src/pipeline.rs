@@ -10,7 +10,7 @@ use gpu::{Driver, GpuError, Kernel};
 use crate::choice::{self, Choice, Chooser, KernelRequest, NoKernel, Ranking, Rankings};
 use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
-use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
+use crate::object::store::{Loaded, ObjectOrigin, Progress, Store, StoreError};
 use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
@@ -43,7 +43,7 @@ pub struct LoadedKernel {
     /// Source, arguments, geometry.
     pub rendered: Rendered,
     /// Where the object came from.
-    pub origin: Origin,
+    pub origin: ObjectOrigin,
     /// What a GPU's object uses.
     pub uses: Option<KernelFacts>,
 }
@@ -241,7 +241,7 @@ impl Pipeline {
     /// thrown away and compiled once more: the key says what it should be, so it is not what it should be.
     fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
         match self.load(rendered.clone(), &object.object, object.origin) {
-            Err(error) if object.origin == Origin::Cache && error.is_of_the_object() => {
+            Err(error) if object.origin == ObjectOrigin::Cache && error.is_of_the_object() => {
                 let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), chain);
                 tracing::warn!("`{}` is compiled again: {why}", rendered.label);
                 let again = self.store.compile_again(&self.request(&rendered), object)?;
@@ -273,7 +273,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`PipelineError::Object`] (GPUs) or [`PipelineError::Load`].
-    pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
+    pub fn load(&self, rendered: Rendered, object: &[u8], origin: ObjectOrigin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
         let is_of_gpu = self.target().is_real_gpu();

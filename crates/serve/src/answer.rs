@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::history::AssistantTurn;
 use super::stop_text::StopText;
 use super::tools::{Function, Tools};
-use chat::chat_format::{AnswerParser, Event, Purpose};
+use chat::chat_format::{AnswerEvent, AnswerParser, Purpose};
 use chat::{AssistantMessage, MessagePart, Phase};
 use engine::scheduler::{FinishReason, LogitRowLogprobs};
 use model::tokenizer::Tokenizer;
@@ -176,12 +176,12 @@ impl Answer {
         &self.turn
     }
 
-    fn take(&mut self, events: Vec<Event>, token: Option<u32>, steps: &mut Vec<AnswerDelta>) {
-        let begins = events.iter().position(|event| matches!(event, Event::Started { .. }));
+    fn take(&mut self, events: Vec<AnswerEvent>, token: Option<u32>, steps: &mut Vec<AnswerDelta>) {
+        let begins = events.iter().position(|event| matches!(event, AnswerEvent::Started { .. }));
         if let Some(begins) = begins {
             // What is told now is a header; what of it is a text after all follows at once.
             let n_text = match events.get(begins + 1) {
-                Some(Event::Text(text)) => text.len(),
+                Some(AnswerEvent::Text(text)) => text.len(),
                 _ => 0,
             };
             self.keep_last_drawn(n_text);
@@ -191,10 +191,10 @@ impl Answer {
                 break;
             }
             match event {
-                Event::Started { purpose, tool } => self.start(purpose, tool.as_deref(), steps),
-                Event::Text(text) if self.is_repaired_arguments(&text, token) => {}
-                Event::Text(text) => self.text(&text, steps),
-                Event::Ended { is_unfinished, ids } => self.close(is_unfinished, ids, steps),
+                AnswerEvent::Started { purpose, tool } => self.start(purpose, tool.as_deref(), steps),
+                AnswerEvent::Text(text) if self.is_repaired_arguments(&text, token) => {}
+                AnswerEvent::Text(text) => self.text(&text, steps),
+                AnswerEvent::Ended { is_unfinished, ids } => self.close(is_unfinished, ids, steps),
             }
         }
     }

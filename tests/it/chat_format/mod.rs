@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use chat::chat_format::specials::Specials;
 use chat::chat_format::{
-    Begun, ChatFormat, ChatFormatError, Conversation, Event, Has, Prompts, Purpose, Thinking, Untaken, Word, choose,
+    AnswerEvent, Begun, ChatFormat, ChatFormatError, Conversation, Has, Prompts, Purpose, Thinking, Untaken, Word,
+    choose,
 };
 use chat::{MessagePart, Reasoning, Tool, Turn};
 use model::tokenizer::Tokenizer;
@@ -237,8 +238,8 @@ fn harmony_is_chosen_where_its_tokens_are_and_a_word_says_otherwise() {
 #[test]
 fn an_answer_is_text_up_to_an_end() {
     let format = format(&source("chatml"));
-    let started = || Event::Started { purpose: Purpose::Answer, tool: None };
-    let text = |text: &str| Event::Text(text.into());
+    let started = || AnswerEvent::Started { purpose: Purpose::Answer, tool: None };
+    let text = |text: &str| AnswerEvent::Text(text.into());
     let [e_first, e_last] = tokenizer().encode("é".as_bytes()).expect("text")[..] else { panic!("one token for é") };
     let a = tokenizer().encode(b"a").expect("text")[0];
 
@@ -247,7 +248,7 @@ fn an_answer_is_text_up_to_an_end() {
     assert_eq!(answer.push(e_last), [text("é")]);
     assert_eq!(answer.push(IM_START), [], "no text");
     assert_eq!(answer.push(4_000_000), [], "no token");
-    assert_eq!(answer.push(IM_END), [Event::Ended { is_unfinished: false, ids: None }]);
+    assert_eq!(answer.push(IM_END), [AnswerEvent::Ended { is_unfinished: false, ids: None }]);
     assert!(answer.is_over());
     assert_eq!((answer.push(a), answer.finish()), (vec![], vec![]));
     assert_eq!(answer.messages().expect("text"), [MessagePart::answer("é").into()]);
@@ -255,7 +256,7 @@ fn an_answer_is_text_up_to_an_end() {
 
     let mut answer = format.answer(Begun::default(), false);
     let cut = [answer.push(a), answer.push(e_first), answer.finish()].concat();
-    let ended = Event::Ended { is_unfinished: true, ids: None };
+    let ended = AnswerEvent::Ended { is_unfinished: true, ids: None };
     assert_eq!(cut, [started(), text("a"), text("\u{fffd}"), ended]);
 
     let mut answer = format.answer(Begun::default(), true);

@@ -2,7 +2,7 @@
 //! and by a validator that are not the grammar's.
 
 use chat::grammar::{AnswerFormat, Grammars, ToolChoice, Wanted};
-use chat::harmony::parser::{Ending, Event};
+use chat::harmony::parser::{Ending, ParserEvent};
 use chat::harmony::{Harmony, Message, MessageKind};
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -66,9 +66,9 @@ impl Walker {
     fn said(&self, grammars: &Grammars, wanted: &Wanted, random: &mut Random) -> Message {
         let ids = self.walk(grammars, wanted, random);
         let mut parser = Harmony::new(self.tokenizer.clone()).expect("it has the special tokens").parser();
-        let events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
+        let events: Vec<ParserEvent> = ids.iter().flat_map(|&id| parser.push(id)).collect();
         assert!(parser.is_over() && parser.repairs().next().is_none(), "{}", self.text(&ids));
-        let Some(Event::Ended { message, ending: Ending::Return | Ending::Call }) = events.last() else {
+        let Some(ParserEvent::Ended { message, ending: Ending::Return | Ending::Call }) = events.last() else {
             panic!("{}", self.text(&ids));
         };
         message.clone()

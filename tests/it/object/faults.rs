@@ -14,7 +14,7 @@ use hint::Hint;
 use kernel::choice::KernelRequest;
 use kernel::object::cache::{Cache, CacheLimits, NewObject};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How};
-use kernel::object::store::{Origin, Store, StoreError};
+use kernel::object::store::{ObjectOrigin, Store, StoreError};
 use kernel::pipeline::Pipeline;
 use kernel::step::StepKind;
 use kernel::target::Target;
@@ -89,7 +89,7 @@ fn a_failure_that_was_remembered_without_a_line_of_the_source_is_not_believed() 
     let get = || store.get_all(std::slice::from_ref(&request), &()).remove(0);
     let key = store.key(&request).unwrap();
     store.cache().remember_failure(&key, "op/variant", "collect2: error: ld returned 1 exit status");
-    assert_eq!(get().unwrap().origin, Origin::Compiled);
+    assert_eq!(get().unwrap().origin, ObjectOrigin::Compiled);
 
     let other = super::compile::request("host", "int b;\n");
     store.cache().remember_failure(&store.key(&other).unwrap(), "op/variant", "kernel.c:1:2: error: no");
@@ -162,8 +162,8 @@ fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced
         let writer = pipeline();
         writer.store().cache().forget(&key.digest());
         drop(writer.store().cache().publish(&key, &made));
-        assert_eq!(load(&pipeline()).origin, Origin::Compiled);
-        assert_eq!(load(&pipeline()).origin, Origin::Cache, "it was not replaced");
+        assert_eq!(load(&pipeline()).origin, ObjectOrigin::Compiled);
+        assert_eq!(load(&pipeline()).origin, ObjectOrigin::Cache, "it was not replaced");
     }
 }
 

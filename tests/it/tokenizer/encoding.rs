@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use bytes::Bytes;
-use chat::harmony::parser::{Ending, Event};
+use chat::harmony::parser::{Ending, ParserEvent};
 use chat::harmony::{Channel, Harmony, HarmonyError, Message, MessageKind, Role};
 use model::tokenizer::split::Split;
 use model::tokenizer::{Tokenizer, TokenizerError};
@@ -203,25 +203,25 @@ fn text_that_is_not_utf8_is_refused_where_words_are_split() {
     assert!(tokenizer.with_split(Split::Seeds).encode(b"ab\xff").is_ok());
 }
 
-fn parse(harmony: &Harmony, ids: &[u32]) -> Vec<Event> {
+fn parse(harmony: &Harmony, ids: &[u32]) -> Vec<ParserEvent> {
     let mut parser = harmony.transcript_parser();
-    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
+    let mut events: Vec<ParserEvent> = ids.iter().flat_map(|&id| parser.push(id)).collect();
     events.extend(parser.finish());
     events
 }
 
-fn ended(events: &[Event]) -> Vec<(Message, Ending)> {
+fn ended(events: &[ParserEvent]) -> Vec<(Message, Ending)> {
     events
         .iter()
         .filter_map(|event| match event {
-            Event::Ended { message, ending } => Some((message.clone(), *ending)),
+            ParserEvent::Ended { message, ending } => Some((message.clone(), *ending)),
             _ => None,
         })
         .collect()
 }
 
 /// What the model wrote, given as text.
-fn written(text: &str) -> Vec<Event> {
+fn written(text: &str) -> Vec<ParserEvent> {
     let tokenizer = Tokenizer::o200k_harmony();
     let ids = tokenizer.encode_with_specials(text.as_bytes()).unwrap();
     parse(&Harmony::new(tokenizer).unwrap(), &ids)
@@ -252,7 +252,7 @@ fn the_published_answer_parses_into_two_messages() {
     let shown: String = events
         .iter()
         .filter_map(|event| match event {
-            Event::Text { channel: Some(Channel::Final), text } => Some(text.as_str()),
+            ParserEvent::Text { channel: Some(Channel::Final), text } => Some(text.as_str()),
             _ => None,
         })
         .collect();

@@ -22,7 +22,7 @@ use workbench::tune::journal::Journal;
 use workbench::tune::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
 use workbench::tune::step::{Decision, StepWork, Steps, decide};
-use workbench::tune::tuner::{Effort, Tuned, Tuner};
+use workbench::tune::tuner::{TuneEffort, Tuned, Tuner};
 
 /// A device on which blocks of 16 outputs are the fastest up to 23 rows, those of 192 above; blocks of 96 are refused,
 /// though they would be faster than all.
@@ -102,8 +102,13 @@ impl World {
         let pieces = self.job.pieces(&BTreeSet::from([0]), &counts, self.chooser.library(), None);
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
-        let effort =
-            Effort { most: 24, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: fixed };
+        let effort = TuneEffort {
+            most: 24,
+            shares: BTreeMap::new(),
+            most_times: 1.0,
+            variants: vec!["dot".into()],
+            params: fixed,
+        };
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
         let mut tuner =
             Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &(), best_us: BTreeMap::new() };
@@ -360,8 +365,13 @@ impl Progress for Fails {
 #[test]
 fn a_search_whose_compiler_thread_panics_ends_with_a_sentence() {
     let World { chooser, store, job } = &World::new(no_tables());
-    let effort =
-        Effort { most: 2, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: Vec::new() };
+    let effort = TuneEffort {
+        most: 2,
+        shares: BTreeMap::new(),
+        most_times: 1.0,
+        variants: vec!["dot".into()],
+        params: Vec::new(),
+    };
     let (judge, journal) = (&mut measured(), &mut Journal::in_memory());
     let mut tuner =
         Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &Fails, best_us: BTreeMap::new() };

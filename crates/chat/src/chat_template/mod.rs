@@ -22,7 +22,7 @@ use model::tokenizer::{Tokenizer, TokenizerError};
 use system::bounded_process::{self, BoundedError};
 
 use render::{PromptRenderJob, PromptRenderResult};
-use whose::{Masked, Origin, Whose};
+use whose::{Masked, TextOrigin, Whose};
 
 /// The hidden command that renders a template: [`render_worker`].
 pub(crate) const COMMAND: &str = "__chat-template";
@@ -214,10 +214,10 @@ fn prompt(
     let mut unclear = None;
     let ids = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
         let origin = whose.origin(offset, len);
-        if origin == Origin::Unclear {
+        if origin == TextOrigin::Unclear {
             unclear.get_or_insert_with(|| text[offset..offset + len].to_owned());
         }
-        origin == Origin::Template
+        origin == TextOrigin::Template
     })?;
     match unclear {
         Some(name) => Err(ChatTemplateError::Unclear { name }),

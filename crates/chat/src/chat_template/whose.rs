@@ -55,7 +55,7 @@ fn is_bar(c: char) -> bool {
 
 /// What a name in a prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum TextOrigin {
     Template,
     /// A message's, at least in part.
     Message,
@@ -89,14 +89,14 @@ impl<'a> Whose<'a> {
     /// letters could not be a message's: because the template has the whole name, or no message has them. What this
     /// takes for granted is that a template that has a name does not also put the name's signs around words of a
     /// message whose letters it looks at.
-    pub(crate) fn origin(&self, offset: usize, len: usize) -> Origin {
+    pub(crate) fn origin(&self, offset: usize, len: usize) -> TextOrigin {
         let name = &self.text[offset..offset + len];
         if self.masks.iter().any(|(_, bytes)| bytes[offset..offset + len].contains(&true)) {
-            return Origin::Message;
+            return TextOrigin::Message;
         }
         let took_the_same_way = |kind| self.masks.iter().any(|(masked, _)| *masked == kind);
         if took_the_same_way(Masked::AllButBlanks) {
-            return Origin::Template; // blanks that are a token are one wherever they come from
+            return TextOrigin::Template; // blanks that are a token are one wherever they come from
         }
         let signs_are_its_own = took_the_same_way(Masked::Signs)
             || (took_the_same_way(Masked::Bars) && name.contains(is_bar))
@@ -104,7 +104,7 @@ impl<'a> Whose<'a> {
         let mut words = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         let letters_are_its_own = (name.contains(is_sign) && self.template.contains(name))
             || !words.any(|word| self.messages_have(|text| text.contains(word)));
-        if signs_are_its_own && letters_are_its_own { Origin::Template } else { Origin::Unclear }
+        if signs_are_its_own && letters_are_its_own { TextOrigin::Template } else { TextOrigin::Unclear }
     }
 
     fn messages_have(&self, is_such: impl Fn(&str) -> bool) -> bool {

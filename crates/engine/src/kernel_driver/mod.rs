@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use access::Access;
-pub use findings::{Finding, RuntimeSeen};
+pub use findings::{DriverFinding, RuntimeSeen};
 pub use node::Gpu;
 
 /// What programs talk to the driver through.

@@ -27,7 +27,7 @@ pub struct Store {
     turns: Turns,
     retry_failed: bool,
     /// Where each kernel of this process came from first.
-    origins: Mutex<HashMap<Digest, Origin>>,
+    origins: Mutex<HashMap<Digest, ObjectOrigin>>,
 }
 
 /// A compiled kernel, ready to be loaded.
@@ -37,14 +37,14 @@ pub struct Loaded {
     pub digest: Digest,
     /// The object's bytes, checked against the cache's digest or fresh from the compiler.
     pub object: Arc<[u8]>,
-    pub origin: Origin,
+    pub origin: ObjectOrigin,
     /// Keeps the entry from being evicted.
     _entry: CacheEntry,
 }
 
 /// Where an object came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ObjectOrigin {
     /// From the cache, perhaps because another process compiled it a moment ago.
     Cache,
     /// Compiled by this process.
@@ -186,7 +186,7 @@ impl Store {
     pub fn stats(&self) -> Stats {
         let origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |wanted| origins.values().filter(|origin| **origin == wanted).count();
-        Stats { from_cache: count(Origin::Cache), compiled: count(Origin::Compiled) }
+        Stats { from_cache: count(ObjectOrigin::Cache), compiled: count(ObjectOrigin::Compiled) }
     }
 
     /// The key that a request is looked up by.
@@ -251,7 +251,7 @@ impl Store {
 
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
         match self.cache.get(&task.key) {
-            Lookup::Hit(entry) => Some(Ok(Loaded::new(entry, Origin::Cache))),
+            Lookup::Hit(entry) => Some(Ok(Loaded::new(entry, ObjectOrigin::Cache))),
             // What is not the kernel's fault is not held against it, whoever wrote it down.
             Lookup::Failed { log } if !self.retry_failed && blames_the_source(&log, task.request.compiler) => {
                 Some(Err(StoreError::FailedBefore {
@@ -312,7 +312,7 @@ impl Store {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
                 let made = NewObject { object, log, label: label.clone(), compile_ms, compiler };
-                Ok(Loaded::new(self.cache.publish(&task.key, &made), Origin::Compiled))
+                Ok(Loaded::new(self.cache.publish(&task.key, &made), ObjectOrigin::Compiled))
             }
             Err(error) => {
                 if error.is_deterministic() {
@@ -373,7 +373,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Loaded {
-    fn new(entry: CacheEntry, origin: Origin) -> Self {
+    fn new(entry: CacheEntry, origin: ObjectOrigin) -> Self {
         Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, _entry: entry }
     }
 }

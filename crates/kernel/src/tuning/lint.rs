@@ -10,7 +10,7 @@ const NOISE: f64 = 0.02;
 
 /// A row or a file, and what is about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub struct LintFinding {
     pub kind: FindingKind,
     /// `file:line`.
     pub place: String,
@@ -47,14 +47,14 @@ impl FindingKind {
 
 impl TuningTables {
     /// Everything about the tables that concern these targets.
-    pub fn findings(&self, targets: &[Target]) -> Vec<Finding> {
+    pub fn findings(&self, targets: &[Target]) -> Vec<LintFinding> {
         let concerns = |name: &String| targets.iter().any(|target| target.families().contains(name));
         let placed = |kind: FindingKind, line: String| match line.split_once(": ") {
-            Some((place, text)) => Finding { kind, place: place.to_owned(), text: text.to_owned() },
-            None => Finding { kind, place: String::new(), text: line },
+            Some((place, text)) => LintFinding { kind, place: place.to_owned(), text: text.to_owned() },
+            None => LintFinding { kind, place: String::new(), text: line },
         };
         let broken = self.broken.iter().filter(|(name, _)| concerns(name));
-        let mut findings: Vec<Finding> =
+        let mut findings: Vec<LintFinding> =
             broken.map(|(_, error)| placed(FindingKind::Broken, error.to_string())).collect();
         findings.extend(self.gaps(targets).into_iter().map(|line| placed(FindingKind::Gap, line)));
         let mut seen: Vec<(&TuningRow, bool, Option<String>)> = Vec::new();
@@ -77,9 +77,9 @@ impl TuningTables {
             let place = row.place.clone();
             if !is_reached {
                 let text = format!("other rows for `{}` stand before it at all {} tokens", row.op, row.tokens);
-                findings.push(Finding { kind: FindingKind::Unreachable, place, text });
+                findings.push(LintFinding { kind: FindingKind::Unreachable, place, text });
             } else if let Some(text) = beaten {
-                findings.push(Finding { kind: FindingKind::Dominated, place, text });
+                findings.push(LintFinding { kind: FindingKind::Dominated, place, text });
             }
         }
         findings

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::layout::{Decided, Finding, Layout};
+use super::layout::{Decided, Layout, LayoutFinding};
 use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use super::stored::Number;
 use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
+use super::{Checkpoint, CheckpointError, CheckpointOrigin, Elements, Tensor};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::family::Dim;
 use crate::family::known::{gpt_oss, usable};
@@ -47,7 +47,7 @@ pub(super) fn read(bytes: Bytes, layout: Layout) -> Result<Checkpoint, Checkpoin
     let dtype = dtype_by_size(bytes.len() as u64, &config)?;
     let decided = layout.decide(config.max_seq_len, &mut findings);
     let tensors = slice_tensors(&bytes, &config, dtype, decided);
-    Ok(Checkpoint { config, tensors, findings, origin: Origin::default() })
+    Ok(Checkpoint { config, tensors, findings, origin: CheckpointOrigin::default() })
 }
 
 /// Takes every tensor's slice of the file.
@@ -104,7 +104,7 @@ fn dtype_by_size(found: u64, config: &ModelConfig) -> Result<Dtype, CheckpointEr
     }
 }
 
-fn read_header(bytes: &[u8], findings: &mut Vec<Finding>) -> Result<ModelConfig, CheckpointError> {
+fn read_header(bytes: &[u8], findings: &mut Vec<LayoutFinding>) -> Result<ModelConfig, CheckpointError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Err(CheckpointError::NoHeader { found: bytes.len(), expected: HEADER_BYTES });
     };
@@ -134,7 +134,7 @@ fn offset_of(field: &str) -> Option<usize> {
 /// The header's words, mended as they are read.
 struct Words<'a> {
     header: &'a [u8; HEADER_BYTES],
-    findings: &'a mut Vec<Finding>,
+    findings: &'a mut Vec<LayoutFinding>,
 }
 
 impl Words<'_> {
@@ -155,7 +155,7 @@ impl Words<'_> {
             && float.fract() == 0.0
         {
             value = float as i64;
-            self.findings.push(Finding::FloatInInteger { field, offset, value: value as usize });
+            self.findings.push(LayoutFinding::FloatInInteger { field, offset, value: value as usize });
         }
         Some(dimension(dim, value).map_err(|source| CheckpointError::Header { offset, source }))
     }
@@ -167,7 +167,7 @@ impl Words<'_> {
         let mut value = f32::from_le_bytes(self.word(offset));
         if value > 0.0 && value < 1e-30 {
             value = i32::from_le_bytes(self.word(offset)) as f32;
-            self.findings.push(Finding::IntegerInFloat { field, offset, value });
+            self.findings.push(LayoutFinding::IntegerInFloat { field, offset, value });
         }
         Some(value)
     }

@@ -49,7 +49,7 @@ use folder::FolderError;
 use gguf::GgufError;
 use gguf::model::GgufTokenizer;
 use inventory::Mismatches;
-use layout::{Finding, Layout};
+use layout::{Layout, LayoutFinding};
 use random::RandomNumbers;
 use rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use safetensors::SafetensorsError;
@@ -66,14 +66,14 @@ pub struct Checkpoint {
     /// Every tensor of [`tensors::groups`], under its name; for those in MXFP4 the parts of [`encoding`].
     pub tensors: BTreeMap<String, Tensor>,
     /// What was wrong or unusual, and what was done about it.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<LayoutFinding>,
     /// The files that it comes from.
-    pub origin: Origin,
+    pub origin: CheckpointOrigin,
 }
 
 /// Where a checkpoint comes from.
 #[derive(Clone, Debug, Default)]
-pub struct Origin {
+pub struct CheckpointOrigin {
     /// The files that hold its tensors; none if it was made or read from memory.
     pub files: Vec<PathBuf>,
     /// Bytes of all of them.

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::encoding::{Encoding, TensorInfo};
 use super::tensors::{Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
+use super::{Checkpoint, CheckpointError, CheckpointOrigin, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::family::Draw;
 use crate::family::known::usable;
@@ -139,7 +139,7 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { config, tensors, findings: Vec::new(), origin: Origin::default() })
+        Ok(Self { config, tensors, findings: Vec::new(), origin: CheckpointOrigin::default() })
     }
 }
 

@@ -174,7 +174,7 @@ impl MachineLimits {
 }
 
 /// How much is done for each figure: enough for a chip, and little enough for a simulator, whose figures mean nothing.
-struct Effort {
+struct LimitsEffort {
     /// Bytes that are read; half as many are copied. Far more than any cache holds.
     memory_bytes: usize,
     /// What one block reads or copies, in elements: each is tried, and the fastest counts.
@@ -187,7 +187,7 @@ struct Effort {
     budget: Duration,
 }
 
-impl Effort {
+impl LimitsEffort {
     fn new(target: &Target, care: Care) -> Self {
         let (block_elements, budget) = (if target.is_real_gpu() { &ALL_SIZES[..] } else { &LARGE }, care.budget());
         let of = |memory_bytes, ms, repeats| Self {
@@ -233,7 +233,7 @@ const EMPTY_LAUNCHES: usize = 200;
 /// # Errors
 /// If a kernel cannot be had, or the device refuses it.
 pub fn measure(pipeline: &Pipeline, care: Care) -> Result<MachineLimits, LimitsError> {
-    let bench = Bench { pipeline, effort: Effort::new(pipeline.target(), care) };
+    let bench = Bench { pipeline, effort: LimitsEffort::new(pipeline.target(), care) };
     let (read_bytes_per_s, copy_bytes_per_s) = bench.bandwidths()?;
     Ok(MachineLimits {
         read_bytes_per_s,
@@ -247,7 +247,7 @@ pub fn measure(pipeline: &Pipeline, care: Care) -> Result<MachineLimits, LimitsE
 
 struct Bench<'a> {
     pipeline: &'a Pipeline,
-    effort: Effort,
+    effort: LimitsEffort,
 }
 
 impl Bench<'_> {
@@ -267,7 +267,7 @@ impl Bench<'_> {
 
     /// Bytes to read: all that are wanted, or as many as this device reads in its time.
     fn bytes_in_time(&self) -> Result<usize, LimitsError> {
-        let Effort { memory_bytes, block_elements, repeats, budget, .. } = self.effort;
+        let LimitsEffort { memory_bytes, block_elements, repeats, budget, .. } = self.effort;
         if memory_bytes <= FIRST_BYTES {
             return Ok(memory_bytes);
         }

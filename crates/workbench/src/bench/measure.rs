@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::limits::MachineLimits;
 use super::machine::CpuTimes;
 use super::roofline::{Cost, Model, Rows, Sequence};
-use super::suite::{self, Effort, OTHER_STEPS, Workload};
+use super::suite::{self, BenchEffort, OTHER_STEPS, Workload};
 use engine::plan::profile::{Profile, Profiled};
 use engine::scheduler::{Event, Request, Sampling};
 use engine::times::HostTimes;
@@ -79,7 +79,7 @@ pub struct Bench<'a> {
     /// What it costs at least.
     pub model: &'a Model,
     /// How much is measured.
-    pub effort: Effort,
+    pub effort: BenchEffort,
     /// Whether kernels are timed.
     pub profiles: bool,
     /// Seconds that loading took.

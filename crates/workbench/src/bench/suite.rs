@@ -61,12 +61,12 @@ pub struct Suite {
     /// In the order in which they are measured.
     pub(crate) works: Vec<Workload>,
     /// Decode steps that are measured, and runs of a prompt.
-    pub effort: Effort,
+    pub effort: BenchEffort,
 }
 
 /// How much is measured of each work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
+pub struct BenchEffort {
     pub steps: usize,
     pub(crate) repeats: usize,
     /// Replays of each node, where kernels are timed.
@@ -135,7 +135,7 @@ impl Suite {
                 }),
             }
         }
-        let effort = Effort {
+        let effort = BenchEffort {
             steps: pick(asked.steps, 2, 16, 60),
             repeats: pick(asked.repeats, 1, 1, 5),
             rounds: pick(asked.repeats, 1, 1, 5),
@@ -179,7 +179,7 @@ impl Workload {
     }
 
     /// Positions, on average while it is measured, that a sequence has; of a prompt its tokens.
-    pub(crate) fn context(self, effort: Effort) -> usize {
+    pub(crate) fn context(self, effort: BenchEffort) -> usize {
         match self {
             Self::Prefill { tokens } => tokens,
             Self::Decode { context, .. } => context + effort.steps / 2,
@@ -187,7 +187,7 @@ impl Workload {
         }
     }
 
-    fn sizes(self, effort: Effort, chunk: usize) -> Sizes {
+    fn sizes(self, effort: BenchEffort, chunk: usize) -> Sizes {
         match self {
             Self::Prefill { tokens } => Sizes::for_tokens(1, tokens, 1),
             Self::Decode { batch, context } => {
@@ -203,7 +203,7 @@ pub(crate) const OTHER_STEPS: usize = 16;
 
 /// Tokens that each sequence may need until all have been measured: while the last prompts are taken in, the first
 /// sequences generate already.
-pub fn decode_tokens(batch: usize, context: usize, effort: Effort, chunk: usize) -> usize {
+pub fn decode_tokens(batch: usize, context: usize, effort: BenchEffort, chunk: usize) -> usize {
     steps_to_take_in(batch, context, chunk.max(batch)) + effort.steps + OTHER_STEPS
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn prompt_tokens(i: usize) -> usize {
 mod tests {
     use super::*;
 
-    const EFFORT: Effort = Effort { steps: 16, repeats: 1, rounds: 1 };
+    const EFFORT: BenchEffort = BenchEffort { steps: 16, repeats: 1, rounds: 1 };
 
     #[test]
     fn each_device_has_works_of_its_size_and_asked_come_first() {

@@ -39,7 +39,7 @@ use trial::Trial;
 
 use kernel::object::compile::Request;
 use kernel::object::resources::examine;
-use kernel::object::store::{Loaded, Origin, Progress, Store, StoreError};
+use kernel::object::store::{Loaded, ObjectOrigin, Progress, Store, StoreError};
 use kernel::target::Target;
 use kernel::target::compute_unit::ComputeUnit;
 use kernel::template::contract::{Access, Arg, ArgDtype};
@@ -394,7 +394,7 @@ struct Stopwatch {
 
 impl Progress for Stopwatch {
     fn finished(&self, _label: &str, result: &Result<Loaded, StoreError>, elapsed_ms: u64) {
-        if result.as_ref().is_ok_and(|loaded| loaded.origin == Origin::Compiled) {
+        if result.as_ref().is_ok_and(|loaded| loaded.origin == ObjectOrigin::Compiled) {
             self.n_compiled.fetch_add(1, Ordering::Relaxed);
             self.compile_ms.fetch_add(elapsed_ms, Ordering::Relaxed);
         }

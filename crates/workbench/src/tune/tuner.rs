@@ -87,7 +87,7 @@ pub enum TuneError {
 
 /// What is tried.
 #[derive(Clone, Debug)]
-pub struct Effort {
+pub struct TuneEffort {
     /// Most parameter sets of a template that are tried for a number of rows.
     pub most: usize,
     /// Of problems, by their indices, the part that they take of a step: the more, the more are tried.
@@ -107,7 +107,7 @@ pub struct Tuner<'a> {
     pub store: &'a Store,
     /// What there is to tune.
     pub job: &'a TuningJob,
-    pub effort: &'a Effort,
+    pub effort: &'a TuneEffort,
     /// Who says how long kernels take.
     pub judge: &'a mut dyn Judge,
     /// What was said already.
@@ -118,7 +118,7 @@ pub struct Tuner<'a> {
     pub best_us: BTreeMap<Piece, f64>,
 }
 
-impl Effort {
+impl TuneEffort {
     /// Most parameter sets of a template that are tried for a number of rows of a problem.
     pub(crate) fn most(&self, problem: usize) -> usize {
         let share = self.shares.get(&problem).copied().unwrap_or(0.0);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::job::{Piece, TuningJob};
 use super::judge::{CandidateKernel, Time};
-use super::tuner::{CandidateKernels, CandidateResults, Effort, TuneError, Tuner};
+use super::tuner::{CandidateKernels, CandidateResults, TuneEffort, TuneError, Tuner};
 use crate::timing::search::{Search, initial_design};
 use crate::timing::{Candidate, ROUNDS};
 use kernel::choice::{Choice, Chooser, Why};
@@ -159,11 +159,11 @@ impl Tuner<'_> {
 pub(super) fn walks(
     chooser: &Chooser,
     job: &TuningJob,
-    effort: &Effort,
+    effort: &TuneEffort,
     piece: &Piece,
     choices: &[Choice],
 ) -> Vec<Walk> {
-    let Effort { variants, params: fixed, .. } = effort;
+    let TuneEffort { variants, params: fixed, .. } = effort;
     let keeps = |params: &Params| fixed.iter().all(|(name, value)| params.get(name) == Some(value));
     let problem = &job.problems[piece.problem].problem;
     let wanted = choices.iter().filter(|choice| variants.is_empty() || variants.contains(&choice.template.variant));
@@ -178,7 +178,7 @@ pub(super) fn walks(
 }
 
 /// What is asked of the compiler first when a piece is tuned.
-pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &Effort, piece: &Piece) -> Vec<Request> {
+pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &TuneEffort, piece: &Piece) -> Vec<Request> {
     let problem = &job.problems[piece.problem].problem;
     let ranking = chooser.ranking(problem, piece.n_tokens as usize, piece.step);
     let choices = ranking.map(|ranking| ranking.choices).unwrap_or_default();

@@ -2,8 +2,8 @@
 
 use std::mem;
 
-use crate::chat_format::{AnswerParser, Begun, ChatFormatError, Event, Purpose};
-use crate::harmony::parser::{Ending, Event as Parsed, HarmonyParser, Repair};
+use crate::chat_format::{AnswerEvent, AnswerParser, Begun, ChatFormatError, Purpose};
+use crate::harmony::parser::{Ending, HarmonyParser, ParserEvent, Repair};
 use crate::harmony::{Channel, Harmony, HarmonyTurn, Message, MessageKind, Role};
 use crate::{AssistantMessage, MessagePart, Phase};
 use model::tokenizer::limit::Limit;
@@ -31,22 +31,22 @@ impl HarmonyAnswer {
     }
 
     /// `token` is the one that told it, if one did.
-    fn event(&mut self, parsed: Parsed, token: Option<u32>) -> Event {
+    fn event(&mut self, parsed: ParserEvent, token: Option<u32>) -> AnswerEvent {
         match parsed {
-            Parsed::Started(message) => {
+            ParserEvent::Started(message) => {
                 let (purpose, tool) = kind(&message);
                 self.is_call = tool.is_some();
-                Event::Started { purpose, tool }
+                AnswerEvent::Started { purpose, tool }
             }
-            Parsed::Text { text, .. } => Event::Text(text),
-            Parsed::Ended { message, ending } => {
+            ParserEvent::Text { text, .. } => AnswerEvent::Text(text),
+            ParserEvent::Ended { message, ending } => {
                 self.ended.push(message);
                 let mut ids = mem::take(&mut self.ids);
                 if let (Ending::Unfinished, Some(token)) = (ending, token) {
                     ids.pop();
                     self.ids.push(token); // the first of what follows
                 }
-                Event::Ended { is_unfinished: ending == Ending::Unfinished, ids: self.exact(ending, ids) }
+                AnswerEvent::Ended { is_unfinished: ending == Ending::Unfinished, ids: self.exact(ending, ids) }
             }
         }
     }
@@ -67,13 +67,13 @@ impl HarmonyAnswer {
 }
 
 impl AnswerParser for HarmonyAnswer {
-    fn push(&mut self, id: u32) -> Vec<Event> {
+    fn push(&mut self, id: u32) -> Vec<AnswerEvent> {
         self.ids.push(id);
         let parsed = self.parser.push(id);
         parsed.into_iter().map(|parsed| self.event(parsed, Some(id))).collect()
     }
 
-    fn finish(&mut self) -> Vec<Event> {
+    fn finish(&mut self) -> Vec<AnswerEvent> {
         let parsed = self.parser.finish();
         parsed.into_iter().map(|parsed| self.event(parsed, None)).collect()
     }

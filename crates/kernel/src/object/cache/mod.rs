@@ -51,7 +51,7 @@ pub use evict::{PruneOptions, Removed};
 pub use explain::{Difference, Explanation, Nearest};
 pub use folder::{CacheError, Folder};
 use hint::chain;
-pub use inventory::{Finding, Listed, Verified};
+pub use inventory::{CacheFinding, Listed, Verified};
 pub use limits::{CacheLimits, parse_size};
 pub use lock::CompileLock;
 pub use trust::Distrust;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::value::{Array, Value};
 use super::{Gguf, GgufError};
 use crate::checkpoint::assembly::{self, assemble};
-use crate::checkpoint::{Checkpoint, CheckpointError, Origin, TokenizerSource};
+use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
 use crate::family::check::EMBEDDING;
 use crate::family::known::usable;
@@ -41,7 +41,7 @@ pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, Checkpoin
         config,
         tensors,
         findings: Vec::new(),
-        origin: Origin { tokenizer, chat_template, ..Origin::default() },
+        origin: CheckpointOrigin { tokenizer, chat_template, ..CheckpointOrigin::default() },
     })
 }
 
